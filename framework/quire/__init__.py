@@ -1,0 +1,46 @@
+"""An LLM inference and serving engine composed from plugins.
+
+A user needs `LLM`, `AsyncEngine` and `SamplingParams`; a plugin author `hookimpl`,
+`quire.interfaces` and `quire.layers`. Names are imported when they are asked for, so
+`from quire import hookimpl` costs nothing.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.hookspecs import hookimpl
+    from quire.llm import LLM, AsyncEngine
+    from quire.outputs import LoRARequest, RequestOutput
+    from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+__version__ = version("quire")
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "LoRARequest",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+    "hookimpl",
+]
+
+_HOMES = {
+    "LLM": "quire.llm",
+    "AsyncEngine": "quire.llm",
+    "LoRARequest": "quire.outputs",
+    "RequestOutput": "quire.outputs",
+    "SamplingParams": "quire.sampling_params",
+    "StructuredOutputsParams": "quire.sampling_params",
+    "hookimpl": "quire.hookspecs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

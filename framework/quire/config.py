@@ -1,0 +1,209 @@
+"""What the user may choose: one tree of frozen settings, one dataclass a subject.
+
+Each option is written once, here. The command line, YAML files, environment variables,
+`LLM(...)` and the docs are views of these fields: the option `max_num_seqs` is `--max-num-seqs`,
+`max-num-seqs:` in a file, `QUIRE_MAX_NUM_SEQS`, and `LLM(max_num_seqs=...)`. A default of None
+means that the model or the machine decides; `compose` does, and says what it chose.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from quire.errors import SettingsError
+
+T = TypeVar("T")
+
+DEFAULT_MODEL = "demo"
+DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def option(default: T, help_text: str, *, flag: str | None = None) -> T:
+    """Declare a field together with its help text and, where it differs, its short flag."""
+    return field(default=default, metadata={"help": help_text, "flag": flag})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The model and how it is loaded."""
+
+    model: str = option(DEFAULT_MODEL, "Folder, hub id, or a checkpoint that a plugin ships.")
+    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, if not the model's.")
+    served_model_name: str | None = option(None, "Name of the model in the API.")
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    dtype: str = option("auto", "Compute type: auto, float32, bfloat16 or float16.")
+    load_format: str = option("auto", "auto or safetensors; dummy draws random weights.")
+    max_model_len: int | None = option(None, "Tokens of prompt and answer together, at most.")
+    chat_template: str | None = option(None, "A Jinja file to use in place of the model's own.")
+    seed: int = option(0, "Seed of dummy weights.")
+    device: str = option("auto", "auto, cpu or cuda.")
+    threads: int | None = option(None, "CPU threads that compute; None: one a physical core.")
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_at_least("max_model_len", self.max_model_len, 1)
+        _check_at_least("threads", self.threads, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """The paged KV cache."""
+
+    block_size: int | None = option(None, "Tokens per KV block; None: the backend decides.")
+    num_kv_blocks: int | None = option(None, "KV blocks in the pool; None: from the memory.")
+    kv_cache_memory_bytes: int | None = option(
+        None, "Bytes for the KV cache; None: what max_num_seqs requests can use, within the memory."
+    )
+
+    def __post_init__(self) -> None:
+        _check_at_least("num_kv_blocks", self.num_kv_blocks, 2)
+        _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        size = self.block_size
+        if size is not None and (size < 1 or size & (size - 1)):
+            raise SettingsError(f"block_size must be a power of two, got {size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """What one engine step may hold."""
+
+    max_num_seqs: int = option(64, "Requests that run at the same time, at most.")
+    max_num_batched_tokens: int = option(2048, "Tokens in one step over all requests, at most.")
+    max_num_queued: int = option(4096, "Requests that wait at most; more are refused.")
+    enable_chunked_prefill: bool = option(True, "Cut long prompts to the step's token budget.")
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_at_least("max_num_queued", self.max_num_queued, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSettings:
+    """How the model is spread over devices."""
+
+    tensor_parallel_size: int = option(1, "Devices that share each layer.")
+    executor: str = option("in_process", "Name of the executor that runs the workers.")
+
+    def __post_init__(self) -> None:
+        _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRASettings:
+    """LoRA adapters."""
+
+    enable_lora: bool = option(False, "Serve LoRA adapters beside the model.")
+    lora_modules: tuple[str, ...] = option((), "Adapters to offer, each NAME=PATH or NAME.")
+    max_loras: int = option(8, "Adapters in one batch, and held by the worker, at most.")
+    max_lora_rank: int = option(64, "Largest rank of an adapter.")
+    lora_source: str = option("peft", "Name of the source that finds and reads adapters.")
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_loras", self.max_loras, 1)
+        _check_at_least("max_lora_rank", self.max_lora_rank, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings:
+    """Which plugin serves which part; any name that an installed plugin offers."""
+
+    attention_backend: str = option("auto", "Attention backend; auto chooses by capability.")
+    samplers: tuple[str, ...] = option(
+        ("default",), "Sampler steps, in any order; `default` stands for the built-in ones."
+    )
+    structured_output: str = option("outlines", "Structured-output backend.")
+    tool_call_parser: str = option("auto", "Tool-call parser; auto goes by the chat template.")
+    reasoning_parser: str = option("auto", "Reasoning parser; auto goes by the chat template.")
+    grammar_timeout_s: float = option(10.0, "Seconds that a grammar may take to compile.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """Which plugins are loaded."""
+
+    plugins: tuple[str, ...] = option(
+        (),
+        "Repeatable: no:NAME leaves a plugin out; NAME loads it when discovery is off.",
+        flag="p",
+    )
+    disable_plugin_autoload: bool = option(
+        False, "Load only the plugins that ship with quire and those named by -p."
+    )
+    prefer: tuple[str, ...] = option(
+        (), "Who serves a contested name: KIND:NAME=PLUGIN, as `quire plugins list` writes them."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    api_key: str | None = option(None, "Ask for this key on every route but /livez and /readyz.")
+    max_body_bytes: int = option(8 * 2**20, "Largest request body.")
+    shutdown_timeout_s: float = option(30.0, "Seconds that running requests get to finish.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port must be from 0 to 65535, got {self.port}")
+        if self.api_key == "":
+            raise SettingsError("api_key is empty; leave it out to serve without a key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of the above."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    lora: LoRASettings = field(default_factory=LoRASettings)
+    parts: PartSettings = field(default_factory=PartSettings)
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "Settings":
+        """Build the tree from options by name, as `LLM(...)` takes them.
+
+        Raises:
+            SettingsError: An option does not exist or has a value that cannot work.
+        """
+        homes = {o.name: group for group, kind in GROUPS.items() for o in fields(kind)}
+        chosen: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        for name, value in options.items():
+            if name not in homes:
+                near = get_close_matches(name, homes, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
+            chosen[homes[name]][name] = value
+        return cls(**{group: kind(**chosen[group]) for group, kind in GROUPS.items()})
+
+
+GROUPS: dict[str, type[Any]] = {
+    "model": ModelSettings,
+    "cache": CacheSettings,
+    "scheduler": SchedulerSettings,
+    "parallel": ParallelSettings,
+    "lora": LoRASettings,
+    "parts": PartSettings,
+    "plugins": PluginSettings,
+    "server": ServerSettings,
+}
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise SettingsError(f"{name} must be at least {low}, got {value}")

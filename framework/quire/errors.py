@@ -1,0 +1,183 @@
+"""Every error that quire raises on purpose. Each has a code that stays the same.
+
+* QuireError
+  + SettingsError               an option has a value that cannot work
+  + PluginError
+    - UnknownNameError          nobody registered the name
+    - ContestedNameError        two distributions register one name, and somebody selected it
+    - ApiVersionError           a plugin speaks a version of its kind that this quire does not
+    - PluginLoadError           what stands behind a name could not be imported or built
+    - RefusedError              a named part cannot serve this model or machine
+  + CheckpointError
+    - CheckpointNotFoundError   no such folder, or nothing under that hub id
+    - CheckpointCorruptError    a file is cut short, missing or not what it says it is
+    - UnsafeCheckpointError     weights that would run code when loaded
+    - UnsupportedModelError     an architecture or a feature of it that nobody serves
+  + AdapterError                a LoRA adapter that cannot be used with this model
+  + CapacityError               the machine is too small for what was asked
+  + EngineDeadError             the engine stopped; nothing can be served any more
+  + RequestError                one request is wrong or failed; no other request notices
+    - InvalidRequestError       a value of the request is out of range or contradicts another
+    - PromptTooLongError        prompt and answer do not fit the model's length
+    - GrammarError              a schema, regex or choice that cannot be honoured
+    - ChatTemplateError         the conversation cannot be rendered
+    - UnknownModelError         the request names a model or adapter that is not served
+    - OverloadedError           the queue is full
+    - RequestFailedError        a plugin or the model failed while this request ran
+"""
+
+from typing import ClassVar
+
+
+class QuireError(Exception):
+    """Base of every error below.
+
+    Attributes:
+        code: Stable name of the kind of error, for programs.
+    """
+
+    code: ClassVar[str] = "quire_error"
+
+
+class SettingsError(QuireError):
+    """An option has a value that cannot work."""
+
+    code = "invalid_setting"
+
+
+class PluginError(QuireError):
+    """A plugin is missing, broken or in conflict with another one."""
+
+    code = "plugin_error"
+
+
+class UnknownNameError(PluginError):
+    """Nobody registered the name."""
+
+    code = "unknown_name"
+
+
+class ContestedNameError(PluginError):
+    """Two distributions register one name, and somebody selected it."""
+
+    code = "contested_name"
+
+
+class ApiVersionError(PluginError):
+    """A plugin speaks a version of its kind's interface that this quire does not."""
+
+    code = "api_version"
+
+
+class PluginLoadError(PluginError):
+    """What stands behind a name could not be imported or built."""
+
+    code = "plugin_load_failed"
+
+
+class RefusedError(PluginError):
+    """A part that was asked for by name cannot serve this model or machine."""
+
+    code = "refused"
+
+
+class CheckpointError(QuireError):
+    """A checkpoint cannot be used."""
+
+    code = "checkpoint_error"
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """No such folder, or nothing under that hub id."""
+
+    code = "checkpoint_not_found"
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file is cut short, missing, or not what it says it is."""
+
+    code = "checkpoint_corrupt"
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """The weights are in a format that can run code when loaded."""
+
+    code = "checkpoint_unsafe"
+
+
+class UnsupportedModelError(CheckpointError):
+    """An architecture, or a feature of it, that no installed plugin serves."""
+
+    code = "unsupported_model"
+
+
+class AdapterError(QuireError):
+    """A LoRA adapter that cannot be used with this model."""
+
+    code = "adapter_error"
+
+
+class CapacityError(QuireError):
+    """The machine is too small for what was asked."""
+
+    code = "out_of_capacity"
+
+
+class EngineDeadError(QuireError):
+    """The engine stopped; nothing can be served any more."""
+
+    code = "engine_dead"
+
+
+class RequestError(QuireError):
+    """One request is wrong or failed; no other request notices.
+
+    Attributes:
+        param: The field of the request that is to blame, as the client wrote it.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A value of the request is out of range or contradicts another."""
+
+
+class PromptTooLongError(RequestError):
+    """Prompt and answer do not fit the model's length."""
+
+    code = "context_length_exceeded"
+
+
+class GrammarError(RequestError):
+    """A schema, regex or choice that cannot be honoured."""
+
+    code = "invalid_grammar"
+
+
+class ChatTemplateError(RequestError):
+    """The conversation cannot be rendered by the model's chat template."""
+
+    code = "chat_template_failed"
+
+
+class UnknownModelError(RequestError):
+    """The request names a model or an adapter that is not served here."""
+
+    code = "model_not_found"
+
+
+class OverloadedError(RequestError):
+    """The queue is full; try again later."""
+
+    code = "overloaded"
+
+
+class RequestFailedError(RequestError):
+    """A plugin or the model failed while this request ran."""
+
+    code = "request_failed"

@@ -1,0 +1,1 @@
+"""Text to tokens and tokens to text: everything between a caller and the engine."""

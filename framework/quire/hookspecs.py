@@ -1,0 +1,125 @@
+"""Every hook that a plugin may implement, in the order of firing: the whole plugin API.
+
+The `register_*` hooks fire once, when a process starts; one a kind. A plugin offers names and
+import strings; nothing heavy is imported. The others fire at most once a request. An error in one
+of them ends that request, or is logged, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pluggy import HookimplMarker, HookspecMarker
+
+from quire.interfaces.attention import AttentionCapabilities
+from quire.interfaces.executor import ExecutorCapabilities
+from quire.interfaces.model import ModelCapabilities
+from quire.interfaces.quantization import QuantizationCapabilities
+from quire.interfaces.reasoning import ReasoningParserCapabilities
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.interfaces.structured_output import GrammarCapabilities
+from quire.interfaces.tool_parsing import ToolParserCapabilities
+from quire.registry import Kind
+
+if TYPE_CHECKING:
+    from quire.interfaces.attention import AttentionBackend
+    from quire.interfaces.checkpoint import CheckpointSource
+    from quire.interfaces.executor import Executor
+    from quire.interfaces.kv_cache import KVCacheSpec
+    from quire.interfaces.lora import LoRASource
+    from quire.interfaces.model import Model
+    from quire.interfaces.quantization import Quantization
+    from quire.interfaces.reasoning import ReasoningParser
+    from quire.interfaces.sampling import SamplerStep
+    from quire.interfaces.structured_output import StructuredOutputBackend
+    from quire.interfaces.tool_parsing import ToolParser
+    from quire.messages import EngineOutput, EngineRequest
+    from quire.registry import Registrar
+
+PROJECT = "quire"
+
+hookspec = HookspecMarker(PROJECT)
+hookimpl = HookimplMarker(PROJECT)
+
+KINDS = (
+    Kind("checkpoints", "checkpoint"),
+    Kind("models", "model", capabilities=ModelCapabilities),
+    Kind("attention_backends", "attention backend", capabilities=AttentionCapabilities),
+    Kind("kv_cache_specs", "KV-cache spec"),
+    Kind("quantizations", "quantization method", capabilities=QuantizationCapabilities),
+    Kind("samplers", "sampler", capabilities=SamplerCapabilities),
+    Kind("structured_output", "structured-output backend", capabilities=GrammarCapabilities),
+    Kind("tool_parsers", "tool-call parser", capabilities=ToolParserCapabilities),
+    Kind("reasoning_parsers", "reasoning parser", capabilities=ReasoningParserCapabilities),
+    Kind("lora_sources", "LoRA source"),
+    Kind("executors", "executor", capabilities=ExecutorCapabilities),
+)
+
+
+@hookspec
+def register_checkpoints(registry: Registrar[CheckpointSource]) -> None:
+    """Offer checkpoints that the package ships, each under a name for `LLM(NAME)`."""
+
+
+@hookspec
+def register_models(registry: Registrar[type[Model]]) -> None:
+    """Offer models, each under its `architectures` name in a Hugging Face config.json."""
+
+
+@hookspec
+def register_attention_backends(registry: Registrar[type[AttentionBackend]]) -> None:
+    """Offer attention backends, each under the name for `--attention-backend`."""
+
+
+@hookspec
+def register_kv_cache_specs(registry: Registrar[type[KVCacheSpec]]) -> None:
+    """Offer KV-cache specs: how one kind of layer uses KV blocks. Models name them."""
+
+
+@hookspec
+def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
+    """Offer quantization methods, each under its name in a checkpoint's `quantization_config`."""
+
+
+@hookspec
+def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
+    """Offer sampler steps, each under the name for `--samplers`, with the fields that it reads."""
+
+
+@hookspec
+def register_structured_output(registry: Registrar[type[StructuredOutputBackend]]) -> None:
+    """Offer structured-output backends, each under the name for `--structured-output`."""
+
+
+@hookspec
+def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
+    """Offer tool-call parsers, each under the name for `--tool-call-parser`."""
+
+
+@hookspec
+def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
+    """Offer reasoning parsers, each under the name for `--reasoning-parser`."""
+
+
+@hookspec
+def register_lora_sources(registry: Registrar[type[LoRASource]]) -> None:
+    """Offer LoRA sources, each under the name for `--lora-source`."""
+
+
+@hookspec
+def register_executors(registry: Registrar[type[Executor]]) -> None:
+    """Offer executors, each under the name for `--executor`."""
+
+
+@hookspec
+def request_received(request: EngineRequest) -> None:
+    """A request passed validation and is about to be queued.
+
+    Raise a `quire.errors.RequestError` to refuse it with that message. Any other error fails it
+    too, as an error of this plugin.
+    """
+
+
+@hookspec
+def request_finished(request: EngineRequest, output: EngineOutput) -> None:
+    """A request is over; `output` is its last one. An error here is logged and changes nothing."""

@@ -1,0 +1,107 @@
+"""The interface of an executor: start workers, give them steps.
+
+An executor only places workers and carries messages; what a worker does is the host's. A step has
+two halves, so that grammar masks can be made while the model runs: `execute` launches the forward
+pass, `sample` draws the tokens of a launched plan.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.interfaces.kv_cache import KVPlan
+    from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCapabilities:
+    """What an executor declares at registration."""
+
+    max_tensor_parallel_size: int = 1
+
+
+class Worker(ABC):
+    """One device's share of the model. The host implements it; an executor calls it."""
+
+    @abstractmethod
+    def load(self) -> WorkerInfo:
+        """Build the model and load its weights."""
+
+    @abstractmethod
+    def allocate(self, plan: KVPlan) -> None:
+        """Allocate the KV cache, and make everything ready for steps."""
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> None:
+        """Launch the forward pass of a step."""
+
+    @abstractmethod
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
+        """Draw the tokens of a launched step."""
+
+    @abstractmethod
+    def control(self, name: str, argument: Any = None) -> Any:
+        """Do something besides steps: load or drop an adapter, sleep, profile."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give everything back. May be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """How workers come to be.
+
+    Attributes:
+        make: Build the worker of a rank in this process.
+        argv: Command line of a worker process, which reads its config from a pipe as msgpack.
+        config: That config.
+    """
+
+    make: Callable[[int], Worker]
+    argv: Sequence[str] = ()
+    config: bytes = b""
+
+
+class Executor(ABC):
+    """Workers, wherever they run."""
+
+    def __init__(self, launch: WorkerLaunch, tp_size: int) -> None:
+        self.launch = launch
+        self.tp_size = tp_size
+
+    @abstractmethod
+    def start(self) -> WorkerInfo:
+        """Start the workers and load the weights; the smallest memory of all workers."""
+
+    @abstractmethod
+    def allocate(self, plan: KVPlan) -> None:
+        """Allocate the KV cache on every worker."""
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> None:
+        """Launch a step on every worker."""
+
+    @abstractmethod
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
+        """Draw the tokens of a launched step."""
+
+    @abstractmethod
+    def control(self, name: str, argument: Any = None) -> Any:
+        """Do something on every worker; the answer of the first."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Return if every worker is alive.
+
+        Raises:
+            EngineDeadError: One is not.
+        """
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the workers. May be called twice."""

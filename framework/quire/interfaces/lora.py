@@ -1,0 +1,69 @@
+"""The interface of LoRA sources, and what a batch knows of its adapters.
+
+A source finds an adapter's files and reads them; the host checks them against the model and places
+them. Names of modules are the checkpoint's own (`model.layers.0.self_attn.q_proj`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterModule:
+    """The two matrices of one adapted linear layer: `y += scale * (x @ a.T) @ b.T`."""
+
+    a: Tensor  # [r, in_features]
+    b: Tensor  # [out_features, r]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter, as read."""
+
+    modules: Mapping[str, AdapterModule]
+    base_model: str | None  # what it says it was trained on
+    content_hash: str
+
+
+class LoRASource(ABC):
+    """Find adapters by name, and read them."""
+
+    @abstractmethod
+    def resolve(self, name: str) -> Path:
+        """Return the adapter's folder for a path, a hub id or a name that the source knows.
+
+        Raises:
+            AdapterError: There is none.
+        """
+
+    @abstractmethod
+    def read(self, folder: Path, max_rank: int) -> Adapter:
+        """Read an adapter from its folder, on the CPU, safetensors only.
+
+        Raises:
+            AdapterError: It is broken, too large, or uses what cannot be honoured.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBatch:
+    """Which tokens of a step use which adapter.
+
+    Attributes:
+        index: `[T]` int64: the adapter's index in the layers' stacks, -1 for none.
+        rows: For each adapter index that occurs, the rows that use it, `[n]` int64.
+        covers_all: Whether one adapter serves every row, so that no gather is needed.
+    """
+
+    index: Tensor
+    rows: tuple[tuple[int, Tensor], ...]
+    covers_all: bool = False

@@ -1,0 +1,136 @@
+"""The interface of samplers: steps in the pipeline from logits to a token.
+
+A pipeline is any number of `LogitsStep`s, in the order of their declared stage, and one `DrawStep`.
+Each step declares at registration the request fields that it reads. A field has one device column
+with a value per slot, written when the slot is given out. A row of logits is (slot, position);
+speculation has several rows a slot. No step may synchronise with the device, and all randomness is
+a function of (seed, child, position, purpose), so an answer does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Stage = Literal["penalty", "bias", "temperature", "filter", "draw"]
+STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "draw")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One typed field of a request that a sampler step reads.
+
+    A name that `SamplingParams` has is read from there; any other is taken from the request's
+    `extra_args`, which over HTTP are simply further fields of the body.
+    """
+
+    name: str
+    type: type[float] | type[int] | type[bool]
+    default: float | int | bool
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    help: str = ""
+
+    def check(self, value: Any) -> float | int | bool:
+        """Return `value` as the field's type.
+
+        Raises:
+            InvalidRequestError: It has another type or is out of range.
+        """
+        is_bool = isinstance(value, bool)
+        fits = {bool: is_bool, int: isinstance(value, int) and not is_bool}.get(
+            self.type, isinstance(value, int | float) and not is_bool
+        )
+        if not fits or not self.minimum <= value <= self.maximum:
+            low, high = self.minimum, self.maximum
+            bounds = f" from {low:g} to {high:g}" if high > low > -math.inf else ""
+            raise InvalidRequestError(
+                f"{self.name} must be a {self.type.__name__}{bounds}, got {value!r}",
+                param=self.name,
+            )
+        return self.type(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerCapabilities:
+    """What a step declares at registration.
+
+    Attributes:
+        stage: Where in the pipeline it stands; within a stage, steps run by name.
+        fields: The request fields that it reads.
+    """
+
+    stage: Stage
+    fields: tuple[RequestField, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The rows of one draw.
+
+    Attributes:
+        slots: `[N]` int64, the slot of each row.
+        positions: `[N]` int64, the position that the drawn token will take.
+        columns: Field name -> `[max_num_seqs]` device column, indexed by slot; also `seed` and
+            `child`.
+        token_ids: `[max_num_seqs, max_model_len]` int32, all known tokens of each slot.
+        num_prompt_tokens: `[max_num_seqs]` int64.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    columns: Mapping[str, Tensor]
+    token_ids: Tensor
+    num_prompt_tokens: Tensor
+
+    def field(self, name: str) -> Tensor:
+        """Return the field's value for each row, `[N, 1]`."""
+        return self.columns[name][self.slots].unsqueeze(1)
+
+
+class SamplerStep(ABC):
+    """One step of the pipeline, for one worker.
+
+    Args:
+        vocab_size: V.
+        device: Where logits lie.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+
+    @abstractmethod
+    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a request with these values leaves the logits as they are.
+
+        Asked on the host once a request; a step in which all rows are neutral is left out.
+        """
+
+
+class LogitsStep(SamplerStep):
+    """A step that changes logits."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32, both
+        """Return the changed logits; `logits` may be written in place.
+
+        Rows whose fields are neutral must come out unchanged.
+        """
+
+
+class DrawStep(SamplerStep):
+    """The last step: one token a row. A row is neutral if it takes the most likely token."""
+
+    @abstractmethod
+    def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
+        """Return a token id for each row; greedy for rows that are neutral."""

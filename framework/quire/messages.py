@@ -1,0 +1,175 @@
+"""What the rooms say to each other. Plain data, no behaviour, no torch; all of it is msgpack.
+
+frontend -> engine   EngineRequest, and request ids to abort
+engine -> worker     StepPlan: who computes how many tokens, and what changed since the last plan
+worker -> engine     StepResult
+engine -> frontend   EngineOutputs, one message a step
+
+A running request owns a slot: a row in the worker's tables, the same one as long as it runs. A plan
+names slots and sends differences only: a slot's whole state once, when it is given out, and after
+that the block ids that were added.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from quire.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class AdapterRef(msgspec.Struct, frozen=True):
+    """A LoRA adapter, by the name that requests use and the content that was loaded."""
+
+    name: str
+    path: str
+    content_hash: str = ""  # part of the prefix-cache key; set by us, never by a client
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the engine to generate after a prompt."""
+
+    request_id: str  # made by us; a client's id is never used inside
+    token_ids: list[int]
+    params: SamplingParams
+    fields: dict[str, Any] = {}  # every sampler field, checked and resolved, by name
+    max_tokens: int  # resolved: never None, prompt and answer fit the model's length
+    seed: int  # resolved; with `child`, all the randomness of this request
+    child: int = 0  # which of the n answers to one prompt
+    stop_token_ids: tuple[int, ...] = ()  # the model's end-of-text ids and the caller's
+    adapter: AdapterRef | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_s: float = 0.0  # time.monotonic() of the frontend
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one position: the chosen token first, then the likeliest ones."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # of the chosen token; 1 is the likeliest
+
+
+class ErrorReport(msgspec.Struct, frozen=True):
+    """Why a request failed, as a person should read it."""
+
+    code: str
+    message: str
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step added to one request."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the token id that ended it, if one did
+    num_cached_tokens: int = 0
+    error: ErrorReport | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A few numbers a step, for logs and metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_scheduled_tokens: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_preemptions: int = 0
+
+
+class EngineOutputs(msgspec.Struct, frozen=True):
+    """All that one step has to say."""
+
+    outputs: list[EngineOutput]
+    stats: EngineStats
+
+
+class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state of a slot, sent when a request receives it (also after a preemption)."""
+
+    slot: int
+    token_ids: list[int]  # all that are known: the prompt, and what was generated before
+    num_computed_tokens: int  # tokens whose KV lies in the blocks already
+    block_ids: list[list[int]]  # per KV group
+    num_prompt_tokens: int
+    fields: dict[str, Any]  # sampler fields, by name
+    seed: int
+    child: int
+    num_logprobs: int | None = None  # None: no logprobs
+    min_tokens: int = 0  # before so many, `stop_token_ids` are not drawn
+    stop_token_ids: tuple[int, ...] = ()
+    adapter: AdapterRef | None = None
+
+
+class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Block ids to append to one slot's table."""
+
+    slot: int
+    group: int
+    block_ids: list[int]
+
+
+class TokenPatch(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that the worker cannot know: forced, rejected, or sampled on another stage."""
+
+    slot: int
+    position: int
+    token_ids: list[int]
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The share of one slot in a step."""
+
+    slot: int
+    num_tokens: int
+    num_samples: int  # rows of logits to sample from: 0 for a chunk that is not the last
+    draft_token_ids: list[int] = []
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a worker needs to compute one step. Rows are in the order of `requests`."""
+
+    plan_id: int
+    requests: list[ScheduledRequest]
+    assignments: list[SlotAssignment] = []
+    new_blocks: list[NewBlocks] = []
+    token_patches: list[TokenPatch] = []
+    is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
+
+
+class RowBitmask(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens a slot may take: bit v of word v // 32 of the row says whether token v may."""
+
+    slot: int
+    sample: int  # which of the slot's samples
+    words: bytes  # int32 little-endian, ceil(V / 32) of them
+
+
+class SlotResult(msgspec.Struct, frozen=True, array_like=True):
+    """What one slot received."""
+
+    slot: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    error: ErrorReport | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step computed: one entry for each scheduled request that sampled or failed."""
+
+    plan_id: int
+    results: list[SlotResult]
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker knows once the weights are in memory."""
+
+    device: str
+    dtype: str
+    weight_bytes: int
+    available_kv_bytes: int

@@ -1,0 +1,231 @@
+"""A registry: the names that plugins offer, who offers each, and where its code lies.
+
+There is one class for every kind of plugin. A name stands for an import string, which is resolved
+when the name is selected, so a plugin with thirty models costs nothing at start and a missing
+optional dependency hurts only who asks for it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pkgutil import resolve_name
+from typing import Any, Generic, TypeVar, cast
+
+from quire.errors import (
+    ApiVersionError,
+    ContestedNameError,
+    PluginError,
+    PluginLoadError,
+    UnknownNameError,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of plugin.
+
+    Attributes:
+        name: Field of `Registries`, and the second half of the hook `register_<name>`.
+        title: What an error message calls one of them: "attention backend".
+        api: Version of the kind's interface that this quire speaks; it serves `api - 1` as well.
+        capabilities: What an entry must declare at registration, if anything.
+    """
+
+    name: str
+    title: str
+    api: int = 1
+    capabilities: type | None = None
+
+    @property
+    def apis(self) -> range:
+        """The interface versions that this quire serves."""
+        return range(max(1, self.api - 1), self.api + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an entry comes from."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.plugin} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name that one plugin offers."""
+
+    kind: Kind
+    name: str
+    reference: str  # "package.module:attribute"
+    source: Source
+    api: int = 1
+    capabilities: Any = None
+
+
+class Registrar(Generic[T]):
+    """What a `register_*` hook receives: collects what one plugin offers of one kind."""
+
+    def __init__(self, kind: Kind, source: Source) -> None:
+        self.kind = kind
+        self.source = source
+        self.entries: list[Entry] = []
+
+    def add(self, name: str, reference: str, *, api: int = 1, capabilities: Any = None) -> None:
+        """Offer `name`; its code is at `reference`, written `package.module:attribute`.
+
+        Args:
+            name: What a user writes to select it.
+            reference: Import string; nothing is imported now.
+            api: Version of the kind's interface that the code speaks.
+            capabilities: What selection needs to know without importing the code; its type is
+                the kind's own (`AttentionCapabilities`, `ModelCapabilities`, ...).
+
+        Raises:
+            PluginError: The call itself is wrong; the message says how.
+        """
+        if not name or not isinstance(name, str):
+            raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
+        module, _, attribute = str(reference).partition(":")
+        if not module or not attribute:
+            raise PluginError(
+                f"{self.kind.title} {name!r}: the reference must read 'package.module:attribute', "
+                f"got {reference!r}"
+            )
+        wanted = self.kind.capabilities
+        if wanted is not None and not isinstance(capabilities, wanted):
+            raise PluginError(
+                f"{self.kind.title} {name!r} must be added with capabilities="
+                f"{wanted.__name__}(...), got {capabilities!r}"
+            )
+        if any(entry.name == name for entry in self.entries):
+            raise PluginError(f"{self.kind.title} {name!r} is added twice by {self.source}")
+        self.entries.append(Entry(self.kind, name, reference, self.source, api, capabilities))
+
+
+class Registry(Generic[T]):
+    """Names of one kind. Every lookup error says what is known and where to look next."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.num_failed_plugins = 0
+        self._offers: dict[str, list[Entry]] = {}
+        self._preferred: dict[str, str] = {}
+
+    def accept(self, entries: Iterable[Entry]) -> None:
+        """Take in what one plugin offers, once the whole plugin is known to load."""
+        for entry in entries:
+            self._offers.setdefault(entry.name, []).append(entry)
+
+    def prefer(self, name: str, plugin: str) -> None:
+        """Let `plugin` serve a name that several offer; the user's word, never a plugin's.
+
+        Raises:
+            UnknownNameError: That plugin does not offer the name.
+        """
+        if all(entry.source.plugin != plugin for entry in self._offers.get(name, [])):
+            raise UnknownNameError(f"plugin {plugin!r} offers no {self.kind.title} named {name!r}")
+        self._preferred[name] = plugin
+
+    def entry(self, name: str) -> Entry:
+        """Return who serves `name`, without importing it.
+
+        Raises:
+            UnknownNameError: No plugin offers the name.
+            ContestedNameError: Several plugins do, and the user preferred none.
+        """
+        offers = self._offers.get(name, [])
+        if not offers:
+            raise UnknownNameError(self._unknown(name))
+        if name in self._preferred:
+            return next(e for e in offers if e.source.plugin == self._preferred[name])
+        if len(offers) > 1:
+            claims = " and ".join(str(offer.source) for offer in offers)
+            raise ContestedNameError(
+                f"{self.kind.title} {name!r} is offered by {claims}; leave one out with "
+                f"-p no:PLUGIN, or choose with --prefer {self.kind.name}:{name}=PLUGIN"
+            )
+        return offers[0]
+
+    def get(self, name: str) -> T:
+        """Import and return the code behind `name`.
+
+        Raises:
+            UnknownNameError: No plugin offers the name.
+            ContestedNameError: Several plugins do.
+            ApiVersionError: The code speaks a version of the interface that this quire does not.
+            PluginLoadError: The import fails; the cause is chained.
+        """
+        return self.load(self.entry(name))
+
+    def load(self, entry: Entry) -> T:
+        """Import and return the code behind one entry; raises as `get` does."""
+        check_api(entry)
+        return cast("T", import_reference(entry.reference, f"{self.kind.title} {entry.name!r}"))
+
+    def contested(self) -> dict[str, list[Entry]]:
+        """Return the names that several plugins offer and the user has not decided."""
+        return {
+            name: list(offers)
+            for name, offers in self._offers.items()
+            if len(offers) > 1 and name not in self._preferred
+        }
+
+    def offers(self) -> Iterator[Entry]:
+        """Every entry of every plugin, by name, contested or not."""
+        for name in sorted(self._offers):
+            yield from self._offers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._offers))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._offers
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def _unknown(self, name: str) -> str:
+        near = get_close_matches(name, self._offers, 1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(self) or "none"
+        failed = self.num_failed_plugins
+        doctor = (
+            f". {failed} plugin(s) failed to load, see `quire plugins doctor`" if failed else ""
+        )
+        return f"unknown {self.kind.title} {name!r}{hint} (known: {known}){doctor}"
+
+
+def check_api(entry: Entry) -> None:
+    """Check, before anything is imported, that we speak the entry's interface version.
+
+    Raises:
+        ApiVersionError: We do not; the message says which side is to be upgraded.
+    """
+    served = entry.kind.apis
+    if entry.api in served:
+        return
+    cure = "upgrade quire" if entry.api > served[-1] else f"upgrade {entry.source.distribution}"
+    raise ApiVersionError(
+        f"{entry.kind.title} {entry.name!r} of {entry.source} speaks version {entry.api} of its "
+        f"interface; this quire serves {' and '.join(map(str, served))}: {cure}"
+    )
+
+
+def import_reference(reference: str, what: str) -> object:
+    """Import `package.module:attribute`.
+
+    Raises:
+        PluginLoadError: It cannot be imported; `what` says for whom.
+    """
+    try:
+        return resolve_name(reference)
+    except Exception as error:
+        raise PluginLoadError(
+            f"{what} could not be imported from {reference!r}: {type(error).__name__}: {error}"
+        ) from error

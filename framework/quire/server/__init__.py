@@ -1,0 +1,1 @@
+"""HTTP, and nothing else, on top of the frontend."""

@@ -1,0 +1,1 @@
+"""Conformance kits that every plugin of a kind must pass, ours and yours."""

@@ -1,0 +1,1 @@
+"""The pytest plugin of quire: fixtures for the conformance kits."""

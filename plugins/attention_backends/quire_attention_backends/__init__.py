@@ -1,0 +1,1 @@
+"""Attention backends that ship with quire."""

@@ -1,0 +1,1 @@
+"""KV-cache specs that ship with quire."""

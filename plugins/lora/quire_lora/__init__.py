@@ -1,0 +1,1 @@
+"""LoRA sources that ship with quire."""

@@ -1,0 +1,10 @@
+"""The table of contents of this plugin. Imports nothing heavy."""
+
+from quire import hookimpl
+from quire.interfaces.lora import LoRASource
+from quire.registry import Registrar
+
+
+@hookimpl
+def register_lora_sources(registry: Registrar[type[LoRASource]]) -> None:
+    """Offer the LoRA sources below."""

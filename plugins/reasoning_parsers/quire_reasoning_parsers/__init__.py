@@ -1,0 +1,1 @@
+"""Reasoning parsers that ship with quire."""

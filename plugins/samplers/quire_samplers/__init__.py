@@ -1,0 +1,1 @@
+"""Sampler steps that ship with quire."""

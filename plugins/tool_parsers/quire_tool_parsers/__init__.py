@@ -1,0 +1,1 @@
+"""Tool-call parsers that ship with quire."""

@@ -1,0 +1,10 @@
+"""The table of contents of this plugin. Imports nothing heavy."""
+
+from quire import hookimpl
+from quire.interfaces.tool_parsing import ToolParser
+from quire.registry import Registrar
+
+
+@hookimpl
+def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
+    """Offer the tool-call parsers below."""
