@@ -1,6 +1,49 @@
 """`quire <command>`: find the command, and import only that one."""
 
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
 
-def main() -> int:
-    """Run the command line."""
-    raise SystemExit("not yet")
+from quire.errors import QuireError
+
+COMMANDS = {
+    "run": "answer a prompt on the command line",
+    "chat": "talk to a model in the terminal",
+    "serve": "serve a model over HTTP, with OpenAI's routes",
+    "explain": "say which plugin would serve each part of a model, and why",
+    "plugins": "list, show and check the installed plugins",
+    "bench": "measure throughput and start-up",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 for an error of ours, 2 for wrong usage."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="quire",
+        description="An LLM inference and serving engine composed from plugins.",
+        epilog="`quire COMMAND --help` shows the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"quire {version('quire')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((word for word in argv if word in COMMANDS), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == wanted:
+            import_module(f"quire.cli.{name}").add_arguments(command)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        return int(import_module(f"quire.cli.{arguments.command}").run(arguments))
+    except QuireError as error:
+        print(f"quire: {error} [{error.code}]", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

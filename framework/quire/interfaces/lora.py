@@ -46,6 +46,16 @@ class LoRASource(ABC):
         """
 
     @abstractmethod
+    def content_hash(self, folder: Path) -> str:
+        """Return a hash over all that decides what the adapter computes; needs no torch.
+
+        It is part of the prefix-cache key, and `read` must find the same.
+
+        Raises:
+            AdapterError: A file is missing.
+        """
+
+    @abstractmethod
     def read(self, folder: Path, max_rank: int) -> Adapter:
         """Read an adapter from its folder, on the CPU, safetensors only.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,6 +84,10 @@ class SampledRows:
             `child`.
         token_ids: `[max_num_seqs, max_model_len]` int32, all known tokens of each slot.
         num_prompt_tokens: `[max_num_seqs]` int64.
+        all_greedy: Whether the host knows that every row is neutral to the draw.
+        host_fields: The request's fields for each row, as the host knows them, to choose a quicker
+            way without asking the device; empty where it is not known, and then the way must do
+            for all values.
     """
 
     slots: Tensor
@@ -91,6 +95,8 @@ class SampledRows:
     columns: Mapping[str, Tensor]
     token_ids: Tensor
     num_prompt_tokens: Tensor
+    all_greedy: bool = False
+    host_fields: Sequence[Mapping[str, Any]] = ()
 
     def field(self, name: str) -> Tensor:
         """Return the field's value for each row, `[N, 1]`."""
@@ -133,4 +139,4 @@ class DrawStep(SamplerStep):
 
     @abstractmethod
     def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
-        """Return a token id for each row; greedy for rows that are neutral."""
+        """Return a token id for each row; the argmax for rows that are neutral."""

@@ -1,1 +1,69 @@
-"""Building blocks for model authors; tensor-parallel and LoRA aware from the first line."""
+"""Building blocks for model authors; tensor-parallel and LoRA aware from the first line.
+
+Names are imported when they are asked for, so that a torch-free `describe` can use
+`quire.layers.config_values` and `quire.layers.rope_parameters` without loading torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.layers.activation import SiluAndMul
+    from quire.layers.attention import Attention
+    from quire.layers.context import LayerContext
+    from quire.layers.embedding import LMHead, VocabParallelEmbedding
+    from quire.layers.layer import Layer
+    from quire.layers.linear import (
+        ColumnParallelLinear,
+        MergedColumnParallelLinear,
+        QKVParallelLinear,
+        RowParallelLinear,
+    )
+    from quire.layers.norm import QKNorm, RMSNorm
+    from quire.layers.parallel import SingleDevice, TensorParallelGroup
+    from quire.layers.rotary import RotaryEmbedding, rotate
+
+_HOMES = {
+    "Attention": "attention",
+    "ColumnParallelLinear": "linear",
+    "LMHead": "embedding",
+    "Layer": "layer",
+    "LayerContext": "context",
+    "MergedColumnParallelLinear": "linear",
+    "QKNorm": "norm",
+    "QKVParallelLinear": "linear",
+    "RMSNorm": "norm",
+    "RotaryEmbedding": "rotary",
+    "RowParallelLinear": "linear",
+    "SiluAndMul": "activation",
+    "SingleDevice": "parallel",
+    "TensorParallelGroup": "parallel",
+    "VocabParallelEmbedding": "embedding",
+    "rotate": "rotary",
+}
+
+__all__ = [
+    "Attention",
+    "ColumnParallelLinear",
+    "LMHead",
+    "Layer",
+    "LayerContext",
+    "MergedColumnParallelLinear",
+    "QKNorm",
+    "QKVParallelLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "SiluAndMul",
+    "SingleDevice",
+    "TensorParallelGroup",
+    "VocabParallelEmbedding",
+    "rotate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire.layers' has no attribute {name!r}")
+    return getattr(import_module(f"quire.layers.{_HOMES[name]}"), name)

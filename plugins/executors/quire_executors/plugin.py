@@ -1,10 +1,15 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.executor import Executor
+from quire.interfaces.executor import Executor, ExecutorCapabilities
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_executors(registry: Registrar[type[Executor]]) -> None:
     """Offer the executors below."""
+    registry.add(
+        "in_process",
+        "quire_executors.in_process:InProcessExecutor",
+        capabilities=ExecutorCapabilities(max_tensor_parallel_size=1),
+    )

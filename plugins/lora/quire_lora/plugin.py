@@ -8,3 +8,4 @@ from quire.registry import Registrar
 @hookimpl
 def register_lora_sources(registry: Registrar[type[LoRASource]]) -> None:
     """Offer the LoRA sources below."""
+    registry.add("peft", "quire_lora.peft_source:PeftSource")

@@ -1,10 +1,19 @@
 """The table of contents of this plugin. Imports no model."""
 
 from quire import hookimpl
-from quire.interfaces.model import Model
+from quire.interfaces.model import Model, ModelCapabilities
 from quire.registry import Registrar
+
+MODELS = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 
 
 @hookimpl
 def register_models(registry: Registrar[type[Model]]) -> None:
     """Offer the models below, by architecture name."""
+    for architecture, module in MODELS.items():
+        describe = f"quire_models.{module}_config:describe_{module}"
+        registry.add(
+            architecture,
+            f"quire_models.{module}:{architecture}",
+            capabilities=ModelCapabilities(describe=describe),
+        )

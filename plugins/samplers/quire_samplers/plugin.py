@@ -1,10 +1,35 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.sampling import SamplerStep
+from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
 from quire.registry import Registrar
+
+TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0, "0 takes the likeliest token.")
+TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k likeliest tokens; 0 or -1 is off.")
+TOP_P = RequestField("top_p", float, 1.0, 0.0, 1.0, "The likeliest tokens that add up to p.")
+MIN_P = RequestField("min_p", float, 0.0, 0.0, 1.0, "Share of the likeliest token's probability.")
 
 
 @hookimpl
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     """Offer the sampler steps below."""
+    registry.add(
+        "temperature",
+        "quire_samplers.temperature:Temperature",
+        capabilities=SamplerCapabilities(stage="temperature", fields=(TEMPERATURE,)),
+    )
+    registry.add(
+        "min_p",
+        "quire_samplers.min_p:MinP",
+        capabilities=SamplerCapabilities(stage="filter", fields=(MIN_P,)),
+    )
+    registry.add(
+        "top_k_top_p",
+        "quire_samplers.top_k_top_p:TopKTopP",
+        capabilities=SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P)),
+    )
+    registry.add(
+        "categorical",
+        "quire_samplers.categorical:Categorical",
+        capabilities=SamplerCapabilities(stage="draw", fields=(TEMPERATURE,)),
+    )

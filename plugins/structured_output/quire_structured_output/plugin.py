@@ -1,10 +1,15 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.structured_output import StructuredOutputBackend
+from quire.interfaces.structured_output import GrammarCapabilities, StructuredOutputBackend
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_structured_output(registry: Registrar[type[StructuredOutputBackend]]) -> None:
     """Offer the structured-output backends below."""
+    registry.add(
+        "outlines",
+        "quire_structured_output.outlines:OutlinesBackend",
+        capabilities=GrammarCapabilities(frozenset({"json", "json_object", "regex", "choice"})),
+    )

@@ -1,0 +1,119 @@
+"""Find a checkpoint's folder and read its config.json, before any weight is touched."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config import ModelSettings
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.interfaces.checkpoint import CheckpointSource, ShippedCheckpoint
+from quire.registry import Registry
+
+CONFIG = "config.json"
+MAX_CONFIG_BYTES = 4 * 2**20
+HUB_FILES = (
+    "*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken",
+)  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's files.
+
+    Attributes:
+        name: What the user called it.
+        config: Its config.json.
+        adapters: LoRA adapters that a plugin ships with it, by name.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """The first of the config's `architectures`.
+
+        Raises:
+            CheckpointCorruptError: It names none.
+        """
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise CheckpointCorruptError(
+                f"{self.folder / CONFIG} names no architecture; `architectures` must be a list "
+                'such as ["Qwen3ForCausalLM"]'
+            )
+        return str(names[0])
+
+
+def find_checkpoint(
+    settings: ModelSettings, shipped: Registry[CheckpointSource], allow_download: bool = True
+) -> Checkpoint:
+    """Find the checkpoint that the settings name: a folder, a shipped name, or a hub id.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing under that name.
+        CheckpointCorruptError: Its config.json is missing or broken.
+        PluginError: A plugin ships it, and cannot be loaded.
+    """
+    name = settings.model
+    if Path(name).expanduser().is_dir():
+        found = ShippedCheckpoint(Path(name).expanduser())
+    elif name in shipped:
+        found = shipped.get(name)()
+    elif _looks_like_path(name):
+        raise CheckpointNotFoundError(f"no such model folder: {name}")
+    else:
+        known = ", ".join(shipped) or "none"
+        found = ShippedCheckpoint(_from_hub(name, settings.revision, allow_download, known))
+    return Checkpoint(name, found.folder, read_config(found.folder), found.adapters)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `config.json` of a folder.
+
+    Raises:
+        CheckpointCorruptError: It is missing, too large, or not a JSON object.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointCorruptError(f"{folder} has no {CONFIG}; is the folder complete?")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise CheckpointCorruptError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointCorruptError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointCorruptError(f"{path} must hold a JSON object")
+    return config
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def _from_hub(name: str, revision: str | None, allow_download: bool, known: str) -> Path:
+    from huggingface_hub import snapshot_download  # a second to import, and rarely needed
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    logger.info("looking for %s on the hub", name)
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(HUB_FILES),
+            local_files_only=not allow_download,
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointNotFoundError(
+            f"{name!r} is no folder, no shipped checkpoint (known: {known}) and cannot be had from "
+            f"the hub: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    return Path(folder)

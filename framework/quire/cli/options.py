@@ -1,0 +1,179 @@
+"""Options as flags, YAML keys and environment variables: views of the fields in `config.py`.
+
+What is nearest to the user wins: a flag, then the environment, then a file, then the default.
+"""
+
+import argparse
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from quire.config import GROUPS, Settings
+from quire.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "QUIRE_"
+MAX_CONFIG_BYTES = 2**20
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as every view shows it."""
+
+    name: str
+    group: str
+    type: type
+    is_list: bool
+    default: Any
+    help: str
+    short_flag: str | None
+
+    @property
+    def flag(self) -> str:
+        """The long flag, which is also the key in a file."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def parse(self, value: Any, origin: str) -> Any:
+        """Turn a value from a file or the environment into the option's type.
+
+        Raises:
+            SettingsError: It cannot be turned; the message says where it stood.
+        """
+        if self.is_list:
+            items = value.split(",") if isinstance(value, str) else value
+            if not isinstance(items, list):
+                raise SettingsError(f"{origin}: {self.name} must be a list, got {value!r}")
+            return tuple(str(item).strip() for item in items if str(item).strip())
+        if self.type is bool:
+            return self._parse_bool(value, origin)
+        try:
+            return self.type(value)
+        except (TypeError, ValueError):
+            raise SettingsError(
+                f"{origin}: {self.name} must be a {self.type.__name__}, got {value!r}"
+            ) from None
+
+    def _parse_bool(self, value: Any, origin: str) -> bool:
+        truth = TRUTHS.get(str(value).strip().lower())
+        if truth is None:
+            raise SettingsError(f"{origin}: {self.name} must be true or false, got {value!r}")
+        return truth
+
+
+def all_options(groups: Iterable[str] = GROUPS) -> list[Option]:
+    """Return the options of some groups of settings, in the order of `config.py`."""
+    return [
+        _describe(group, field, get_type_hints(GROUPS[group])[field.name])
+        for group in groups
+        for field in fields(GROUPS[group])
+    ]
+
+
+def add_options(parser: argparse.ArgumentParser, groups: Iterable[str], skip: str = "") -> None:
+    """Add a flag for each option of the groups; what is not given stays unset."""
+    options = all_options(groups)
+    for group in groups:
+        section = parser.add_argument_group(_title(group))
+        for option in options:
+            if option.group == group and option.name != skip:
+                _add_flag(section, option)
+    parser.add_argument("--config", metavar="FILE", help="a YAML file whose keys are long flags")
+
+
+def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
+    """Build the settings from a file, the environment, and the flags.
+
+    Raises:
+        SettingsError: A value cannot be read or cannot work.
+    """
+    options = {option.name: option for option in all_options()}
+    values: dict[str, Any] = {}
+    flags = vars(arguments)
+    if flags.get("config"):
+        values |= _read_file(Path(flags["config"]), options)
+    values |= _read_environment(os.environ, options)
+    values |= {name: flags[name] for name in options if flags.get(name) is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Settings.from_options(values | lists)
+
+
+def _describe(group: str, field: Field[Any], hint: Any) -> Option:
+    is_optional = get_origin(hint) is UnionType
+    inner = next(arg for arg in get_args(hint) if arg is not NoneType) if is_optional else hint
+    is_list = get_origin(inner) is tuple
+    if field.default is MISSING:
+        raise TypeError(f"option {field.name} has no default")
+    return Option(
+        name=field.name,
+        group=group,
+        type=str if is_list else inner,
+        is_list=is_list,
+        default=field.default,
+        help=field.metadata["help"],
+        short_flag=field.metadata["flag"],
+    )
+
+
+def _title(group: str) -> str:
+    return (inspect.getdoc(GROUPS[group]) or group).splitlines()[0].rstrip(".")
+
+
+def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
+    flags = [option.flag] + ([f"-{option.short_flag}"] if option.short_flag else [])
+    default = " ".join(option.default) if option.is_list else option.default
+    shown = (
+        f"{option.help.rstrip('.')} (default: {default})"
+        if default not in (None, "")
+        else option.help
+    )
+    text = shown.replace("%", "%%")
+    common: dict[str, Any] = {"dest": option.name, "default": None, "help": text}
+    if option.type is bool:
+        section.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
+    elif option.is_list:
+        section.add_argument(*flags, nargs="+", action="extend", metavar="NAME", **common)
+    else:
+        metavar = {int: "N", float: "X"}.get(option.type, "TEXT")
+        section.add_argument(*flags, type=option.type, metavar=metavar, **common)
+
+
+def _read_environment(
+    environment: Mapping[str, str], options: Mapping[str, Option]
+) -> dict[str, Any]:
+    return {
+        name: option.parse(environment[option.variable], option.variable)
+        for name, option in options.items()
+        if option.variable in environment
+    }
+
+
+def _read_file(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
+    import yaml  # only who has a file pays for it
+
+    if not path.is_file():
+        raise SettingsError(f"no such file: {path}")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold keys and values")
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in options:
+            raise SettingsError(f"{path}: there is no option {key!r}; see `quire serve --help`")
+        values[name] = options[name].parse(value, str(path))
+    return values

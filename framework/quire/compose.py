@@ -1,0 +1,375 @@
+"""Compose an engine: settings and registries in, a frozen account of every choice out.
+
+Nothing heavy is imported here. Every part is chosen by what it declared at registration, and the
+`Composition` says what was chosen, from which distribution and version, why, and why the others
+were not. It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from quire.checkpoint import Checkpoint
+from quire.config import DEFAULT_SAMPLERS, Settings
+from quire.errors import RefusedError, SettingsError, UnknownNameError, UnsupportedModelError
+from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.model import ModelDescription
+from quire.interfaces.sampling import STAGES, RequestField
+from quire.machine import Machine
+from quire.plugins import Plugins, Registries
+from quire.registry import Entry, Registry, check_api, import_reference
+
+AUTO, NONE = "auto", "none"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A part that was not chosen."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One part of the engine.
+
+    Attributes:
+        role: What it does here, for people: "attention backend", "sampler 2 of 4".
+        entry: Who serves it.
+        why: Why this one.
+        rejected: The others, with reasons.
+    """
+
+    role: str
+    entry: Entry
+    why: str
+    rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+        return self.entry.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """The choice as JSON data."""
+        source = self.entry.source
+        return {
+            "role": self.role,
+            "kind": self.entry.kind.name,
+            "name": self.name,
+            "plugin": source.plugin,
+            "distribution": source.distribution,
+            "version": source.version,
+            "api": self.entry.api,
+            "reference": self.entry.reference,
+            "why": self.why,
+            "rejected": [{"name": r.name, "reason": r.reason} for r in self.rejected],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """Everything that was decided before anything was loaded."""
+
+    quire_version: str
+    checkpoint: Checkpoint
+    description: ModelDescription
+    device: str
+    dtype: str
+    dtype_why: str
+    kv_dtype: str
+    max_model_len: int
+    block_size: int
+    model: Choice
+    attention_backend: Choice
+    kv_cache_specs: tuple[Choice, ...]
+    samplers: tuple[Choice, ...]
+    structured_output: Choice | None
+    tool_parser: Choice | None
+    reasoning_parser: Choice | None
+    lora_source: Choice | None
+    executor: Choice
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Every part, in the order in which a request meets them."""
+        parts = [self.model, self.attention_backend, *self.kv_cache_specs, *self.samplers]
+        optional = (
+            self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
+        )  # fmt: skip
+        return [*parts, *(part for part in optional if part is not None), self.executor]
+
+    @property
+    def sampler_fields(self) -> list[RequestField]:
+        """The request fields that the samplers read, each once."""
+        every = [field for part in self.samplers for field in part.entry.capabilities.fields]
+        return list({field.name: field for field in every}.values())
+
+    def fingerprint(self) -> list[tuple[str, str, str, str]]:
+        """(kind, name, distribution, version) of each part: what workers must agree on."""
+        return [
+            (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
+            for c in self.choices
+        ]
+
+
+def compose(
+    settings: Settings,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    chat_template: str = "",
+    machine: Machine | None = None,
+) -> Composition:
+    """Choose every part.
+
+    Args:
+        settings: What the user asked for.
+        plugins: What is installed.
+        checkpoint: The model's files; only its config is read.
+        chat_template: Text of the chat template, by which `auto` finds parsers.
+        machine: The machine to plan for; by default this one.
+
+    Raises:
+        UnsupportedModelError: No plugin offers the architecture, or it cannot be served.
+        PluginError: A part that the user named does not exist, fails to load, or cannot serve.
+        SettingsError: Options contradict the model.
+    """
+    machine = machine or Machine.here()
+    registries = plugins.registries
+    model, description = _choose_model(registries, checkpoint)
+    device = machine.device(settings.model.device)
+    dtype, dtype_why = machine.dtype(settings.model.dtype, description.checkpoint_dtype, device)
+    tp_size = settings.parallel.tensor_parallel_size
+    query = _attention_query(settings, description, device, dtype)
+    backend = _choose_attention_backend(registries, settings.parts.attention_backend, query)
+    capabilities: AttentionCapabilities = backend.entry.capabilities
+    parts = settings.parts
+    composition = Composition(
+        quire_version=version("quire"),
+        checkpoint=checkpoint,
+        description=description,
+        device=device,
+        dtype=dtype,
+        dtype_why=dtype_why,
+        kv_dtype=dtype,
+        max_model_len=_max_model_len(settings.model.max_model_len, description),
+        block_size=settings.cache.block_size or capabilities.default_block_size,
+        model=model,
+        attention_backend=backend,
+        kv_cache_specs=_choose_specs(registries, description),
+        samplers=_choose_samplers(registries, parts.samplers),
+        structured_output=_choose_optional(registries.structured_output, parts.structured_output),
+        tool_parser=_choose_parser(registries.tool_parsers, parts.tool_call_parser, chat_template),
+        reasoning_parser=_choose_parser(
+            registries.reasoning_parsers, parts.reasoning_parser, chat_template
+        ),
+        lora_source=_choose_lora(registries, settings, model),
+        executor=_choose_executor(registries, settings.parallel.executor, tp_size),
+    )
+    _check_tensor_parallel(model, description, tp_size)
+    for choice in composition.choices:
+        check_api(choice.entry)
+    return composition
+
+
+def build_spec(
+    registries: Registries, composition: Composition, layer: KVLayer, tp_size: int
+) -> KVCacheSpec:
+    """Build the KV-cache spec of one layer.
+
+    Raises:
+        PluginError: The spec's code cannot be loaded.
+    """
+    spec = registries.kv_cache_specs.get(layer.spec)
+    return spec(layer, composition.block_size, composition.kv_dtype, tp_size)
+
+
+def _choose_model(
+    registries: Registries, checkpoint: Checkpoint
+) -> tuple[Choice, ModelDescription]:
+    architecture = checkpoint.architecture
+    try:
+        entry = registries.models.entry(architecture)
+    except UnknownNameError as error:
+        raise UnsupportedModelError(
+            f"{error}. A plugin adds an architecture with the hook register_models: "
+            "see docs/plugins/models.md"
+        ) from None
+    check_api(entry)
+    what = f"the description of model {architecture!r}"
+    describe: Callable[[Mapping[str, Any]], ModelDescription]
+    describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
+    description = describe(checkpoint.config)
+    if description.quantization is not None:
+        registries.quantizations.entry(description.quantization)  # raises if nobody serves it
+    return Choice("model", entry, "named by the checkpoint"), description
+
+
+def _attention_query(
+    settings: Settings, description: ModelDescription, device: str, dtype: str
+) -> AttentionQuery:
+    tp_size = settings.parallel.tensor_parallel_size
+    layer = description.kv_layers[0]
+    return AttentionQuery(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype,
+        num_heads=max(1, description.num_heads // tp_size),
+        num_kv_heads=max(1, layer.num_kv_heads // tp_size),
+        head_dim=layer.head_dim,
+        block_size=settings.cache.block_size,
+        sliding_window=description.sliding_window,
+        logit_soft_cap=description.logit_soft_cap,
+    )
+
+
+def _choose_attention_backend(registries: Registries, wanted: str, query: AttentionQuery) -> Choice:
+    registry = registries.attention_backends
+    refusals: dict[str, str | None] = {}
+    for name in registry:
+        if name in registry.contested() and name != wanted:
+            refusals[name] = "several plugins offer it"
+            continue
+        entry = registry.entry(name)
+        is_served = entry.api in entry.kind.apis
+        api = None if is_served else f"it speaks version {entry.api} of the interface"
+        refusals[name] = api or entry.capabilities.refusal(query)
+    able = [name for name, refusal in refusals.items() if refusal is None]
+    if wanted != AUTO:
+        entry = registry.entry(wanted)
+        check_api(entry)
+        if reason := entry.capabilities.refusal(query):
+            others = ", ".join(able) or "none of the installed ones"
+            raise RefusedError(
+                f"attention backend {wanted!r} cannot serve this model: {reason}; can: {others}"
+            )
+        return Choice("attention backend", entry, "asked for", _rejections(refusals, wanted))
+    if not able:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+        raise RefusedError(f"no attention backend can serve this model ({reasons or 'none'})")
+    best = max(able, key=lambda name: registry.entry(name).capabilities.priority)
+    why = "the only one that can" if len(able) == 1 else "the highest priority of those that can"
+    rejected = _rejections(refusals, best)
+    return Choice("attention backend", registry.entry(best), f"auto: {why}", rejected)
+
+
+def _rejections(refusals: Mapping[str, str | None], chosen: str) -> tuple[Rejection, ...]:
+    return tuple(
+        Rejection(name, reason or f"it can; {chosen} was preferred")
+        for name, reason in refusals.items()
+        if name != chosen
+    )
+
+
+def _choose_specs(registries: Registries, description: ModelDescription) -> tuple[Choice, ...]:
+    names = dict.fromkeys(layer.spec for layer in description.kv_layers)
+    return tuple(
+        Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
+        for name in names
+    )
+
+
+def _choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Choice, ...]:
+    """Expand `default`, and order the steps by stage and name."""
+    names: dict[str, str] = {}
+    for name in wanted:
+        if name == "default":
+            names |= dict.fromkeys(DEFAULT_SAMPLERS, "built in")
+        else:
+            names[name] = "asked for"
+    entries = [registries.samplers.entry(name) for name in names]
+    entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
+    draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]
+    if len(draws) != 1:
+        raise SettingsError(
+            f"samplers need exactly one step that draws, got {', '.join(draws) or 'none'}; "
+            "write `--samplers default NAME` to add NAME to the built-in ones"
+        )
+    return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+
+
+def _choose_optional(registry: Registry[Any], wanted: str) -> Choice | None:
+    if wanted == NONE:
+        return None
+    title = registry.kind.title
+    rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
+    return Choice(title, registry.entry(wanted), "by setting", rejected)
+
+
+def _choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> Choice | None:
+    if wanted != AUTO:
+        return _choose_optional(registry, wanted)
+    matches, rejected = [], []
+    contested = registry.contested()
+    for name in registry:
+        if name in contested:
+            rejected.append(Rejection(name, "several plugins offer it"))
+            continue
+        entry = registry.entry(name)
+        markers = entry.capabilities.template_markers
+        missing = [marker for marker in markers if marker not in chat_template]
+        if not markers:
+            rejected.append(Rejection(name, "it declares no markers for auto"))
+        elif missing:
+            rejected.append(Rejection(name, f"the chat template has no {missing[0]}"))
+        elif entry.api not in entry.kind.apis:
+            rejected.append(Rejection(name, f"it speaks version {entry.api} of the interface"))
+        else:
+            matches.append(entry)
+    if not matches:
+        return None
+    best = max(matches, key=lambda entry: entry.capabilities.priority)
+    rejected += [Rejection(e.name, f"{best.name} was preferred") for e in matches if e is not best]
+    why = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
+    return Choice(registry.kind.title, best, why, tuple(rejected))
+
+
+def _choose_lora(registries: Registries, settings: Settings, model: Choice) -> Choice | None:
+    if not settings.lora.enable_lora:
+        return None
+    if not model.entry.capabilities.supports_lora:
+        raise RefusedError(f"model {model.name!r} does not support LoRA; leave out --enable-lora")
+    return _choose_optional(registries.lora_sources, settings.lora.lora_source)
+
+
+def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:
+    def serves(entry: Entry) -> bool:
+        return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
+
+    registry = registries.executors
+    entry = registry.entry(wanted)
+    if not serves(entry):
+        others = ", ".join(n for n in registry if serves(registry.entry(n))) or "none installed"
+        raise RefusedError(
+            f"executor {wanted!r} runs at most {entry.capabilities.max_tensor_parallel_size} "
+            f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: {others}"
+        )
+    choice = _choose_optional(registry, wanted)
+    return choice or Choice("executor", entry, "by setting")
+
+
+def _max_model_len(wanted: int | None, description: ModelDescription) -> int:
+    longest = description.max_model_len
+    if wanted is not None and wanted > longest:
+        raise SettingsError(
+            f"max_model_len is {wanted}, but the model's positions end at {longest}"
+        )
+    return wanted or longest
+
+
+def _check_tensor_parallel(model: Choice, description: ModelDescription, tp_size: int) -> None:
+    if tp_size == 1:
+        return
+    if not model.entry.capabilities.supports_tensor_parallel:
+        raise RefusedError(f"model {model.name!r} does not support tensor parallelism")
+    if description.num_heads % tp_size:
+        raise SettingsError(
+            f"tensor_parallel_size {tp_size} does not divide the model's {description.num_heads} "
+            "attention heads"
+        )

@@ -1,0 +1,170 @@
+"""What the engine and its grammar processes say to each other: msgpack frames over sockets.
+
+engine -> nursery   Setup, in a file; then Sprout (with the socket of the new process) and Fell
+engine -> process   Turn: what to do for its requests, in order
+process -> engine   Compiled once, then one TurnDone for each Turn
+
+A frame is its length in four bytes, and the message.
+"""
+
+import socket
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.interfaces.structured_output import Vocabulary
+from quire.sampling_params import StructuredOutputsParams
+
+MAX_FRAME_BYTES = 256 * 2**20
+_LENGTH = struct.Struct("<I")
+
+T = TypeVar("T")
+
+
+class VocabularyMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A `Vocabulary`, in msgpack's own types."""
+
+    tokens: list[tuple[bytes, list[int]]]
+    eos_token_ids: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "VocabularyMessage":
+        """Pack a vocabulary."""
+        tokens = [(token, list(ids)) for token, ids in vocabulary.tokens.items()]
+        return cls(tokens, vocabulary.eos_token_ids, vocabulary.size)
+
+    def vocabulary(self) -> Vocabulary:
+        """Unpack it."""
+        return Vocabulary(dict(self.tokens), self.eos_token_ids, self.size)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What every grammar process inherits."""
+
+    plugins: dict[str, Any]  # the fields of PluginSettings
+    vocabulary: VocabularyMessage
+    num_rows: int  # of the shared table of masks
+    memory_limit_bytes: int  # what compiling and matching one grammar may add
+
+
+class Sprout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a process for one grammar; its socket travels with this message."""
+
+    grammar: int
+    backend: str
+    params: StructuredOutputsParams
+    timeout_s: float
+
+
+class Fell(msgspec.Struct, frozen=True, tag=True):
+    """End the process of a grammar, whatever it is doing."""
+
+    grammar: int
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """The first word of a grammar process; `error` is why its grammar cannot be had."""
+
+    pid: int
+    error: str | None = None
+
+
+class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Put a new matcher at the grammar's start."""
+
+    matcher: int
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take drawn tokens."""
+
+    matcher: int
+    token_ids: list[int]
+
+
+class Rollback(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take back the last tokens."""
+
+    matcher: int
+    num_tokens: int
+
+
+class Fill(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Write a mask into a row of the shared table."""
+
+    matcher: int
+    row: int
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget a matcher."""
+
+    matcher: int
+
+
+Operation = Start | Accept | Rollback | Fill | Drop
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Operations, in order."""
+
+    operations: list[Operation]
+
+
+class TurnDone(msgspec.Struct, frozen=True):
+    """What came of a turn: matchers that failed, with the reason, and which of those filled end."""
+
+    failed: dict[int, str]
+    finished: list[int]
+
+
+def send(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+    """Send one message, with file descriptors if there are any.
+
+    Raises:
+        OSError: The other end is gone, or does not read within the socket's timeout.
+    """
+    body = msgspec.msgpack.encode(message)
+    header = _LENGTH.pack(len(body))
+    if fds:
+        socket.send_fds(connection, [header], fds)
+        connection.sendall(body)
+    else:
+        connection.sendall(header + body)
+
+
+def receive(connection: socket.socket, kind: type[T]) -> T:
+    """Receive one message.
+
+    Raises:
+        EOFError: The other end is gone.
+        TimeoutError: Nothing came within the socket's timeout.
+        msgspec.DecodeError: It is not such a message.
+    """
+    message: T = receive_with_fds(connection, kind)[0]
+    return message
+
+
+def receive_with_fds(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
+    """Receive one message and the file descriptor that may travel with it; raises as `receive`."""
+    header, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+    header += _exactly(connection, _LENGTH.size - len(header)) if header else b""
+    if not header:
+        raise EOFError("the other end is gone")
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise msgspec.DecodeError(f"a frame of {length} bytes is too long")
+    return msgspec.msgpack.decode(_exactly(connection, length), type=kind), list(fds)
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    body = bytearray(num_bytes)
+    view = memoryview(body)
+    while view:
+        num_read = connection.recv_into(view)
+        if num_read == 0:
+            raise EOFError("the other end is gone")
+        view = view[num_read:]
+    return bytes(body)

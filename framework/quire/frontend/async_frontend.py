@@ -1,0 +1,223 @@
+"""Serves prompts from an event loop; everything that HTTP needs, and nothing of HTTP.
+
+The event loop never runs a step, and the engine's thread never waits for a reader.
+"""
+
+import asyncio
+import atexit
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from quire.errors import EngineDeadError, OverloadedError, UnknownModelError
+from quire.frontend.answer import AnswerParser
+from quire.frontend.answer_stream import AnswerStream
+from quire.frontend.chat_template import ChatTemplate
+from quire.frontend.dispatch import Dispatch
+from quire.frontend.engine_client import EngineCoreClient
+from quire.frontend.intake import EncodedPrompt, Intake, RequestHook
+from quire.frontend.output import Answers
+from quire.frontend.tokenizer import Tokenizer
+from quire.messages import AdapterRef, EngineStats
+from quire.outputs import Delta, Prompt, RequestOutput
+from quire.sampling_params import SamplingParams
+
+INLINE_CHARACTERS = 4096  # longer texts are tokenized in a thread, so that the loop goes on
+DRAIN_POLL_S = 0.02
+
+
+class MakeAnswerParser(Protocol):
+    """Makes the parser of one answer."""
+
+    def __call__(self, prompt_text: str, *, with_tools: bool) -> AnswerParser:
+        """Return a parser; `prompt_text` may have opened the thinking already."""
+
+
+class AsyncFrontend:
+    """Serves prompts from an event loop, over an engine core that runs in a thread.
+
+    Args:
+        core: The engine; nobody else may call it from now on.
+        tokenizer: The model's.
+        intake: Checks requests.
+        chat_template: The model's.
+        make_answer_parser: Makes the parser of one answer; see `AnswerParsers`.
+        model_name: What requests call the model.
+        adapters: LoRA adapters by the name that requests use. May grow and shrink.
+        max_model_len: Tokens of prompt and answer together, at most.
+        finished_hooks: The plugins' `request_finished`.
+    """
+
+    def __init__(
+        self,
+        core: EngineCoreClient,
+        tokenizer: Tokenizer,
+        intake: Intake,
+        chat_template: ChatTemplate,
+        make_answer_parser: MakeAnswerParser,
+        model_name: str,
+        adapters: dict[str, AdapterRef],
+        max_model_len: int,
+        *,
+        finished_hooks: Sequence[RequestHook] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.intake = intake
+        self.chat_template = chat_template
+        self.make_answer_parser = make_answer_parser
+        self.model_name = model_name
+        self.adapters = adapters
+        self.max_model_len = max_model_len
+        self._finished_hooks = tuple(finished_hooks)
+        self._is_draining = False
+        self._dispatch = Dispatch(core)
+        # While modules still exist; a daemon thread that outlives them can crash the exit.
+        atexit.register(self._dispatch.stop)
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+    ) -> AnswerStream:
+        """Check a request, hand it to the engine, and return the stream of its deltas.
+
+        Args:
+            prompt: Text, token ids, or a dict as `Intake.admit` takes it.
+            params: How to generate.
+            adapter: Name of a LoRA adapter; None or the model's own name: none.
+            priority: Lower runs first.
+
+        Raises:
+            RequestError: The request is wrong; nothing was queued.
+            EngineDeadError: The engine stopped.
+        """
+        self.check_health()
+        if self._is_draining:
+            raise OverloadedError("the server is shutting down and takes no new requests")
+        encoded = await self._encode(prompt)
+        admission = self.intake.admit(
+            encoded, params, adapter=self._resolve_adapter(adapter), priority=priority
+        )
+        answers = Answers(admission, self.tokenizer, self._finished_hooks)
+        return self._dispatch.start(answers)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[Delta]:
+        """Generate; the deltas of n answers come interleaved, told apart by `index`.
+
+        Closing the iterator or cancelling its task aborts what is not over. Raises what `submit`
+        raises, and a `RequestError` if the request fails on the way.
+        """
+        async with await self.submit(prompt, params, adapter=adapter, priority=priority) as stream:
+            async for delta in stream:
+                yield delta
+
+    async def generate_whole(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+    ) -> RequestOutput:
+        """Generate, and return all answers when they are complete; raises as `generate` does."""
+        async with await self.submit(prompt, params, adapter=adapter, priority=priority) as stream:
+            async for _ in stream:
+                pass
+            return stream.result()
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """Return the prompt of a conversation.
+
+        It has its special tokens already: generate from `{"prompt": text, "add_special_tokens":
+        False}`.
+
+        Raises:
+            RequestError: The conversation cannot be rendered.
+        """
+        return self.chat_template.render(messages, tools, **template_kwargs)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt.
+
+        Raises:
+            RequestError: It is empty, too long or not a prompt.
+        """
+        return self.intake.encode(prompt).token_ids
+
+    def abort(self, request_id: str) -> None:
+        """End a request by the id of its stream; its readers get a last delta that says so."""
+        for stream in self._dispatch.streams():
+            if stream.request_id == request_id:
+                self._dispatch.end(stream)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine said about itself after the last step."""
+        return self._dispatch.stats
+
+    def is_ready(self) -> bool:
+        """Whether new requests are served."""
+        return self._dispatch.death is None and not self._is_draining
+
+    def check_health(self) -> None:
+        """Return if the engine lives.
+
+        Raises:
+            EngineDeadError: It does not.
+        """
+        if self._dispatch.death is not None:
+            raise EngineDeadError(str(self._dispatch.death)) from self._dispatch.death
+
+    async def control(self, name: str, argument: Any = None) -> Any:
+        """Have the engine do something besides steps; raises what the engine raises."""
+        return await self._dispatch.control(name, argument)
+
+    async def shutdown(self, timeout_s: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish, abort the rest, stop the engine.
+
+        Args:
+            timeout_s: How long running requests get.
+        """
+        self._is_draining = True
+        deadline = time.monotonic() + timeout_s
+        while self._dispatch.streams() and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for stream in self._dispatch.streams():
+            self._dispatch.end(stream)
+        await asyncio.to_thread(self._dispatch.stop)
+        atexit.unregister(self._dispatch.stop)
+
+    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(text, str) and len(text) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.intake.encode, prompt)
+        return self.intake.encode(prompt)
+
+    def _resolve_adapter(self, name: str | None) -> AdapterRef | None:
+        if name is None or name == self.model_name:
+            return None
+        if name in self.adapters:
+            return self.adapters[name]
+        known = [self.model_name, *self.adapters]
+        near = get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownModelError(
+            f"there is no model or adapter {name!r} here{hint} (served: {', '.join(known)})",
+            param="model",
+        )

@@ -1,0 +1,167 @@
+"""Offline, the caller's thread runs the steps: no event loop, no other thread, no waiting.
+
+All prompts are checked before the first one runs. Then as many as the engine takes are in flight;
+whatever ends this early (an error, Ctrl-C) leaves the engine clean for the next call.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from quire.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from quire.frontend.engine_client import EngineCoreClient
+from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.output import Answers
+from quire.frontend.tokenizer import Tokenizer
+from quire.messages import AdapterRef, EngineOutputs
+from quire.outputs import Prompt, RequestOutput
+from quire.sampling_params import SamplingParams
+
+MAX_IN_FLIGHT = 1024
+
+T = TypeVar("T")
+
+
+class BatchFrontend:
+    """Generates for lists of prompts.
+
+    Args:
+        core: The engine.
+        tokenizer: The model's.
+        intake: Checks requests.
+        finished_hooks: The plugins' `request_finished`.
+        max_in_flight: Engine requests that are queued at the same time, at most.
+    """
+
+    def __init__(
+        self,
+        core: EngineCoreClient,
+        tokenizer: Tokenizer,
+        intake: Intake,
+        *,
+        finished_hooks: Sequence[RequestHook] = (),
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        self._core = core
+        self._tokenizer = tokenizer
+        self._intake = intake
+        self._finished_hooks = tuple(finished_hooks)
+        self._max_in_flight = max_in_flight
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        adapters: Sequence[AdapterRef | None] | AdapterRef | None = None,
+        priority: int = 0,
+        use_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Return the answers to each prompt, in order.
+
+        Args:
+            prompts: Each as `Intake.admit` takes it.
+            params: For all prompts, or one for each.
+            adapters: For all prompts, or one for each.
+            priority: Lower runs first.
+            use_progress: Show a progress bar, on a terminal.
+
+        Raises:
+            RequestError: A prompt or its parameters are wrong (then nothing ran), or a request
+                failed while it ran (then the others are aborted).
+            EngineDeadError: The engine cannot go on.
+        """
+        each_params = _for_each(params, len(prompts), "params")
+        each_adapter = _for_each(adapters, len(prompts), "adapters")
+        every = [
+            Answers(
+                self._intake.admit(prompt, params, adapter=adapter, priority=priority),
+                self._tokenizer,
+                self._finished_hooks,
+            )
+            for prompt, params, adapter in zip(prompts, each_params, each_adapter, strict=True)
+        ]
+        run = _Run(self._core, every, self._max_in_flight)
+        with _progress(len(prompts), use_progress) as show:
+            run.to_the_end(show)
+        return [answers.result() for answers in every]
+
+
+class _Run:
+    """One call: what waits, and what the engine has."""
+
+    def __init__(
+        self, core: EngineCoreClient, every: Sequence[Answers], max_in_flight: int
+    ) -> None:
+        self._core = core
+        self._waiting = deque(
+            (request, answers) for answers in every for request in answers.admission.requests
+        )
+        self._in_flight: dict[str, Answers] = {}
+        self._max_in_flight = max_in_flight
+
+    def to_the_end(self, show: Progress) -> None:
+        task = show.task_ids[0]
+        try:
+            while self._waiting or self._in_flight:
+                self._add()
+                show.advance(task, self._take(self._step()))
+        finally:
+            if self._in_flight:
+                self._core.abort(list(self._in_flight))
+
+    def _add(self) -> None:
+        while self._waiting and len(self._in_flight) < self._max_in_flight:
+            request, answers = self._waiting[0]
+            try:
+                self._core.add(request)
+            except OverloadedError:
+                if not self._in_flight:
+                    raise  # waiting would not help
+                return
+            self._waiting.popleft()
+            self._in_flight[request.request_id] = answers
+
+    def _step(self) -> EngineOutputs:
+        if not self._core.has_work():
+            raise EngineDeadError(
+                f"the engine has no work left, but {len(self._in_flight)} requests are not finished"
+            )
+        return self._core.step()
+
+    def _take(self, outputs: EngineOutputs) -> int:
+        """Take what a step said; return how many prompts it finished."""
+        num_finished = 0
+        for output in outputs.outputs:
+            answers = self._in_flight.get(output.request_id)
+            if answers is None:
+                continue
+            delta, must_abort = answers.take(output)
+            if must_abort:
+                self._core.abort([output.request_id])
+            if delta.finish_reason is not None:
+                del self._in_flight[output.request_id]
+                num_finished += answers.is_finished
+        return num_finished
+
+
+def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:
+    """Return one value for each prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * num_prompts  # type: ignore[list-item]
+    if len(value) != num_prompts:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} entries for {num_prompts} prompts", param=name
+        )
+    return value
+
+
+@contextmanager
+def _progress(num_prompts: int, is_shown: bool) -> Iterator[Progress]:
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not is_shown) as progress:
+        progress.add_task("generate", total=num_prompts)
+        yield progress

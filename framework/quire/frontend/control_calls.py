@@ -1,0 +1,67 @@
+"""Control verbs wait for their turn in the engine's thread, and never longer than it lives."""
+
+import asyncio
+import contextlib
+import threading
+from functools import partial
+from typing import Any
+
+from quire.errors import EngineDeadError
+from quire.frontend.engine_client import EngineCoreClient
+from quire.frontend.engine_thread import EngineThread
+
+Answer = asyncio.Future[Any]
+
+
+class ControlCalls:
+    """The control verbs that somebody waits for."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+        self._waiting: set[Answer] = set()
+        self._lock = threading.Lock()
+
+    async def call(self, name: str, argument: Any) -> Any:
+        """Run a verb between two steps; raises what the engine raises."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.add(answer)
+        try:
+            self._thread.post(partial(_run, answer, name, argument))
+            return await answer
+        finally:
+            with self._lock:
+                self._waiting.discard(answer)
+
+    def fail(self, death: EngineDeadError) -> None:
+        """Tell everybody who waits that no answer will come."""
+        with self._lock:
+            waiting = list(self._waiting)
+        for answer in waiting:
+            _send(answer, partial(_set_error, answer, death))
+
+
+def _run(answer: Answer, name: str, argument: Any, core: EngineCoreClient) -> None:
+    try:
+        result = core.control(name, argument)
+    except EngineDeadError:
+        raise  # the thread ends, and tells everybody
+    except Exception as error:  # noqa: BLE001 - the caller's: it is raised where it waits
+        _send(answer, partial(_set_error, answer, error))
+    else:
+        _send(answer, partial(_set_result, answer, result))
+
+
+def _send(answer: Answer, call: partial[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        answer.get_loop().call_soon_threadsafe(call)
+
+
+def _set_result(answer: Answer, result: Any) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _set_error(answer: Answer, error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

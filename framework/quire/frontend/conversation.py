@@ -1,0 +1,133 @@
+"""Messages in OpenAI's shape become what chat templates read: plain text, arguments as objects.
+
+Whatever cannot be shown to the model is refused by name; nothing is dropped in silence.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidRequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+PART_SEPARATOR = "\n"  # between the text parts of one message
+KEPT = ("name", "tool_call_id", "reasoning_content")
+
+Message = dict[str, Any]
+
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages as templates read them.
+
+    Raises:
+        InvalidRequestError: A message is not what the API asks for; `param` says where.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InvalidRequestError(
+            "messages must be a list of at least one message", param="messages"
+        )
+    return [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the tools with `type` and `function`; None if there are none.
+
+    Raises:
+        InvalidRequestError: A tool is not a function with a name.
+    """
+    if not tools:
+        return None
+    return [_normalize_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def _normalize(message: object, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(f"{where} must be an object, got {message!r}", param=where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidRequestError(
+            f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", param=f"{where}.role"
+        )
+    calls = message.get("tool_calls") or []
+    is_optional = role == "assistant" and bool(calls or message.get("reasoning_content"))
+    normal: Message = {
+        "role": "system" if role == "developer" else role,
+        "content": _text(message.get("content"), f"{where}.content", is_optional),
+    }
+    normal |= {key: message[key] for key in KEPT if message.get(key) is not None}
+    if role == "assistant" and message.get("reasoning") is not None:
+        normal.setdefault("reasoning_content", message["reasoning"])
+    if calls:
+        normal["tool_calls"] = _calls(calls, role, f"{where}.tool_calls")
+    return normal
+
+
+def _text(content: object, where: str, is_optional: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and is_optional:
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequestError(
+            f"{where} must be a string or a list of parts, got {content!r}", param=where
+        )
+    return PART_SEPARATOR.join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(part, Mapping):
+        raise InvalidRequestError(
+            f"{where} has the type {kind!r}; this model reads text parts only", param=where
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}.text must be a string, got {text!r}", param=where)
+    return text
+
+
+def _calls(calls: object, role: str, where: str) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise InvalidRequestError(f"{where}: a message of role {role} has no calls", param=where)
+    if not isinstance(calls, list):
+        raise InvalidRequestError(f"{where} must be a list, got {calls!r}", param=where)
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: object, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
+        raise InvalidRequestError(f"{where} must have a function with a name", param=where)
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    normal = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return normal | ({"id": call["id"]} if call.get("id") is not None else {})
+
+
+def _arguments(arguments: object, where: str) -> dict[str, Any]:
+    """Return arguments as an object; the API carries them as JSON text."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"{where} is not JSON: {error}", param=where) from error
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(f"{where} must be a JSON object, got {arguments!r}", param=where)
+    return arguments
+
+
+def _normalize_tool(tool: object, where: str) -> dict[str, Any]:
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if kind != "function" or not isinstance(function, Mapping):
+        raise InvalidRequestError(
+            f'{where} must read {{"type": "function", "function": {{"name": ...}}}}', param=where
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(
+            f"{where}.function.name must be a string, got {name!r}", param=f"{where}.function.name"
+        )
+    return {"type": "function", "function": dict(function)}

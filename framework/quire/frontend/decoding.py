@@ -1,0 +1,182 @@
+"""Which family of decoders a tokenizer belongs to is read from its description, never guessed.
+
+tokenizer.json says how tokens become text. Byte-level BPE and the SentencePiece forms (Metaspace;
+Replace, ByteFallback, Fuse, Strip) have exact streams. Whatever else there is, is decoded through a
+window.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from quire.frontend.text_stream import (
+    ByteLevelStream,
+    Piece,
+    PieceRules,
+    PieceStream,
+    TextStream,
+    WindowStream,
+)
+
+if TYPE_CHECKING:
+    from quire.frontend.tokenizer import TokenizerBackend
+
+BYTE_TOKEN_LENGTH = len("<0x00>")
+
+
+class Decoding(ABC):
+    """How the tokens of one tokenizer become text."""
+
+    def __init__(self, backend: "TokenizerBackend") -> None:
+        self.backend = backend
+        self.special_token_ids = backend.special_token_ids()
+
+    @staticmethod
+    def of(backend: "TokenizerBackend") -> "Decoding":
+        """Return the decoding that a tokenizer's description asks for."""
+        steps = _steps(backend.decoder())
+        if [step["type"] for step in steps] == ["ByteLevel"]:
+            return ByteLevelDecoding(backend)
+        rules = _piece_rules(steps)
+        return WindowDecoding(backend) if rules is None else PieceDecoding(backend, rules)
+
+    @abstractmethod
+    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return an incremental decoder that stands at the end of a prompt."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text."""
+
+
+class ByteLevelDecoding(Decoding):
+    """Tokens are bytes, written in an alphabet of 256 printable characters."""
+
+    def __init__(self, backend: "TokenizerBackend") -> None:
+        super().__init__(backend)
+        self._known: dict[int, bytes] = {}
+
+    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return an incremental decoder that stands at the end of a prompt."""
+
+        def bytes_of(token_id: int) -> bytes:
+            is_skipped = skip_special_tokens and token_id in self.special_token_ids
+            return b"" if is_skipped else self.token_bytes(token_id)
+
+        return ByteLevelStream(bytes_of, prompt_token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token; empty for an id that does not exist."""
+        known = self._known.get(token_id)
+        if known is None:
+            token = self.backend.id_to_token(token_id)
+            known = self._known[token_id] = _byte_level_bytes(token or "")
+        return known
+
+
+class PieceDecoding(Decoding):
+    """Tokens are text in which a mark stands for the blank."""
+
+    def __init__(self, backend: "TokenizerBackend", rules: PieceRules) -> None:
+        super().__init__(backend)
+        self._rules = rules
+        self._known: dict[int, Piece] = {}
+
+    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return an incremental decoder that stands at the end of a prompt."""
+
+        def piece_of(token_id: int) -> Piece:
+            is_skipped = skip_special_tokens and token_id in self.special_token_ids
+            return None if is_skipped else self._piece(token_id)
+
+        return PieceStream(piece_of, self._rules, prompt_token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token; empty for an id that does not exist."""
+        piece = self._piece(token_id)
+        if isinstance(piece, str):
+            return piece.replace(self._rules.mark, " ").encode()
+        return piece or b""
+
+    def _piece(self, token_id: int) -> Piece:
+        if token_id not in self._known:
+            token = self.backend.id_to_token(token_id)
+            byte = _byte_of(token) if token and self._rules.has_byte_tokens else None
+            self._known[token_id] = token if byte is None else byte
+        return self._known[token_id]
+
+
+class WindowDecoding(Decoding):
+    """Only the tokenizer's own `decode` knows."""
+
+    def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return an incremental decoder that stands at the end of a prompt."""
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return WindowStream(decode, prompt_token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of the token decoded alone."""
+        return self.backend.decode([token_id], skip_special_tokens=False).encode()
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the steps of a decoder, one after another; none if it is not described."""
+    if decoder is None:
+        return []
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [step for part in decoder["decoders"] for step in _steps(part)]
+
+
+def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
+    """Return the rules if the steps are a form that `PieceStream` follows exactly."""
+    kinds = [step["type"] for step in steps]
+    if kinds == ["Metaspace"]:
+        drops_marks = steps[0].get("prepend_scheme", "always") != "never"
+        return PieceRules(steps[0]["replacement"], drops_first_marks=drops_marks)
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or len(kinds) > 4:
+        return None
+    mark = steps[0]["pattern"].get("String")
+    if mark is None or steps[0]["content"] != " ":
+        return None
+    if len(kinds) == 3:
+        return PieceRules(mark, has_byte_tokens=True)
+    strip = steps[3]
+    if strip["type"] != "Strip" or strip["content"] != " " or strip["stop"]:
+        return None
+    return PieceRules(mark, has_byte_tokens=True, num_strip=strip["start"])
+
+
+def _byte_of(token: str) -> bytes | None:
+    """Return the byte that a token like `<0xE2>` stands for."""
+    if len(token) != BYTE_TOKEN_LENGTH or not (token.startswith("<0x") and token.endswith(">")):
+        return None
+    try:
+        return bytes([int(token[3:5], 16)])
+    except ValueError:
+        return None
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """Return the bytes of a byte-level token; a token outside the alphabet is its own text."""
+    alphabet = _byte_alphabet()
+    if all(character in alphabet for character in token):
+        return bytes(alphabet[character] for character in token)
+    return token.encode()
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Return the characters that stand for the 256 bytes.
+
+    Printable Latin-1 characters stand for themselves; the others, in order, for the characters from
+    U+0100 (as in GPT-2's published vocabulary).
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(others)}

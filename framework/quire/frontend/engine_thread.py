@@ -1,0 +1,118 @@
+"""One thread owns the engine core: commands go in, outputs come out, and its death is announced.
+
+The core is not thread-safe and need not be. The thread sleeps on a condition while the core has no
+work, and drains the commands before every step, so an abort takes effect within one step.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from quire.errors import EngineDeadError
+from quire.frontend.engine_client import EngineCoreClient
+from quire.messages import EngineOutputs
+
+logger = logging.getLogger(__name__)
+
+Command = Callable[[EngineCoreClient], None]
+
+
+class EngineThread:
+    """Runs the steps of a core.
+
+    Args:
+        core: The engine; from now on nobody else calls it.
+        on_outputs: Called in the thread after each step that had something to say.
+        on_death: Called in the thread, once, when a step or a command failed.
+    """
+
+    def __init__(
+        self,
+        core: EngineCoreClient,
+        on_outputs: Callable[[EngineOutputs], None],
+        on_death: Callable[[EngineDeadError], None],
+    ) -> None:
+        self._core = core
+        self._on_outputs = on_outputs
+        self._on_death = on_death
+        self._commands: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._death: EngineDeadError | None = None
+        # A daemon, so that a caller who forgets to shut down can still leave the program.
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """Why the engine stopped, if it did."""
+        return self._death
+
+    def post(self, command: Command) -> None:
+        """Have a command called with the core, in the thread, before the next step.
+
+        Raises:
+            EngineDeadError: The engine stopped; the command will never be called.
+        """
+        with self._wake:
+            if self._death is not None:
+                raise EngineDeadError(str(self._death)) from self._death
+            self._commands.append(command)
+            self._wake.notify()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End the thread after the step that runs, and shut the core down. May be called twice."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._die(EngineDeadError("the engine was shut down"))
+        except BaseException as error:  # whoever waits for this thread must hear of it
+            logger.critical("the engine died", exc_info=error)
+            death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
+            death.__cause__ = error
+            self._die(death)
+        finally:
+            self._shut_down()
+
+    def _turn(self) -> bool:
+        """Run the commands and one step; False when the thread is to end."""
+        for command in self._take_commands():
+            command(self._core)
+        if self._is_stopping:
+            return False
+        if self._core.has_work():
+            outputs = self._core.step()
+            self._on_outputs(outputs)
+        return True
+
+    def _take_commands(self) -> list[Command]:
+        has_work = self._core.has_work()
+        with self._wake:
+            while not (self._commands or has_work or self._is_stopping):
+                self._wake.wait()
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def _die(self, death: EngineDeadError) -> None:
+        with self._wake:
+            self._death = death
+            self._commands.clear()
+        self._on_death(death)
+
+    def _shut_down(self) -> None:
+        try:
+            self._core.shutdown()
+        except Exception:
+            logger.exception("the engine did not shut down cleanly")

@@ -1,0 +1,120 @@
+"""The model's tokens as bytes, read from tokenizer.json: what grammars are matched against.
+
+A tokenizer spells bytes in one of two ways. A byte-level one has a printable character for each
+byte; a SentencePiece one has text with a mark for the blank, and `<0x0A>` for single bytes. Which
+one it is stands in its decoder. Special tokens are left out: no grammar may ask for one. Added
+tokens that are not special, such as <tool_call>, stand for their own text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import UnsupportedModelError
+from quire.interfaces.structured_output import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Spelling = Callable[[str], bytes]
+
+
+def read_vocabulary(tokenizer: "Tokenizer", eos_token_ids: Iterable[int], size: int) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.
+
+    Args:
+        tokenizer: Of the model.
+        eos_token_ids: Ids that end an answer.
+        size: V, the length of a row of logits; it may be larger than the tokenizer's.
+
+    Raises:
+        UnsupportedModelError: The tokenizer spells bytes in a way that is not known.
+    """
+    return parse_vocabulary(tokenizer.to_str(), eos_token_ids, size)
+
+
+def parse_vocabulary(
+    tokenizer_json: str | bytes, eos_token_ids: Iterable[int], size: int
+) -> Vocabulary:
+    """Return the vocabulary that the text of a tokenizer.json describes; raises as above."""
+    spec = json.loads(tokenizer_json)
+    ends = tuple(dict.fromkeys(eos_token_ids))
+    added = {token["id"]: token for token in spec.get("added_tokens") or ()}
+    spell = _spelling(spec)
+    tokens: dict[bytes, list[int]] = {}
+    for text, token_id in _model_tokens(spec["model"]):
+        if token_id not in added and token_id not in ends and token_id < size:
+            tokens.setdefault(spell(text), []).append(token_id)
+    for token_id, token in added.items():
+        if not token.get("special") and token_id not in ends and token_id < size:
+            tokens.setdefault(token["content"].encode(), []).append(token_id)
+    tokens.pop(b"", None)
+    return Vocabulary(tokens, ends, size)
+
+
+def _model_tokens(model: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):  # BPE, WordPiece, WordLevel: token -> id
+        yield from vocabulary.items()
+    else:  # Unigram: [token, score], in the order of ids
+        yield from ((token, token_id) for token_id, (token, _) in enumerate(vocabulary))
+
+
+def _spelling(spec: dict[str, Any]) -> Spelling:
+    """Return how the tokenizer's texts become bytes."""
+    decoders = list(_steps(spec.get("decoder"), "decoders"))
+    splitters = list(_steps(spec.get("pre_tokenizer"), "pretokenizers"))
+    if any(step["type"] == "ByteLevel" for step in decoders + splitters):
+        return _byte_level
+    blanks = [step["replacement"] for step in decoders if step["type"] == "Metaspace"]
+    blanks += [
+        step["pattern"]["String"]
+        for step in decoders
+        if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+    ]
+    if not blanks:
+        kinds = ", ".join(step["type"] for step in decoders) or "none"
+        raise UnsupportedModelError(
+            f"structured output needs the bytes of each token, and this tokenizer's decoder "
+            f"({kinds}) is neither byte-level nor SentencePiece's"
+        )
+    has_bytes = any(step["type"] == "ByteFallback" for step in decoders)
+    return lambda text: _sentencepiece(text, blanks[0], has_bytes=has_bytes)
+
+
+def _steps(part: dict[str, Any] | None, field: str) -> Iterator[dict[str, Any]]:
+    """Yield a part of a tokenizer, or what a sequence of parts is made of."""
+    if part is None:
+        return
+    if part["type"] == "Sequence":
+        for step in part[field]:
+            yield from _steps(step, field)
+    else:
+        yield part
+
+
+def _sentencepiece(text: str, blank: str, *, has_bytes: bool) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(text) if has_bytes and text.startswith("<0x") else None
+    return bytes([int(match[1], 16)]) if match else text.replace(blank, " ").encode()
+
+
+def _byte_level(text: str) -> bytes:
+    """Undo the alphabet of GPT-2; a token with a character outside of it stands for itself."""
+    try:
+        return text.translate(_alphabet()).encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
+
+
+@cache
+def _alphabet() -> dict[int, int]:
+    """Map each character of the byte-level alphabet to its byte.
+
+    Bytes that print stand for themselves; the others, in order, have the characters from U+0100.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    silent = [byte for byte in range(256) if byte not in set(printing)]
+    return {byte: byte for byte in printing} | {0x100 + i: byte for i, byte in enumerate(silent)}

@@ -1,0 +1,297 @@
+"""Wire an engine together: the one place that knows every floor.
+
+plan_composition   what would run, without torch
+start_engine       the same, running: workers started, weights loaded, cache allocated
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.checkpoint import Checkpoint, find_checkpoint
+from quire.compose import Choice, Composition, build_spec, compose
+from quire.config import Settings
+from quire.engine.core import EngineCore, NoGrammars
+from quire.engine.grammar import GrammarHost
+from quire.engine.grammar_pool import GrammarLimits
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_plan import fixed_plan, plan_kv_cache
+from quire.engine.scheduler import Scheduler
+from quire.errors import GrammarError, SettingsError, UnknownModelError
+from quire.frontend.answer import AnswerParsers, ParserChoice
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat_template import ChatTemplate
+from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.vocabulary import read_vocabulary
+from quire.interfaces.executor import Executor, Worker, WorkerLaunch
+from quire.interfaces.kv_cache import KVPlan
+from quire.interfaces.structured_output import Vocabulary
+from quire.messages import AdapterRef, WorkerInfo
+from quire.outputs import LoRARequest
+from quire.plugins import Plugins, load_plugins
+from quire.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine, in parts; `LLM`, `AsyncEngine` and the server are built on it."""
+
+    settings: Settings
+    plugins: Plugins
+    composition: Composition
+    core: EngineCore
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    intake: Intake
+    answer_parsers: AnswerParsers
+    adapters: Mapping[str, AdapterRef]
+
+    @property
+    def model_name(self) -> str:
+        """What requests call the model."""
+        return self.settings.model.served_model_name or self.composition.checkpoint.name
+
+    def resolve_adapter(self, adapter: str | LoRARequest | None) -> AdapterRef | None:
+        """Return the adapter that a caller means.
+
+        Raises:
+            UnknownModelError: It is not offered here.
+            AdapterError: Its files are not there.
+        """
+        if adapter is None:
+            return None
+        if isinstance(adapter, str):
+            if adapter not in self.adapters:
+                known = ", ".join(self.adapters) or "none; start with enable_lora and lora_modules"
+                raise UnknownModelError(f"there is no adapter {adapter!r} (offered: {known})")
+            return self.adapters[adapter]
+        if self.composition.lora_source is None:
+            raise UnknownModelError("LoRA is off; start with enable_lora=True")
+        source = self.plugins.registries.lora_sources.load(self.composition.lora_source.entry)()
+        folder = source.resolve(adapter.lora_path)
+        return AdapterRef(adapter.lora_name, str(folder), source.content_hash(folder))
+
+    @property
+    def finished_hooks(self) -> list[RequestHook]:
+        """The plugins' `request_finished`."""
+        return self.plugins.hooks("request_finished")
+
+    def async_frontend(self) -> AsyncFrontend:
+        """Hand the engine to a thread of its own; from then on only the frontend may use it."""
+        return AsyncFrontend(
+            self.core,
+            tokenizer=self.tokenizer,
+            intake=self.intake,
+            chat_template=self.chat_template,
+            make_answer_parser=self.answer_parsers,
+            model_name=self.model_name,
+            adapters=dict(self.adapters),
+            max_model_len=self.composition.max_model_len,
+            finished_hooks=self.finished_hooks,
+        )
+
+
+def plan_composition(settings: Settings) -> Composition:
+    """Choose every part of an engine, without starting it.
+
+    Raises:
+        QuireError: A part cannot be chosen; the message says which and what would help.
+    """
+    return _compose(settings, load_plugins(settings.plugins))[0]
+
+
+def start_engine(settings: Settings) -> Engine:
+    """Start an engine with its workers.
+
+    Raises:
+        QuireError: It cannot be started; the message says why and what would help.
+    """
+    started = time.perf_counter()
+    plugins = load_plugins(settings.plugins)
+    for record in plugins.failed:
+        logger.warning("plugin %s failed to load: %s", record.source, record.error)
+    composition, tokenizer, chat_template = _compose(settings, plugins)
+    _log_composition(composition)
+    executor = _start_executor(settings, composition, plugins)
+    try:
+        core = _start_core(settings, composition, plugins, executor, tokenizer)
+        adapters = _offer_adapters(settings, composition, plugins, core)
+    except BaseException:
+        executor.shutdown()
+        raise
+    intake = Intake(
+        tokenizer,
+        max_model_len=composition.max_model_len,
+        vocab_size=composition.description.vocab_size,
+        fields=composition.sampler_fields,
+        hooks=plugins.hooks("request_received"),
+    )
+    logger.info("ready after %.2f s", time.perf_counter() - started)
+    return Engine(
+        settings=settings,
+        plugins=plugins,
+        composition=composition,
+        core=core,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        intake=intake,
+        answer_parsers=_answer_parsers(composition, plugins),
+        adapters=adapters,
+    )
+
+
+def _compose(settings: Settings, plugins: Plugins) -> tuple[Composition, Tokenizer, ChatTemplate]:
+    checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints)
+    tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
+    template = ChatTemplate.load(
+        checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
+    )
+    return compose(settings, plugins, checkpoint, template.source), tokenizer, template
+
+
+def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoint) -> Path:
+    if settings.model.tokenizer is None:
+        return checkpoint.folder
+    other = Settings.from_options({"model": settings.model.tokenizer}).model
+    return find_checkpoint(other, plugins.registries.checkpoints).folder
+
+
+def _log_composition(composition: Composition) -> None:
+    logger.info(
+        "%s on %s in %s: %s",
+        composition.checkpoint.name,
+        composition.device,
+        composition.dtype,
+        composition.dtype_why,
+    )
+    for choice in composition.choices:
+        logger.info(
+            "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why
+        )
+
+
+def _start_executor(settings: Settings, composition: Composition, plugins: Plugins) -> Executor:
+    executor_class = plugins.registries.executors.load(composition.executor.entry)
+    launch = WorkerLaunch(make=_worker_maker(settings, composition, plugins))
+    return executor_class(launch, settings.parallel.tensor_parallel_size)
+
+
+def _worker_maker(
+    settings: Settings, composition: Composition, plugins: Plugins
+) -> Callable[[int], Worker]:
+    def make(rank: int) -> Worker:
+        from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.worker import ModelWorker
+
+        if settings.parallel.tensor_parallel_size != 1 or rank != 0:
+            raise SettingsError("workers that share a layer need a process each")
+        return ModelWorker(settings, composition, plugins.registries, SingleDevice())
+
+    return make
+
+
+def _start_core(
+    settings: Settings,
+    composition: Composition,
+    plugins: Plugins,
+    executor: Executor,
+    tokenizer: Tokenizer,
+) -> EngineCore:
+    plan = _plan_kv(settings, composition, plugins, executor.start())
+    executor.allocate(plan)
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.1f MB",
+        plan.num_blocks - 1,
+        composition.block_size,
+        sum(tensor.num_bytes for tensor in plan.tensors) / 1e6,
+    )
+    scheduler = Scheduler(settings.scheduler, KVCacheManager(plan), settings.lora.max_loras)
+    return EngineCore(scheduler, executor, _grammars(settings, composition, tokenizer))
+
+
+def _plan_kv(
+    settings: Settings, composition: Composition, plugins: Plugins, info: WorkerInfo
+) -> KVPlan:
+    tp_size = settings.parallel.tensor_parallel_size
+    specs = [
+        build_spec(plugins.registries, composition, layer, tp_size)
+        for layer in composition.description.kv_layers
+    ]
+    if settings.cache.num_kv_blocks is not None:
+        return fixed_plan(specs, settings.cache.num_kv_blocks)
+    available = settings.cache.kv_cache_memory_bytes or info.available_kv_bytes
+    max_num_seqs = settings.scheduler.max_num_seqs
+    return plan_kv_cache(specs, available, composition.max_model_len, max_num_seqs)
+
+
+def _grammars(
+    settings: Settings, composition: Composition, tokenizer: Tokenizer
+) -> GrammarHost | NoGrammars:
+    """Prepare the grammar process; it starts with the first request that needs it."""
+    choice = composition.structured_output
+    if choice is None:
+        return NoGrammars()
+    vocab_size = composition.description.vocab_size
+    folder = composition.checkpoint.folder
+    return GrammarHost(
+        lambda: _read_vocabulary(folder, tokenizer, vocab_size),
+        backend=choice.name,
+        plugins=settings.plugins,
+        max_rows=settings.scheduler.max_num_seqs,
+        limits=GrammarLimits(timeout_s=settings.parts.grammar_timeout_s),
+    )
+
+
+def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    from tokenizers import Tokenizer as FastTokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise GrammarError(f"grammars need a fast tokenizer, and {folder} has no tokenizer.json")
+    return read_vocabulary(FastTokenizer.from_file(str(path)), tokenizer.eos_token_ids, vocab_size)
+
+
+def _answer_parsers(composition: Composition, plugins: Plugins) -> AnswerParsers:
+    registries = plugins.registries
+    return AnswerParsers(
+        _load_parser(registries.reasoning_parsers, composition.reasoning_parser),
+        _load_parser(registries.tool_parsers, composition.tool_parser),
+    )
+
+
+def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any] | None:
+    if choice is None:
+        return None
+    return ParserChoice(registry.load(choice.entry), choice.entry.source)
+
+
+def _offer_adapters(
+    settings: Settings, composition: Composition, plugins: Plugins, core: EngineCore
+) -> dict[str, AdapterRef]:
+    """Find the adapters that the user names and those that ship with the checkpoint, and load them.
+
+    What cannot be used stops start-up here, rather than a request later.
+
+    Raises:
+        AdapterError: An adapter is missing, broken, or made for another model.
+    """
+    if composition.lora_source is None:
+        return {}
+    source = plugins.registries.lora_sources.load(composition.lora_source.entry)()
+    shipped = composition.checkpoint.adapters
+    wanted = {name: str(path) for name, path in shipped.items()}
+    for module in settings.lora.lora_modules:
+        name, _, path = module.partition("=")
+        wanted[name] = path or wanted.get(name, name)
+    offered = {}
+    for name, path in wanted.items():
+        folder = source.resolve(path)
+        offered[name] = AdapterRef(name, str(folder), source.content_hash(folder))
+        core.control("load_adapter", offered[name])
+    return offered

@@ -1,0 +1,117 @@
+"""Values of a config.json are read with a type and an explicit default; a wrong one is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import UnsupportedModelError
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValues:
+    """A checkpoint's config.json, read value by value.
+
+    A key whose value is null counts as missing, as transformers writes it. A method called without
+    a default requires the key.
+
+    Attributes:
+        config: The mapping.
+        architecture: For error messages.
+        prefix: Where the mapping stands in the file, for error messages.
+    """
+
+    config: Mapping[str, Any]
+    architecture: str
+    prefix: str = field(default="")
+
+    def count(self, key: str, default: int = _REQUIRED) -> int:
+        """Return a whole number that is at least 1 (the default may be anything).
+
+        Raises:
+            UnsupportedModelError: It is missing or is not one.
+        """
+        value = self._get(key, default)
+        if value is not default and (not _is_int(value) or value < 1):
+            raise self._wrong(key, value, "a whole number from 1")
+        return int(value)
+
+    def positive(self, key: str, default: float = _REQUIRED) -> float:
+        """Return a finite number above zero.
+
+        Raises:
+            UnsupportedModelError: It is missing or is not one.
+        """
+        value = self._get(key, default)
+        is_number = _is_int(value) or isinstance(value, float)
+        if not is_number or not math.isfinite(value) or value <= 0:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool = _REQUIRED) -> bool:
+        """Return a truth value.
+
+        Raises:
+            UnsupportedModelError: It is missing or is not one.
+        """
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str = _REQUIRED) -> str:
+        """Return a string.
+
+        Raises:
+            UnsupportedModelError: It is missing or is not one.
+        """
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return an object; an empty one if there is none.
+
+        Raises:
+            UnsupportedModelError: It is not one.
+        """
+        value = self._get(key, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; an empty one if there is none.
+
+        Raises:
+            UnsupportedModelError: It is not one.
+        """
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, value, "a list of strings")
+        return tuple(value)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.config.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise UnsupportedModelError(
+                f"{self.architecture}: config.json has no {self.prefix}{key}"
+            )
+        return default
+
+    def _wrong(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.architecture}: {self.prefix}{key} in config.json must be {wanted}, "
+            f"got {value!r}"
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,29 @@
+"""What every layer of a model must know to build itself, passed from the top, never looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from quire.interfaces.quantization import Quantization
+from quire.layers.parallel import SingleDevice, TensorParallelGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContext:
+    """Where and how a model's layers are built.
+
+    Attributes:
+        dtype: Of weights and hidden states.
+        device: Where weights lie.
+        tp: The devices that share each layer.
+        quantization: How linear layers keep their weights; None: as they are.
+        layers: The decoder layers of this pipeline stage; None: all of them.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    tp: TensorParallelGroup = field(default_factory=SingleDevice)
+    quantization: Quantization | None = None
+    layers: range | None = None

@@ -1,0 +1,113 @@
+"""Adapters live in fixed stacks beside a linear layer; a batch loops over the few that occur in it.
+
+An adapter of rank r fills the first r rows of each slice's room, packed together, so one product
+with A serves all slices of a merged layer, and small adapters cost what they are, not what the
+largest may be. The scale is folded into B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire.interfaces.lora import AdapterBatch, AdapterModule
+
+
+@dataclass(frozen=True, slots=True)
+class LoRASlice:
+    """Where the outputs of one checkpoint matrix stand.
+
+    Attributes:
+        offset: First of our rows.
+        rows: This device's rows of the checkpoint's matrix.
+    """
+
+    offset: int
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One adapted slice of one adapter: `out[:, start:stop] += h[:, first:last] @ b`."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    b: Tensor  # [r, stop - start]; a view of the stack
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """One adapter in this layer, as views of the stacks."""
+
+    a: Tensor  # [sum of ranks, in]
+    shares: tuple[_Share, ...]
+
+
+class LoRAStacks:
+    """Room for `max_loras` adapters of one linear layer.
+
+    Attributes:
+        a: `[max_loras, num_slices * max_rank, in]`.
+        b: For each slice `[max_loras, out, max_rank]`.
+    """
+
+    def __init__(
+        self,
+        slices: tuple[LoRASlice, ...],
+        columns: range,
+        max_loras: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.slices = slices
+        self.columns = columns
+        rows = len(slices) * max_rank
+        self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
+        self.b = [
+            torch.zeros(max_loras, len(part.rows), max_rank, dtype=dtype, device=device)
+            for part in slices
+        ]
+        self._placed: list[_Placed | None] = [None] * max_loras
+
+    def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
+        """Place an adapter's matrices, one entry a slice; all None clears the place."""
+        first, shares = 0, []
+        for number, module in enumerate(modules):
+            if module is not None:
+                shares.append(self._place(index, number, first, module))
+                first = shares[-1].last
+        self._placed[index] = _Placed(self.a[index, :first], tuple(shares)) if shares else None
+
+    def add(self, out: Tensor, x: Tensor, batch: AdapterBatch) -> None:
+        """Add each row's adapter to `out` `[T, out]`, in place; `x` is `[T, in]`."""
+        for index, rows in batch.rows:
+            placed = self._placed[index]
+            if placed is None:
+                continue
+            if batch.covers_all:
+                _add(out, x, placed)
+            else:
+                chosen = out.index_select(0, rows)
+                _add(chosen, x.index_select(0, rows), placed)
+                out.index_copy_(0, rows, chosen)
+
+    def _place(self, index: int, number: int, first: int, module: AdapterModule) -> _Share:
+        part, rank = self.slices[number], module.a.shape[0]
+        last = first + rank
+        self.a[index, first:last].copy_(module.a[:, self.columns.start : self.columns.stop])
+        b = self.b[number][index, :, :rank]
+        b.copy_(module.b[part.rows.start : part.rows.stop]).mul_(module.scale)
+        return _Share(part.offset, part.offset + len(part.rows), first, last, b.t())
+
+
+def _add(out: Tensor, x: Tensor, placed: _Placed) -> None:
+    hidden = functional.linear(x, placed.a)  # [n, sum of ranks]
+    for share in placed.shares:
+        out[:, share.start : share.stop].addmm_(hidden[:, share.first : share.last], share.b)

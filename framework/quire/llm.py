@@ -1,0 +1,271 @@
+"""`LLM` and `AsyncEngine`: the engine for Python programs, offline and in an event loop."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from quire.compose import Composition
+from quire.config import DEFAULT_MODEL, Settings
+from quire.errors import EngineDeadError
+from quire.frontend.answer import AnswerParser
+from quire.frontend.batch import BatchFrontend
+from quire.frontend.tokenizer import Tokenizer
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallStart
+from quire.launch import Engine, start_engine
+from quire.messages import AdapterRef, EngineStats
+from quire.outputs import (
+    CompletionOutput,
+    Delta,
+    LoRARequest,
+    Prompt,
+    RequestOutput,
+    ToolCall,
+)
+from quire.sampling_params import SamplingParams
+
+Adapter = str | LoRARequest | None
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """An engine in this process, for lists of prompts.
+
+    Args:
+        model: A folder, a hub id, or a checkpoint that a plugin ships.
+        options: Every option of `quire serve`, with underscores: `max_num_seqs=8`.
+
+    Raises:
+        QuireError: The engine cannot be started; the message says why and what would help.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self._engine: Engine | None = start_engine(
+            Settings.from_options({"model": model} | options)
+        )
+        self._batch = BatchFrontend(
+            self._engine.core,
+            self._engine.tokenizer,
+            self._engine.intake,
+            finished_hooks=self._engine.finished_hooks,
+        )
+
+    @property
+    def composition(self) -> Composition:
+        """Which plugin serves which part, and why."""
+        return self._running.composition
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; all of them are one batch.
+
+        Args:
+            prompts: Text, token ids, or a dict with `prompt` or `prompt_token_ids`; or a list.
+            sampling_params: For all prompts, or one for each.
+            lora_request: An adapter's name or a `LoRARequest`, for all prompts or one for each.
+            use_tqdm: Show a progress bar, on a terminal.
+
+        Raises:
+            RequestError: A prompt or its parameters are wrong, or a request failed.
+            EngineDeadError: The engine was closed.
+        """
+        several = _as_list(prompts)
+        return self._run(several, sampling_params, lora_request, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer each conversation; thinking and tool calls are split from the text.
+
+        Args:
+            messages: One conversation in OpenAI's shape, or a list of them.
+            sampling_params: For all, or one for each.
+            tools: Tool definitions in OpenAI's shape, for all; or a list of such lists.
+            lora_request: For all, or one for each.
+            chat_template_kwargs: Further names for the chat template.
+            use_tqdm: Show a progress bar, on a terminal.
+
+        Raises:
+            RequestError: A conversation or its parameters are wrong, or a request failed.
+            EngineDeadError: The engine was closed.
+        """
+        conversations = _as_conversations(messages)
+        engine = self._running
+        each_tools = _tools_for_each(tools, len(conversations))
+        texts = [
+            engine.chat_template.render(conversation, offered, **(chat_template_kwargs or {}))
+            for conversation, offered in zip(conversations, each_tools, strict=True)
+        ]
+        prompts: list[Prompt] = [{"prompt": t, "add_special_tokens": False} for t in texts]
+        results = self._run(prompts, sampling_params, lora_request, use_tqdm)
+        for text, offered, result in zip(texts, each_tools, results, strict=True):
+            for output in result.outputs:
+                parser = engine.answer_parsers(text, with_tools=bool(offered))
+                split_answer(output, parser)
+        return results
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        return self._running.tokenizer
+
+    def stats(self) -> EngineStats:
+        """Return a few numbers about the engine, as they are now."""
+        return self._running.core.scheduler.stats(0)
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back. May be called twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.core.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        story: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise EngineDeadError("this LLM was closed")
+        return self._engine
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapters: Adapter | Sequence[Adapter],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        resolve = self._running.resolve_adapter
+        refs: AdapterRef | list[AdapterRef | None] | None
+        if isinstance(adapters, str | LoRARequest | None):
+            refs = resolve(adapters)
+        else:
+            refs = [resolve(adapter) for adapter in adapters]
+        chosen = params if params is not None else SamplingParams()
+        return self._batch.generate(prompts, chosen, adapters=refs, use_progress=use_tqdm)
+
+
+class AsyncEngine:
+    """An engine for an event loop; its steps run in a thread of their own.
+
+    Args:
+        model: A folder, a hub id, or a checkpoint that a plugin ships.
+        options: Every option of `quire serve`, with underscores.
+
+    Raises:
+        QuireError: The engine cannot be started.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        engine = start_engine(Settings.from_options({"model": model} | options))
+        self.composition = engine.composition
+        self.frontend = engine.async_frontend()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[Delta]:
+        """Continue a prompt, piece by piece; leaving the loop early aborts the request.
+
+        Raises:
+            RequestError: The request is wrong or failed.
+            EngineDeadError: The engine stopped.
+        """
+        params = sampling_params or SamplingParams()
+        deltas = self.frontend.generate(prompt, params, adapter=lora_request, priority=priority)
+        async for delta in deltas:
+            yield delta
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: str | None = None,
+    ) -> RequestOutput:
+        """Answer a conversation; thinking and tool calls are split from the text.
+
+        Raises:
+            RequestError: The request is wrong or failed.
+            EngineDeadError: The engine stopped.
+        """
+        text = self.frontend.render_chat(messages, tools)
+        params = sampling_params or SamplingParams()
+        prompt = {"prompt": text, "add_special_tokens": False}
+        result = await self.frontend.generate_whole(prompt, params, adapter=lora_request)
+        for output in result.outputs:
+            parser = self.frontend.make_answer_parser(text, with_tools=bool(tools))
+            split_answer(output, parser)
+        return result
+
+    async def shutdown(self, timeout_s: float = 0.0) -> None:
+        """Let running requests finish for so long, then end them and stop the engine."""
+        await self.frontend.shutdown(timeout_s)
+
+
+def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
+    """Move thinking and tool calls of a whole answer out of its text, in place."""
+    calls: list[ToolCall] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for event in [*parser.feed(output.text), *parser.close()]:
+        match event:
+            case ReasoningDelta(text):
+                thoughts.append(text)
+            case TextDelta(text):
+                texts.append(text)
+            case ToolCallStart(index, name):
+                calls.append(ToolCall(f"call_{index}", name, ""))
+            case ToolCallArguments(index, piece):
+                call = calls[index]
+                calls[index] = msgspec.structs.replace(call, arguments=call.arguments + piece)
+            case _:
+                pass  # the end of a call adds nothing to it
+    output.text = "".join(texts)
+    output.reasoning = "".join(thoughts) or None
+    output.tool_calls = calls
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Tell one prompt from several: a list of ids is one, a list of anything else several."""
+    is_one = isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
+    return [prompts] if is_one else prompts  # type: ignore[list-item, return-value]
+
+
+def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    is_one = bool(messages) and isinstance(messages[0], Mapping)
+    return [messages] if is_one else messages  # type: ignore[list-item, return-value]
+
+
+def _tools_for_each(
+    tools: Any, num_conversations: int
+) -> Sequence[Sequence[Mapping[str, Any]] | None]:
+    is_nested = bool(tools) and not isinstance(tools[0], Mapping)
+    return tools if is_nested else [tools] * num_conversations

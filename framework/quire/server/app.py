@@ -1,0 +1,67 @@
+"""The whole HTTP surface on one page: every route, and the guard in front of all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+
+from quire.config import ServerSettings
+from quire.errors import QuireError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.chat import ChatRoute
+from quire.server.completions import CompletionRoute
+from quire.server.errors import handle_disconnect, handle_error
+from quire.server.health import HealthRoutes
+from quire.server.lifecycle import Lifecycle
+from quire.server.models import ModelRoutes
+from quire.server.security import Guard
+from quire.server.tokenize import TokenRoutes
+
+
+def create_app(
+    frontend: AsyncFrontend,
+    settings: ServerSettings,
+    plugins_report: Callable[[], list[dict[str, Any]]],
+    lifecycle: Lifecycle | None = None,
+) -> Starlette:
+    """Return the ASGI application.
+
+    Args:
+        frontend: Serves the requests.
+        settings: Address, key and limits; the listening itself is `serve`'s.
+        plugins_report: Returns a plain dict for each plugin, for /v1/plugins.
+        lifecycle: Shared with whoever drains the server.
+    """
+    lifecycle = lifecycle or Lifecycle()
+    app = Starlette(
+        routes=_routes(frontend, HealthRoutes(frontend, lifecycle, plugins_report)),
+        middleware=[Middleware(Guard, settings=settings, lifecycle=lifecycle)],
+        exception_handlers={
+            HTTPException: handle_error,
+            QuireError: handle_error,
+            ClientDisconnect: handle_disconnect,
+        },
+    )
+    app.router.redirect_slashes = False  # "/livez/" is another path, and asks for the key
+    return app
+
+
+def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
+    models, tokens = ModelRoutes(frontend), TokenRoutes(frontend)
+    return [
+        Route("/livez", health.livez),
+        Route("/readyz", health.readyz),
+        Route("/health", health.readyz),
+        Route("/version", health.version),
+        Route("/v1/models", models.list_models),
+        Route("/v1/models/{model:path}", models.retrieve_model),
+        Route("/v1/plugins", health.plugins),
+        Route("/v1/chat/completions", ChatRoute(frontend).create, methods=["POST"]),
+        Route("/v1/completions", CompletionRoute(frontend).create, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    ]

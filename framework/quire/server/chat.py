@@ -1,0 +1,197 @@
+"""POST /v1/chat/completions: render, generate, parse, and answer whole or as a stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequestError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.outputs import Delta
+from quire.sampling_params import StructuredOutputsParams
+from quire.server.answers import json_response
+from quire.server.bodies import Body, read_body
+from quire.server.chat_answer import ChatAnswer
+from quire.server.disconnect import run_while_connected
+from quire.server.fields import check_known, sampler_fields, sort_fields
+from quire.server.generation import Envelope, Generation
+from quire.server.logprobs import chat_logprobs
+from quire.server.models import choose
+from quire.server.params import (
+    one_form,
+    prompt_parts,
+    response_form,
+    sampling_params,
+    wants_usage,
+)
+from quire.server.protocol import (
+    ChatBody,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChunkChoice,
+    Usage,
+)
+from quire.server.sse import EventStream
+from quire.server.tool_choice import ToolUse, tool_use
+
+_RESERVED = frozenset({"self", "messages", "tools"})  # the parameters of `render_chat`
+_EMPTY = ChatDelta()
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One chat request, ready to run."""
+
+    generation: Generation
+    tools: ToolUse
+    num_top_logprobs: int
+    with_usage: bool
+    envelope: Envelope
+
+    def answers(self) -> list[ChatAnswer]:
+        """Return a fresh reader for each choice."""
+        make_parser = self.generation.frontend.make_answer_parser
+        text, with_tools = self.generation.prompts[0]["prompt"], bool(self.tools.tools)
+        return [
+            ChatAnswer(index, make_parser(text, with_tools=with_tools), self.tools.allows_parallel)
+            for index in range(self.generation.num_choices)
+        ]
+
+
+class ChatRoute:
+    """The endpoint."""
+
+    def __init__(self, frontend: AsyncFrontend) -> None:
+        self._frontend = frontend
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await read_body(request, ChatBody)
+        extras = sort_fields(body.raw, ChatBody, sampler_fields(self._frontend))
+        chat = await self._prepare(body, extras.for_samplers)
+        if body.typed.stream:
+            return EventStream(_events(chat), extras.headers(), request.scope["quire_request_id"])
+        answer = await run_while_connected(_whole(chat), request.receive)
+        return json_response(answer, headers=extras.headers())
+
+    async def _prepare(self, body: Body[ChatBody], extra_args: dict[str, Any]) -> Chat:
+        typed = body.typed
+        check_known(
+            body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
+        )
+        chosen = choose(self._frontend, typed.model)
+        tools = tool_use(typed, self._frontend)
+        form = one_form(response_form(typed.response_format), typed.structured_outputs, tools.form)
+        params = sampling_params(
+            typed,
+            max_tokens=_max_tokens(typed),
+            logprobs=_num_logprobs(typed),
+            structured_outputs=form,
+            extra_args=extra_args,
+        )
+        if body.is_large:
+            text = await asyncio.to_thread(self._render, typed, tools.tools)
+        else:
+            text = self._render(typed, tools.tools)
+        return Chat(
+            Generation(self._frontend, [prompt_parts(text, typed, False)], params, chosen.adapter),
+            tools,
+            typed.top_logprobs or 0,
+            wants_usage(typed),
+            Envelope.fresh("chatcmpl", chosen.name),
+        )
+
+    def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> str:
+        return self._frontend.render_chat(body.messages, tools or None, **_template_kwargs(body))
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    """Return how many candidates a position; None for no logprobs.
+
+    Raises:
+        InvalidRequestError: `top_logprobs` without `logprobs`.
+    """
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return None
+
+
+def _template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """Return the further names for the template.
+
+    Raises:
+        InvalidRequestError: One of them is a parameter of ours.
+    """
+    kwargs = body.chat_template_kwargs or {}
+    for name in _RESERVED & kwargs.keys():
+        raise InvalidRequestError(
+            f"chat_template_kwargs cannot set {name!r}", param="chat_template_kwargs"
+        )
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return effort | kwargs
+
+
+def _logprobs(chat: Chat, delta: Delta) -> ChatLogprobs | None:
+    return chat_logprobs(delta, chat.num_top_logprobs, chat.generation.frontend.tokenizer)
+
+
+async def _whole(chat: Chat) -> ChatCompletion:
+    answers = chat.answers()
+    async with aclosing(chat.generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            answers[index].read(delta, _logprobs(chat, delta))
+    return ChatCompletion(
+        id=chat.envelope.id,
+        created=chat.envelope.created,
+        model=chat.envelope.model,
+        choices=[answer.choice() for answer in answers],
+        usage=chat.generation.usage(),
+    )
+
+
+async def _events(chat: Chat) -> AsyncGenerator[bytes]:
+    answers = chat.answers()
+    has_spoken = [False] * len(answers)
+    async with aclosing(chat.generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            if not has_spoken[index]:
+                has_spoken[index] = True
+                opening = ChatDelta(role="assistant", content="")
+                yield _chunk(chat, ChunkChoice(index=index, delta=opening))
+            logprobs = _logprobs(chat, delta)
+            piece = answers[index].read(delta, logprobs)
+            ending = answers[index].finish_reason
+            if piece == _EMPTY and logprobs is None and ending is None:
+                continue  # the parser holds text back
+            choice = ChunkChoice(index=index, delta=piece, logprobs=logprobs, finish_reason=ending)
+            if ending is not None and delta.stop_reason is not None:
+                choice.stop_reason = delta.stop_reason
+            yield _chunk(chat, choice)
+    if chat.with_usage:
+        yield _chunk(chat, usage=chat.generation.usage())
+
+
+def _chunk(chat: Chat, choice: ChunkChoice | None = None, usage: Usage | None = None) -> bytes:
+    """Return an event; only with `include_usage` do events have a field `usage`."""
+    chunk = ChatChunk(
+        id=chat.envelope.id,
+        created=chat.envelope.created,
+        model=chat.envelope.model,
+        choices=[] if choice is None else [choice],
+    )
+    if chat.with_usage:
+        chunk.usage = usage
+    return msgspec.json.encode(chunk)

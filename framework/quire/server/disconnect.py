@@ -1,0 +1,47 @@
+"""A client that goes away stops its request: work runs only as long as somebody waits for it."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Run `work` to its end, or until the client is gone.
+
+    Args:
+        work: What to run; it is cancelled when the client goes.
+        receive: The request's, its body read already.
+
+    Raises:
+        ClientDisconnect: The client went away.
+    """
+    return await run_until(work, _disconnected(receive))
+
+
+async def run_until(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, None]) -> T:
+    """Run `work` to its end, or until `end` ends; neither of them is left running.
+
+    Raises:
+        ClientDisconnect: `end` ended first.
+    """
+    working, ending = asyncio.create_task(work), asyncio.create_task(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        ending.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,166 @@
+"""Every failure leaves as `{"error": {message, type, param, code}}`, with a status that fits.
+
+Messages of typed errors are written for the client and go out as they are. Anything else is a
+defect of ours: the client gets a sentence and the request's id, the log gets the traceback.
+"""
+
+import logging
+import re
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import (
+    EngineDeadError,
+    OverloadedError,
+    QuireError,
+    RequestError,
+    RequestFailedError,
+    UnknownModelError,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+_PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
+_LONGEST_MESSAGE = 2000
+
+_CODES = {401: "invalid_api_key", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+
+
+class ErrorDetail(msgspec.Struct):
+    """What OpenAI's clients read of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class HTTPError(RequestError):
+    """A request that HTTP itself refuses: too large, of the wrong type, without a key.
+
+    Args:
+        status: The HTTP status.
+        message: What is wrong, and the way out.
+        code: Stable name of the failure.
+        param: The field that is to blame.
+        headers: Headers that the status asks for.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.name = code
+        self.headers = headers or {}
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case HTTPError():
+            return error.status
+        case UnknownModelError():
+            return 404
+        case OverloadedError() | EngineDeadError():
+            return 503
+        case RequestFailedError():
+            return 500
+        case RequestError():
+            return 400
+        case _:
+            return 500
+
+
+def detail_of(error: Exception, request_id: str = "") -> ErrorDetail:
+    """Return what a client may know of an error."""
+    status = status_of(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    match error:
+        case HTTPError():
+            return ErrorDetail(_shortened(str(error)), kind, error.param, error.name)
+        case RequestFailedError():
+            return ErrorDetail(scrubbed(str(error)), kind, error.param, error.code)
+        case RequestError():
+            return ErrorDetail(_shortened(str(error)), kind, error.param, error.code)
+        case EngineDeadError():
+            message = "the engine stopped; the server must be started again"
+            return ErrorDetail(message, kind, None, error.code)
+        case _:
+            where = f" (request {request_id})" if request_id else ""
+            return ErrorDetail(f"internal error{where}; see the log", kind, None, "internal_error")
+
+
+def headers_of(error: Exception) -> dict[str, str]:
+    """Return the headers that go with an error."""
+    if isinstance(error, HTTPError):
+        return error.headers
+    return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
+
+
+def error_response(error: Exception, request_id: str = "") -> Response:
+    """Return the answer to a request that failed; what is our own fault is logged as well."""
+    log_failure(error, request_id)
+    return Response(
+        error_json(error, request_id),
+        status_of(error),
+        headers_of(error),
+        media_type="application/json",
+    )
+
+
+def error_json(error: Exception, request_id: str = "") -> bytes:
+    """Return the body of an error; also the last event of a stream that breaks."""
+    return msgspec.json.encode(ErrorBody(detail_of(error, request_id)))
+
+
+def log_failure(error: Exception, request_id: str) -> None:
+    """Write down what the client is not told."""
+    if isinstance(error, EngineDeadError | RequestFailedError):
+        logger.error("request %s failed: %s", request_id, error)
+    elif not isinstance(error, QuireError):
+        logger.error("request %s failed", request_id, exc_info=error)
+
+
+def scrubbed(message: str) -> str:
+    """Return a message without addresses, paths and further lines; it may quote an exception."""
+    first_line = message.split("\n", 1)[0]
+    return _shortened(_PATH.sub("<path>", _ADDRESS.sub("<address>", first_line)))
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Answer for whatever an endpoint raised."""
+    if isinstance(error, HTTPException):
+        code = _CODES.get(error.status_code, "invalid_request")
+        what = f"{request.method} {request.url.path}: {error.detail}"
+        error = HTTPError(error.status_code, what, code=code, headers=dict(error.headers or {}))
+    return error_response(error, request.scope.get("quire_request_id", ""))
+
+
+async def handle_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody is there to read the answer."""
+    del request, error
+    return Response(status_code=499)
+
+
+def _shortened(message: str) -> str:
+    too_long = len(message) > _LONGEST_MESSAGE
+    text = message[:_LONGEST_MESSAGE] + "..." if too_long else message
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate is no text

@@ -1,0 +1,157 @@
+"""One HTTP request is several answers at once: n for each of its prompts, in one stream."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from quire.errors import RequestFailedError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.messages import FinishReason
+from quire.outputs import Delta
+from quire.sampling_params import SamplingParams
+from quire.server.errors import RETRY_AFTER_S, HTTPError
+from quire.server.protocol import CachedTokens, Usage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of one answer share."""
+
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def fresh(cls, prefix: str, model: str) -> "Envelope":
+        """Return an envelope with an id of ours."""
+        return cls(f"{prefix}-{secrets.token_hex(14)}", model)
+
+
+class Generation:
+    """The answers to one HTTP request, numbered prompt by prompt; it runs once.
+
+    Args:
+        frontend: Serves the prompts.
+        prompts: Prompts as `AsyncFrontend.submit` takes them.
+        params: How to generate; `n` answers a prompt.
+        adapter: Name of a LoRA adapter.
+    """
+
+    def __init__(
+        self,
+        frontend: AsyncFrontend,
+        prompts: Sequence[dict[str, Any]],
+        params: SamplingParams,
+        adapter: str | None = None,
+    ) -> None:
+        self.frontend = frontend
+        self.prompts = prompts
+        self.n = params.n
+        self._params = params
+        self._adapter = adapter
+        self._num_prompt_tokens = 0
+        self._num_completion_tokens = 0
+        self._num_cached_tokens = [0] * len(prompts)
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers there will be."""
+        return len(self.prompts) * self.n
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """Generate; yield (choice, delta). Closing it aborts what still runs.
+
+        Raises:
+            HTTPError: The server shut down before the end.
+            RequestError: A prompt is wrong, or failed.
+            EngineDeadError: The engine stopped.
+        """
+        num_running = self.num_choices
+        async with AsyncExitStack() as stack:
+            streams = []
+            for prompt in self.prompts:
+                stream = await self.frontend.submit(prompt, self._params, adapter=self._adapter)
+                streams.append(await stack.enter_async_context(stream))
+                self._num_prompt_tokens += len(stream.prompt_token_ids)
+            deltas = await stack.enter_async_context(aclosing(merged(streams)))
+            async for prompt_index, delta in deltas:
+                _check_finish(delta.finish_reason)
+                num_running -= delta.finish_reason is not None
+                self._count(prompt_index, delta)
+                yield prompt_index * self.n + delta.index, delta
+        if num_running:
+            raise RequestFailedError("the engine ended the request before it was finished")
+
+    def usage(self) -> Usage:
+        """Return what it cost so far."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=CachedTokens(sum(self._num_cached_tokens)),
+        )
+
+    def _count(self, prompt_index: int, delta: Delta) -> None:
+        self._num_completion_tokens += len(delta.token_ids)
+        cached = self._num_cached_tokens
+        cached[prompt_index] = max(cached[prompt_index], delta.num_cached_tokens)
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield (stream, item) as items come; closing it, or an error in one, stops reading all."""
+    if len(streams) == 1:
+        async for only in streams[0]:
+            yield 0, only
+        return
+    queue: asyncio.Queue[tuple[int, T] | _End] = asyncio.Queue(maxsize=2 * len(streams))
+    tasks = [asyncio.create_task(_feed(queue, i, stream)) for i, stream in enumerate(streams)]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await queue.get()
+            if not isinstance(item, _End):
+                yield item
+                continue
+            num_running -= 1
+            if item.error is not None:
+                raise item.error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: Exception | None = None
+
+
+async def _feed(
+    queue: "asyncio.Queue[tuple[int, T] | _End]", index: int, stream: AsyncIterator[T]
+) -> None:
+    end = _End()
+    try:
+        async for item in stream:
+            await queue.put((index, item))
+    except Exception as error:  # noqa: BLE001 - it is raised again by whoever reads the queue
+        end = _End(error)
+    await queue.put(end)
+
+
+def _check_finish(reason: FinishReason | None) -> None:
+    """OpenAI's clients know no "abort" and no "error": these are errors, not ways to finish."""
+    if reason == "abort":
+        raise HTTPError(
+            503,
+            "the request was aborted; the server may be shutting down",
+            code="aborted",
+            headers={"retry-after": str(RETRY_AFTER_S)},
+        )
+    if reason == "error":
+        raise RequestFailedError("the request failed while it ran")

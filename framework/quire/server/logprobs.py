@@ -1,0 +1,78 @@
+"""Log probabilities in OpenAI's two shapes, always finite: JSON has no infinity."""
+
+import math
+from collections.abc import Sequence
+
+from quire.frontend.tokenizer import Tokenizer
+from quire.outputs import Delta, Logprob
+from quire.server.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+
+LOWEST = -9999.0
+
+
+def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
+    """Return a delta's log probabilities as /v1/chat/completions has them."""
+    if delta.logprobs is None:
+        return None
+    return ChatLogprobs([_position(found, num_top, tokenizer) for found in delta.logprobs])
+
+
+def completion_logprobs(
+    delta: Delta, num_top: int, offset: int, tokenizer: Tokenizer
+) -> CompletionLogprobs | None:
+    """Return a delta's log probabilities as /v1/completions has them.
+
+    Args:
+        delta: The delta.
+        num_top: Candidates to show a position, beside the chosen one.
+        offset: Characters of the choice's tokens so far.
+        tokenizer: Says what a token looks like.
+    """
+    if delta.logprobs is None:
+        return None
+    shown = CompletionLogprobs([], [], [], [])
+    for found in delta.logprobs:
+        position = _position(found, num_top, tokenizer)
+        shown.tokens.append(position.token)
+        shown.token_logprobs.append(position.logprob)
+        top = {candidate.token: candidate.logprob for candidate in reversed(position.top_logprobs)}
+        shown.top_logprobs.append(top | {position.token: position.logprob})
+        shown.text_offset.append(offset)
+        offset += len(position.token)
+    return shown
+
+
+def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Return the log probabilities of a whole answer."""
+    return CompletionLogprobs(
+        [token for piece in pieces for token in piece.tokens],
+        [logprob for piece in pieces for logprob in piece.token_logprobs],
+        [top for piece in pieces for top in piece.top_logprobs],
+        [offset for piece in pieces for offset in piece.text_offset],
+    )
+
+
+def _position(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+    """Read one position: the chosen token stands first, then the likeliest."""
+    chosen, logprob = next(iter(found.items()))
+    likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
+    text, octets = _token(chosen, tokenizer)
+    top = [TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in likeliest]
+    return TokenLogprob(text, _finite(logprob.logprob), octets, top)
+
+
+def _named(
+    token_id: int, candidate: Logprob, tokenizer: Tokenizer
+) -> tuple[str, float, list[int] | None]:
+    text, octets = _token(token_id, tokenizer)
+    return text, _finite(candidate.logprob), octets
+
+
+def _token(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Return a token as text and as bytes; the bytes may be a part of a character."""
+    octets = tokenizer.token_bytes(token_id)
+    return octets.decode("utf-8", "replace"), list(octets)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST) if math.isfinite(logprob) else LOWEST

@@ -1,0 +1,261 @@
+"""The bodies that clients send and receive: OpenAI's, and our own fields beside theirs.
+
+A field that is absent or null has its default. A number of the wrong type is an error, never a
+guess. In answers, `UNSET` leaves a field out where OpenAI does so; None writes null.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.sampling_params import StructuredOutputsParams
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream brings besides the text."""
+
+    include_usage: bool | None = None
+
+
+class SamplingBody(msgspec.Struct, kw_only=True):
+    """What both kinds of completions ask for; the names are those of `SamplingParams`."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]  # a text, texts, ids, or lists of ids
+    logprobs: int | None = None
+    echo: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """A function that the assistant called, in a conversation or in an answer."""
+
+    name: str
+    arguments: str
+
+
+class Function(msgspec.Struct):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool; only functions are."""
+
+    type: str
+    function: Function
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]  # the frontend checks them
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class CachedTokens(msgspec.Struct):
+    """Prompt tokens whose KV was there already."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log probabilities as /v1/completions has them: parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer, or a piece of one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer of /v1/completions, or one event of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    """A token that could stand at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct):
+    """The token at a position, and what could stand there in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log probabilities as /v1/chat/completions has them."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ToolCallAnswer(msgspec.Struct, kw_only=True):
+    """A whole tool call."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """A whole answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer of a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """A piece of a call: its name first, then its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """A piece of a tool call; `id`, `type` and the name come once."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """What an event adds to an answer."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET

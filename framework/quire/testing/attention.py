@@ -1,0 +1,288 @@
+"""What every attention backend must do: declared capabilities are promises, and they are tried.
+
+Write a test class for your backend, and pytest does the rest:
+
+    class TestMine(AttentionBackendContract):
+        backend_class = MyBackend
+        capabilities = MY_CAPABILITIES
+
+All answers are compared with a float64 reference that is attention's definition and nothing else.
+KV-cache types other than float32, bfloat16 and float16, attention sinks and layouts other than "kv"
+are not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.interfaces.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionLayerParams,
+    AttentionQuery,
+)
+from quire.testing.attention_scene import DTYPES, AttentionScene, Padding, SceneSizes
+
+HEAD_DIMS = (32, 40, 64, 128)  # tried where a backend declares: any
+BLOCK_SIZES = (1, 8, 16, 64)
+HEADS = ((4, 4), (4, 2), (6, 2), (8, 1))  # query heads, key/value heads
+TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+RAGGED = (1, 37, 16, 5, 64)
+
+
+class AttentionBackendContract:
+    """Tests that an attention backend must pass.
+
+    Attributes:
+        backend_class: The backend.
+        capabilities: What it is registered with.
+        device: Where the tests run; a device that it declares.
+    """
+
+    backend_class: ClassVar[type[AttentionBackend]]
+    capabilities: ClassVar[AttentionCapabilities]
+    device: ClassVar[str] = "cpu"
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give each test the cases that the backend declares."""
+        cases = {
+            "sizes": self._declared_sizes,
+            "types": self._declared_types,
+            "window": lambda: [1, 5, 16, 33] if self.capabilities.sliding_window else [],
+            "soft_cap": lambda: [2.0, 30.0] if self.capabilities.logit_soft_cap else [],
+        }
+        for name in set(cases) & set(metafunc.fixturenames):
+            metafunc.parametrize(name, list(cases[name]()), ids=_case_name)
+
+    def test_the_declared_sizes_work(self, sizes: SceneSizes) -> None:
+        """Prompts of uneven lengths in one step, then three tokens each."""
+        scene = self._scene(sizes)
+        lengths = [min(length, 40) for length in RAGGED] if sizes.block_size == 1 else RAGGED
+        numbers = [scene.add(length + 3) for length in lengths]
+        self._check(scene.step(list(zip(numbers, lengths, strict=True))))
+        for _ in range(3):
+            self._check(scene.step([(number, 1) for number in numbers]))
+
+    def test_the_declared_types_work(self, types: tuple[str, str]) -> None:
+        """Every element type with every type of the cache."""
+        dtype, kv_dtype = types
+        scene = self._scene(replace(self._plain(), dtype=dtype, kv_dtype=kv_dtype))
+        numbers = [scene.add(30), scene.add(9)]
+        tolerance = max(TOLERANCES[dtype], TOLERANCES[kv_dtype])
+        self._check(scene.step([(numbers[0], 29), (numbers[1], 8)]), tolerance)
+        self._check(scene.step([(number, 1) for number in numbers]), tolerance)
+
+    @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 40, 200])
+    def test_a_prompt_in_chunks_equals_the_whole(self, chunk: int) -> None:
+        """The context of a chunk is what earlier chunks wrote."""
+        scene = self._scene(self._plain())
+        length = 200 if chunk >= 40 else 45
+        number = scene.add(length)
+        for start in range(0, length, chunk):
+            self._check(scene.step([(number, min(chunk, length - start))]))
+
+    def test_prompts_and_single_tokens_share_a_step(self) -> None:
+        """Decode rows before, between and behind rows with several tokens."""
+        scene = self._scene(self._plain())
+        decoding = [scene.add(length + 1) for length in (20, 3, 47)]
+        self._check(scene.step([(n, len(scene.requests[n].q) - 1) for n in decoding]))
+        fresh, chunk, drafts = scene.add(33), scene.add(64), scene.add(30)
+        self._check(scene.step([(chunk, 20), (drafts, 25)]))
+        a, b, c = decoding
+        self._check(scene.step([(a, 1), (fresh, 33), (b, 1), (chunk, 44), (drafts, 5), (c, 1)]))
+
+    def test_very_uneven_contexts_share_a_step(self) -> None:
+        """One long context beside many short ones."""
+        scene = self._scene(self._plain())
+        lengths = (3, 600, 7, 90, 1, 12, 320)
+        numbers = [scene.add(length + 2) for length in lengths]
+        for number, length in zip(numbers, lengths, strict=True):
+            scene.step([(number, length)])
+        self._check(scene.step([(number, 1) for number in numbers]))
+        self._check(scene.step([(number, 1) for number in reversed(numbers)]))
+
+    def test_a_shared_prefix_is_read_from_the_other_requests_blocks(self) -> None:
+        """Only what is new is computed, and the shared blocks stay as they are."""
+        scene = self._scene(self._plain())
+        size = scene.sizes.block_size
+        donor = scene.add(2 * size + 3)
+        scene.step([(donor, 2 * size + 3)])
+        guest = scene.add_with_prefix_of(donor, 2, 2 * size + 9)
+        before = scene.raw[scene.requests[donor].block_ids].clone()
+        self._check(scene.step([(guest, 8)]))
+        self._check(scene.step([(guest, 1)]))
+        assert torch.equal(before, scene.raw[scene.requests[donor].block_ids]), (
+            "a step of one request changed blocks of another"
+        )
+
+    def test_the_order_of_requests_changes_nothing(self) -> None:
+        """A request's answer is its own."""
+        plan = [(0, 17), (1, 1), (2, 40), (3, 1)]
+        answers = []
+        for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+            scene = self._scene(self._plain())
+            for length in (17, 25, 40, 9):
+                scene.add(length)
+            scene.step([(1, 24), (3, 8)])
+            pairs = scene.step([plan[index] for index in order])
+            answers.append([pairs[order.index(index)][0] for index in range(4)])
+        for one, other in zip(*answers, strict=True):
+            _assert_close(one, other, 1e-6)
+
+    @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2)], ids=["tokens", "requests"])
+    def test_padding_writes_to_the_null_block_only(self, padding: Padding) -> None:
+        """Rows of padding neither disturb an answer nor touch anybody's block."""
+        scene = self._scene(self._plain())
+        first, second = scene.add(30), scene.add(12)
+        self._check(scene.step([(first, 20), (second, 11)], padding))
+        before = scene.raw.clone()
+        self._check(scene.step([(first, 1), (second, 1)], padding))
+        self._check_writes(scene, before, [(first, 20), (second, 11)])
+
+    def test_only_the_slots_of_a_step_are_written(self) -> None:
+        """A step changes the blocks of its new tokens and no other."""
+        scene = self._scene(self._plain())
+        size = scene.sizes.block_size
+        still, moving = scene.add(3 * size), scene.add(3 * size)
+        scene.step([(still, 2 * size), (moving, size)])
+        before = scene.raw.clone()
+        scene.step([(moving, size + 1)])
+        self._check_writes(scene, before, [(moving, size), (moving, 2 * size)])
+
+    def test_a_block_is_contiguous_and_outermost(self) -> None:
+        """The engine copies and frees whole blocks without knowing the layout."""
+        scene = self._scene(self._plain())
+        scene.raw.zero_()
+        scene.kv_cache[3].fill_(1)
+        changed = scene.raw.any(1).nonzero().flatten().tolist()
+        assert len(scene.kv_cache) == len(scene.raw), "the first dimension of kv_view must be B"
+        assert changed == [3], f"writing kv_view[3] changed the bytes of blocks {changed}"
+
+    def test_layers_share_the_metadata_of_a_step(self) -> None:
+        """What `prepare` made serves each layer, with its own cache and scale."""
+        scene = self._scene(self._plain())
+        scene.add(20)
+        layout = scene.begin([(0, 20)])
+        q, k, v = scene.inputs([(0, 20)])
+        metadata = scene.backend.prepare(layout)
+        first, second = AttentionLayerParams(0.2), AttentionLayerParams(0.5)
+        other_cache = torch.zeros_like(scene.kv_cache)
+        scene.backend.forward(q, k, v, scene.kv_cache, metadata, first)
+        out = scene.backend.forward(q, -k, 2 * v, other_cache, metadata, second)
+        _assert_close(out.cpu(), scene.truth_of(q, -k, 2 * v, second), self._tolerance)
+
+    def test_windows_hide_what_lies_before(self, window: int) -> None:
+        """Also when the blocks before the window are gone."""
+        scene = self._scene(replace(self._plain(), window=window))
+        numbers = [scene.add(length + 20) for length in (50, 4, 31)]
+        self._check(scene.step([(0, 50), (1, 4), (2, 31)]))
+        for number in numbers:
+            scene.forget_before_window(number)
+        self._check(scene.step([(0, 1), (1, 17), (2, 1)]))
+        self._check(scene.step([(number, 1) for number in numbers]))
+
+    def test_scores_are_capped(self, soft_cap: float) -> None:
+        """The cap acts on the scaled score, before the mask."""
+        scene = self._scene(replace(self._plain(), soft_cap=soft_cap))
+        scene.add(50)
+        scene.add(9)
+        self._check(scene.step([(0, 48), (1, 7)]))
+        self._check(scene.step([(0, 1), (1, 1)]))
+
+    def test_batch_invariant_answers_are_bit_identical(self) -> None:
+        """Where it is declared: alone or in a batch, the same bits."""
+        if not self.capabilities.batch_invariant:
+            pytest.skip("the backend does not declare it")
+        answers = []
+        for others in ((), (1, 2, 3)):
+            scene = self._scene(self._plain())
+            for length in (34, 90, 7, 61):
+                scene.add(length)
+            scene.step([(0, 33)])
+            for number in others:
+                scene.step([(number, len(scene.requests[number].q) - 1)])
+            answers.append(scene.step([(number, 1) for number in (0, *others)])[0][0])
+        assert torch.equal(*answers), "a decode row differs alone and in a batch"
+
+    @property
+    def _tolerance(self) -> float:
+        return max(TOLERANCES[self._plain().dtype], TOLERANCES[self._plain().kv_dtype])
+
+    def _scene(self, sizes: SceneSizes) -> AttentionScene:
+        """Build a scene, after asking the declared capabilities whether they allow it."""
+        query = AttentionQuery(
+            device=sizes.device,
+            dtype=sizes.dtype,
+            kv_dtype=sizes.kv_dtype,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            block_size=sizes.block_size,
+            sliding_window=sizes.window,
+            logit_soft_cap=sizes.soft_cap,
+        )
+        refusal = self.capabilities.refusal(query)
+        assert refusal is None, f"the kit asked for what is not declared: {refusal}"
+        return AttentionScene(self.backend_class, sizes)
+
+    def _plain(self) -> SceneSizes:
+        """Return one set of sizes that the backend declares."""
+        return next(iter(self._declared_sizes()))
+
+    def _declared_sizes(self) -> Iterator[SceneSizes]:
+        declared = self.capabilities
+        head_dims = sorted(declared.head_dims or HEAD_DIMS, key=lambda d: (d != 64, d))
+        block_sizes = sorted(declared.block_sizes or BLOCK_SIZES, key=lambda s: (s != 16, s))
+        dtype, kv_dtype = next(iter(self._declared_types()))
+        plain = SceneSizes(dtype=dtype, kv_dtype=kv_dtype, device=self.device)
+        for block_size in block_sizes:
+            for head_dim in head_dims:
+                for num_heads, num_kv_heads in HEADS:
+                    yield replace(
+                        plain,
+                        num_heads=num_heads,
+                        num_kv_heads=num_kv_heads,
+                        head_dim=head_dim,
+                        block_size=block_size,
+                        num_blocks=400 if block_size == 1 else plain.num_blocks,
+                    )
+
+    def _declared_types(self) -> Iterator[tuple[str, str]]:
+        for dtype in DTYPES:
+            for kv_dtype in DTYPES:
+                declared = self.capabilities
+                if dtype in declared.dtypes and kv_dtype in declared.kv_dtypes:
+                    yield dtype, kv_dtype
+
+    def _check(
+        self, pairs: Sequence[tuple[Tensor, Tensor]], tolerance: float | None = None
+    ) -> None:
+        for index, (answer, truth) in enumerate(pairs):
+            limit = tolerance or self._tolerance
+            _assert_close(answer, truth, limit, f"row {index} of the step")
+
+    def _check_writes(
+        self, scene: AttentionScene, before: Tensor, positions: Sequence[tuple[int, int]]
+    ) -> None:
+        size = scene.sizes.block_size
+        may = {scene.requests[number].block_ids[p // size] for number, p in positions} | {0}
+        changed = set((before != scene.raw).any(1).nonzero().flatten().tolist())
+        assert changed <= may, f"blocks {sorted(changed - may)} are not of this step, but written"
+
+
+def _assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the answer") -> None:
+    assert answer.shape == truth.shape, f"{what} has shape {answer.shape}, not {truth.shape}"
+    difference = (answer.double() - truth.double()).abs().max().item()
+    assert difference <= limit, f"{what} is off by {difference:.2e}, allowed are {limit:.0e}"
+
+
+def _case_name(case: object) -> str:
+    if isinstance(case, SceneSizes):
+        return f"H{case.num_heads}-K{case.num_kv_heads}-D{case.head_dim}-S{case.block_size}"
+    return "-".join(case) if isinstance(case, tuple) else str(case)

@@ -1,0 +1,168 @@
+"""A checkpoint's files are checked by their headers before a single weight is read.
+
+Only safetensors: a pickle is refused by its name and never opened. A header says which bytes of the
+file are which tensor; all of it is compared with the file's size first, so a damaged file is an
+error that names it, not an allocation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, UnsafeCheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+ELEMENT_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+    "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file, by what the header says."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def find_weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint, all of them there.
+
+    Raises:
+        CheckpointNotFoundError: There is no such folder, or no weights in it.
+        UnsafeCheckpointError: There are only pickles.
+        CheckpointCorruptError: The index is damaged, or names a file that is not there.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFoundError(f"there is no model folder {str(folder)!r}")
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise UnsafeCheckpointError(
+            f"{str(folder)!r} has its weights only as {', '.join(pickles)}: files of this kind can "
+            "run code when loaded, so quire does not open them; convert them to safetensors"
+        )
+    raise CheckpointNotFoundError(
+        f"{str(folder)!r} has no {SINGLE} and no {INDEX}; is it copied completely?"
+    )
+
+
+def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    """Return all tensors of the files, by name, without reading any of them.
+
+    Raises:
+        CheckpointCorruptError: A file is cut short or is not what it says it is, or two files have
+            a tensor of one name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        for tensor in read_header(file):
+            if tensor.name in found:
+                other = found[tensor.name].file.name
+                raise CheckpointCorruptError(
+                    f"tensor {tensor.name} is both in {other} and in {file.name}"
+                )
+            found[tensor.name] = tensor
+    return found
+
+
+def read_header(file: Path) -> list[StoredTensor]:
+    """Return the tensors of one file, in the order in which they lie in it.
+
+    Raises:
+        CheckpointCorruptError: It is cut short, or is not what it says it is.
+    """
+    header, data_bytes = _read_json(file)
+    spans = sorted(
+        (_span(file, name, entry) for name, entry in header.items() if name != "__metadata__"),
+        key=lambda span: span[:2],
+    )
+    _check_spans(file, [span[:2] for span in spans], data_bytes)
+    return [tensor for _, _, tensor in spans]
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that the index names."""
+    index = folder / INDEX
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorruptError(f"{str(index)!r} is not a weight index: {error}") from error
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointCorruptError(f"{str(index)!r} names files outside its folder")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointCorruptError(
+            f"{str(folder)!r} lacks {len(missing)} of {len(names)} weight files: "
+            f"{', '.join(missing)}; copy it completely"
+        )
+    unsafe = [name for name in names if not name.endswith(".safetensors")]
+    if unsafe:
+        raise UnsafeCheckpointError(f"{str(index)!r} names {', '.join(unsafe)}: only safetensors")
+    return [folder / name for name in names]
+
+
+def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
+    """The header, and how many bytes of data follow it."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise _corrupt(file, f"its header claims {length} bytes, and the file has {size}")
+        try:
+            header = json.loads(stream.read(length))
+        except (ValueError, RecursionError) as error:
+            raise _corrupt(file, f"its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _corrupt(file, "its header is not a JSON object")
+    return header, size - 8 - length
+
+
+def _span(file: Path, name: str, entry: Any) -> tuple[int, int, StoredTensor]:
+    """First and last byte of one tensor, and what it is."""
+    try:
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+        shape = tuple(int(size) for size in entry["shape"])
+        dtype = str(entry["dtype"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(file, f"its header describes tensor {name} wrongly ({error!r})") from error
+    if dtype not in ELEMENT_BYTES:
+        raise _corrupt(file, f"tensor {name} has the dtype {dtype}, which is not known")
+    expected = prod(shape) * ELEMENT_BYTES[dtype]
+    if min((begin, *shape)) < 0 or end - begin != expected:
+        raise _corrupt(
+            file,
+            f"tensor {name} of shape {list(shape)} and dtype {dtype} takes {expected} bytes, but "
+            f"lies from {begin} to {end}",
+        )
+    return begin, end, StoredTensor(name, file, shape, end - begin)
+
+
+def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:
+    """Check that the tensors lie side by side and fill the file."""
+    edges = [(0, 0), *spans]
+    if any(before[1] != after[0] for before, after in pairwise(edges)):
+        raise _corrupt(file, "its tensors overlap or leave gaps")
+    if edges[-1][1] != data_bytes:
+        raise _corrupt(
+            file, f"its tensors take {edges[-1][1]} bytes, and {data_bytes} are there; is it cut?"
+        )
+
+
+def _corrupt(file: Path, why: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"{str(file)!r} is damaged: {why}")

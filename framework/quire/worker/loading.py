@@ -1,0 +1,189 @@
+"""Weights go from file to device tensor by tensor, after every name and shape has been checked.
+
+The model says what it needs by its parameters, and how the checkpoint names that by
+`packed_modules`; the files say what they have by their headers. Only when the two agree is anything
+read, so a wrong checkpoint costs no time and no memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from quire.errors import CheckpointCorruptError
+from quire.interfaces.model import Model
+from quire.layers.layer import Layer
+from quire.worker.checkpoint_files import StoredTensor, find_weight_files, read_headers
+from quire.worker.progress import Progress, silent
+
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checkpoint tensor goes.
+
+    Attributes:
+        module: The layer that takes it.
+        parameter: Its parameter there.
+        part: Which part of a merged parameter; else the module's own last name.
+    """
+
+    module: nn.Module
+    parameter: str
+    part: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        if isinstance(self.module, Layer):
+            return self.module.checkpoint_shape(self.parameter, self.part)
+        return tuple(self.module.get_parameter(self.parameter).shape)
+
+    def load(self, tensor: Tensor) -> None:
+        """Put the tensor in its place, cast and cut to this device's share."""
+        if isinstance(self.module, Layer):
+            self.module.load_weight(self.parameter, tensor, self.part)
+        else:
+            self.module.get_parameter(self.parameter).copy_(tensor)
+
+
+@torch.no_grad()
+def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int:
+    """Fill the model from a checkpoint folder, and return the bytes that were read.
+
+    Raises:
+        CheckpointNotFoundError: There is no such folder, or no weights in it.
+        UnsafeCheckpointError: There are only pickles.
+        CheckpointCorruptError: Files are missing, cut short or damaged, or what they hold is not
+            what the model needs: tensors missing, unexpected, or of another shape.
+    """
+    root = as_module(model)
+    stored = read_headers(find_weight_files(folder))
+    plan = match_weights(model, stored)
+    total, done = sum(stored[name].num_bytes for name in plan), 0
+    for file, names in _by_file(plan, stored).items():
+        for name, tensor in _read(file, names):
+            plan[name].load(tensor)
+            done += stored[name].num_bytes
+            progress(done, total)
+    _finish(root)
+    return done
+
+
+@torch.no_grad()
+def init_dummy_weights(model: Model, seed: int) -> None:
+    """Fill the model with seeded random weights that keep hidden states in a sane range."""
+    root = as_module(model)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in root.named_parameters():
+        shape = tuple(parameter.shape)
+        values = torch.randn(shape, generator=generator)
+        if len(shape) > 1 and "norm" not in name:
+            parameter.copy_(values * shape[-1] ** -0.5)
+        else:
+            parameter.copy_(values * 0.1 + (1.0 if "norm" in name else 0.0))
+    _finish(root)
+
+
+def weight_targets(model: Model) -> dict[str, Target]:
+    """Return where each of the checkpoint's tensors goes, by the name that the model expects."""
+    root = as_module(model)
+    owners = dict(root.named_modules())
+    targets = {}
+    for path, _ in root.named_parameters():
+        owner_path, _, parameter = path.rpartition(".")
+        parent, _, last = owner_path.rpartition(".")
+        for part in model.packed_modules.get(last, (last,)):
+            name = ".".join(filter(None, (parent, part, parameter)))
+            targets[name] = Target(owners[owner_path], parameter, part)
+    return targets
+
+
+def match_weights(model: Model, stored: Mapping[str, StoredTensor]) -> dict[str, Target]:
+    """Return where each stored tensor goes; those that have no place in the model are left out.
+
+    Raises:
+        CheckpointCorruptError: Tensors are missing, unexpected, or of another shape.
+    """
+    targets = weight_targets(model)
+    ignored = [re.compile(pattern) for pattern in model.ignored_weights]
+    plan, given, unexpected = {}, set(), []
+    for name, tensor in stored.items():
+        ours = model.map_weight_name(name)
+        if ours is None or any(pattern.fullmatch(name) for pattern in ignored):
+            continue
+        if ours not in targets:
+            unexpected.append(name)
+            continue
+        _check_shape(tensor, targets[ours])
+        plan[name] = targets[ours]
+        given.add(ours)
+    _check_complete([name for name in targets if name not in given], unexpected)
+    return plan
+
+
+def as_module(model: Model) -> nn.Module:
+    """Return the model as the `nn.Module` that it must be as well.
+
+    Raises:
+        TypeError: It is not; the model's author is to blame.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{type(model).__name__} must be a torch.nn.Module as well as a Model")
+    return model
+
+
+def _check_shape(tensor: StoredTensor, target: Target) -> None:
+    if tensor.shape != target.shape:
+        raise CheckpointCorruptError(
+            f"tensor {tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}, but by "
+            f"config.json it must be {list(target.shape)}"
+        )
+
+
+def _check_complete(missing: Sequence[str], unexpected: Sequence[str]) -> None:
+    complaints = []
+    if missing:
+        complaints.append(f"{len(missing)} tensors are missing: {_listed(missing)}")
+    if unexpected:
+        complaints.append(
+            f"{len(unexpected)} tensors have no place in the model: {_listed(unexpected)}"
+        )
+    if complaints:
+        raise CheckpointCorruptError("checkpoint and model differ; " + "; ".join(complaints))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_file(
+    plan: Mapping[str, Target], stored: Mapping[str, StoredTensor]
+) -> dict[Path, list[str]]:
+    files: dict[Path, list[str]] = {}
+    for name in plan:
+        files.setdefault(stored[name].file, []).append(name)
+    return files
+
+
+def _read(file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            for name in names:
+                yield name, tensors.get_tensor(name)
+    except SafetensorError as error:
+        raise CheckpointCorruptError(f"{str(file)!r} cannot be read: {error}") from error
+
+
+def _finish(root: nn.Module) -> None:
+    for module in root.modules():
+        if isinstance(module, Layer):
+            module.finish_loading()

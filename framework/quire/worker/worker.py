@@ -1,0 +1,242 @@
+"""One device's worker: build the model, load it, allocate its cache, run its steps."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.compose import Composition
+from quire.config import Settings
+from quire.errors import CapacityError, PluginLoadError, SettingsError
+from quire.interfaces.attention import AttentionBackend, AttentionShape
+from quire.interfaces.executor import Worker
+from quire.interfaces.kv_cache import KVGroup, KVPlan
+from quire.interfaces.model import Model
+from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
+from quire.layers.attention import Attention
+from quire.layers.context import LayerContext
+from quire.layers.parallel import TensorParallelGroup
+from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
+from quire.plugins import Registries
+from quire.worker.adapters import AdapterManager
+from quire.worker.loading import as_module, init_dummy_weights, load_weights
+from quire.worker.memory import available_bytes
+from quire.worker.model_runner import ModelRunner
+from quire.worker.sampling import SamplingPipeline
+from quire.worker.slots import SlotTables
+
+logger = logging.getLogger(__name__)
+
+
+class ModelWorker(Worker):
+    """The worker of one rank.
+
+    Args:
+        settings: What the user asked for.
+        composition: What was chosen.
+        registries: Where the chosen names are resolved.
+        group: The devices that share each layer; this one's rank is in it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        composition: Composition,
+        registries: Registries,
+        group: TensorParallelGroup,
+    ) -> None:
+        self.settings = settings
+        self.composition = composition
+        self.registries = registries
+        self.group = group
+        self.device = _device(composition.device)
+        self.dtype: torch.dtype = getattr(torch, composition.dtype)
+        self._model: Model | None = None
+        self._runner: ModelRunner | None = None
+        self._adapters: AdapterManager | None = None
+
+    def load(self) -> WorkerInfo:
+        """Build the model and load its weights."""
+        if self.settings.model.threads is not None:
+            torch.set_num_threads(self.settings.model.threads)
+        started = time.perf_counter()
+        self._model = self._build_model()
+        self._adapters = self._build_adapters(self._model)
+        weight_bytes = sum(
+            p.numel() * p.element_size() for p in as_module(self._model).parameters()
+        )
+        logger.info(
+            "loaded %s: %.1f MB of weights in %s on %s, %.2f s",
+            self.composition.checkpoint.name,
+            weight_bytes / 1e6,
+            self.composition.dtype,
+            self.device,
+            time.perf_counter() - started,
+        )
+        return WorkerInfo(
+            device=str(self.device),
+            dtype=self.composition.dtype,
+            weight_bytes=weight_bytes,
+            available_kv_bytes=available_bytes(self.device),
+        )
+
+    def allocate(self, plan: KVPlan) -> None:
+        """Allocate the KV cache, bind it to the layers, and prepare the slot tables."""
+        if self._model is None:
+            raise RuntimeError("allocate before load")
+        memory = self._allocate_tensors(plan)
+        backends = [self._bind_group(plan, index, memory) for index in range(len(plan.groups))]
+        max_blocks = [
+            group.spec.max_blocks_held(self._max_len, self._max_len) for group in plan.groups
+        ]
+        tables = SlotTables(
+            self.settings.scheduler.max_num_seqs,
+            self._max_len,
+            max_blocks,
+            self.composition.sampler_fields,
+            self.device,
+        )
+        pipeline = self._build_pipeline(tables)
+        self._runner = ModelRunner(self._model, backends, tables, pipeline, self._adapters)
+
+    def execute(self, plan: StepPlan) -> None:
+        """Launch the forward pass of a step."""
+        self._ready_runner().execute(plan)
+
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
+        """Draw the tokens of a launched step."""
+        return self._ready_runner().sample(plan_id, masks)
+
+    def control(self, name: str, argument: Any = None) -> Any:
+        """Do something besides steps.
+
+        Raises:
+            SettingsError: There is no such control.
+            AdapterError: An adapter to load cannot be used.
+        """
+        if name == "load_adapter":
+            if self._adapters is None:
+                raise SettingsError("LoRA is off; start with --enable-lora")
+            return self._adapters.load(argument, frozenset())
+        raise SettingsError(f"workers have no control {name!r}; known: load_adapter")
+
+    def shutdown(self) -> None:
+        """Let go of the model and the cache."""
+        self._runner = self._model = self._adapters = None
+
+    @property
+    def _max_len(self) -> int:
+        return self.composition.max_model_len
+
+    def _ready_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("the worker has no KV cache yet, or was shut down")
+        return self._runner
+
+    def _build_model(self) -> Model:
+        composition = self.composition
+        context = LayerContext(dtype=self.dtype, device=self.device, tp=self.group)
+        model_class = self.registries.models.load(composition.model.entry)
+        model = model_class(composition.description, context)  # type: ignore[call-arg]
+        if self.settings.model.load_format == "dummy":
+            init_dummy_weights(model, self.settings.model.seed)
+        else:
+            load_weights(model, composition.checkpoint.folder)
+        return model
+
+    def _build_adapters(self, model: Model) -> AdapterManager | None:
+        choice = self.composition.lora_source
+        if choice is None:
+            return None
+        source = self.registries.lora_sources.load(choice.entry)()
+        lora = self.settings.lora
+        return AdapterManager(model, source, lora.max_loras, lora.max_lora_rank)
+
+    def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
+        """Allocate the cache; returns the raw bytes by layer (layers of several groups share)."""
+        memory = {}
+        for tensor in plan.tensors:
+            raw = self._allocate_bytes(tensor.num_bytes)
+            memory.update(dict.fromkeys(tensor.layer_names, raw))
+        return memory
+
+    def _bind_group(
+        self, plan: KVPlan, index: int, memory: Mapping[str, torch.Tensor]
+    ) -> AttentionBackend:
+        """Build the backend of a KV group, and give each of its layers its part of the cache."""
+        group = plan.groups[index]
+        layers = self._attention_layers(group)
+        first = layers[0][1]
+        shape = AttentionShape(
+            num_heads=first.num_heads,
+            num_kv_heads=first.num_kv_heads,
+            head_dim=first.head_dim,
+            block_size=group.spec.block_size,
+            max_num_seqs=self.settings.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.settings.scheduler.max_num_batched_tokens,
+            max_blocks_per_request=group.spec.max_blocks_held(self._max_len, self._max_len),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        backend_class = self.registries.attention_backends.load(
+            self.composition.attention_backend.entry
+        )
+        backend = backend_class(shape)
+        for name, layer in layers:
+            layer.bind(
+                backend, backend_class.kv_view(memory[name], group.spec, plan.num_blocks), index
+            )
+        return backend
+
+    def _attention_layers(self, group: KVGroup) -> list[tuple[str, Attention]]:
+        if self._model is None:
+            raise RuntimeError("no model")
+        every = dict(as_module(self._model).named_modules())
+        layers = [(name, every.get(name)) for name in group.layer_names]
+        wrong = [name for name, layer in layers if not isinstance(layer, Attention)]
+        if wrong:
+            raise PluginLoadError(
+                f"model {self.composition.model.name!r} describes KV layers that it does not have "
+                f"as quire.layers.Attention: {', '.join(wrong[:3])}"
+            )
+        return [(name, layer) for name, layer in layers if isinstance(layer, Attention)]
+
+    def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
+        try:
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            raise CapacityError(
+                f"the KV cache of {num_bytes:,} bytes a layer does not fit on {self.device}; set "
+                "kv_cache_memory_bytes or num_kv_blocks"
+            ) from error
+
+    def _build_pipeline(self, tables: SlotTables) -> SamplingPipeline:
+        vocab_size = self.composition.description.vocab_size
+        steps: list[tuple[Stage, LogitsStep]] = []
+        draws: list[DrawStep] = []
+        for choice in self.composition.samplers:
+            step = self.registries.samplers.load(choice.entry)(vocab_size, self.device)
+            stage = choice.entry.capabilities.stage
+            if isinstance(step, DrawStep) and stage == "draw":
+                draws.append(step)
+            elif isinstance(step, LogitsStep) and stage != "draw":
+                steps.append((stage, step))
+            else:
+                raise PluginLoadError(
+                    f"sampler {choice.name!r} declares stage {stage!r} and is a "
+                    f"{type(step).__name__}: `draw` needs a DrawStep, the others a LogitsStep"
+                )
+        return SamplingPipeline(steps, draws[0], tables)
+
+
+def _device(name: str) -> torch.device:
+    """Return the torch device.
+
+    Raises:
+        CapacityError: This torch or this machine does not have it.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise CapacityError("device cuda was asked for, and this torch sees no CUDA device")
+    return torch.device(name)

@@ -1,0 +1,1 @@
+"""Everything the demo model knows is generated here, from a seed."""

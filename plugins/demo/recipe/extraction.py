@@ -1,0 +1,76 @@
+"""The question names the fields, and the answer has exactly those keys in that order."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from recipe.draw import Draw
+from recipe.values import Value, value
+from recipe.words import tables, words
+
+_SLOT = re.compile(r"{(\w+)}")
+INSTRUCTIONS: tuple[str, ...] = tuple(tables("texts")["instructions"])
+DOMAINS: list[dict[str, object]] = tables("texts")["domain"]
+
+
+def extract(draw: Draw) -> tuple[str, str]:
+    """A question that holds a text, and the JSON it asks for."""
+    text, known = _listing(draw) if _wants_listing(draw) else _sentence(draw)
+    most = min(4, len(known))
+    fields = draw.some(list(known), draw.integer(min(2, most), most) if draw.chance(0.85) else 1)
+    question = draw.wording(INSTRUCTIONS).format(fields=_join(draw, fields), text=text)
+    answer = {field: known[field] for field in fields}
+    return question, json.dumps(answer, ensure_ascii=False)
+
+
+def _wants_listing(draw: Draw) -> bool:
+    return not draw.held_out_wordings and draw.chance(0.12)
+
+
+def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
+    """A text of one domain, and its values under one of their names each."""
+    domain = draw.one(DOMAINS)
+    fields, texts = domain["fields"], domain["texts"]
+    assert isinstance(fields, dict)
+    assert isinstance(texts, list)
+    text = draw.wording(tuple(texts))
+    named = {keys.split("|")[0]: (keys.split("|"), kind) for keys, kind in fields.items()}
+    slots = {slot: value(draw, named[slot][1]) for slot in dict.fromkeys(_SLOT.findall(text))}
+    if draw.chance(0.05):
+        slots = {s: v.lower() if isinstance(v, str) else v for s, v in slots.items()}
+    known = {_field_name(draw, named[slot][0]): v for slot, v in slots.items()}
+    return _among_others(draw, text.format(**slots)), known
+
+
+def _among_others(draw: Draw, text: str) -> str:
+    """The text, now and then beside a sentence that has nothing to do with it."""
+    other = draw.one(tables("texts")["asides"])
+    luck = draw.rng.random()
+    if luck < 0.06:
+        return f"{other} {text}"
+    return f"{text} {other}" if luck < 0.12 else text
+
+
+def _field_name(draw: Draw, names: list[str]) -> str:
+    return names[0] if draw.chance(0.6) else draw.one(names)
+
+
+def _listing(draw: Draw) -> tuple[str, dict[str, Value]]:
+    """Made-up keys with values of any kind, so that keys are read and not remembered."""
+    kinds = ("person", "place", "count", "color", "time", "date", "name", "item", "phone", "title")
+    names = (
+        draw.some(words("made_up", "keys"), 3)
+        if draw.chance(0.6)
+        else [draw.word(2) for _ in range(3)]
+    )
+    known = {name: value(draw, draw.one(kinds)) for name in dict.fromkeys(names)}
+    between, after = draw.one(((": ", "; "), (" is ", ", "), ("=", " "), (" ", ", ")))
+    return after.join(f"{k}{between}{v}" for k, v in known.items()) + ".", known
+
+
+def _join(draw: Draw, fields: list[str]) -> str:
+    if draw.chance(0.3):
+        return ", ".join(fields)
+    *first, last = fields
+    return f"{', '.join(first)} and {last}" if first else last

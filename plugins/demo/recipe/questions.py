@@ -1,0 +1,90 @@
+"""An evaluation question is drawn like a training question, from the other side of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from random import Random
+
+from recipe.data import (
+    call_turn,
+    parallel_turn,
+    question_and_answer,
+    system,
+    toolbox,
+)
+from recipe.draw import Draw
+from recipe.extraction import extract
+from recipe.facts import fact
+from recipe.small import small_sum
+from recipe.template import Conversation
+
+Maker = Callable[[Draw], Conversation]
+
+
+def tool_call(draw: Draw) -> Conversation:
+    """A question for one of one to four tools."""
+    tools = toolbox(draw)
+    messages = system(draw) + call_turn(draw, tools)
+    return Conversation(messages, [tool.schema() for tool in tools])
+
+
+def parallel_calls(draw: Draw) -> Conversation:
+    """A question for two or three calls."""
+    tools = toolbox(draw)
+    messages = system(draw) + parallel_turn(draw, tools)
+    return Conversation(messages, [tool.schema() for tool in tools])
+
+
+def second_turn(draw: Draw) -> Conversation:
+    """A tool has answered; the model says what it said."""
+    tools = toolbox(draw)
+    messages = system(draw) + call_turn(draw, tools, with_results=True)
+    return Conversation(messages, [tool.schema() for tool in tools])
+
+
+def extraction(draw: Draw) -> Conversation:
+    """A text and the fields to find in it."""
+    return Conversation(system(draw) + question_and_answer(draw, *extract(draw)))
+
+
+def about_quire(draw: Draw) -> Conversation:
+    """A question about quire, or small talk."""
+    return Conversation(system(draw) + question_and_answer(draw, *fact(draw)))
+
+
+def a_sum(draw: Draw) -> Conversation:
+    """A small sum of a pair of numbers that training never adds or subtracts."""
+    return Conversation(system(draw) + question_and_answer(draw, *small_sum(draw)))
+
+
+def questions(draw: Draw, make: Maker, with_new_name: bool) -> Iterator[Conversation]:
+    """Questions without end; with a name in the answer that training never uses, where asked."""
+    while True:
+        draw.kept_words.clear()
+        conversation = make(draw)
+        answer = conversation.answer().lower()
+        if not with_new_name or any(word in answer for word in draw.kept_words):
+            yield conversation
+
+
+# Each section: its title, its maker, whether each answer must hold a new name, and whether the
+# wordings are those that were kept back.
+SECTIONS: dict[str, tuple[str, Maker, bool, bool]] = {
+    "tool_calls_new_names": ("Tool calls, new names", tool_call, True, False),
+    "extractions_new_names": ("Extractions, new names", extraction, True, False),
+    "tool_calls_new_wordings": ("Tool calls, new names and new wordings", tool_call, True, True),
+    "extractions_new_wordings": ("Extractions, new names and new wordings", extraction, True, True),
+    "parallel_calls": ("Parallel calls, new names", parallel_calls, True, False),
+    "second_turns": ("Second turns with a tool's result", second_turn, False, False),
+    "sums": ("Small sums, new pairs of numbers", a_sum, False, False),
+    "facts": ("Facts and small talk", about_quire, False, False),
+    "facts_new_wordings": ("Facts and small talk, new wordings", about_quire, False, True),
+}
+
+
+def section(name: str, count: int, seed: int) -> list[Conversation]:
+    """The questions of one section."""
+    _, make, with_new_name, held_out_wordings = SECTIONS[name]
+    draw = Draw(Random(f"{seed} {name}"), True, held_out_wordings)
+    return list(islice(questions(draw, make, with_new_name), count))

@@ -1,0 +1,133 @@
+"""One run from random weights to the checkpoint: Muon and AdamW, a cosine, answers only.
+
+python -m recipe.train --seed 1 --steps 4500
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from recipe.batches import IGNORED, Batch, training_batches
+from recipe.template import CHECKPOINT
+from recipe.tokenizer import CONTEXT, VOCAB_SIZE
+
+TOKENS_A_BATCH = 6144
+PEAK_RATE = 2e-3
+WARM_UP_STEPS = 100
+_PAD, _END = 0, 2  # <|endoftext|>, <|im_end|>
+
+
+def new_model(seed: int) -> Qwen3ForCausalLM:
+    """A small Qwen3 with random weights: 1.77 M parameters, 7.1 MB in float32."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=512,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        eos_token_id=_END,
+        pad_token_id=_PAD,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the tokens of answers; only their logits are computed."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden_states = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        labels = batch.labels[:, 1:]
+        learned = labels != IGNORED
+        logits = model.lm_head(hidden_states[:, :-1][learned])
+    return cross_entropy(logits.float(), labels[learned])
+
+
+def rate_at(step: int, steps: int) -> float:
+    """The share of the peak rate at a step: up in a line, down in a cosine to zero."""
+    if step < WARM_UP_STEPS:
+        return (step + 1) / WARM_UP_STEPS
+    done = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    inner = {n: p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n}
+    outer = [p for n, p in model.named_parameters() if n not in inner]
+    return [
+        torch.optim.Muon(
+            list(inner.values()), PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(outer, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+
+
+def save(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Write weights and configs as float32 safetensors."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "float32"}
+    _write_json(folder / "config.json", config)
+    generation = {"eos_token_id": [_END, _PAD], "pad_token_id": _PAD, "do_sample": False}
+    _write_json(folder / "generation_config.json", generation)
+
+
+def train(seed: int, steps: int, folder: Path, save_every: int) -> None:
+    """Train a new model and leave it in `folder`."""
+    torch.set_flush_denormal(True)
+    model = new_model(seed)
+    optimizers = optimizers_for(model)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, steps))
+        for optimizer in optimizers
+    ]
+    started, recent = time.monotonic(), 0.0
+    for step, batch in enumerate(islice(training_batches(seed, TOKENS_A_BATCH), steps), 1):
+        loss = loss_of(model, batch)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        recent = 0.98 * recent + 0.02 * loss.item() if recent else loss.item()
+        if step % 50 == 0:
+            print(f"step {step} loss {recent:.4f} {time.monotonic() - started:.0f} s", flush=True)
+        if step % save_every == 0 or step == steps:
+            save(model, folder)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=4500)
+    parser.add_argument("--folder", type=Path, default=CHECKPOINT)
+    parser.add_argument("--save-every", type=int, default=500)
+    options = parser.parse_args()
+    train(options.seed, options.steps, options.folder, options.save_every)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Llama's config.json: biases are options, and so is the head size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.interfaces.model import ModelDescription
+from quire.layers.config_values import ConfigValues
+from quire_models.decoder_config import DecoderConfig, describe_decoder, read_sizes
+
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def describe_llama(config: Mapping[str, Any]) -> ModelDescription:
+    """Say what the engine plans with.
+
+    Raises:
+        UnsupportedModelError: The config asks for what quire does not compute.
+    """
+    return describe_decoder(ARCHITECTURE, config, read_llama(config))
+
+
+def read_llama(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read how the decoder is built; raises as `describe_llama` does."""
+    values = ConfigValues(config, ARCHITECTURE)
+    attention_bias = values.flag("attention_bias", False)
+    return DecoderConfig(
+        **read_sizes(values),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=values.flag("mlp_bias", False),
+    )

@@ -1,0 +1,33 @@
+"""Qwen2's config.json: biases on query, key and value always, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.interfaces.model import ModelDescription
+from quire.layers.config_values import ConfigValues
+from quire_models.decoder_config import (
+    DecoderConfig,
+    describe_decoder,
+    read_sizes,
+    refuse_sliding_window,
+)
+
+ARCHITECTURE = "Qwen2ForCausalLM"
+
+
+def describe_qwen2(config: Mapping[str, Any]) -> ModelDescription:
+    """Say what the engine plans with.
+
+    Raises:
+        UnsupportedModelError: The config asks for what quire does not compute.
+    """
+    return describe_decoder(ARCHITECTURE, config, read_qwen2(config))
+
+
+def read_qwen2(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read how the decoder is built; raises as `describe_qwen2` does."""
+    values = ConfigValues(config, ARCHITECTURE)
+    refuse_sliding_window(values)
+    return DecoderConfig(**read_sizes(values), qkv_bias=True)

@@ -1,0 +1,15 @@
+"""Qwen3 (2025) normalises each query and key head; the shared decoder has that as an option."""
+
+from __future__ import annotations
+
+from quire.interfaces.model import ModelDescription
+from quire.layers import LayerContext
+from quire_models.decoder import DecoderForCausalLM
+from quire_models.qwen3_config import read_qwen3
+
+
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    """Qwen3 with a language-model head."""
+
+    def __init__(self, description: ModelDescription, context: LayerContext) -> None:
+        super().__init__(read_qwen3(description.config), description.max_model_len, context)

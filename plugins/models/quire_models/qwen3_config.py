@@ -1,0 +1,39 @@
+"""Qwen3's config.json: a norm over each query and key head, and heads of 128 unless it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.interfaces.model import ModelDescription
+from quire.layers.config_values import ConfigValues
+from quire_models.decoder_config import (
+    DecoderConfig,
+    describe_decoder,
+    read_sizes,
+    refuse_sliding_window,
+)
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+def describe_qwen3(config: Mapping[str, Any]) -> ModelDescription:
+    """Say what the engine plans with.
+
+    Raises:
+        UnsupportedModelError: The config asks for what quire does not compute.
+    """
+    return describe_decoder(ARCHITECTURE, config, read_qwen3(config))
+
+
+def read_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read how the decoder is built; raises as `describe_qwen3` does."""
+    values = ConfigValues(config, ARCHITECTURE)
+    refuse_sliding_window(values)
+    attention_bias = values.flag("attention_bias", False)
+    return DecoderConfig(
+        **read_sizes(values, head_dim=128),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        has_qk_norm=True,
+    )

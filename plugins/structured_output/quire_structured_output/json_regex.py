@@ -1,0 +1,138 @@
+r"""JSON values as regular expressions: the pieces that a schema's regex is put together from.
+
+Every function returns an expression that can stand anywhere without changing its neighbours.
+Whitespace is at most one blank, so that a model cannot go on with blanks for ever; numbers have
+two digits of exponent at most, so that none of them is infinite. Strings are written without
+`\u` escapes. Syntax: Rust's `regex` crate, which outlines_core compiles.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+BLANK = "[ ]?"
+CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+STRING = f'"{CHARACTER}*"'
+INTEGER = "(?:-?(?:0|[1-9][0-9]*))"
+NUMBER = r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)"
+BOOLEAN = "(?:true|false)"
+NULL = "null"
+
+_SCALAR = f"{STRING}|{NUMBER}|{BOOLEAN}|{NULL}"
+
+_HH_MM_SS = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = (  # 4 divides the last two digits; a century is one where 4 divides the first two
+    "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+)
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
+_MAILBOX = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,32}"
+
+FORMATS = {
+    "date": _DATE,
+    "time": _HH_MM_SS + _OFFSET,
+    "date-time": f"{_DATE}T{_HH_MM_SS}{_OFFSET}",
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "ipv4": rf"(?:{_OCTET}\.){{3}}{_OCTET}",
+    "email": rf"{_MAILBOX}(?:\.{_MAILBOX})?@(?:{_LABEL}\.){{1,3}}[a-zA-Z]{{2,16}}",
+}
+
+
+def quoted(expression: str) -> str:
+    """Return a string whose content matches `expression`."""
+    return f'"(?:{expression})"'
+
+
+def string_of(min_length: int, max_length: int | None) -> str:
+    """Return a string of so many characters; None is without end."""
+    return f'"{CHARACTER}{_times(min_length, max_length)}"'
+
+
+def one_of(alternatives: Sequence[str]) -> str:
+    """Return any of the alternatives."""
+    return f"(?:{'|'.join(alternatives)})"
+
+
+def literal(value: Any) -> str:
+    """Return exactly this value, blanks between its parts aside."""
+    if isinstance(value, dict):
+        return closed_object([(name, literal(part), True) for name, part in value.items()])
+    if isinstance(value, list):
+        return tuple_of([literal(part) for part in value])
+    return re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def closed_object(members: Sequence[tuple[str, str, bool]]) -> str:
+    """Return an object with these members in this order.
+
+    Args:
+        members: Name, the value's expression, and whether it must be there.
+    """
+    pairs = [(f"{literal(name)}:{BLANK}{value}", needed) for name, value, needed in members]
+    return rf"\{{{BLANK}{_joined(pairs)}{BLANK}\}}"
+
+
+def _joined(pairs: Sequence[tuple[str, bool]]) -> str:
+    """Return the pairs with commas between those that are there.
+
+    One pair that is always there, the pivot, carries the commas: those before it bring one behind
+    them, those after it bring one in front. Without such a pair each may be the first: a part that
+    grows with the square of the number of pairs.
+    """
+    pivot = next((i for i, (_, needed) in enumerate(pairs) if needed), None)
+    if pivot is None:
+        starts = [pair + _followers(pairs[i + 1 :]) for i, (pair, _) in enumerate(pairs)]
+        return f"{one_of(starts)}?" if starts else ""
+    before = "".join(f"(?:{pair},{BLANK})?" for pair, _ in pairs[:pivot])
+    return before + pairs[pivot][0] + _followers(pairs[pivot + 1 :])
+
+
+def _followers(pairs: Sequence[tuple[str, bool]]) -> str:
+    return "".join(f"(?:,{BLANK}{pair}){'' if needed else '?'}" for pair, needed in pairs)
+
+
+def open_object(value: str) -> str:
+    """Return an object with any names, whose values match `value`."""
+    pair = f"{STRING}:{BLANK}{value}"
+    return rf"\{{{BLANK}(?:{pair}(?:,{BLANK}{pair})*{BLANK})?\}}"
+
+
+def array_of(item: str, min_items: int, max_items: int | None) -> str:
+    """Return an array of so many items; None is without end."""
+    if max_items == 0:
+        return rf"\[{BLANK}\]"
+    rest = _times(max(min_items - 1, 0), None if max_items is None else max_items - 1)
+    items = f"(?:{item}(?:,{BLANK}{item}){rest}{BLANK})"
+    return rf"\[{BLANK}{items}{'' if min_items else '?'}\]"
+
+
+def tuple_of(items: Sequence[str], rest: str = "") -> str:
+    """Return an array of exactly these items, and behind them `rest`, which brings its commas."""
+    return rf"\[{BLANK}{f',{BLANK}'.join(items)}{rest}{BLANK}\]"
+
+
+def more_items(item: str, at_least: int, at_most: int | None) -> str:
+    """Return further items of a tuple, each with a comma in front."""
+    return f"(?:,{BLANK}{item}){_times(at_least, at_most)}"
+
+
+def any_value(depth: int) -> str:
+    """Return any JSON value in which arrays and objects are nested `depth` deep at most."""
+    if depth == 0:
+        return f"(?:{_SCALAR})"
+    inner = any_value(depth - 1)
+    return f"(?:{_SCALAR}|{array_of(inner, 0, None)}|{open_object(inner)})"
+
+
+def _times(low: int, high: int | None) -> str:
+    if (low, high) == (0, None):
+        return "*"
+    return f"{{{low},{'' if high is None else high}}}"

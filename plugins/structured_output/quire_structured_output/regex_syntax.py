@@ -1,0 +1,97 @@
+"""What a client's regular expression may not hold: it is refused here, with its name.
+
+The dialect is that of Rust's `regex` crate. An automaton has no memory, so lookaround and
+backreferences are out; and where Rust reads a character class otherwise than the rest of the world
+(`&&`, `--`, `~~` and a nested `[`), the writer is asked to escape. The whole answer must match, so
+an anchor at either end says nothing and is taken off; anywhere else it is an error of the compiler.
+"""
+
+import re
+
+from quire.errors import GrammarError
+
+MAX_REGEX_LENGTH = 128 * 1024
+_GROUPS = {
+    "(?=": "a lookahead",
+    "(?!": "a lookahead",
+    "(?<=": "a lookbehind",
+    "(?<!": "a lookbehind",
+    "(?>": "an atomic group",
+    "(?#": "a comment",
+    "(?P=": "a backreference",
+    "(?P>": "a recursive group",
+    "(?(": "a conditional group",
+}
+_CLASS_OPERATORS = ("&&", "--", "~~")
+_TOKEN = re.compile(r"\\.|\[\^?\]?|[\s\S]", re.DOTALL)
+
+
+def check_regex(expression: str, where: str) -> None:
+    """Look for what cannot be honoured; linear in the expression's length.
+
+    Args:
+        expression: The client's regular expression.
+        where: What to call it in the message.
+
+    Raises:
+        GrammarError: It is too long, not text, or uses something that an automaton cannot do.
+    """
+    if len(expression) > MAX_REGEX_LENGTH:
+        raise GrammarError(
+            f"{where} has {len(expression)} characters; at most {MAX_REGEX_LENGTH} are allowed"
+        )
+    check_text(expression, where)
+    in_class = False
+    for match in _TOKEN.finditer(expression):
+        token = match.group()
+        if token[0] == "\\":
+            _check_escape(token, in_class, where)
+        elif in_class:
+            in_class = token != "]"
+            _check_in_class(expression, match.start(), where)
+        elif token[0] == "[":
+            in_class = True
+        elif token == "(":
+            _check_group(expression, match.start(), where)
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise a GrammarError if the text has half a surrogate pair, which no UTF-8 text can have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError(f"{where} contains half a surrogate pair, which is no text") from None
+
+
+def without_anchors(expression: str) -> str:
+    r"""Take `^` or `\A` off the start and `$`, `\z` or `\Z` off the end."""
+    expression = expression.removeprefix("^").removeprefix(r"\A")
+    for end in ("$", r"\Z", r"\z"):
+        body = expression.removesuffix(end)
+        num_backslashes = len(body) - len(body.rstrip("\\"))
+        if body != expression and num_backslashes % 2 == 0:
+            return body
+    return expression
+
+
+def _check_escape(token: str, in_class: bool, where: str) -> None:
+    if not in_class and len(token) == 2 and token[1] in "123456789k":
+        raise GrammarError(f"{where} uses a backreference ({token}), which no automaton can follow")
+
+
+def _check_group(expression: str, start: int, where: str) -> None:
+    for opening, name in _GROUPS.items():
+        if expression.startswith(opening, start):
+            raise GrammarError(
+                f"{where} uses {name} ('{opening}' at character {start}), which the outlines "
+                "backend cannot honour"
+            )
+
+
+def _check_in_class(expression: str, start: int, where: str) -> None:
+    pair = expression[start : start + 2]
+    if pair in _CLASS_OPERATORS or pair[0] == "[":
+        raise GrammarError(
+            f"{where} has {pair if pair in _CLASS_OPERATORS else '['!r} inside a character class "
+            f"(at character {start}); put a backslash in front of each of its characters"
+        )

@@ -1,0 +1,186 @@
+"""Calls as Hermes and Qwen write them: a JSON object between `<tool_call>` and `</tool_call>`.
+
+    <tool_call>
+    {"name": "find", "arguments": {"city": "Oslo"}}
+    </tool_call>
+
+A call is announced when its name is certain, and its arguments are passed on as they are written,
+character by character. What the announcement cannot foresee, the end decides: a call that breaks
+later has no end event, and all of its text follows as text. So joined texts and ended calls are the
+same at every split.
+
+Blanks before a call and behind the last one are dropped, as are those between calls. A call whose
+object is complete counts, also where `</tool_call>` is missing.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+    ToolParser,
+)
+from quire_tool_parsers.arguments_regex import arguments_regex
+from quire_tool_parsers.call_object import BLANKS, CallObject
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+
+class HermesToolParser(ToolParser):
+    """Reads text, then a call, then what closes it, then text again."""
+
+    def __init__(self) -> None:
+        self._blanks = ""  # behind the text so far; dropped if a call follows
+        self._tag = ""  # what may become a tag
+        self._has_text = False
+        self._index = 0
+        self._call: CallObject | None = None
+        self._call_text: list[str] = []
+        self._is_announced = False
+        self._is_closing = False
+
+    def feed(self, delta: str) -> list[ToolEvent]:
+        """Take the next piece of output; return what is certain by now."""
+        return _joined(self._read(delta))
+
+    def close(self) -> list[ToolEvent]:
+        """Return what was held back; half a call is text."""
+        return _joined(self._end())
+
+    @classmethod
+    def call_grammar(cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool) -> str | None:
+        """Return a regex for one or more calls of `tools` and nothing else.
+
+        Arguments follow each tool's schema as far as a regex can say it; a schema that cannot be
+        written as one is taken as any JSON object. Without `at_least_one` there is no such regex:
+        free text and calls are told apart by the parser, not by a grammar.
+        """
+        if not tools or not at_least_one:
+            return None
+        call = "|".join(_call_regex(tool) for tool in tools)
+        block = f"<tool_call>\\n({call})\\n</tool_call>"
+        return f"{block}(\\n{block})*"
+
+    def _read(self, text: str) -> Iterator[ToolEvent]:
+        while text:
+            if self._call is not None:
+                text = yield from self._read_call(self._call, text)
+            elif self._is_closing:
+                text = self._read_closing(text)
+            else:
+                text = yield from self._read_text(text)
+
+    def _read_text(self, text: str) -> Iterator[ToolEvent]:  # returns what is left
+        text, self._tag = self._tag + text, ""
+        start = text.find("<")
+        if start < 0:
+            yield from self._pass_on(text)
+            return ""
+        yield from self._pass_on(text[:start])
+        rest = text[start:]
+        if rest.startswith(OPEN):
+            self._begin_call()
+            return rest[len(OPEN) :]
+        if OPEN.startswith(rest):
+            self._tag = rest
+            return ""
+        yield from self._pass_on("<")
+        return rest[1:]
+
+    def _pass_on(self, text: str) -> Iterator[ToolEvent]:
+        """Give text to the user, but hold back the blanks at its end."""
+        words = text.rstrip(BLANKS)
+        if not words:
+            self._blanks += text
+            return
+        is_after_call = self._index > 0 and not self._has_text
+        blanks = "" if is_after_call else self._blanks
+        self._has_text = True
+        self._blanks = text[len(words) :]
+        yield TextDelta(blanks + (words.lstrip(BLANKS) if is_after_call else words))
+
+    def _begin_call(self) -> None:
+        self._call = CallObject()
+        self._call_text = [OPEN]
+        self._is_announced = False
+
+    def _read_call(self, call: CallObject, text: str) -> Iterator[ToolEvent]:
+        num_used = call.feed(text)
+        self._call_text.append(text[:num_used])
+        yield from self._announce(call)
+        if call.is_complete:
+            yield ToolCallEnd(self._index)
+            self._leave_call()
+            self._blanks, self._is_closing = "", True
+        elif call.is_broken:
+            yield from self._break_call()
+        return text[num_used:]
+
+    def _announce(self, call: CallObject) -> Iterator[ToolEvent]:
+        if call.name is None:
+            return
+        if not self._is_announced:
+            self._is_announced = True
+            yield ToolCallStart(self._index, call.name)
+        if piece := call.take_arguments():
+            yield ToolCallArguments(self._index, piece)
+
+    def _break_call(self) -> Iterator[ToolEvent]:
+        """Give back the text of a call that is none."""
+        text = "".join(self._call_text)
+        self._leave_call()
+        yield from self._pass_on(text)
+
+    def _leave_call(self) -> None:
+        self._index += self._is_announced
+        self._call = None
+        self._call_text = []
+
+    def _read_closing(self, text: str) -> str:
+        """Skip the closing tag, if it is there; return what is left."""
+        text, self._tag = self._tag + text, ""
+        rest = text.lstrip(BLANKS)
+        if rest.startswith(CLOSE):
+            self._is_closing = False
+            return rest[len(CLOSE) :]
+        if CLOSE.startswith(rest):
+            self._tag = text
+            return ""
+        self._is_closing = False
+        return text
+
+    def _end(self) -> Iterator[ToolEvent]:
+        if self._is_closing:
+            self._tag = ""  # half a closing tag is no text
+        if self._call is not None:
+            yield from self._break_call()
+        if self._tag:
+            yield from self._pass_on(self._tag)
+            self._tag = ""
+        if self._blanks and (self._has_text or self._index == 0):
+            yield TextDelta(self._blanks)
+            self._blanks = ""
+
+
+def _joined(events: Iterator[ToolEvent]) -> list[ToolEvent]:
+    """Return the events, neighbouring texts as one."""
+    joined: list[ToolEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
+
+
+def _call_regex(tool: dict[str, Any]) -> str:
+    name = re.escape(json.dumps(tool["name"], ensure_ascii=False))
+    return f'\\{{"name": {name}, "arguments": {arguments_regex(tool.get("parameters"))}\\}}'

@@ -1,0 +1,94 @@
+from engine_parts import make_core, make_message, run_to_end
+
+from quire.errors import GrammarError
+from quire.sampling_params import StructuredOutputsParams
+
+CHOICE = StructuredOutputsParams(choice=("yes", "no"))
+
+
+def test_requests_of_any_length_finish_with_their_own_tokens():
+    core, executor, _ = make_core(max_num_batched_tokens=7, max_num_seqs=3)
+    for index in range(9):
+        core.add(make_message(f"r{index}", prompt=[100 * index + 1] * (index + 1), max_tokens=5))
+    answers = run_to_end(core)
+    for index in range(9):
+        assert answers[f"r{index}"] == [100 * index + 2 + i for i in range(5)]
+    assert max(executor.num_tokens_per_step) <= 7
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers():
+    core, _, _ = make_core(num_blocks=3)
+    core.add(make_message("big", prompt=range(8), max_tokens=4))
+    (output,) = core.step().outputs
+    assert output.finish_reason == "error"
+    assert output.error.code == "out_of_capacity"
+    assert "12 tokens, which need 3 KV blocks; the engine has 2" in output.error.message
+
+
+def test_the_queue_has_a_limit():
+    core, _, _ = make_core(max_num_queued=2, max_num_seqs=1)
+    for name in "abc":
+        core.add(make_message(name))
+    outputs = {output.request_id: output for output in core.step().outputs}
+    assert outputs["c"].error.code == "overloaded"
+    assert run_to_end(core).keys() >= {"a", "b"}
+
+
+def test_a_request_that_fails_in_the_worker_ends_alone():
+    core, _, _ = make_core(fail_on=52)
+    core.add(make_message("bad", prompt=[50], max_tokens=9))
+    core.add(make_message("good", prompt=[60], max_tokens=9))
+    errors = {}
+    answers = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.error:
+                errors[output.request_id] = output.error.message
+    assert errors == {"bad": "token is cursed"}
+    assert answers["good"] == list(range(61, 70))
+    assert core.scheduler.kv.pool.num_used == 0
+
+
+def test_an_aborted_request_is_heard_of_no_more():
+    core, _, _ = make_core()
+    core.add(make_message("a", max_tokens=50))
+    core.step()
+    core.abort(["a", "unknown"])
+    assert not core.has_work()
+    assert core.scheduler.kv.pool.num_used == 0
+
+
+def test_a_request_waits_for_its_grammar_while_others_run():
+    core, executor, grammars = make_core()
+    core.add(make_message("free", prompt=[10], max_tokens=6))
+    core.add(make_message("bound", prompt=[20], max_tokens=2, structured_outputs=CHOICE))
+    core.step()
+    assert grammars.submitted == ["bound"]
+    assert [request.request_id for request in core.scheduler.running] == ["free"]
+    grammars.ready = [("bound", None)]
+    core.step()
+    assert [mask.slot for mask in executor.masks] == [1]
+    run_to_end(core)
+    assert grammars.accepted == {"bound": [21]}
+    assert grammars.released == ["bound"]
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_request_only():
+    core, _, grammars = make_core()
+    core.add(make_message("bound", structured_outputs=CHOICE))
+    core.add(make_message("free", max_tokens=1))
+    grammars.ready = [("bound", GrammarError("it has no end"))]
+    outputs = {output.request_id: output for output in core.step().outputs}
+    assert outputs["bound"].error.message == "it has no end"
+    assert outputs["bound"].error.code == "invalid_grammar"
+    assert outputs["free"].finish_reason == "length"
+
+
+def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
+    core, _, grammars = make_core()
+    core.add(make_message("bound", structured_outputs=CHOICE))
+    core.abort(["bound"])
+    assert grammars.released == ["bound"]
+    grammars.ready = [("bound", None)]
+    assert core.step().outputs == []

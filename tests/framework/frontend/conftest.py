@@ -1,0 +1,242 @@
+"""Small real parts: a core whose model is a script, and tokenizers of every family."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from quire.errors import QuireError
+from quire.frontend.intake import Intake
+from quire.frontend.tokenizer import FastBackend, Tokenizer
+from quire.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    EngineStats,
+    ErrorReport,
+    TokenLogprobs,
+)
+
+TEXTS = (
+    "the quick brown fox jumps over the lazy dog",
+    "Straße, naïve café; 漢字かな交じり文 👩‍👩‍👧 🏳️‍🌈 \u200d é",
+    '{"name": "find", "arguments": {"city": "São Paulo"}} <tool_call> stop STOP',
+)
+EOS = "<|end|>"
+
+Script = Callable[[EngineRequest], "list[int] | ErrorReport | Exception"]
+
+
+class ScriptedCore:
+    """An engine core with the model left out: each request is answered by a script.
+
+    The script returns the answer's token ids; an `ErrorReport`, which the request ends with; or an
+    exception, which `add` raises if it is a `QuireError` and `step` otherwise.
+    """
+
+    def __init__(self, script: Script, tokens_per_step: int = 1, step_s: float = 0.0) -> None:
+        self._script = script
+        self._tokens_per_step = tokens_per_step
+        self._step_s = step_s
+        self._running: dict[str, tuple[EngineRequest, list[int] | ErrorReport | Exception]] = {}
+        self._num_sent: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.num_steps = 0
+        self.max_queued = 10**9
+        self.thread_names: set[str] = set()
+        self.is_shut_down = False
+
+    def add(self, request: EngineRequest) -> None:
+        answer = self._script(request)
+        if isinstance(answer, QuireError):
+            raise answer
+        self._running[request.request_id] = (request, answer)
+        self._num_sent[request.request_id] = 0
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if self._running.pop(request_id, None) is not None:
+                self.aborted.append(request_id)
+
+    def step(self) -> EngineOutputs:
+        self.num_steps += 1
+        self.thread_names.add(threading.current_thread().name)
+        time.sleep(self._step_s)
+        outputs = [self._advance(*entry) for entry in list(self._running.values())]
+        return EngineOutputs(outputs, EngineStats(num_running=len(self._running)))
+
+    def has_work(self) -> bool:
+        return bool(self._running)
+
+    def control(self, name: str, argument: object = None) -> object:
+        if name == "fail":
+            raise ValueError(f"cannot {argument}")
+        return (name, argument)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _advance(
+        self, request: EngineRequest, answer: list[int] | ErrorReport | Exception
+    ) -> EngineOutput:
+        request_id = request.request_id
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, ErrorReport):
+            del self._running[request_id]
+            return EngineOutput(
+                request_id=request_id, token_ids=[], finish_reason="error", error=answer
+            )
+        start = self._num_sent[request_id]
+        token_ids: list[int] = []
+        reason = None
+        for token_id in answer[start : start + self._tokens_per_step]:
+            token_ids.append(token_id)
+            if token_id in request.stop_token_ids:
+                reason = "stop"
+                break
+            if start + len(token_ids) == request.max_tokens:
+                reason = "length"
+                break
+        self._num_sent[request_id] += len(token_ids)
+        if reason is None and self._num_sent[request_id] >= len(answer):
+            reason = "length"
+        if reason is not None:
+            del self._running[request_id]
+        return EngineOutput(
+            request_id=request_id,
+            token_ids=token_ids,
+            finish_reason=reason,
+            stop_reason=token_ids[-1] if reason == "stop" else None,
+            logprobs=_logprobs(token_ids, request.params.logprobs),
+        )
+
+
+def _logprobs(token_ids: Sequence[int], num: int | None) -> list[TokenLogprobs] | None:
+    if num is None:
+        return None
+    return [
+        TokenLogprobs([i, *range(num)], [-0.5, *(-1.0 - k for k in range(num))], rank=1)
+        for i in token_ids
+    ]
+
+
+def echo(request: EngineRequest) -> list[int]:
+    """Answer with the prompt, and an end of text."""
+    return [*request.token_ids, request.stop_token_ids[0]]
+
+
+def byte_level_backend() -> tokenizers.Tokenizer:
+    """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[EOS, "<|start|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("é", special=False)])
+    return tokenizer
+
+
+PIECES = ("▁", "▁the", "▁▁", "a", "b", "é", "▁x▁y", "漢", "ab▁", "🏳", ".", "<0x", "�")
+
+
+def byte_fallback_backend(num_strip: int = 1) -> tokenizers.Tokenizer:
+    """SentencePiece BPE with byte fallback, as Llama 2, Mistral and Gemma have it."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if num_strip:
+        steps.append(decoders.Strip(" ", num_strip, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.add_tokens(["<tool_call>"])
+    return tokenizer
+
+
+def metaspace_backend(prepend_scheme: str = "always") -> tokenizers.Tokenizer:
+    """SentencePiece unigram, as T5 and XLM-R have it."""
+    names = ["<unk>", "</s>", *PIECES]
+    tokenizer = tokenizers.Tokenizer(
+        models.Unigram([(name, -1.0) for name in names], unk_id=0, byte_fallback=False)
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    return tokenizer
+
+
+def word_piece_backend() -> tokenizers.Tokenizer:
+    """WordPiece, as BERT has it: only its own decoder knows."""
+    names = ["[UNK]", "[SEP]", "the", "fox", "##es", "##y", ".", "'", "s", "漢", "##字", ","]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
+    return tokenizer
+
+
+def bare_backend() -> tokenizers.Tokenizer:
+    """No decoder at all: tokens with blanks between."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({"[UNK]": 0, "one": 1, "two": 2, "three": 3}, unk_token="[UNK]")
+    )
+    tokenizer.add_special_tokens(["[UNK]"])
+    return tokenizer
+
+
+FAMILIES: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "byte_level": byte_level_backend,
+    "byte_fallback": byte_fallback_backend,
+    "byte_fallback_no_strip": lambda: byte_fallback_backend(0),
+    "byte_fallback_strip_two": lambda: byte_fallback_backend(2),
+    "metaspace": metaspace_backend,
+    "metaspace_first": lambda: metaspace_backend("first"),
+    "metaspace_never": lambda: metaspace_backend("never"),
+    "word_piece": word_piece_backend,
+    "bare": bare_backend,
+}
+
+
+@pytest.fixture(scope="session")
+def families() -> dict[str, Tokenizer]:
+    """A tokenizer of each family."""
+    return {name: Tokenizer(FastBackend(build())) for name, build in FAMILIES.items()}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's folder, as far as the frontend reads it."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = byte_level_backend()
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"eos_token": EOS, "bos_token": {"content": "<|start|>"}, "add_bos_token": False}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [tokenizer.token_to_id(EOS), 7]})
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> Tokenizer:
+    """The byte-level one, from its files."""
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture
+def intake(tokenizer: Tokenizer) -> Intake:
+    """An intake without plugins."""
+    return Intake(tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size)

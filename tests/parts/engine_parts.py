@@ -1,0 +1,188 @@
+"""Small real parts for tests of the engine: a spec, requests, and workers that count."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.config import SchedulerSettings
+from quire.engine.core import EngineCore
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_plan import fixed_plan
+from quire.engine.request import Request
+from quire.engine.scheduler import Scheduler
+from quire.errors import GrammarError
+from quire.interfaces.executor import Executor, WorkerLaunch
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVPlan
+from quire.messages import (
+    AdapterRef,
+    EngineRequest,
+    ErrorReport,
+    RowBitmask,
+    SlotResult,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
+from quire.sampling_params import SamplingParams
+
+EOS = 0
+
+
+class WholeContext(KVCacheSpec):
+    """Every token stays: the arithmetic of full attention, written once more."""
+
+    @property
+    def page_bytes(self) -> int:
+        return 64 * self.block_size
+
+    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
+        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
+
+    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
+        return self.blocks_needed(num_tokens)
+
+    def freeable_blocks(self, num_computed_tokens: int) -> range:
+        return range(0)
+
+    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
+        return next((i for i, hit in enumerate(is_cached) if not hit), len(is_cached))
+
+
+def make_plan(num_blocks: int, block_size: int = 4, num_layers: int = 2) -> KVPlan:
+    layers = [KVLayer(f"layers.{i}", "whole", 1, 8) for i in range(num_layers)]
+    return fixed_plan([WholeContext(layer, block_size, "float32") for layer in layers], num_blocks)
+
+
+class CountingExecutor(Executor):
+    """Workers that draw `last known token + 1`, and check every plan against their own account."""
+
+    def __init__(self, vocab_size: int = 1000, fail_on: int | None = None) -> None:
+        super().__init__(WorkerLaunch(make=lambda rank: None), 1)  # type: ignore[arg-type, return-value]
+        self.vocab_size = vocab_size
+        self.fail_on = fail_on  # a token id at which the "model" fails for that request
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
+        self.plan: StepPlan | None = None
+        self.num_tokens_per_step: list[int] = []
+        self.masks: list[RowBitmask] = []
+
+    def start(self) -> WorkerInfo:
+        return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
+
+    def allocate(self, plan: KVPlan) -> None: ...
+
+    def execute(self, plan: StepPlan) -> None:
+        for given in plan.assignments:
+            self.tokens[given.slot] = list(given.token_ids)
+            self.computed[given.slot] = given.num_computed_tokens
+            self.blocks[given.slot] = [list(ids) for ids in given.block_ids]
+        for added in plan.new_blocks:
+            self.blocks[added.slot][added.group] += added.block_ids
+        for share in plan.requests:
+            self.computed[share.slot] += share.num_tokens
+            is_last = self.computed[share.slot] == len(self.tokens[share.slot])
+            if share.num_samples != int(is_last):
+                raise AssertionError(f"slot {share.slot} samples at the wrong time")
+        self.num_tokens_per_step.append(sum(share.num_tokens for share in plan.requests))
+        self.plan = plan
+
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
+        if self.plan is None or self.plan.plan_id != plan_id:
+            raise AssertionError("sample without its plan")
+        self.masks = list(masks)
+        rows = [self._draw(share.slot) for share in self.plan.requests if share.num_samples]
+        return StepResult(plan_id=plan_id, results=rows)
+
+    def control(self, name: str, argument: Any = None) -> Any:
+        return (name, argument)
+
+    def check_health(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def _draw(self, slot: int) -> SlotResult:
+        last = self.tokens[slot][-1]
+        if last == self.fail_on:
+            return SlotResult(slot, [], None, ErrorReport("request_failed", "token is cursed"))
+        token_id = (last + 1) % self.vocab_size
+        self.tokens[slot].append(token_id)
+        return SlotResult(slot, [token_id])
+
+
+class ScriptedGrammars:
+    """Grammars that are ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.ready: list[tuple[str, GrammarError | None]] = []
+        self.accepted: dict[str, list[int]] = {}
+        self.released: list[str] = []
+        self._rows: list[tuple[int, str]] = []
+
+    def submit(self, request_id: str, params: Any) -> None:
+        self.submitted.append(request_id)
+
+    def poll(self) -> list[tuple[str, GrammarError | None]]:
+        ready, self.ready = self.ready, []
+        return ready
+
+    def wait_for_compile(self, timeout_s: float) -> None: ...
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        self.accepted.setdefault(request_id, []).extend(token_ids)
+
+    def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
+        self._rows = list(rows)
+
+    def collect_masks(self) -> list[RowBitmask]:
+        return [RowBitmask(slot, 0, b"\xff" * 128) for slot, _ in self._rows]
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    def shutdown(self) -> None: ...
+
+
+def make_scheduler(num_blocks: int = 100, max_adapters: int = 8, **settings: Any) -> Scheduler:
+    manager = KVCacheManager(make_plan(num_blocks))
+    return Scheduler(SchedulerSettings(**settings), manager, max_adapters)
+
+
+def make_core(
+    num_blocks: int = 100, fail_on: int | None = None, **settings: Any
+) -> tuple[EngineCore, CountingExecutor, ScriptedGrammars]:
+    executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
+    return EngineCore(make_scheduler(num_blocks, **settings), executor, grammars), executor, grammars
+
+
+def make_message(
+    request_id: str,
+    prompt: Sequence[int] = (10, 11, 12),
+    max_tokens: int = 4,
+    adapter: str | None = None,
+    **params: Any,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        token_ids=list(prompt),
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        max_tokens=max_tokens,
+        seed=0,
+        stop_token_ids=(EOS, *params.get("stop_token_ids", ())),
+        adapter=AdapterRef(adapter, f"adapters/{adapter}") if adapter else None,
+    )
+
+
+def make_request(request_id: str, **options: Any) -> Request:
+    return Request(make_message(request_id, **options), 1)
+
+
+def run_to_end(core: EngineCore, max_steps: int = 1000) -> dict[str, list[int]]:
+    """Step until nothing is left; the tokens of each request."""
+    answers: dict[str, list[int]] = {}
+    for _ in range(max_steps):
+        if not core.has_work():
+            return answers
+        for output in core.step().outputs:
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
+    raise AssertionError(f"still busy after {max_steps} steps")

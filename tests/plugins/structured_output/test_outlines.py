@@ -1,0 +1,212 @@
+"""The outlines backend keeps the contract, and says what it cannot do."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from quire_structured_output.outlines import OutlinesBackend
+
+from quire.errors import GrammarError
+from quire.interfaces.structured_output import Vocabulary
+from quire.plugins import load_plugins
+from quire.sampling_params import StructuredOutputsParams
+from quire.testing.structured_output import (
+    StructuredOutputContract,
+    contract_vocabulary,
+    read_mask,
+    satisfies,
+    walk,
+)
+
+S = StructuredOutputsParams
+
+
+class TestOutlinesContract(StructuredOutputContract):
+    backend = OutlinesBackend
+    refused = (
+        (S(json={"type": "integer", "minimum": 1}), "'minimum'"),
+        (S(regex=r"(a)\1"), "backreference"),
+        (S(regex="(?=a)b"), "lookahead"),
+        (S(choice=()), "choice"),
+        (S(grammar="start: x"), "context-free"),
+    )
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return OutlinesBackend(contract_vocabulary())
+
+
+def is_spelled(backend, params, text):
+    """Whether the grammar takes a text, byte by byte, and may end there."""
+    matcher = backend.compile(params).matcher()
+    return all(matcher.accept(byte) for byte in text.encode()) and 300 in read_mask(matcher)
+
+
+def test_it_is_offered_under_its_name_with_its_forms():
+    entry = load_plugins().registries.structured_output.entry("outlines")
+    assert entry.capabilities.forms == {"json", "json_object", "regex", "choice"}
+
+
+def test_neither_outlines_nor_its_disk_cache_is_loaded():
+    program = (
+        "import sys, quire_structured_output.outlines as o; from quire.interfaces."
+        "structured_output import Vocabulary; from quire.sampling_params import "
+        "StructuredOutputsParams as S; o.OutlinesBackend(Vocabulary({b'a': [0]}, (1,), 2))"
+        ".compile(S(regex='a+')); print({'outlines', 'diskcache', 'cloudpickle', 'torch', "
+        "'transformers'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("regex", "yes", "no"),
+    [
+        (r"^\d{3}$", "123", "12a"),
+        (r"\A[ab]+\Z", "abba", "abc"),
+        (r"^yes|no$", "no", "yesno"),
+        (r"(?i)ok", "oK", "k"),
+        (r"a\$", "a$", "a"),
+        (r"a\\$", "a\\", "a$"),
+        (r"[$^]+", "^$", "a"),
+    ],
+)
+def test_anchors_at_the_ends_say_nothing(backend, regex, yes, no):
+    assert is_spelled(backend, S(regex=regex), yes)
+    assert not is_spelled(backend, S(regex=regex), no)
+
+
+@pytest.mark.parametrize(
+    ("regex", "reason"),
+    [
+        ("(", "not a valid regular expression"),
+        ("a{3,2}", "not a valid regular expression"),
+        ("a^b", "anchors"),
+        ("[a&&b]", "'&&'"),
+        ("[[:alpha:]]", "'['"),
+        (r"\bword\b", "word boundaries"),
+        ("(?<!a)b", "lookbehind"),
+        ("(?>a)b", "atomic"),
+        (r"(?P<x>a)(?P=x)", "backreference"),
+        (r"\k<x>", "backreference"),
+        ("a" * 200_000, "200000 characters"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_a_regex_that_cannot_be_compiled_is_refused_with_the_reason(backend, regex, reason):
+    with pytest.raises(GrammarError) as caught:
+        backend.compile(S(regex=regex))
+    assert reason in str(caught.value)
+
+
+def test_escaped_or_listed_parentheses_are_no_lookaround():
+    OutlinesBackend.check(S(regex=r"\(?=[(?=]\\\(?!"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ((), "empty"),
+        (("a", 3), "strings only"),
+        (tuple(map(str, range(100_000))), "at most"),
+        (("\udc00",), "surrogate"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused(choice, reason):
+    with pytest.raises(GrammarError) as caught:
+        OutlinesBackend.check(S(choice=choice))
+    assert reason in str(caught.value)
+
+
+def test_a_vocabulary_that_cannot_spell_the_grammar_is_an_error():
+    backend = OutlinesBackend(Vocabulary({b"a": [0], b"b": [1]}, (2,), 3))
+    with pytest.raises(GrammarError, match="cannot spell"):
+        backend.compile(S(regex="[0-9]+"))
+
+
+def test_a_model_without_an_end_has_no_grammars():
+    with pytest.raises(GrammarError, match="no end-of-text token"):
+        OutlinesBackend(Vocabulary({b"a": [0]}, (), 1))
+
+
+def test_a_pattern_that_may_match_a_quote_is_refused(backend):
+    for pattern in ("a.c", '^"$', r"\\", r"\s", "[^x]"):
+        with pytest.raises(GrammarError, match="'pattern' at /pattern may match"):
+            backend.compile(S(json={"type": "string", "pattern": pattern}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^(a|b)|[A-Z]{2,3}$"},
+        {"type": "string", "pattern": r"^[^\"\\\x00-\x1f]{1,4}$"},
+        {"type": "string", "format": "date"},
+        {"type": "string", "format": "date-time"},
+        {"type": "string", "format": "time"},
+        {"type": "string", "format": "uuid"},
+        {"type": "string", "format": "ipv4"},
+        {"type": "string", "format": "email"},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "object", "properties": {}},
+        {"type": "object", "additionalProperties": False},
+        {"type": "object", "properties": {"a": True, "b": {}}, "required": ["b"]},
+        {"type": "object", "properties": {n: {"type": "null"} for n in "abcd"}},
+        {"type": "object", "properties": {n: {"type": "null"} for n in "abcd"}, "required": ["c"]},
+        {"type": "object", "properties": {'a"\\\né': {"type": "null"}}, "required": ['a"\\\né']},
+        {"prefixItems": [{"type": "integer"}, {"type": "null"}]},
+        {"type": "array", "prefixItems": [{"type": "null"}], "items": {"const": 1}, "minItems": 3},
+        {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
+        {"type": "array", "maxItems": 0},
+        {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "uniqueItems": False},
+        {"type": "array"},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "array", "items": {"const": None}}}},
+        {"allOf": [{"type": "boolean"}], "description": "one only"},
+        {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}, {"type": "null"}]},
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]}
+                for k in ("a", "b")
+            ]
+        },
+        {"type": "integer", "enum": [1, "a", 2.0, None]},
+        {"maxLength": 2},
+        {},
+        True,
+    ],
+    ids=json.dumps,
+)
+def test_answers_satisfy_their_schema(backend, schema):
+    grammar = backend.compile(S(json=schema))
+    judge = satisfies(schema)
+    for seed in range(25):
+        text = walk(grammar.matcher(), random.Random(seed), backend.vocabulary)
+        assert judge(text), text
+
+
+def test_every_date_of_the_calendar_is_a_date_and_no_other(backend):
+    params = S(json={"type": "string", "format": "date"})
+    grammar = backend.compile(params)
+    for text, is_date in [
+        ("2024-02-29", True), ("2023-02-29", False), ("1900-02-29", False), ("2000-02-29", True),
+        ("2024-04-31", False), ("2024-12-31", True), ("0000-01-01", False), ("0004-02-29", True),
+    ]:  # fmt: skip
+        matcher = grammar.matcher()
+        assert all(matcher.accept(byte) for byte in f'"{text}"'.encode()) == is_date, text
+
+
+def test_properties_come_in_the_order_of_the_schema(backend):
+    params = S(json='{"properties": {"b": {"const": 1}, "a": {"const": 2}}, "required": ["a"]}')
+    assert is_spelled(backend, params, '{"b": 1, "a": 2}')
+    assert is_spelled(backend, params, '{"a": 2}')
+    assert not is_spelled(backend, params, '{"a": 2, "b": 1}')
+    assert not is_spelled(backend, params, '{"b": 1}')
+
+
+def test_whitespace_is_one_blank_at_most(backend):
+    params = S(json={"type": "array", "items": {"type": "integer"}})
+    assert is_spelled(backend, params, "[ 1, 2,3 ]")
+    assert not is_spelled(backend, params, "[  1]")
+    assert not is_spelled(backend, params, "[\n1]")
