@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,10 +64,13 @@ def find_checkpoint(
         PluginError: A plugin ships it, and cannot be loaded.
     """
     name = settings.model
-    if Path(name).expanduser().is_dir():
-        found = ShippedCheckpoint(Path(name).expanduser())
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        found = ShippedCheckpoint(Path(folder))
     elif name in shipped:
         found = shipped.get(name)()
+    elif os.path.isfile(folder):
+        raise CheckpointNotFoundError(f"{name} is a file; name the folder that it lies in")
     elif _looks_like_path(name):
         raise CheckpointNotFoundError(f"no such model folder: {name}")
     else:
@@ -88,7 +92,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointCorruptError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise CheckpointCorruptError(f"{path} must hold a JSON object")

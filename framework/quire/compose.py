@@ -13,7 +13,14 @@ from typing import Any
 
 from quire.checkpoint import Checkpoint
 from quire.config import DEFAULT_SAMPLERS, Settings
-from quire.errors import RefusedError, SettingsError, UnknownNameError, UnsupportedModelError
+from quire.errors import (
+    PluginLoadError,
+    QuireError,
+    RefusedError,
+    SettingsError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.model import ModelDescription
@@ -202,13 +209,33 @@ def _choose_model(
             "see docs/plugins/models.md"
         ) from None
     check_api(entry)
-    what = f"the description of model {architecture!r}"
-    describe: Callable[[Mapping[str, Any]], ModelDescription]
-    describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
-    description = describe(checkpoint.config)
+    description = _describe(entry, checkpoint.config)
+    if not description.kv_layers:
+        raise UnsupportedModelError(
+            f"model {architecture!r} of {entry.source} describes no layer with a KV cache; this "
+            "quire serves models with attention only"
+        )
     if description.quantization is not None:
         registries.quantizations.entry(description.quantization)  # raises if nobody serves it
     return Choice("model", entry, "named by the checkpoint"), description
+
+
+def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
+    """Ask a model's torch-free half; what it raises on purpose is ours, the rest is its own."""
+    what = f"the description of model {entry.name!r} of {entry.source}"
+    describe: Callable[[Mapping[str, Any]], ModelDescription]
+    describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
+    try:
+        description = describe(config)
+    except QuireError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(
+            f"{what} failed on this config.json: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(description, ModelDescription):
+        raise PluginLoadError(f"{what} gave a {type(description).__name__}, no ModelDescription")
+    return description
 
 
 def _attention_query(
@@ -291,7 +318,22 @@ def _choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Cho
             f"samplers need exactly one step that draws, got {', '.join(draws) or 'none'}; "
             "write `--samplers default NAME` to add NAME to the built-in ones"
         )
+    _check_fields(entries)
     return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+
+
+def _check_fields(entries: Iterable[Entry]) -> None:
+    """Check that steps which read the same request field mean the same by it."""
+    owners: dict[str, tuple[RequestField, Entry]] = {}
+    for entry in entries:
+        for field in entry.capabilities.fields:
+            known, owner = owners.setdefault(field.name, (field, entry))
+            if (field.type, field.default) != (known.type, known.default):
+                raise SettingsError(
+                    f"samplers {owner.name!r} of {owner.source} and {entry.name!r} of "
+                    f"{entry.source} both read the request field {field.name!r}, but with another "
+                    "type or default; leave one of them out"
+                )
 
 
 def _choose_optional(registry: Registry[Any], wanted: str) -> Choice | None:
@@ -345,7 +387,8 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
     registry = registries.executors
     entry = registry.entry(wanted)
     if not serves(entry):
-        others = ", ".join(n for n in registry if serves(registry.entry(n))) or "none installed"
+        able = [offer.name for offer in registry.offers() if serves(offer)]
+        others = ", ".join(dict.fromkeys(able)) or "none installed"
         raise RefusedError(
             f"executor {wanted!r} runs at most {entry.capabilities.max_tensor_parallel_size} "
             f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: {others}"

@@ -6,14 +6,20 @@ Each option is written once, here. The command line, YAML files, environment var
 means that the model or the machine decides; `compose` does, and says what it chose.
 """
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from quire.errors import SettingsError
 
 T = TypeVar("T")
+
+ENVIRONMENT_PREFIX = "QUIRE_"
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 DEFAULT_MODEL = "demo"
 DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
@@ -21,9 +27,17 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def option(default: T, help_text: str, *, flag: str | None = None) -> T:
-    """Declare a field together with its help text and, where it differs, its short flag."""
-    return field(default=default, metadata={"help": help_text, "flag": flag})
+def option(default: T, help_text: str, *, flag: str | None = None, is_repeated: bool = False) -> T:
+    """Declare a field together with its help text.
+
+    Args:
+        default: None where the model or the machine decides.
+        help_text: One sentence for the command line and the docs.
+        flag: A short flag, if it has one.
+        is_repeated: A list whose flag takes one value and is given several times.
+    """
+    metadata = {"help": help_text, "flag": flag, "is_repeated": is_repeated}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +52,7 @@ class ModelSettings:
     load_format: str = option("auto", "auto or safetensors; dummy draws random weights.")
     max_model_len: int | None = option(None, "Tokens of prompt and answer together, at most.")
     chat_template: str | None = option(None, "A Jinja file to use in place of the model's own.")
-    seed: int = option(0, "Seed of dummy weights.")
+    dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
     device: str = option("auto", "auto, cpu or cuda.")
     threads: int | None = option(None, "CPU threads that compute; None: one a physical core.")
 
@@ -121,6 +135,12 @@ class PartSettings:
     reasoning_parser: str = option("auto", "Reasoning parser; auto goes by the chat template.")
     grammar_timeout_s: float = option(10.0, "Seconds that a grammar may take to compile.")
 
+    def __post_init__(self) -> None:
+        if self.grammar_timeout_s <= 0:
+            raise SettingsError(
+                f"grammar_timeout_s must be more than 0, got {self.grammar_timeout_s:g}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
@@ -130,12 +150,15 @@ class PluginSettings:
         (),
         "Repeatable: no:NAME leaves a plugin out; NAME loads it when discovery is off.",
         flag="p",
+        is_repeated=True,
     )
-    disable_plugin_autoload: bool = option(
-        False, "Load only the plugins that ship with quire and those named by -p."
+    disable_plugin_autoload: bool | None = option(
+        None, "Load only the plugins that ship with quire and those named by -p."
     )
     prefer: tuple[str, ...] = option(
-        (), "Who serves a contested name: KIND:NAME=PLUGIN, as `quire plugins list` writes them."
+        (),
+        "Repeatable: KIND:NAME=PLUGIN, who serves a contested name; see `quire plugins doctor`.",
+        is_repeated=True,
     )
 
 
@@ -152,6 +175,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"port must be from 0 to 65535, got {self.port}")
+        _check_at_least("max_body_bytes", self.max_body_bytes, 1)
+        _check_at_least("shutdown_timeout_s", self.shutdown_timeout_s, 0)
         if self.api_key == "":
             raise SettingsError("api_key is empty; leave it out to serve without a key")
 
@@ -177,13 +202,14 @@ class Settings:
             SettingsError: An option does not exist or has a value that cannot work.
         """
         homes = {o.name: group for group, kind in GROUPS.items() for o in fields(kind)}
+        hints = {n: hint for kind in GROUPS.values() for n, hint in get_type_hints(kind).items()}
         chosen: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         for name, value in options.items():
             if name not in homes:
                 near = get_close_matches(name, homes, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
-            chosen[homes[name]][name] = value
+            chosen[homes[name]][name] = _fit(name, value, hints[name])
         return cls(**{group: kind(**chosen[group]) for group, kind in GROUPS.items()})
 
 
@@ -199,11 +225,50 @@ GROUPS: dict[str, type[Any]] = {
 }
 
 
+def parse_truth(value: object, origin: str) -> bool:
+    """Read a truth value as people write it in files and in the environment.
+
+    Raises:
+        SettingsError: It is none; `origin` says where it stood.
+    """
+    truth = TRUTHS.get(str(value).strip().lower())
+    if truth is None:
+        raise SettingsError(f"{origin} must be true or false, got {value!r}")
+    return truth
+
+
+def _fit(name: str, value: Any, hint: Any) -> Any:
+    """Return a value as its option's type; Python callers may write lists and paths.
+
+    Raises:
+        SettingsError: It has another type.
+    """
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    kind = kinds[0]
+    if get_origin(kind) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise SettingsError(f"{name} must be a list of strings, got {value!r}")
+    if kind is str and isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    is_bool = isinstance(value, bool)
+    if kind is bool and is_bool:
+        return value
+    if kind is int and isinstance(value, int) and not is_bool:
+        return value
+    if kind is float and isinstance(value, int | float) and not is_bool and math.isfinite(value):
+        return float(value)
+    words = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+    raise SettingsError(f"{name} must be {words[kind]}, got {value!r}")
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _check_at_least(name: str, value: int | None, low: int) -> None:
+def _check_at_least(name: str, value: float | None, low: int) -> None:
     if value is not None and value < low:
         raise SettingsError(f"{name} must be at least {low}, got {value}")

@@ -11,30 +11,21 @@ from typing import TYPE_CHECKING
 
 from pluggy import HookimplMarker, HookspecMarker
 
-from quire.interfaces.attention import AttentionCapabilities
-from quire.interfaces.executor import ExecutorCapabilities
-from quire.interfaces.model import ModelCapabilities
-from quire.interfaces.quantization import QuantizationCapabilities
-from quire.interfaces.reasoning import ReasoningParserCapabilities
-from quire.interfaces.sampling import SamplerCapabilities
-from quire.interfaces.structured_output import GrammarCapabilities
-from quire.interfaces.tool_parsing import ToolParserCapabilities
-from quire.registry import Kind
+from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
+from quire.interfaces.executor import Executor, ExecutorCapabilities
+from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.lora import LoRASource
+from quire.interfaces.model import Model, ModelCapabilities
+from quire.interfaces.quantization import Quantization, QuantizationCapabilities
+from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
+from quire.interfaces.sampling import SamplerCapabilities, SamplerStep
+from quire.interfaces.structured_output import GrammarCapabilities, StructuredOutputBackend
+from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
+from quire.registry import Kind, Registrar
 
 if TYPE_CHECKING:
-    from quire.interfaces.attention import AttentionBackend
     from quire.interfaces.checkpoint import CheckpointSource
-    from quire.interfaces.executor import Executor
-    from quire.interfaces.kv_cache import KVCacheSpec
-    from quire.interfaces.lora import LoRASource
-    from quire.interfaces.model import Model
-    from quire.interfaces.quantization import Quantization
-    from quire.interfaces.reasoning import ReasoningParser
-    from quire.interfaces.sampling import SamplerStep
-    from quire.interfaces.structured_output import StructuredOutputBackend
-    from quire.interfaces.tool_parsing import ToolParser
     from quire.messages import EngineOutput, EngineRequest
-    from quire.registry import Registrar
 
 PROJECT = "quire"
 
@@ -43,16 +34,41 @@ hookimpl = HookimplMarker(PROJECT)
 
 KINDS = (
     Kind("checkpoints", "checkpoint"),
-    Kind("models", "model", capabilities=ModelCapabilities),
-    Kind("attention_backends", "attention backend", capabilities=AttentionCapabilities),
-    Kind("kv_cache_specs", "KV-cache spec"),
-    Kind("quantizations", "quantization method", capabilities=QuantizationCapabilities),
-    Kind("samplers", "sampler", capabilities=SamplerCapabilities),
-    Kind("structured_output", "structured-output backend", capabilities=GrammarCapabilities),
-    Kind("tool_parsers", "tool-call parser", capabilities=ToolParserCapabilities),
-    Kind("reasoning_parsers", "reasoning parser", capabilities=ReasoningParserCapabilities),
-    Kind("lora_sources", "LoRA source"),
-    Kind("executors", "executor", capabilities=ExecutorCapabilities),
+    Kind("models", "model", capabilities=ModelCapabilities, interface=Model),
+    Kind(
+        "attention_backends",
+        "attention backend",
+        capabilities=AttentionCapabilities,
+        interface=AttentionBackend,
+    ),
+    Kind("kv_cache_specs", "KV-cache spec", interface=KVCacheSpec),
+    Kind(
+        "quantizations",
+        "quantization method",
+        capabilities=QuantizationCapabilities,
+        interface=Quantization,
+    ),
+    Kind("samplers", "sampler", capabilities=SamplerCapabilities, interface=SamplerStep),
+    Kind(
+        "structured_output",
+        "structured-output backend",
+        capabilities=GrammarCapabilities,
+        interface=StructuredOutputBackend,
+    ),
+    Kind(
+        "tool_parsers",
+        "tool-call parser",
+        capabilities=ToolParserCapabilities,
+        interface=ToolParser,
+    ),
+    Kind(
+        "reasoning_parsers",
+        "reasoning parser",
+        capabilities=ReasoningParserCapabilities,
+        interface=ReasoningParser,
+    ),
+    Kind("lora_sources", "LoRA source", interface=LoRASource),
+    Kind("executors", "executor", capabilities=ExecutorCapabilities, interface=Executor),
 )
 
 

@@ -42,14 +42,22 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._engine: Engine | None = start_engine(
-            Settings.from_options({"model": model} | options)
-        )
+        self._own(start_engine(Settings.from_options({"model": model} | options)))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Build one from a whole tree of settings; raises as the constructor does."""
+        llm = cls.__new__(cls)
+        llm._own(start_engine(settings))
+        return llm
+
+    def _own(self, engine: Engine) -> None:
+        self._engine: Engine | None = engine
         self._batch = BatchFrontend(
-            self._engine.core,
-            self._engine.tokenizer,
-            self._engine.intake,
-            finished_hooks=self._engine.finished_hooks,
+            engine.core,
+            engine.tokenizer,
+            engine.intake,
+            finished_hooks=engine.finished_hooks,
         )
 
     @property
@@ -119,6 +127,16 @@ class LLM:
                 split_answer(output, parser)
         return results
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can be used."""
+        return self._running.chat_template.exists
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters that requests can name."""
+        return list(self._running.adapters)
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
         return self._running.tokenizer
@@ -179,7 +197,16 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        engine = start_engine(Settings.from_options({"model": model} | options))
+        self._own(start_engine(Settings.from_options({"model": model} | options)))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Build one from a whole tree of settings; raises as the constructor does."""
+        engine = cls.__new__(cls)
+        engine._own(start_engine(settings))
+        return engine
+
+    def _own(self, engine: Engine) -> None:
         self.composition = engine.composition
         self.frontend = engine.async_frontend()
 

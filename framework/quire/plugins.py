@@ -1,26 +1,23 @@
-"""Find the plugins that are installed, load each on its own, and gather what they offer.
+"""Load the installed plugins, each on its own, and gather what they offer.
 
-There is one way in: an entry point in the group "quire". The plugins of this repository use it too.
 pluggy checks the hooks; loading is ours, because a plugin that fails must hurt nobody else: plugins
 are taken one at a time in sorted order (ours first), and what one offers is accepted only when all
 of it loaded. No plugin manager is kept in a module variable; each process, and each test, has its
 own.
 """
 
+import logging
 import os
-import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, distributions
-from types import ModuleType
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import pluggy
 
 from quire import hookspecs
-from quire.config import PluginSettings
-from quire.errors import PluginError, PluginLoadError, SettingsError, UnknownNameError
+from quire.config import ENVIRONMENT_PREFIX, PluginSettings, parse_truth
+from quire.discovery import Candidate, discover, locate
+from quire.errors import PluginLoadError, SettingsError, UnknownNameError
 from quire.interfaces.attention import AttentionBackend
 from quire.interfaces.checkpoint import CheckpointSource
 from quire.interfaces.executor import Executor
@@ -32,11 +29,12 @@ from quire.interfaces.reasoning import ReasoningParser
 from quire.interfaces.sampling import SamplerStep
 from quire.interfaces.structured_output import StructuredOutputBackend
 from quire.interfaces.tool_parsing import ToolParser
-from quire.registry import Entry, Kind, Registrar, Registry, Source
+from quire.isolation import PluginRecord, load_candidate
+from quire.registry import Entry, Kind, Registry, Source, did_you_mean
 
-ENTRY_POINT_GROUP = hookspecs.PROJECT
-OWN_DISTRIBUTION = "quire"
-AUTOLOAD_OFF = "QUIRE_DISABLE_PLUGIN_AUTOLOAD"
+AUTOLOAD_OFF = f"{ENVIRONMENT_PREFIX}DISABLE_PLUGIN_AUTOLOAD"
+
+logger = logging.getLogger(__name__)
 
 
 class Registries:
@@ -66,47 +64,17 @@ class Registries:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """An entry point that could be loaded."""
-
-    name: str  # the entry point's; with @distribution behind it where two share one
-    entry_point: EntryPoint
-    source: Source
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it ships with quire."""
-        return self.source.distribution == OWN_DISTRIBUTION
-
-
-@dataclass(frozen=True, slots=True)
-class PluginRecord:
-    """What became of one plugin.
+class Plugins:
+    """The plugins of one process.
 
     Attributes:
-        state: "loaded", "failed", "blocked" or "off" (discovery is off and nobody named it).
-        entries: What it offers, if it is loaded.
-        hooks: The hooks that it implements.
-        error: One line, if it failed.
-        traceback: The whole story, if it failed.
+        unknown_blocks: Names in `-p no:NAME` that no installed plugin has.
     """
-
-    source: Source
-    reference: str
-    state: str
-    entries: tuple[Entry, ...] = ()
-    hooks: tuple[str, ...] = ()
-    error: str | None = None
-    traceback: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plugins:
-    """The plugins of one process."""
 
     registries: Registries
     records: tuple[PluginRecord, ...] = ()
     managers: dict[str, pluggy.PluginManager] = field(default_factory=dict)  # one a loaded plugin
+    unknown_blocks: tuple[str, ...] = ()
 
     @property
     def failed(self) -> list[PluginRecord]:
@@ -122,6 +90,47 @@ class Plugins:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of the installed plugins are to be loaded.
+
+    Attributes:
+        blocked: Left out: `-p no:NAME`.
+        wanted: Named by the user: `-p NAME`.
+        only_named: Discovery is off: no third party's plugin is loaded unless it is wanted.
+    """
+
+    blocked: frozenset[str]
+    wanted: frozenset[str]
+    only_named: bool
+
+    @classmethod
+    def of(cls, settings: PluginSettings) -> "Selection":
+        """Read the settings; where they say nothing, an environment variable may switch off.
+
+        Raises:
+            SettingsError: The variable is no truth value, or a name is wanted and left out.
+        """
+        only_named = settings.disable_plugin_autoload
+        if only_named is None:
+            only_named = parse_truth(os.environ.get(AUTOLOAD_OFF, "0"), AUTOLOAD_OFF)
+        names = settings.plugins
+        blocked = frozenset(name.removeprefix("no:") for name in names if name.startswith("no:"))
+        wanted = frozenset(name for name in names if not name.startswith("no:"))
+        if both := sorted(blocked & wanted):
+            raise SettingsError(f"-p {both[0]} and -p no:{both[0]} contradict each other")
+        return cls(blocked, wanted, only_named)
+
+    def exclusion(self, candidate: Candidate) -> str | None:
+        """Return why a plugin is not loaded, "blocked" or "off"; None: it is."""
+        names = candidate.source.names
+        if names & self.blocked:
+            return "blocked"
+        if self.only_named and not candidate.is_ours and not names & self.wanted:
+            return "off"
+        return None
+
+
 def load_plugins(
     settings: PluginSettings | None = None, found: Iterable[Candidate] | None = None
 ) -> Plugins:
@@ -129,164 +138,156 @@ def load_plugins(
 
     Args:
         settings: Which to leave out, and which to prefer.
-        found: Candidates in place of the installed ones; for tests.
+        found: Candidates in place of the installed ones.
 
     Raises:
-        SettingsError: `prefer` cannot be read.
+        SettingsError: The settings cannot be read, or contradict each other.
         PluginLoadError: A plugin that the user named (`-p NAME`) fails or is not installed.
         UnknownNameError: `prefer` names what nobody offers.
     """
     settings = settings or PluginSettings()
-    candidates = sorted(
-        discover() if found is None else found, key=lambda c: (not c.is_ours, c.name)
-    )
-    blocked = {name.removeprefix("no:") for name in settings.plugins if name.startswith("no:")}
-    wanted = {name for name in settings.plugins if not name.startswith("no:")}
-    only_named = settings.disable_plugin_autoload or os.environ.get(AUTOLOAD_OFF, "0") not in (
-        "",
-        "0",
-    )
-    registries = Registries()
+    selection = Selection.of(settings)
     records: list[PluginRecord] = []
     managers: dict[str, pluggy.PluginManager] = {}
-    for candidate in candidates:
-        names = {candidate.name, candidate.entry_point.name, candidate.source.distribution}
-        if names & blocked:
-            state = "blocked"
-        elif only_named and not candidate.is_ours and not names & wanted:
-            state = "off"
-        else:
-            record, manager = _load(candidate)
-            if manager is not None:
-                managers[candidate.name] = manager
-            records.append(record)
+    for candidate in _in_order(discover() if found is None else found):
+        if state := selection.exclusion(candidate):
+            records.append(PluginRecord(candidate.source, candidate.entry_point.value, state))
             continue
-        records.append(PluginRecord(candidate.source, candidate.entry_point.value, state))
+        record, manager = load_candidate(candidate)
+        records.append(record)
+        if manager is not None:
+            managers[candidate.name] = manager
+    _check_wanted(selection.wanted, records)
+    registries = _gather(records)
+    _apply_preferences(registries, settings.prefer)
+    unknown = _unknown_blocks(selection.blocked, records)
+    return Plugins(registries, tuple(records), managers, unknown)
+
+
+def plugins_report(plugins: Plugins, *, detailed: bool = False) -> list[dict[str, Any]]:
+    """Return what is known of each plugin as JSON data, in the order of loading.
+
+    Args:
+        plugins: Those of this process.
+        detailed: Add files and the story of each failure, which are not for strangers' eyes.
+    """
+    contested = {
+        (registry.kind.name, name)
+        for registry in plugins.registries
+        for name in registry.contested()
+    }
+    return [_report(record, contested, detailed) for record in plugins.records]
+
+
+def entry_report(entry: Entry, is_contested: bool, *, detailed: bool = False) -> dict[str, Any]:
+    """Return what is known of one offered name as JSON data."""
+    report = {
+        "kind": entry.kind.name,
+        "name": entry.name,
+        "reference": entry.reference,
+        "api": entry.api,
+        "served_apis": list(entry.kind.apis),
+        "is_contested": is_contested,
+        "capabilities": _as_json(entry.capabilities),
+    }
+    return report | {"file": locate(entry.reference)} if detailed else report
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Ours first, then by name: the order never depends on the order of installation."""
+    return sorted(candidates, key=lambda candidate: (not candidate.is_ours, candidate.name))
+
+
+def _gather(records: Iterable[PluginRecord]) -> Registries:
+    """Fill the registries with what the loaded plugins offer."""
+    registries = Registries()
+    num_failed = 0
     for record in records:
+        num_failed += record.state == "failed"
         for entry in record.entries:
             registries[entry.kind.name].accept([entry])
-    num_failed = sum(record.state == "failed" for record in records)
     for registry in registries:
         registry.num_failed_plugins = num_failed
-    _check_wanted(wanted, records)
-    _apply_preferences(registries, settings.prefer)
-    return Plugins(registries, tuple(records), managers)
+    return registries
 
 
-def discover() -> list[Candidate]:
-    """Find the entry points of every installed distribution, without importing one.
-
-    Of a distribution that lies on the path twice, the first counts, as it does for imports.
-    """
-    found: list[tuple[EntryPoint, Distribution]] = []
-    seen = set()
-    for distribution in distributions():
-        name = distribution.name
-        if name in seen:
-            continue
-        seen.add(name)
-        points = distribution.entry_points.select(group=ENTRY_POINT_GROUP)
-        found += [(point, distribution) for point in points]
-    uses = Counter(point.name for point, _ in found)
-    candidates = []
-    for point, distribution in found:
-        is_unique = uses[point.name] == 1
-        name = point.name if is_unique else f"{point.name}@{distribution.name}"
-        source = Source(name, distribution.name, distribution.version)
-        candidates.append(Candidate(name, point, source))
-    return candidates
-
-
-def shadowed_distributions() -> dict[str, list[str]]:
-    """Return distributions that are installed more than once, with their places in path order."""
-    places: dict[str, list[str]] = {}
-    for distribution in distributions():
-        places.setdefault(distribution.name, []).append(str(distribution.locate_file("")))
-    return {name: found for name, found in places.items() if len(set(found)) > 1}
-
-
-def _load(candidate: Candidate) -> tuple[PluginRecord, pluggy.PluginManager | None]:
-    """Import one plugin and collect what it offers; any failure becomes its record."""
-    reference = candidate.entry_point.value
-    try:
-        manager = _manage(candidate.entry_point.load(), candidate.name)
-        hooks = tuple(_implemented(manager))
-        entries = _collect(manager, candidate.source, hooks)
-    except Exception as error:  # noqa: BLE001 - the edge of a plugin: whatever it raises is its own
-        summary = f"{type(error).__name__}: {error}"
-        story = traceback.format_exc()
-        record = PluginRecord(candidate.source, reference, "failed", (), (), summary, story)
-        return record, None
-    return PluginRecord(candidate.source, reference, "loaded", entries, hooks), manager
-
-
-def _manage(module: ModuleType, name: str) -> pluggy.PluginManager:
-    """Let pluggy check the module's hooks, in a manager of its own.
-
-    Raises:
-        PluginError: A hook does not exist, or takes arguments that it does not have.
-    """
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(module, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(f"{error}; known hooks: {', '.join(known_hooks())}") from None
-    return manager
-
-
-def known_hooks() -> list[str]:
-    """Return the names of all hooks, in the order of firing."""
-    marker = f"{hookspecs.PROJECT}_spec"
-    return [
-        name for name, value in vars(hookspecs).items() if marker in getattr(value, "__dict__", {})
-    ]
-
-
-def _implemented(manager: pluggy.PluginManager) -> Iterator[str]:
-    for name in known_hooks():
-        if getattr(manager.hook, name).get_hookimpls():
-            yield name
-
-
-def _collect(
-    manager: pluggy.PluginManager, source: Source, hooks: Collection[str]
-) -> tuple[Entry, ...]:
-    entries: list[Entry] = []
-    for kind in hookspecs.KINDS:
-        hook = f"register_{kind.name}"
-        if hook in hooks:
-            registrar = Registrar[Any](kind, source)
-            getattr(manager.hook, hook)(registry=registrar)
-            entries += registrar.entries
-    return tuple(entries)
-
-
-def _check_wanted(wanted: Collection[str], records: Iterable[PluginRecord]) -> None:
+def _check_wanted(wanted: Collection[str], records: Collection[PluginRecord]) -> None:
     """Explicit is strict: what was named must have loaded."""
-    by_name = {record.source.plugin: record for record in records}
-    by_name |= {
-        record.source.distribution: record for record in records if record.state == "failed"
-    }
-    distributions_loaded = {record.source.distribution for record in records}
     for name in sorted(wanted):
-        record = by_name.get(name)
-        if record is None and name not in distributions_loaded:
-            raise PluginLoadError(f"plugin {name!r} is not installed; see `quire plugins list`")
-        if record is not None and record.state == "failed":
+        meant = [record for record in records if name in record.source.names]
+        if not meant:
+            hint = did_you_mean(name, _all_names(records))
             raise PluginLoadError(
-                f"plugin {name!r} failed to load: {record.error}\n{record.traceback}"
+                f"plugin {name!r} is not installed (`quire plugins list` shows all){hint}"
             )
+        for record in meant:
+            if record.state == "failed":
+                raise PluginLoadError(
+                    f"plugin {record.source} failed to load: {record.error}\n{record.traceback}"
+                )
+            if record.state == "blocked":
+                raise SettingsError(f"plugin {record.source} is both named and left out by -p")
+
+
+def _unknown_blocks(blocked: Collection[str], records: Collection[PluginRecord]) -> tuple[str, ...]:
+    names = _all_names(records)
+    unknown = tuple(sorted(name for name in blocked if name not in names))
+    for name in unknown:
+        logger.warning("-p no:%s: no such plugin is installed%s", name, did_you_mean(name, names))
+    return unknown
+
+
+def _all_names(records: Iterable[PluginRecord]) -> set[str]:
+    return {name for record in records for name in record.source.names}
 
 
 def _apply_preferences(registries: Registries, preferences: Iterable[str]) -> None:
+    kinds = [registry.kind.name for registry in registries]
     for preference in preferences:
         kind, _, rest = preference.partition(":")
         name, _, plugin = rest.rpartition("=")
         if not (kind and name and plugin):
             raise SettingsError(f"prefer must read KIND:NAME=PLUGIN, got {preference!r}")
-        if kind not in {registry.kind.name for registry in registries}:
-            known = ", ".join(registry.kind.name for registry in registries)
-            raise UnknownNameError(f"unknown kind {kind!r} in prefer (known: {known})")
+        if kind not in kinds:
+            raise UnknownNameError(
+                f"unknown kind {kind!r} in prefer{did_you_mean(kind, kinds)} "
+                f"(known: {', '.join(kinds)})"
+            )
         registries[kind].prefer(name, plugin)
+
+
+def _report(
+    record: PluginRecord, contested: Collection[tuple[str, str]], detailed: bool
+) -> dict[str, Any]:
+    source = record.source
+    report = {
+        "name": source.plugin,
+        "state": record.state,
+        "distribution": source.distribution,
+        "version": source.version,
+        "reference": record.reference,
+        "hooks": list(record.hooks),
+        "offers": [
+            entry_report(entry, (entry.kind.name, entry.name) in contested, detailed=detailed)
+            for entry in record.entries
+        ],
+        "error": record.error,
+    }
+    if not detailed:
+        return report
+    return report | {"file": locate(record.reference), "traceback": record.traceback}
+
+
+def _as_json(value: Any) -> Any:
+    """Capabilities are frozen dataclasses of simple values, sets of them, and types."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _as_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, frozenset | set):
+        return sorted(value, key=str)
+    if isinstance(value, tuple | list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None  # JSON has no infinity; it means: no bound
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -5,6 +5,7 @@ when the name is selected, so a plugin with thirty models costs nothing at start
 optional dependency hurts only who asks for it.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,8 @@ from quire.errors import (
 
 T = TypeVar("T")
 
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -31,12 +34,14 @@ class Kind:
         title: What an error message calls one of them: "attention backend".
         api: Version of the kind's interface that this quire speaks; it serves `api - 1` as well.
         capabilities: What an entry must declare at registration, if anything.
+        interface: The class that the code behind a name must be a subclass of; None: a function.
     """
 
     name: str
     title: str
     api: int = 1
     capabilities: type | None = None
+    interface: type | None = None
 
     @property
     def apis(self) -> range:
@@ -51,6 +56,11 @@ class Source:
     plugin: str
     distribution: str
     version: str
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a user may call the plugin: its name, its entry point's, its distribution's."""
+        return frozenset({self.plugin, self.plugin.partition("@")[0], self.distribution})
 
     def __str__(self) -> str:
         return f"{self.plugin} ({self.distribution} {self.version})"
@@ -91,11 +101,14 @@ class Registrar(Generic[T]):
         """
         if not name or not isinstance(name, str):
             raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
-        module, _, attribute = str(reference).partition(":")
-        if not module or not attribute:
+        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
             raise PluginError(
                 f"{self.kind.title} {name!r}: the reference must read 'package.module:attribute', "
                 f"got {reference!r}"
+            )
+        if not isinstance(api, int) or isinstance(api, bool) or api < 1:
+            raise PluginError(
+                f"{self.kind.title} {name!r}: api must be a whole number from 1, got {api!r}"
             )
         wanted = self.kind.capabilities
         if wanted is not None and not isinstance(capabilities, wanted):
@@ -128,8 +141,14 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: That plugin does not offer the name.
         """
-        if all(entry.source.plugin != plugin for entry in self._offers.get(name, [])):
-            raise UnknownNameError(f"plugin {plugin!r} offers no {self.kind.title} named {name!r}")
+        offers = self._offers.get(name, [])
+        if not offers:
+            raise UnknownNameError(self._unknown(name))
+        if all(entry.source.plugin != plugin for entry in offers):
+            who = " and ".join(str(entry.source) for entry in offers)
+            raise UnknownNameError(
+                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it comes from {who}"
+            )
         self._preferred[name] = plugin
 
     def entry(self, name: str) -> Entry:
@@ -147,8 +166,7 @@ class Registry(Generic[T]):
         if len(offers) > 1:
             claims = " and ".join(str(offer.source) for offer in offers)
             raise ContestedNameError(
-                f"{self.kind.title} {name!r} is offered by {claims}; leave one out with "
-                f"-p no:PLUGIN, or choose with --prefer {self.kind.name}:{name}=PLUGIN"
+                f"{self.kind.title} {name!r} is offered by {claims}; {_choice_between(offers)}"
             )
         return offers[0]
 
@@ -159,14 +177,18 @@ class Registry(Generic[T]):
             UnknownNameError: No plugin offers the name.
             ContestedNameError: Several plugins do.
             ApiVersionError: The code speaks a version of the interface that this quire does not.
-            PluginLoadError: The import fails; the cause is chained.
+            PluginLoadError: The import fails, the cause is chained; or what it gives is no
+                subclass of the kind's interface.
         """
         return self.load(self.entry(name))
 
     def load(self, entry: Entry) -> T:
         """Import and return the code behind one entry; raises as `get` does."""
         check_api(entry)
-        return cast("T", import_reference(entry.reference, f"{self.kind.title} {entry.name!r}"))
+        what = f"{self.kind.title} {entry.name!r} of {entry.source}"
+        found = import_reference(entry.reference, what)
+        _check_interface(found, self.kind.interface, f"{what}: {entry.reference}")
+        return cast("T", found)
 
     def contested(self) -> dict[str, list[Entry]]:
         """Return the names that several plugins offer and the user has not decided."""
@@ -191,12 +213,12 @@ class Registry(Generic[T]):
         return len(self._offers)
 
     def _unknown(self, name: str) -> str:
-        near = get_close_matches(name, self._offers, 1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, self._offers)
         known = ", ".join(self) or "none"
         failed = self.num_failed_plugins
+        plugins = "plugin" if failed == 1 else "plugins"
         doctor = (
-            f". {failed} plugin(s) failed to load, see `quire plugins doctor`" if failed else ""
+            f". {failed} {plugins} failed to load, see `quire plugins doctor`" if failed else ""
         )
         return f"unknown {self.kind.title} {name!r}{hint} (known: {known}){doctor}"
 
@@ -217,6 +239,13 @@ def check_api(entry: Entry) -> None:
     )
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'flash'?" for the known name that is near to a wrong one, if any."""
+    by_folded = {other.casefold(): other for other in known}
+    near = get_close_matches(name.casefold(), by_folded, 1, cutoff=0.5)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+
+
 def import_reference(reference: str, what: str) -> object:
     """Import `package.module:attribute`.
 
@@ -225,7 +254,24 @@ def import_reference(reference: str, what: str) -> object:
     """
     try:
         return resolve_name(reference)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginLoadError(
             f"{what} could not be imported from {reference!r}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_interface(found: object, interface: type | None, what: str) -> None:
+    if interface is None:
+        if not callable(found):
+            raise PluginLoadError(f"{what} must be a function, and is a {type(found).__name__}")
+    elif not (isinstance(found, type) and issubclass(found, interface)):
+        wanted = f"{interface.__module__}.{interface.__name__}"
+        raise PluginLoadError(f"{what} is not a subclass of {wanted}")
+
+
+def _choice_between(offers: Iterable[Entry]) -> str:
+    """Say how the user decides between plugins that offer one name."""
+    offers = list(offers)
+    kind, name = offers[0].kind.name, offers[0].name
+    ways = " or ".join(f"--prefer {kind}:{name}={offer.source.plugin}" for offer in offers)
+    return f"choose with {ways}, or leave one out with -p no:PLUGIN"

@@ -88,7 +88,9 @@ def load_model(checkpoint: WrittenCheckpoint, **options: Any) -> Model:
     return model
 
 
-def written_model(folder: Path, architecture: str, **config: Any) -> tuple[WrittenCheckpoint, Model]:
+def written_model(
+    folder: Path, architecture: str, **config: Any
+) -> tuple[WrittenCheckpoint, Model]:
     checkpoint = write_checkpoint(folder, architecture, **config)
     return checkpoint, load_model(checkpoint)
 

@@ -2,10 +2,12 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from typing import NoReturn
 
 from quire.errors import QuireError
 
@@ -31,10 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == wanted:
             import_module(f"quire.cli.{name}").add_arguments(command)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(parser, unknown[0])
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -47,3 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of a pipe, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: str) -> NoReturn:
+    from quire.cli.options import all_options
+    from quire.registry import did_you_mean
+
+    flag = unknown.partition("=")[0]
+    hint = did_you_mean(flag, [option.flag for option in all_options()])
+    parser.error(f"unrecognized argument: {unknown}{hint if flag.startswith('-') else ''}")

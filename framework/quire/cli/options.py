@@ -12,12 +12,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quire.config import GROUPS, Settings
+from quire.config import ENVIRONMENT_PREFIX, GROUPS, Settings, parse_truth
 from quire.errors import SettingsError
+from quire.registry import did_you_mean
 
-ENVIRONMENT_PREFIX = "QUIRE_"
 MAX_CONFIG_BYTES = 2**20
-TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class Option:
     default: Any
     help: str
     short_flag: str | None
+    is_repeated: bool
 
     @property
     def flag(self) -> str:
@@ -54,19 +54,13 @@ class Option:
                 raise SettingsError(f"{origin}: {self.name} must be a list, got {value!r}")
             return tuple(str(item).strip() for item in items if str(item).strip())
         if self.type is bool:
-            return self._parse_bool(value, origin)
+            return parse_truth(value, f"{origin}: {self.name}")
         try:
             return self.type(value)
         except (TypeError, ValueError):
             raise SettingsError(
                 f"{origin}: {self.name} must be a {self.type.__name__}, got {value!r}"
             ) from None
-
-    def _parse_bool(self, value: Any, origin: str) -> bool:
-        truth = TRUTHS.get(str(value).strip().lower())
-        if truth is None:
-            raise SettingsError(f"{origin}: {self.name} must be true or false, got {value!r}")
-        return truth
 
 
 def all_options(groups: Iterable[str] = GROUPS) -> list[Option]:
@@ -121,6 +115,7 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
         default=field.default,
         help=field.metadata["help"],
         short_flag=field.metadata["flag"],
+        is_repeated=field.metadata["is_repeated"],
     )
 
 
@@ -140,6 +135,8 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     common: dict[str, Any] = {"dest": option.name, "default": None, "help": text}
     if option.type is bool:
         section.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
+    elif option.is_repeated:
+        section.add_argument(*flags, action="append", metavar="NAME", **common)
     elif option.is_list:
         section.add_argument(*flags, nargs="+", action="extend", metavar="NAME", **common)
     else:
@@ -174,6 +171,7 @@ def _read_file(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in options:
-            raise SettingsError(f"{path}: there is no option {key!r}; see `quire serve --help`")
+            hint = did_you_mean(name, options)
+            raise SettingsError(f"{path}: there is no option {key!r}{hint}")
         values[name] = options[name].parse(value, str(path))
     return values

@@ -7,7 +7,14 @@ from typing import Generic, TypeVar
 
 from quire.errors import RequestError, RequestFailedError
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
-from quire.interfaces.tool_parsing import TextDelta, ToolEvent, ToolParser
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+    ToolParser,
+)
 from quire.registry import Source
 
 logger = logging.getLogger(__name__)
@@ -23,6 +30,22 @@ class ParserChoice(Generic[P]):
 
     parser: type[P]
     source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A whole answer, taken apart.
+
+    Attributes:
+        text: What the user reads.
+        reasoning: The thinking; None if there was none.
+        calls: Name and arguments of each call that ended. A call that began and broke off is none:
+            its text is part of `text`.
+    """
+
+    text: str
+    reasoning: str | None
+    calls: tuple[tuple[str, str], ...]
 
 
 class AnswerParser:
@@ -74,6 +97,14 @@ class AnswerParser:
             events += _guard(self._tools.close, self._tool_source)
         return events
 
+    def read_whole(self, text: str) -> ParsedAnswer:
+        """Take a whole answer apart; the parser is used up then.
+
+        Raises:
+            RequestFailedError: A parser failed; the message names its plugin.
+        """
+        return gather([*self.feed(text), *self.close()])
+
     def _read_reasoning(self, events: Iterable[ReasoningEvent]) -> Iterator[AnswerEvent]:
         for event in events:
             if isinstance(event, ReasoningDelta):
@@ -86,6 +117,28 @@ class AnswerParser:
             return [TextDelta(text)] if text else []
         parser = self._tools
         return _guard(lambda: parser.feed(text), self._tool_source)
+
+
+def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
+    """Join all events of one answer."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    open_calls: dict[int, tuple[str, list[str]]] = {}
+    calls: list[tuple[str, str]] = []
+    for event in events:
+        match event:
+            case TextDelta(text):
+                texts.append(text)
+            case ReasoningDelta(text):
+                thoughts.append(text)
+            case ToolCallStart(index, name):
+                open_calls[index] = (name, [])
+            case ToolCallArguments(index, piece):
+                open_calls[index][1].append(piece)
+            case ToolCallEnd(index):
+                name, pieces = open_calls[index]
+                calls.append((name, "".join(pieces)))
+    return ParsedAnswer("".join(texts), "".join(thoughts) if thoughts else None, tuple(calls))
 
 
 class AnswerParsers:

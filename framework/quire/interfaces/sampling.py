@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, PluginError
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,12 @@ class SamplerCapabilities:
 
     stage: Stage
     fields: tuple[RequestField, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise PluginError(
+                f"a sampler's stage must be one of {', '.join(STAGES)}, got {self.stage!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 A parser is one incremental state machine over text. It never sees HTTP, and the whole answer is
 one long delta: feeding it at any split gives the same events, joined. A call may be announced
 before its arguments are complete, so its events are a start (with the name), pieces of the
-arguments' JSON text, and an end.
+arguments' JSON text, and an end. A call that breaks off after its start has no end: it is void, and
+all that the model wrote of it follows as text.
 """
 
 from __future__ import annotations

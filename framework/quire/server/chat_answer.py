@@ -1,6 +1,8 @@
 """One answer of a chat: parser events in, OpenAI's pieces out; a whole answer is its pieces joined.
 
-Streamed and whole answers come through the same class, so they cannot differ.
+Streamed and whole answers come through the same class, so they cannot differ, but for one thing. A
+call that breaks off had begun in the stream already; its text follows, and a whole answer has only
+the text.
 """
 
 import secrets
@@ -15,6 +17,7 @@ from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
 )
 from quire.outputs import Delta
@@ -45,7 +48,6 @@ class ChatAnswer:
         self.index = index
         self._parser = parser
         self._allows_parallel = allows_parallel
-        self._has_calls = False
         self._whole = _Whole()
 
     def read(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatDelta:
@@ -78,18 +80,19 @@ class ChatAnswer:
                 case ReasoningDelta(text):
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
                 case ToolCallStart(index, name) if self._keeps(index):
-                    self._has_calls = True
                     calls[index] = _started(index, name)
                 case ToolCallArguments(index, arguments) if self._keeps(index):
                     call = calls.setdefault(index, _continued(index))
                     call.function.arguments += arguments
+                case ToolCallEnd(index) if self._keeps(index):
+                    self._whole.ended.add(index)
         if calls:
             piece.tool_calls = list(calls.values())
         return piece
 
     def _ending(self, delta: Delta) -> FinishReason | None:
         if delta.finish_reason == "stop":
-            return "tool_calls" if self._has_calls else "stop"
+            return "tool_calls" if self._whole.ended else "stop"
         return "length" if delta.finish_reason == "length" else None
 
     def _keeps(self, index: int) -> bool:
@@ -102,7 +105,8 @@ class _Whole:
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[ToolCallAnswer] = field(default_factory=list)
+    calls: dict[int, ToolCallAnswer] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)  # the others broke off
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -127,11 +131,12 @@ class _Whole:
         if self.finish_reason is None:
             raise RequestFailedError("the answer has no end")
         content = "".join(self.content)
-        message = ChatMessage(content=content or (None if self.calls else ""))
+        calls = [call for i, call in self.calls.items() if i in self.ended]
+        message = ChatMessage(content=content or (None if calls else ""))
         if self.reasoning:
             message.reasoning = message.reasoning_content = "".join(self.reasoning)
-        if self.calls:
-            message.tool_calls = self.calls
+        if calls:
+            message.tool_calls = calls
         return ChatChoice(
             index=index,
             message=message,
@@ -143,7 +148,7 @@ class _Whole:
     def _add_call(self, piece: ToolCallDelta) -> None:
         if piece.id is not UNSET:
             call = FunctionCall(name=piece.function.name or "", arguments="")
-            self.calls.append(ToolCallAnswer(id=piece.id, function=call))
+            self.calls[piece.index] = ToolCallAnswer(id=piece.id, function=call)
         self.calls[piece.index].function.arguments += piece.function.arguments
 
 

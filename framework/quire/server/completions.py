@@ -1,5 +1,6 @@
 """POST /v1/completions: text after text, or after token ids, for one prompt or many."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequestError, RequestFailedError
+from quire.errors import InvalidRequestError, PromptTooLongError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
@@ -67,7 +68,10 @@ class CompletionRoute:
         """Complete the prompts."""
         body = await read_body(request, CompletionBody)
         extras = sort_fields(body.raw, CompletionBody, sampler_fields(self._frontend))
-        run = self._prepare(body, extras.for_samplers)
+        if body.is_large:
+            run = await asyncio.to_thread(self._prepare, body, extras.for_samplers)
+        else:
+            run = self._prepare(body, extras.for_samplers)
         if body.typed.stream:
             return EventStream(_events(run), extras.headers(), request.scope["quire_request_id"])
         answer = await run_while_connected(_whole(run), request.receive)
@@ -94,7 +98,9 @@ class CompletionRoute:
             extra_args=extra_args,
         )
         _check_count(typed.prompt, params.n)
-        prompts = [prompt_parts(prompt, typed, True) for prompt in split_prompts(typed.prompt)]
+        given = split_prompts(typed.prompt)
+        self._check_lengths(given)
+        prompts = [prompt_parts(prompt, typed, True) for prompt in given]
         return Run(
             Generation(self._frontend, prompts, params, chosen.adapter),
             typed.logprobs or 0,
@@ -102,6 +108,17 @@ class CompletionRoute:
             wants_usage(typed),
             Envelope.fresh("cmpl", chosen.name),
         )
+
+    def _check_lengths(self, prompts: list[str | list[int]]) -> None:
+        """Refuse ids that cannot fit before anybody looks at each of them."""
+        limit = self._frontend.max_model_len
+        for prompt in prompts:
+            if isinstance(prompt, list) and len(prompt) >= limit:
+                raise PromptTooLongError(
+                    f"the prompt has {len(prompt)} tokens and leaves no room for an answer: this "
+                    f"model takes {limit} tokens, prompt and answer together",
+                    param="prompt",
+                )
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

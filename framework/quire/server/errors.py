@@ -134,7 +134,7 @@ def error_json(error: Exception, request_id: str = "") -> bytes:
 def log_failure(error: Exception, request_id: str) -> None:
     """Write down what the client is not told."""
     if isinstance(error, EngineDeadError | RequestFailedError):
-        logger.error("request %s failed: %s", request_id, error)
+        logger.error("request %s failed: %r", request_id, str(error))  # one line, always
     elif not isinstance(error, QuireError):
         logger.error("request %s failed", request_id, exc_info=error)
 

@@ -53,7 +53,7 @@ class HTTPServer(uvicorn.Server):
 
     def stop(self) -> None:
         """Drain and stop; a second call aborts. May be called from any thread."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -68,7 +68,7 @@ def _checked(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidRequestError(f"the tool {twice!r} is given twice", param="tools")
+        raise InvalidRequestError(f"tools: {twice!r} is given twice", param="tools")
     return list(tools)
 
 

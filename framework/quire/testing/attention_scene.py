@@ -26,7 +26,7 @@ from quire.interfaces.attention import (
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.plugins import load_plugins
 
-NUM_BLOCKS = 96
+POOL_TOKENS = 2048
 MAX_TOKENS = 640  # of one step
 SCALE = 0.3
 
@@ -46,7 +46,11 @@ class SceneSizes:
     device: str = "cpu"
     window: int | None = None
     soft_cap: float | None = None
-    num_blocks: int = NUM_BLOCKS
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return 48 + POOL_TOKENS // self.block_size
 
     @property
     def params(self) -> AttentionLayerParams:
@@ -140,13 +144,9 @@ class AttentionScene:
             For each request of the plan, what the backend said and what is true, `[n, H, D]`.
         """
         padding = padding or Padding()
-        for number, num_new in plan:
-            self._give_blocks(self.requests[number], num_new)
-        layout = self._layout(plan, padding)
-        q, k, v = self._inputs(plan, padding.num_tokens)
-        metadata = self.backend.prepare(layout)
-        params = self.sizes.params
-        out = self.backend.forward(q, k, v, self.kv_cache, metadata, params)
+        metadata = self.backend.prepare(self.layout(plan, padding))
+        q, k, v = self.inputs(plan, padding.num_tokens)
+        out = self.backend.forward(q, k, v, self.kv_cache, metadata, self.sizes.params)
         pairs, start = [], 0
         for number, num_new in plan:
             request = self.requests[number]
@@ -175,18 +175,11 @@ class AttentionScene:
             self.raw[request.block_ids[index]].view(DTYPES[self.sizes.kv_dtype]).fill_(math.nan)
             request.block_ids[index] = 0
 
-    def _draw(self, num_tokens: int, num_heads: int) -> Tensor:
-        shape = (num_tokens, num_heads, self.sizes.head_dim)
-        return torch.randn(shape, generator=self._random).to(DTYPES[self.sizes.dtype])
-
-    def _give_blocks(self, request: SceneRequest, num_new: int) -> None:
-        wanted = -(-(request.num_computed + num_new) // self.sizes.block_size)
-        while len(request.block_ids) < wanted:
-            request.block_ids.append(self._free.pop())
-
-    def _inputs(
-        self, plan: Sequence[tuple[int, int]], num_padding: int
+    def inputs(
+        self, plan: Sequence[tuple[int, int]], num_padding: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of a step, `[T, heads, D]`, with ones as padding."""
+
         def rows_of(sources: Sequence[Tensor]) -> Tensor:
             rows = [
                 source[request.num_computed : request.num_computed + num_new]
@@ -203,7 +196,10 @@ class AttentionScene:
             rows_of([request.v for request in requests]),
         )
 
-    def _layout(self, plan: Sequence[tuple[int, int]], padding: Padding) -> StepLayout:
+    def layout(self, plan: Sequence[tuple[int, int]], padding: Padding) -> StepLayout:
+        """Give out the blocks that a step needs, and say where its tokens go."""
+        for number, num_new in plan:
+            self._give_blocks(self.requests[number], num_new)
         query_lens = [num_new for _, num_new in plan]
         seq_lens = [self.requests[number].num_computed + num_new for number, num_new in plan]
         slots = [slot for number, num_new in plan for slot in self._slots(number, num_new)]
@@ -222,6 +218,15 @@ class AttentionScene:
             query_lens_host=query_lens,
             seq_lens_host=seq_lens,
         )
+
+    def _draw(self, num_tokens: int, num_heads: int) -> Tensor:
+        shape = (num_tokens, num_heads, self.sizes.head_dim)
+        return torch.randn(shape, generator=self._random).to(DTYPES[self.sizes.dtype])
+
+    def _give_blocks(self, request: SceneRequest, num_new: int) -> None:
+        wanted = -(-(request.num_computed + num_new) // self.sizes.block_size)
+        while len(request.block_ids) < wanted:
+            request.block_ids.append(self._free.pop())
 
     def _slots(self, number: int, num_new: int) -> list[int]:
         request, size = self.requests[number], self.sizes.block_size

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from quire.errors import GrammarError
@@ -75,7 +76,8 @@ class Example:
     is_valid: Callable[[str], bool]
 
     def __str__(self) -> str:
-        return str(self.params)
+        given = msgspec.to_builtins(self.params)  # its defaults are left out
+        return ", ".join(f"{form} {value}" for form, value in given.items())[:60]
 
 
 def contract_vocabulary() -> Vocabulary:
@@ -88,14 +90,19 @@ def contract_vocabulary() -> Vocabulary:
 
 def satisfies(schema: Any) -> Callable[[str], bool]:
     """Return a judge that asks `jsonschema`, formats included."""
-    from jsonschema import Draft202012Validator  # noqa: PLC0415 - a dependency of tests only
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # tests only
 
     validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def judge(text: str) -> bool:
-        return validator.is_valid(json.loads(text))
+        return bool(validator.is_valid(json.loads(text)))
 
     return judge
+
+
+def matches(regex: str) -> Callable[[str], bool]:
+    """Return a judge that asks `re`."""
+    return lambda text: re.fullmatch(regex, text) is not None
 
 
 def examples(forms: frozenset[str]) -> Iterator[Example]:
@@ -104,22 +111,13 @@ def examples(forms: frozenset[str]) -> Iterator[Example]:
         for schema in SCHEMAS:
             yield Example(StructuredOutputsParams(json=schema), satisfies(schema))
     if "json_object" in forms:
-        yield Example(
-            StructuredOutputsParams(json_object=True),
-            lambda text: isinstance(json.loads(text), dict),
-        )
+        yield Example(StructuredOutputsParams(json_object=True), satisfies({"type": "object"}))
     if "regex" in forms:
         for regex in REGEXES:
-            yield Example(
-                StructuredOutputsParams(regex=regex),
-                lambda text, regex=regex: re.fullmatch(regex, text) is not None,
-            )
+            yield Example(StructuredOutputsParams(regex=regex), matches(regex))
     if "choice" in forms:
         for choice in CHOICES:
-            yield Example(
-                StructuredOutputsParams(choice=choice),
-                lambda text, choice=choice: text in choice,
-            )
+            yield Example(StructuredOutputsParams(choice=choice), choice.__contains__)
 
 
 def read_mask(matcher: Matcher, size: int = VOCABULARY_SIZE) -> set[int]:
@@ -170,7 +168,7 @@ class StructuredOutputContract:
         if "example" in metafunc.fixturenames:
             metafunc.parametrize("example", list(examples(self.forms)), ids=str)
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def built(self) -> StructuredOutputBackend:
         """Return the backend for the contract's vocabulary."""
         return self.backend(contract_vocabulary())
@@ -191,7 +189,7 @@ class StructuredOutputContract:
             assert example.is_valid(text), text
 
     def test_a_mask_allows_exactly_what_is_accepted(self, matcher: Matcher) -> None:
-        """Every id of the vocabulary is tried, in a few places; one that is refused changes nothing."""
+        """Every id is tried, in a few places; one that is refused changes nothing."""
         rng = random.Random(0)
         for _ in range(6):
             allowed = read_mask(matcher)
@@ -209,13 +207,11 @@ class StructuredOutputContract:
         for _ in range(40):
             assert matcher.accept(rng.choice(sorted(masks[-1])))
             masks.append(read_mask(matcher))
-        back = [masks.pop()]
-        while masks:
-            step = min(rng.randint(1, 3), len(masks))
-            matcher.rollback(step)
-            back = masks[-step:]
-            del masks[-step:]
-            assert read_mask(matcher) == back[0]
+        while len(masks) > 1:
+            num_tokens = min(rng.randint(1, 3), len(masks) - 1)
+            matcher.rollback(num_tokens)
+            del masks[-num_tokens:]
+            assert read_mask(matcher) == masks[-1]
 
     def test_only_the_end_follows_the_end(self, matcher: Matcher) -> None:
         """After an end-of-text token the grammar is finished, and allows ends only."""

@@ -141,7 +141,7 @@ class ModelWorker(Worker):
         model_class = self.registries.models.load(composition.model.entry)
         model = model_class(composition.description, context)  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":
-            init_dummy_weights(model, self.settings.model.seed)
+            init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
             load_weights(model, composition.checkpoint.folder)
         return model

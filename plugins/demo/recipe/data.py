@@ -35,7 +35,7 @@ def conversations(seed: int) -> Iterator[Conversation]:
 
 def conversation(draw: Draw) -> Conversation:
     """One to four turns, with or without tools."""
-    tools = toolbox(draw) if draw.chance(0.62) else []
+    tools = toolbox(draw) if draw.chance(0.55) else []
     turns = draw.one((1, 1, 2, 3)) if tools else draw.one((1, 1, 2, 3, 4))
     messages = system(draw)
     for _ in range(turns):
@@ -74,8 +74,14 @@ def plain_turn(draw: Draw) -> list[Message]:
     luck = draw.rng.random()
     for limit, skill in _SKILLS:
         if luck < limit:
-            return question_and_answer(draw, *skill(draw))
+            return skill_turns(draw, skill)
     return no_tool_turn(draw)
+
+
+def skill_turns(draw: Draw, skill: Callable[[Draw], tuple[str, str]]) -> list[Message]:
+    """A plain turn; of sums, which are short, three."""
+    turns = 3 if skill is small_sum else 1
+    return [m for _ in range(turns) for m in question_and_answer(draw, *skill(draw))]
 
 
 def no_tool_turn(draw: Draw) -> list[Message]:
@@ -185,9 +191,9 @@ def _say(content: str) -> Message:
 
 _SKILLS: tuple[tuple[float, Callable[[Draw], tuple[str, str]]], ...] = (
     (0.46, extract),
-    (0.70, fact),
-    (0.85, small_sum),
-    (0.88, compare),
+    (0.66, fact),
+    (0.86, small_sum),
+    (0.89, compare),
     (0.93, mood),
 )
 _ANSWERED_ANYWAY = frozenset({"find_user", "get_user", "lookup_user", "user_info"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from recipe.draw import Draw
 from recipe.values import Value, value
@@ -11,7 +12,7 @@ from recipe.words import tables, words
 
 _SLOT = re.compile(r"{(\w+)}")
 INSTRUCTIONS: tuple[str, ...] = tuple(tables("texts")["instructions"])
-DOMAINS: list[dict[str, object]] = tables("texts")["domain"]
+DOMAINS: list[dict[str, Any]] = tables("texts")["domain"]
 
 
 def extract(draw: Draw) -> tuple[str, str]:
@@ -32,15 +33,27 @@ def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
     """A text of one domain, and its values under one of their names each."""
     domain = draw.one(DOMAINS)
     fields, texts = domain["fields"], domain["texts"]
-    assert isinstance(fields, dict)
-    assert isinstance(texts, list)
-    text = draw.wording(tuple(texts))
+    text = _clauses(draw, domain) or draw.wording(texts)
     named = {keys.split("|")[0]: (keys.split("|"), kind) for keys, kind in fields.items()}
     slots = {slot: value(draw, named[slot][1]) for slot in dict.fromkeys(_SLOT.findall(text))}
     if draw.chance(0.05):
         slots = {s: v.lower() if isinstance(v, str) else v for s, v in slots.items()}
     known = {_field_name(draw, named[slot][0]): v for slot, v in slots.items()}
     return _among_others(draw, text.format(**slots)), known
+
+
+def _clauses(draw: Draw, domain: dict[str, Any]) -> str | None:
+    """A text put together from what can be said of the domain's subject; only while training."""
+    if draw.held_out_wordings or "clauses" not in domain or draw.chance(0.6):
+        return None
+    clauses: dict[str, list[str]] = domain["clauses"]
+    chosen = draw.some(list(clauses), draw.integer(1, len(clauses)))
+    said = [draw.one(clauses[field]) for field in chosen]
+    subject = "{" + domain["subject"] + "}"
+    if draw.chance(0.4):
+        return " ".join(f"{subject} {clause}." for clause in said)
+    *first, last = said
+    return f"{subject} {', '.join(first)} and {last}." if first else f"{subject} {last}."
 
 
 def _among_others(draw: Draw, text: str) -> str:

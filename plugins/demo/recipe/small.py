@@ -1,4 +1,4 @@
-"""Small skills: sums up to a hundred, larger or smaller, and choosing one of the words offered."""
+"""Small skills: sums up to forty, larger or smaller, and choosing one of the words offered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_held_out_sum(left: int, right: int) -> bool:
 def small_sum(draw: Draw) -> tuple[str, str]:
     """Two numbers added or subtracted."""
     while True:
-        left, right = draw.integer(0, 50), draw.integer(0, 50)
+        left, right = draw.integer(0, 20), draw.integer(0, 20)
         if is_held_out_sum(left, right) == draw.held_out_names:
             break
     if draw.chance(0.35):

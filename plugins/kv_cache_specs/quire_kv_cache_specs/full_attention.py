@@ -12,7 +12,8 @@ class FullAttentionSpec(KVCacheSpec):
     """K and V of every token, for layers that attend to the whole context.
 
     Raises:
-        SettingsError: A size is not positive, or the element type is unknown.
+        SettingsError: A size is not positive, the element type is unknown, or the heads cannot be
+            shared evenly by the devices.
     """
 
     def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
@@ -26,6 +27,11 @@ class FullAttentionSpec(KVCacheSpec):
         if kv_dtype not in DTYPE_BYTES:
             known = ", ".join(sorted(DTYPE_BYTES))
             raise SettingsError(f"unknown KV dtype {kv_dtype!r} for {layer.name} (known: {known})")
+        if layer.num_kv_heads % tp_size and tp_size % layer.num_kv_heads:
+            raise SettingsError(
+                f"the {layer.num_kv_heads} KV heads of {layer.name} cannot be shared by {tp_size} "
+                "devices; tensor_parallel_size must divide their number or be a multiple of it"
+            )
         super().__init__(layer, block_size, kv_dtype, tp_size)
 
     @property

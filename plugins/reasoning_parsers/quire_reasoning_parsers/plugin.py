@@ -1,10 +1,15 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.reasoning import ReasoningParser
+from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
     """Offer the reasoning parsers below."""
+    registry.add(
+        "think_tags",
+        "quire_reasoning_parsers.think_tags:ThinkTagsParser",
+        capabilities=ReasoningParserCapabilities(template_markers=("<think>",)),
+    )

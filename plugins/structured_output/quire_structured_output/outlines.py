@@ -1,5 +1,11 @@
 """Every grammar is a regular expression, and outlines_core's index says which tokens may follow.
 
+outlines_core determinizes for searches as well: it lets a match begin at every byte of the text.
+Where the expression can begin again inside itself (a string that holds an escaped quote), that
+doubles the automaton with each repetition: minutes and gigabytes for a string of at most 20
+characters. So each expression begins with a NUL, which nothing behind it can match, and a matcher
+starts behind that NUL: then there is one place to begin.
+
 Only `outlines_core` is imported. The `outlines` package would load transformers and its disk
 cache, which reads pickles; nothing of it is needed here.
 """
@@ -20,11 +26,17 @@ from quire.interfaces.structured_output import (
 )
 from quire.sampling_params import StructuredOutputsParams
 from quire_structured_output.json_schema import any_object_regex, schema_regex
-from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
+from quire_structured_output.regex_syntax import (
+    check_regex,
+    check_text,
+    without_anchors,
+    without_nul,
+)
 
 MAX_CHOICES = 2_000
 MAX_CHOICE_LENGTH = 128 * 1024  # of all choices together
 MAX_ROLLBACK = 1 << 20  # tokens; as long as any answer
+START = r"\x00"  # begins every expression; the token that spells it is no token of the model
 NEEDS_ESCAPE = frozenset({*range(0x20), ord('"'), ord("\\")})  # in a JSON string
 
 
@@ -36,6 +48,7 @@ class OutlinesBackend(StructuredOutputBackend):
         if not vocabulary.eos_token_ids:
             raise GrammarError("the model has no end-of-text token, so no grammar could ever end")
         tokens = {token: list(ids) for token, ids in vocabulary.tokens.items() if token}
+        tokens.setdefault(b"\0", []).append(vocabulary.size)
         self._core = CoreVocabulary(vocabulary.eos_token_ids[0], tokens)
 
     @classmethod
@@ -64,19 +77,24 @@ class OutlinesBackend(StructuredOutputBackend):
         return OutlinesGrammar(_index(self._expression(params), self._core), self.vocabulary)
 
     def _expression(self, params: StructuredOutputsParams) -> str:
-        if params.json is not None:
-            translated = schema_regex(params.json)
-            for path, pattern in translated.patterns:
-                self._check_pattern(path, pattern)
-            return translated.expression
+        """Return an expression that begins with `START`."""
+        if params.regex is not None:
+            return _started(without_anchors(params.regex))
         if params.choice is not None:
-            return "|".join(re.escape(choice) for choice in params.choice)
-        return any_object_regex() if params.regex is None else without_anchors(params.regex)
+            return f"{START}(?:{'|'.join(re.escape(choice) for choice in params.choice)})"
+        if params.json is None:
+            return START + any_object_regex()
+        translated = schema_regex(params.json)
+        for path, pattern in translated.patterns:
+            self._check_pattern(path, pattern)
+        return START + translated.expression
 
     def _check_pattern(self, path: str, pattern: str) -> None:
         """Refuse a pattern that matches what a JSON string must escape, by its own automaton."""
-        index = _index(pattern, self._bytes, f"'pattern' at {path}")
-        used = {byte for follows in index.get_transitions().values() for byte in follows}
+        index = _index(_started(pattern), self._bytes, f"'pattern' at {path}")
+        start = index.get_initial_state()
+        transitions = index.get_transitions().items()
+        used = {byte for state, follows in transitions if state != start for byte in follows}
         if used & NEEDS_ESCAPE:
             raise GrammarError(
                 f"'pattern' at {path} may match a double quote, a backslash or a control "
@@ -115,6 +133,7 @@ class OutlinesMatcher(Matcher):
     def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
         self._guide = Guide(grammar.index, MAX_ROLLBACK)
+        self._guide.advance(grammar.size, False)  # behind START
         self._num_ends = 0
 
     def accept(self, token_id: int) -> bool:
@@ -142,6 +161,8 @@ class OutlinesMatcher(Matcher):
         if self._guide.is_finished():
             for token_id in self._grammar.eos_token_ids:
                 array[token_id // 32] |= _signed(1 << token_id % 32)
+        if self._grammar.size < 32 * len(array):  # the token of START, in a grammar with NUL
+            array[self._grammar.size // 32] &= ~_signed(1 << self._grammar.size % 32)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens."""
@@ -168,6 +189,10 @@ def _check_choice(choices: tuple[str, ...]) -> None:
         check_text(choice, "choice")
 
 
+def _started(expression: str) -> str:
+    return f"{START}(?:{without_nul(expression)})"
+
+
 def _index(expression: str, vocabulary: CoreVocabulary, what: str = "the grammar") -> Index:
     try:
         return Index(expression, vocabulary)
@@ -182,7 +207,7 @@ def _reason(message: str) -> str:
     if "error building NFA" in message:
         return "it is not a valid regular expression in the syntax of Rust's regex crate"
     if "incompatible with the regex" in message:
-        return "the model's tokens cannot spell what it asks for"
+        return "nothing matches it, or the model's tokens cannot spell what does"
     return message.splitlines()[0]
 
 

@@ -7,6 +7,7 @@ an anchor at either end says nothing and is taken off; anywhere else it is an er
 """
 
 import re
+from collections.abc import Iterator
 
 from quire.errors import GrammarError
 
@@ -23,7 +24,11 @@ _GROUPS = {
     "(?(": "a conditional group",
 }
 _CLASS_OPERATORS = ("&&", "--", "~~")
-_TOKEN = re.compile(r"\\.|\[\^?\]?|[\s\S]", re.DOTALL)
+_TOKEN = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|[\s\S]", re.DOTALL)
+_MANY = (r"\D", r"\S", r"\W", r"\p", r"\P")  # escapes that stand for many characters
+_LEADING_FLAGS = re.compile(r"\(\?[is]+\)")
+_FLAGS_BESIDES_I = re.compile(r"\(\?[a-zA-Z-]*[a-hj-zA-Z-][a-zA-Z-]*[:)]")
+_VERBOSE = re.compile(r"\(\?[a-wyzA-Z]*x[a-zA-Z-]*[:)]")
 
 
 def check_regex(expression: str, where: str) -> None:
@@ -41,6 +46,8 @@ def check_regex(expression: str, where: str) -> None:
             f"{where} has {len(expression)} characters; at most {MAX_REGEX_LENGTH} are allowed"
         )
     check_text(expression, where)
+    if _VERBOSE.search(expression):
+        raise GrammarError(f"{where} uses verbose mode ('(?x'); write it without blanks")
     in_class = False
     for match in _TOKEN.finditer(expression):
         token = match.group()
@@ -72,6 +79,38 @@ def without_anchors(expression: str) -> str:
         if body != expression and num_backslashes % 2 == 0:
             return body
     return expression
+
+
+def without_nul(expression: str) -> str:
+    r"""Return the expression without the texts that hold the character U+0000.
+
+    Only what stands for many characters is rewritten; who writes `\x00` gets it. Nothing is where
+    flags in the middle change what `.` means.
+    """
+    flags = _LEADING_FLAGS.match(expression)
+    leading = flags.group() if flags else ""
+    if _FLAGS_BESIDES_I.search(expression, len(leading)):
+        return expression
+    dot = r"[^\x00]" if "s" in leading else r"[^\n\x00]"
+    return leading + "".join(_without_nul(expression[len(leading) :], dot))
+
+
+def _without_nul(expression: str, dot: str) -> Iterator[str]:
+    in_class = False
+    for match in _TOKEN.finditer(expression):
+        token = match.group()
+        if in_class:
+            in_class = token != "]"
+            yield token if in_class else r"]&&[^\x00]]"
+        elif token[0] == "[":
+            in_class = True
+            yield f"[{token}"
+        elif token == ".":
+            yield dot
+        elif token[:2] in _MANY:
+            yield rf"[{token}&&[^\x00]]"
+        else:
+            yield token
 
 
 def _check_escape(token: str, in_class: bool, where: str) -> None:

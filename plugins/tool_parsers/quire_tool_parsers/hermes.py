@@ -9,13 +9,13 @@ character by character. What the announcement cannot foresee, the end decides: a
 later has no end event, and all of its text follows as text. So joined texts and ended calls are the
 same at every split.
 
-Blanks before a call and behind the last one are dropped, as are those between calls. A call whose
-object is complete counts, also where `</tool_call>` is missing.
+Blanks before a call are dropped, so are those behind one, unless the text before the call goes on
+there. A call whose object is complete counts, also where `</tool_call>` is missing.
 """
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from quire.interfaces.tool_parsing import (
@@ -40,6 +40,7 @@ class HermesToolParser(ToolParser):
         self._blanks = ""  # behind the text so far; dropped if a call follows
         self._tag = ""  # what may become a tag
         self._has_text = False
+        self._is_behind_call = False
         self._index = 0
         self._call: CallObject | None = None
         self._call_text: list[str] = []
@@ -77,7 +78,8 @@ class HermesToolParser(ToolParser):
             else:
                 text = yield from self._read_text(text)
 
-    def _read_text(self, text: str) -> Iterator[ToolEvent]:  # returns what is left
+    def _read_text(self, text: str) -> Generator[ToolEvent, None, str]:
+        """Give text up to the next call; return what is left."""
         text, self._tag = self._tag + text, ""
         start = text.find("<")
         if start < 0:
@@ -96,29 +98,30 @@ class HermesToolParser(ToolParser):
 
     def _pass_on(self, text: str) -> Iterator[ToolEvent]:
         """Give text to the user, but hold back the blanks at its end."""
-        words = text.rstrip(BLANKS)
-        if not words:
+        end = len(text.rstrip(BLANKS))
+        if not end:
             self._blanks += text
             return
-        is_after_call = self._index > 0 and not self._has_text
-        blanks = "" if is_after_call else self._blanks
-        self._has_text = True
-        self._blanks = text[len(words) :]
-        yield TextDelta(blanks + (words.lstrip(BLANKS) if is_after_call else words))
+        words, self._blanks = self._blanks + text[:end], text[end:]
+        if self._is_behind_call and not self._has_text:
+            words = words.lstrip(BLANKS)
+        self._has_text, self._is_behind_call = True, False
+        yield TextDelta(words)
 
     def _begin_call(self) -> None:
         self._call = CallObject()
         self._call_text = [OPEN]
         self._is_announced = False
 
-    def _read_call(self, call: CallObject, text: str) -> Iterator[ToolEvent]:
+    def _read_call(self, call: CallObject, text: str) -> Generator[ToolEvent, None, str]:
+        """Give what the call's text tells; return what is left."""
         num_used = call.feed(text)
         self._call_text.append(text[:num_used])
         yield from self._announce(call)
         if call.is_complete:
             yield ToolCallEnd(self._index)
             self._leave_call()
-            self._blanks, self._is_closing = "", True
+            self._blanks, self._is_behind_call, self._is_closing = "", True, True
         elif call.is_broken:
             yield from self._break_call()
         return text[num_used:]
@@ -164,9 +167,9 @@ class HermesToolParser(ToolParser):
         if self._tag:
             yield from self._pass_on(self._tag)
             self._tag = ""
-        if self._blanks and (self._has_text or self._index == 0):
+        if self._blanks and not self._is_behind_call:
             yield TextDelta(self._blanks)
-            self._blanks = ""
+        self._blanks = ""
 
 
 def _joined(events: Iterator[ToolEvent]) -> list[ToolEvent]:

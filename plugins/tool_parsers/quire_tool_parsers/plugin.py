@@ -1,10 +1,15 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.tool_parsing import ToolParser
+from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
     """Offer the tool-call parsers below."""
+    registry.add(
+        "hermes",
+        "quire_tool_parsers.hermes:HermesToolParser",
+        capabilities=ToolParserCapabilities(template_markers=("<tool_call>",)),
+    )

@@ -143,7 +143,14 @@ def byte_level_backend() -> tokenizers.Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
-    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("é", special=False)])
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    return tokenizer
+
+
+def odd_byte_level_backend() -> tokenizers.Tokenizer:
+    """The same with an added token that its own decoder takes for a byte."""
+    tokenizer = byte_level_backend()
+    tokenizer.add_tokens([AddedToken("é", special=False), AddedToken("é 漢", special=False)])
     return tokenizer
 
 
@@ -199,6 +206,7 @@ def bare_backend() -> tokenizers.Tokenizer:
 
 FAMILIES: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte_level": byte_level_backend,
+    "odd_byte_level": odd_byte_level_backend,
     "byte_fallback": byte_fallback_backend,
     "byte_fallback_no_strip": lambda: byte_fallback_backend(0),
     "byte_fallback_strip_two": lambda: byte_fallback_backend(2),
@@ -240,3 +248,15 @@ def tokenizer(folder: Path) -> Tokenizer:
 def intake(tokenizer: Tokenizer) -> Intake:
     """An intake without plugins."""
     return Intake(tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size)
+
+
+@pytest.fixture(scope="session")
+def make_core() -> type[ScriptedCore]:
+    """The core whose model is a script."""
+    return ScriptedCore
+
+
+@pytest.fixture(scope="session")
+def echo_script() -> Script:
+    """The script that answers with the prompt."""
+    return echo

@@ -156,55 +156,56 @@ class ScriptedCore:
 
 
 class BracketParser(ToolParser):
-    """Reads calls of the form `[[name {"json": 1}]]`, and nothing is between calls."""
+    """Reads calls of the form `[[name {"json": 1}]]`; one that breaks off is text after all."""
 
     def __init__(self) -> None:
         self._text = ""
         self._index = -1
-        self._is_inside = False
+        self._call: str | None = None  # all of its text, while it is open
 
     def feed(self, delta: str) -> list[ToolEvent]:
         self._text += delta
         events: list[ToolEvent] = []
-        while event := self._next():
-            events += event
+        while found := self._next():
+            events += found
         return events
 
     def close(self) -> list[ToolEvent]:
-        text, self._text = self._text, ""
-        if not text:
-            return []
-        return [ToolCallArguments(self._index, text) if self._is_inside else TextDelta(text)]
+        text, self._text = (self._call or "") + self._text, ""
+        return [TextDelta(text)] if text else []
 
     def _next(self) -> list[ToolEvent]:
-        if self._is_inside:
-            return self._arguments()
+        if self._call is not None:
+            return self._arguments(self._call)
         head, bracket, rest = self._text.partition("[[")
         if not bracket:
-            keep = "[" if head.endswith("[") else ""
-            self._text = keep
-            shown = head.removesuffix(keep) if keep else head
-            return [TextDelta(shown)] if shown else []
+            return [TextDelta(shown)] if (shown := self._take_up_to("[")) else []
         if head:
             self._text = bracket + rest
             return [TextDelta(head)]
-        name, space, arguments = rest.partition(" ")
+        name, space, self_text = rest.partition(" ")
         if not space:
             return []
-        self._text, self._is_inside = arguments, True
+        self._call, self._text = f"[[{name} ", self_text
         self._index += 1
         return [ToolCallStart(self._index, name)]
 
-    def _arguments(self) -> list[ToolEvent]:
+    def _arguments(self, call: str) -> list[ToolEvent]:
         head, bracket, rest = self._text.partition("]]")
         if not bracket:
-            keep = "]" if head.endswith("]") else ""
-            self._text = keep
-            piece = head.removesuffix(keep) if keep else head
+            piece = self._take_up_to("]")
+            self._call = call + piece
             return [ToolCallArguments(self._index, piece)] if piece else []
-        self._text, self._is_inside = rest, False
+        self._text, self._call = rest, None
         ended: list[ToolEvent] = [ToolCallArguments(self._index, head)] if head else []
         return [*ended, ToolCallEnd(self._index)]
+
+    def _take_up_to(self, half_tag: str) -> str:
+        """Take the text, but hold back what may become a tag."""
+        held = half_tag if self._text.endswith(half_tag) else ""
+        taken = self._text.removesuffix(held) if held else self._text
+        self._text = held
+        return taken
 
     @classmethod
     def call_grammar(cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool) -> str | None:
@@ -286,9 +287,7 @@ def make_frontend(
         intake,
         ChatTemplate.load(CHECKPOINT, special_tokens=tokenizer.special_tokens),
         parsers
-        or AnswerParsers(
-            ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)
-        ),
+        or AnswerParsers(ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)),
         "demo",
         {"pirate": AdapterRef("pirate", "adapters/pirate", "c0ffee")},
         MAX_MODEL_LEN,

@@ -88,12 +88,12 @@ def test_a_stream_has_one_role_one_finish_and_one_identity(client):
     "reply",
     [
         "plain words",
-        "Ünïcode, 日本語, 👩‍👩‍👧‍👦 and 🇩🇪 flags \\ \" \n\t end",
+        'Ünïcode, 日本語, 👩‍👩‍👧‍👦 and 🇩🇪 flags \\ " \n\t end',
         "<t>let me think</t>the answer",
         '[[get_weather {"city": "Köln 🌧"}]]',
         'Sure: [[get_weather {"city": "a"}]][[get_time {}]]',
         '<t>hm</t>text [[get_weather {"city": "b"}]]',
-        "[[get_weather {\"city\": \"never ends",
+        '[[get_weather {"city": "never ends',
         "a [ bracket",
     ],
 )
@@ -107,7 +107,7 @@ def test_streamed_and_whole_answers_are_equal(client, served, reply, tokens_per_
     assert pieces["content"] == (answer.message.content or "")
     assert pieces["reasoning"] == (answer.message.model_extra or {}).get("reasoning_content", "")
     calls = [(c.function.name, c.function.arguments) for c in answer.message.tool_calls or []]
-    assert list(pieces["calls"].values()) == calls
+    assert [call for call in pieces["calls"].values() if call[1].endswith("}")] == calls
     assert pieces["finish"] == answer.finish_reason
     assert pieces["logprobs"] == [token.model_dump() for token in answer.logprobs.content]
     assert pieces["content"] or pieces["calls"]
@@ -165,6 +165,17 @@ def test_a_call_cut_off_by_max_tokens_ended_by_length(client, served):
     served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]]'}
     choice = ask(client, "Weather", tools=[WEATHER], max_tokens=8).choices[0]
     assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert choice.message.content.startswith("[[get_weather {")
+
+
+def test_a_call_that_breaks_off_is_no_call(client, served):
+    served.core.replies = {"Weather": "[[get_weather {"}
+    choice = ask(client, "Weather", tools=[WEATHER]).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls is None
+    assert choice.message.content == "[[get_weather {"
+    assert joined(stream(client, "Weather", tools=[WEATHER]))["finish"] == "stop"
 
 
 def test_without_tools_nobody_looks_for_calls(client, served):
@@ -258,7 +269,7 @@ def test_n_answers_have_indexes_and_one_finish_each(client, served):
     chunks = stream(client, "Pick", n=3, seed=7)
     finishes = Counter(c.index for k in chunks for c in k.choices if c.finish_reason)
     assert finishes == {0: 1, 1: 1, 2: 1}
-    streamed = {i: "" for i in range(3)}
+    streamed = dict.fromkeys(range(3), "")
     for choice in (c for chunk in chunks for c in chunk.choices):
         streamed[choice.index] += choice.delta.content or ""
     assert streamed == texts
@@ -404,7 +415,10 @@ def test_unknown_fields_are_named_in_a_header(client):
             },
             "response_format",
         ),
-        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
+            "structured_outputs",
+        ),
         ({"extra_body": {"structured_outputs": {"regex": "a", "xyz": 1}}}, "structured_outputs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),

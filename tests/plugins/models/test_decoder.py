@@ -1,4 +1,4 @@
-"""The three architectures against transformers on the same weights, and mutants that must differ."""
+"""The architectures against transformers on the same weights, and mutants that must differ."""
 
 from collections.abc import Callable
 from typing import Any

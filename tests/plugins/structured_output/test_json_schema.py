@@ -4,9 +4,9 @@ import json
 import time
 
 import pytest
-from quire_structured_output.json_schema import schema_regex
 
 from quire.errors import GrammarError
+from quire_structured_output.json_schema import schema_regex
 
 I = {"type": "integer"}  # noqa: E741
 STRING = {"type": "string"}

@@ -1,0 +1,86 @@
+"""`quire chat [MODEL]`: a conversation in the terminal; each answer appears as it is written."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from quire.cli.generation import add_generation_flags, read_sampling_params
+from quire.cli.options import add_options, read_settings
+from quire.config import DEFAULT_MODEL
+from quire.errors import RequestError
+from quire.interfaces.reasoning import ReasoningDelta
+from quire.interfaces.tool_parsing import TextDelta
+from quire.llm import AsyncEngine
+from quire.sampling_params import SamplingParams
+
+GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")
+DEFAULT_MAX_TOKENS = 1024
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
+    parser.add_argument("--system", metavar="TEXT", help="a system message")
+    add_generation_flags(parser)
+    add_options(parser, GROUPS, skip="model")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Talk until the end of the input."""
+    params = read_sampling_params(arguments, DEFAULT_MAX_TOKENS)
+    settings = read_settings(arguments, enable_lora=True if arguments.adapter else None)
+    return asyncio.run(_talk(AsyncEngine.from_settings(settings), arguments, params))
+
+
+async def _talk(engine: AsyncEngine, arguments: argparse.Namespace, params: SamplingParams) -> int:
+    messages: list[dict[str, Any]] = []
+    if arguments.system:
+        messages.append({"role": "system", "content": arguments.system})
+    print("Type a message; an empty line or Ctrl-D ends the conversation.", file=sys.stderr)
+    try:
+        while question := await _read_line():
+            messages.append({"role": "user", "content": question})
+            try:
+                answer = await _answer(engine, messages, params, arguments.adapter)
+            except RequestError as error:
+                print(f"[{error.code}] {error}", file=sys.stderr)
+                messages.pop()
+                continue
+            messages.append({"role": "assistant", "content": answer})
+    finally:
+        await engine.shutdown()
+    return 0
+
+
+async def _read_line() -> str:
+    try:
+        return (await asyncio.to_thread(input, "> ")).strip()
+    except EOFError:
+        return ""
+
+
+async def _answer(
+    engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
+) -> str:
+    """Print an answer piece by piece; returns it without its thinking."""
+    text = engine.frontend.render_chat(messages)
+    parser = engine.frontend.make_answer_parser(text, with_tools=False)
+    said: list[str] = []
+    prompt = {"prompt": text, "add_special_tokens": False}
+    async for delta in engine.generate(prompt, params, lora_request=adapter):
+        _show(parser.feed(delta.text), said)
+    _show(parser.close(), said)
+    print()
+    return "".join(said)
+
+
+def _show(events: list[Any], said: list[str]) -> None:
+    for event in events:
+        if isinstance(event, TextDelta):
+            said.append(event.text)
+            print(event.text, end="", flush=True)
+        elif isinstance(event, ReasoningDelta):
+            is_terminal = sys.stdout.isatty()
+            print(f"{DIM}{event.text}{PLAIN}" if is_terminal else event.text, end="", flush=True)

@@ -1,0 +1,148 @@
+"""What can be wrong with installed plugins, and the way out of each. Imports nothing heavy."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quire.discovery import locate, shadowed_distributions
+from quire.errors import ApiVersionError, ContestedNameError
+from quire.interfaces.model import ModelCapabilities
+from quire.plugins import Plugins
+from quire.registry import Entry, check_api, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        code: Stable name of the kind of problem, for programs.
+        what: What is wrong, and whose it is.
+        way_out: What to do about it.
+        is_fatal: It breaks something; otherwise it is only good to know.
+        details: The traceback, if there is one.
+    """
+
+    code: str
+    what: str
+    way_out: str
+    is_fatal: bool = True
+    details: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The problem as JSON data."""
+        return asdict(self)
+
+
+def examine(plugins: Plugins) -> list[Problem]:
+    """Return everything that is wrong, the worst first."""
+    return [
+        *_failed(plugins),
+        *_contested(plugins),
+        *_wrong_versions(plugins),
+        *_dangling(plugins),
+        *_shadowed(),
+        *_unknown_blocks(plugins),
+        *_heavy(plugins),
+        *_idle(plugins),
+    ]
+
+
+def _failed(plugins: Plugins) -> Iterator[Problem]:
+    for record in plugins.failed:
+        yield Problem(
+            "failed",
+            f"plugin {record.source} failed to load: {record.error}",
+            f"nothing of it is used; mend or uninstall {record.source.distribution}, or leave it "
+            f"out with -p no:{record.source.plugin}",
+            details=record.traceback or "",
+        )
+
+
+def _contested(plugins: Plugins) -> Iterator[Problem]:
+    for registry in plugins.registries:
+        for name in registry.contested():
+            try:
+                registry.entry(name)
+            except ContestedNameError as error:
+                what, _, way_out = str(error).partition("; ")
+                yield Problem("contested", what, way_out)
+
+
+def _wrong_versions(plugins: Plugins) -> Iterator[Problem]:
+    for entry in _entries(plugins):
+        try:
+            check_api(entry)
+        except ApiVersionError as error:
+            what, _, way_out = str(error).rpartition(": ")
+            yield Problem("api_version", what, f"{way_out}; until then it cannot be selected")
+
+
+def _dangling(plugins: Plugins) -> Iterator[Problem]:
+    for entry in _entries(plugins):
+        for reference in _references(entry):
+            if locate(reference) is None:
+                module = reference.partition(":")[0]
+                yield Problem(
+                    "no_module",
+                    f"{entry.kind.title} {entry.name!r} of {entry.source} points at {reference}, "
+                    f"and there is no module {module}",
+                    f"whoever selects {entry.name!r} gets an error; mend the reference in the "
+                    "plugin, or install it again",
+                )
+
+
+def _shadowed() -> Iterator[Problem]:
+    for name, places in shadowed_distributions().items():
+        hidden = ", ".join(places[1:])
+        yield Problem(
+            "shadowed",
+            f"distribution {name} is installed more than once: {places[0]} counts, {hidden} does "
+            "not",
+            "remove the copy that you do not mean; a stale .egg-info beside the sources is one too",
+        )
+
+
+def _unknown_blocks(plugins: Plugins) -> Iterator[Problem]:
+    names = {name for record in plugins.records for name in record.source.names}
+    for name in plugins.unknown_blocks:
+        yield Problem(
+            "unknown_block",
+            f"-p no:{name} leaves nothing out: no such plugin is installed"
+            f"{did_you_mean(name, names)}",
+            "see `quire plugins list`",
+        )
+
+
+def _heavy(plugins: Plugins) -> Iterator[Problem]:
+    for record in plugins.records:
+        if record.heavy_imports:
+            yield Problem(
+                "heavy",
+                f"plugin {record.source} imports {', '.join(record.heavy_imports)} when it is "
+                "loaded, which makes every command slow",
+                f"let {record.reference} import nothing but hookimpl and quire.interfaces, and "
+                "register import strings",
+                is_fatal=False,
+            )
+
+
+def _idle(plugins: Plugins) -> Iterator[Problem]:
+    for record in plugins.records:
+        if record.state == "loaded" and not record.hooks:
+            yield Problem(
+                "idle",
+                f"plugin {record.source} implements no hook",
+                f"is {record.reference} the module with the functions under @hookimpl?",
+                is_fatal=False,
+            )
+
+
+def _entries(plugins: Plugins) -> Iterator[Entry]:
+    return (entry for registry in plugins.registries for entry in registry.offers())
+
+
+def _references(entry: Entry) -> list[str]:
+    capabilities = entry.capabilities
+    is_model = isinstance(capabilities, ModelCapabilities)
+    return [entry.reference, capabilities.describe] if is_model else [entry.reference]

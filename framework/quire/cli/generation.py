@@ -1,0 +1,100 @@
+"""Flags for one generation, shared by `run` and `chat`: views of `SamplingParams`."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.errors import SettingsError
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+MAX_SCHEMA_BYTES = 2**20
+NUMBERS: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0 takes the most likely token"),
+    "top_p": (float, "smallest set of tokens whose probabilities add up to this"),
+    "top_k": (int, "the k most likely tokens"),
+    "min_p": (float, "tokens at least this likely in relation to the likeliest"),
+    "seed": (int, "same seed, same answer"),
+    "max_tokens": (int, "tokens to generate at most"),
+    "min_tokens": (int, "no end before so many tokens"),
+    "n": (int, "answers"),
+}
+
+
+def add_generation_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a generation."""
+    group = parser.add_argument_group("Generation")
+    for name, (kind, text) in NUMBERS.items():
+        metavar = "X" if kind is float else "N"
+        group.add_argument(
+            "--" + name.replace("_", "-"), type=kind, default=None, metavar=metavar, help=text
+        )
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the answer; repeatable"
+    )
+    group.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a request field that a sampler plugin declares; repeatable",
+    )
+    group.add_argument("--adapter", metavar="NAME", help="answer through this LoRA adapter")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", metavar="FILE", help="the answer follows this JSON schema")
+    form.add_argument("--regex", metavar="REGEX", help="the answer matches this")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeatable")
+
+
+def read_sampling_params(arguments: argparse.Namespace, default_max_tokens: int) -> SamplingParams:
+    """Build `SamplingParams` from the flags.
+
+    Raises:
+        RequestError: A value is out of range.
+        SettingsError: A file or a field cannot be read.
+    """
+    given = vars(arguments)
+    values = {name: given[name] for name in NUMBERS if given[name] is not None}
+    return SamplingParams(
+        **{"max_tokens": default_max_tokens} | values,
+        stop=tuple(arguments.stop or ()),
+        structured_outputs=_read_form(arguments),
+        extra_args=dict(_read_field(text) for text in arguments.field),
+    )
+
+
+def _read_form(arguments: argparse.Namespace) -> StructuredOutputsParams | None:
+    if arguments.json_schema is not None:
+        return StructuredOutputsParams(json=read_json_file(Path(arguments.json_schema)))
+    if arguments.regex is not None:
+        return StructuredOutputsParams(regex=arguments.regex)
+    if arguments.choice:
+        return StructuredOutputsParams(choice=tuple(arguments.choice))
+    return None
+
+
+def read_json_file(path: Path) -> Any:
+    """Read a small JSON file.
+
+    Raises:
+        SettingsError: It is missing, too large, or not JSON.
+    """
+    if not path.is_file():
+        raise SettingsError(f"no such file: {path}")
+    if path.stat().st_size > MAX_SCHEMA_BYTES:
+        raise SettingsError(f"{path} is larger than {MAX_SCHEMA_BYTES} bytes")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{path} is not JSON: {error}") from None
+
+
+def _read_field(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE; the value is JSON (a number, true, false) or else text."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise SettingsError(f"--field must read NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,78 @@
+"""`quire run [MODEL] PROMPT`: one answer, on the command line."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.cli.generation import add_generation_flags, read_json_file, read_sampling_params
+from quire.cli.options import add_options, read_settings
+from quire.config import DEFAULT_MODEL
+from quire.llm import LLM
+from quire.outputs import RequestOutput
+
+GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")
+DEFAULT_MAX_TOKENS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
+    parser.add_argument("prompt", help="the question; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the text; no chat template")
+    parser.add_argument("--system", metavar="TEXT", help="a system message")
+    parser.add_argument("--tools", metavar="FILE", help="a JSON file with OpenAI tool definitions")
+    parser.add_argument("--json", action="store_true", help="print the whole output as JSON")
+    parser.add_argument("--stats", action="store_true", help="print times and plugins as well")
+    add_generation_flags(parser)
+    add_options(parser, GROUPS, skip="model")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate and print."""
+    params = read_sampling_params(arguments, DEFAULT_MAX_TOKENS)
+    enable_lora = True if arguments.adapter else None
+    settings = read_settings(arguments, enable_lora=enable_lora)
+    with LLM.from_settings(settings) as llm:
+        started = time.perf_counter()
+        output = _generate(llm, arguments, params)
+        seconds = time.perf_counter() - started
+        if arguments.json:
+            print(json.dumps(msgspec.to_builtins(output), ensure_ascii=False))
+        else:
+            _print(output)
+        if arguments.stats:
+            _print_stats(llm, output, seconds)
+    return 0
+
+
+def _generate(llm: LLM, arguments: argparse.Namespace, params: Any) -> RequestOutput:
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if arguments.raw or not llm.has_chat_template:
+        return llm.generate([prompt], params, lora_request=arguments.adapter)[0]
+    messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    messages.append({"role": "user", "content": prompt})
+    tools = read_json_file(Path(arguments.tools)) if arguments.tools else None
+    return llm.chat(messages, params, tools=tools, lora_request=arguments.adapter)[0]
+
+
+def _print(output: RequestOutput) -> None:
+    for answer in output.outputs:
+        if answer.reasoning:
+            print(f"[thinking] {answer.reasoning}")
+        if answer.text:
+            print(answer.text)
+        for call in answer.tool_calls:
+            print(f"[tool call] {call.name}({call.arguments})")
+
+
+def _print_stats(llm: LLM, output: RequestOutput, seconds: float) -> None:
+    num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
+    rate = num_tokens / seconds
+    print(f"\n{num_tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", file=sys.stderr)
+    for choice in llm.composition.choices:
+        print(f"{choice.role:<26} {choice.name:<20} {choice.entry.source}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""`quire serve [MODEL]`: the engine behind HTTP, with OpenAI's routes."""
+
+import argparse
+
+from quire.cli.options import add_options, read_settings
+from quire.config import DEFAULT_MODEL, GROUPS
+from quire.launch import start_engine
+from quire.plugins import plugins_report
+from quire.server.serve import serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
+    add_options(parser, GROUPS, skip="model")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal says stop."""
+    settings = read_settings(arguments)
+    engine = start_engine(settings)
+    serve(
+        engine.async_frontend(),
+        settings.server,
+        lambda: plugins_report(engine.plugins),
+        on_ready=lambda url: print(f"{engine.model_name} is served at {url}", flush=True),
+    )
+    return 0

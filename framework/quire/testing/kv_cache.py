@@ -1,0 +1,150 @@
+"""What every KV-cache spec must do: its sums come out right at every length.
+
+Write a test class for your spec, and pytest does the rest:
+
+    class TestMine(KVCacheSpecContract):
+        spec_class = MySpec
+        layer = KVLayer("layers.0.attn", "mine", num_kv_heads=8, head_dim=64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec, KVLayer
+
+LENGTHS = range(200)
+CHUNKS = (1, 7, 16, 64, 200)
+
+
+class KVCacheSpecContract:
+    """Tests that a KV-cache spec must pass.
+
+    Attributes:
+        spec_class: The spec.
+        layer: A layer that it describes, with the parameters that it needs.
+        block_sizes: Tokens a block in these tests.
+        kv_dtypes: Element types that it allows.
+        tp_sizes: Numbers of devices that can share the layer.
+    """
+
+    spec_class: ClassVar[type[KVCacheSpec]]
+    layer: ClassVar[KVLayer]
+    block_sizes: ClassVar[tuple[int, ...]] = (1, 4, 16, 64)
+    kv_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    tp_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give tests that take a `spec` one for each block size."""
+        if "spec" in metafunc.fixturenames:
+            specs = [self._spec(block_size=size) for size in self.block_sizes]
+            metafunc.parametrize("spec", specs, ids=[f"S{size}" for size in self.block_sizes])
+
+    def test_a_page_has_bytes_and_no_part_of_a_number(self) -> None:
+        """For every type, block size and number of devices."""
+        for spec in self._every_spec():
+            size = DTYPE_BYTES[spec.kv_dtype]
+            assert spec.page_bytes > 0, _name(spec)
+            assert spec.page_bytes % size == 0, f"{_name(spec)}: {spec.page_bytes} bytes"
+
+    def test_pages_do_not_shrink_with_what_they_hold(self) -> None:
+        """A wider type or a longer block never takes fewer bytes."""
+        by_width = sorted(self.kv_dtypes, key=lambda name: DTYPE_BYTES[name])
+        _check_rising([self._spec(kv_dtype=name).page_bytes for name in by_width], "wider types")
+        sizes = sorted(self.block_sizes)
+        _check_rising([self._spec(block_size=size).page_bytes for size in sizes], "longer blocks")
+
+    def test_devices_share_the_bytes_and_lose_none(self) -> None:
+        """The pages of all devices together hold at least what one device would."""
+        whole = self._spec().page_bytes
+        for tp_size in self.tp_sizes:
+            share = self._spec(tp_size=tp_size).page_bytes
+            assert share <= whole, f"tp_size {tp_size} needs larger pages"
+            assert share * tp_size >= whole, f"tp_size {tp_size} lost bytes"
+
+    def test_layers_of_one_shape_share_a_group(self) -> None:
+        """The key ignores the name, and sees heads and parameters."""
+        layer = self.layer
+        twin = KVLayer("another", layer.spec, layer.num_kv_heads, layer.head_dim, layer.params)
+        wider = KVLayer("another", layer.spec, layer.num_kv_heads, layer.head_dim * 2, layer.params)
+        keys = [self.spec_class(each, 16, self.kv_dtypes[0]).key for each in (layer, twin, wider)]
+        assert keys[0] == keys[1]
+        assert hash(keys[0]) == hash(keys[1])
+        assert keys[0] != keys[2]
+
+    def test_more_tokens_never_need_fewer_blocks(self, spec: KVCacheSpec) -> None:
+        """Nor does more lookahead; tables are only appended to."""
+        _check_rising([spec.blocks_needed(length) for length in LENGTHS], "more tokens")
+        for length in LENGTHS:
+            ahead = [spec.blocks_needed(length, extra) for extra in (0, 1, 5)]
+            _check_rising(ahead, f"lookahead after {length} tokens")
+            assert ahead[0] >= 0
+
+    def test_what_is_freeable_exists_and_stays_freeable(self, spec: KVCacheSpec) -> None:
+        """No block is given up that was never held, and none is taken back."""
+        before: set[int] = set()
+        for length in LENGTHS:
+            freeable = set(spec.freeable_blocks(length))
+            assert freeable <= set(range(spec.blocks_needed(length))), f"after {length} tokens"
+            assert before <= freeable, f"after {length} tokens blocks {before - freeable} came back"
+            before = freeable
+
+    def test_snapshots_are_taken_of_blocks_that_exist(self, spec: KVCacheSpec) -> None:
+        """Only of blocks in the table."""
+        for length in LENGTHS:
+            table = set(range(spec.blocks_needed(length)))
+            assert set(spec.snapshot_blocks(length)) <= table, f"after {length} tokens"
+
+    @pytest.mark.parametrize("chunk", CHUNKS)
+    def test_no_request_holds_more_than_was_planned(self, spec: KVCacheSpec, chunk: int) -> None:
+        """Run through a request in chunks and count: held is needed less freed."""
+        length = LENGTHS[-1]
+        planned = spec.max_blocks_held(length, chunk)
+        computed = 0
+        while computed < length:
+            step_end = min(length, computed + chunk)
+            held = spec.blocks_needed(step_end) - len(spec.freeable_blocks(computed))
+            assert held <= planned, f"{held} blocks are held at {step_end}, planned {planned}"
+            computed = step_end
+
+    def test_a_prefix_hit_lies_within_what_is_cached(self, spec: KVCacheSpec) -> None:
+        """Nothing from nothing, all from all, and never more than there is."""
+        assert spec.cached_prefix([]) == 0
+        assert spec.cached_prefix([False] * 6) == 0
+        assert spec.cached_prefix([True] * 6) == 6
+        for mask in range(2**6):
+            is_cached = [bool(mask >> index & 1) for index in range(6)]
+            hit = spec.cached_prefix(is_cached)
+            assert 0 <= hit <= 6
+            assert hit == 0 or is_cached[hit - 1], f"{is_cached}: block {hit - 1} is not cached"
+
+    def test_more_cached_blocks_never_shorten_a_hit(self, spec: KVCacheSpec) -> None:
+        """Adding a block to the cache cannot lose one."""
+        for mask in range(2**6):
+            is_cached = [bool(mask >> index & 1) for index in range(6)]
+            hit = spec.cached_prefix(is_cached)
+            for index in range(6):
+                more = [*is_cached[:index], True, *is_cached[index + 1 :]]
+                assert spec.cached_prefix(more) >= hit, f"{is_cached} and then block {index}"
+
+    def _spec(
+        self, *, block_size: int = 16, kv_dtype: str | None = None, tp_size: int = 1
+    ) -> KVCacheSpec:
+        return self.spec_class(self.layer, block_size, kv_dtype or self.kv_dtypes[0], tp_size)
+
+    def _every_spec(self) -> Iterator[KVCacheSpec]:
+        for block_size in self.block_sizes:
+            for kv_dtype in self.kv_dtypes:
+                for tp_size in self.tp_sizes:
+                    yield self._spec(block_size=block_size, kv_dtype=kv_dtype, tp_size=tp_size)
+
+
+def _check_rising(values: list[int], what: str) -> None:
+    assert values == sorted(values), f"falls with {what}: {values}"
+
+
+def _name(spec: KVCacheSpec) -> str:
+    return f"block size {spec.block_size}, {spec.kv_dtype}, {spec.tp_size} device(s)"

@@ -1,0 +1,149 @@
+import argparse
+
+import pytest
+
+from quire.cli.options import add_options, all_options, read_settings
+from quire.config import GROUPS
+from quire.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for option in all_options():
+        monkeypatch.delenv(option.variable, raising=False)
+
+
+def settings_of(*argv, **given):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    add_options(parser, GROUPS, skip="model")
+    return read_settings(parser.parse_args(argv), **given)
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "quire.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_every_option_has_a_flag_a_variable_and_a_key():
+    options = {option.name: option for option in all_options()}
+    option = options["max_num_seqs"]
+    assert (option.flag, option.variable) == ("--max-num-seqs", "QUIRE_MAX_NUM_SEQS")
+    assert len({o.flag for o in options.values()}) == len(options)
+
+
+def test_a_flag_sets_an_option():
+    settings = settings_of("--max-num-seqs", "3", "--dtype", "float32", "--enable-lora")
+    assert settings.scheduler.max_num_seqs == 3
+    assert settings.model.dtype == "float32"
+    assert settings.lora.enable_lora is True
+
+
+def test_a_flag_can_switch_off_what_is_on_by_default():
+    assert settings_of("--no-enable-chunked-prefill").scheduler.enable_chunked_prefill is False
+
+
+def test_a_variable_sets_an_option(monkeypatch):
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "5")
+    monkeypatch.setenv("QUIRE_ENABLE_LORA", "true")
+    monkeypatch.setenv("QUIRE_SAMPLERS", "default, mine")
+    monkeypatch.setenv("QUIRE_SHUTDOWN_TIMEOUT_S", "1.5")
+    settings = settings_of()
+    assert settings.scheduler.max_num_seqs == 5
+    assert settings.lora.enable_lora is True
+    assert settings.parts.samplers == ("default", "mine")
+    assert settings.server.shutdown_timeout_s == 1.5
+
+
+def test_a_file_sets_options_by_long_flag_or_by_name(config):
+    path = config("max-num-seqs: 7\nmax_num_queued: 9\nsamplers: [default, mine]\napi-key: k\n")
+    settings = settings_of("--config", path)
+    assert settings.scheduler.max_num_seqs == 7
+    assert settings.scheduler.max_num_queued == 9
+    assert settings.parts.samplers == ("default", "mine")
+    assert settings.server.api_key == "k"
+
+
+def test_what_is_nearest_to_the_user_wins(config, monkeypatch):
+    path = config("max-num-seqs: 1\nmax-num-queued: 1\nmax-loras: 1\nmodel: from-file\n")
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "2")
+    monkeypatch.setenv("QUIRE_MAX_NUM_QUEUED", "2")
+    settings = settings_of("--config", path, "--max-num-seqs", "3", "from-flag")
+    assert settings.scheduler.max_num_seqs == 3
+    assert settings.scheduler.max_num_queued == 2
+    assert settings.lora.max_loras == 1
+    assert settings.model.model == "from-flag"
+
+
+def test_the_command_itself_may_set_an_option():
+    assert settings_of(enable_lora=True, max_loras=None).lora.enable_lora is True
+
+
+def test_plugins_are_named_one_at_a_time_so_the_model_is_not_taken_for_one():
+    settings = settings_of("-p", "no:a", "-p", "b", "--prefer", "samplers:x=b", "my-model")
+    assert settings.plugins.plugins == ("no:a", "b")
+    assert settings.plugins.prefer == ("samplers:x=b",)
+    assert settings.model.model == "my-model"
+
+
+def test_a_list_takes_several_values_and_may_be_repeated():
+    settings = settings_of("--samplers", "default", "a", "--samplers", "b")
+    assert settings.parts.samplers == ("default", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("QUIRE_MAX_NUM_SEQS", "many", "QUIRE_MAX_NUM_SEQS: max_num_seqs must be a int"),
+        ("QUIRE_ENABLE_LORA", "maybe", "QUIRE_ENABLE_LORA: enable_lora must be true or false"),
+        ("QUIRE_MAX_NUM_SEQS", "0", "max_num_seqs must be at least 1"),
+        ("QUIRE_DTYPE", "float8", "dtype must be one of"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=message):
+        settings_of()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-num-seqs: many", "quire.yaml: max_num_seqs must be a int, got 'many'"),
+        ("samplers: {a: 1}", "quire.yaml: samplers must be a list"),
+        ("max-num-seq: 3", "quire.yaml: there is no option 'max-num-seq'; did you mean"),
+        ("[1, 2]", "must hold keys and values"),
+        ("a: [", "is not YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_named(config, text, message):
+    with pytest.raises(SettingsError) as caught:
+        settings_of("--config", config(text))
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"no such file: .*none.yaml"):
+        settings_of("--config", str(tmp_path / "none.yaml"))
+
+
+def test_an_enormous_file_is_not_read(config):
+    with pytest.raises(SettingsError, match="larger than"):
+        settings_of("--config", config("# " + "x" * 2**20))
+
+
+def test_an_empty_file_changes_nothing(config):
+    assert settings_of("--config", config("")) == settings_of()
+
+
+def test_a_flag_of_the_wrong_type_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as caught:
+        settings_of("--max-num-seqs", "many")
+    assert caught.value.code == 2
+    assert "argument --max-num-seqs: invalid int value: 'many'" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Thinking, text and calls come out of one stream; a parser that fails ends one request."""
+
+import pytest
+
+from quire.errors import RequestFailedError
+from quire.frontend.answer import AnswerParser, AnswerParsers, ParsedAnswer, ParserChoice
+from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolParser,
+)
+from quire.registry import Source
+
+ACME = Source("acme", "acme-quire", "1.0")
+
+
+class DashThinking(ReasoningParser):
+    """Thinks until the first dash."""
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self._is_thinking = True
+
+    @property
+    def is_thinking(self):
+        return self._is_thinking
+
+    def feed(self, delta):
+        if not self._is_thinking:
+            return [ContentDelta(delta)]
+        thought, dash, rest = delta.partition("-")
+        self._is_thinking = not dash
+        events = [ReasoningDelta(thought)] if thought else []
+        return events + ([ContentDelta(rest)] if rest else [])
+
+    def close(self):
+        return []
+
+
+class UpperCalls(ToolParser):
+    """Capital letters are calls; `?` is held back; `!` is a bug."""
+
+    def __init__(self):
+        self._held = ""
+        self._num_calls = 0
+
+    def feed(self, delta):
+        events = []
+        for character in delta:
+            events += self._read(character)
+        return events
+
+    def close(self):
+        return [TextDelta(self._held)] if self._held else []
+
+    def _read(self, character):
+        if character == "!":
+            raise ValueError("a bug")
+        if character == "?":
+            self._held += character
+            return []
+        if not character.isupper():
+            return [TextDelta(character)]
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        ends = [] if character == "X" else [ToolCallEnd(index)]
+        return [ToolCallStart(index, character), ToolCallArguments(index, "{}"), *ends]
+
+
+def test_without_parsers_all_is_text():
+    parser = AnswerParser()
+    assert parser.feed("a<b>") == [TextDelta("a<b>")]
+    assert parser.feed("") == []
+    assert parser.close() == []
+
+
+def test_thinking_is_split_off_before_calls():
+    parser = AnswerParser(DashThinking(), UpperCalls())
+    assert parser.feed("hm A") == [ReasoningDelta("hm A")]
+    assert parser.feed("-aB") == [
+        TextDelta("a"), ToolCallStart(0, "B"), ToolCallArguments(0, "{}"), ToolCallEnd(0),
+    ]  # fmt: skip
+    assert parser.feed("?") == []
+    assert parser.close() == [TextDelta("?")]
+
+
+def test_a_whole_answer_is_taken_apart():
+    whole = AnswerParser(DashThinking(), UpperCalls()).read_whole("hm-aBX?")
+    assert whole == ParsedAnswer("a?", "hm", (("B", "{}"),))
+    assert AnswerParser().read_whole("a") == ParsedAnswer("a", None, ())
+
+
+def test_a_parser_that_fails_is_named_without_its_traceback(caplog):
+    parser = AnswerParser(None, UpperCalls(), tool_source=ACME)
+    with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
+        parser.feed("a!")
+    assert "a bug" not in str(caught.value)
+    assert "a bug" in caplog.text
+
+
+def test_each_request_gets_its_own_parsers():
+    make = AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, ACME))
+    assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
+    assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
+    assert make("", with_tools=False).read_whole("-B").text == "B"
+    assert AnswerParsers()("", with_tools=True).read_whole("-B").text == "-B"
+
+
+def test_a_parser_that_cannot_be_built_ends_the_request():
+    class Broken(UpperCalls):
+        def __init__(self):
+            raise OSError("no grammar file")
+
+    make = AnswerParsers(tools=ParserChoice(Broken, ACME))
+    with pytest.raises(RequestFailedError, match="acme"):
+        make("", with_tools=True)

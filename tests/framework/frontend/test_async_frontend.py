@@ -1,0 +1,332 @@
+"""Streams from the engine's thread: whole, typed, aborted in time, and never left hanging."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from quire.errors import (
+    EngineDeadError,
+    GrammarError,
+    InvalidRequestError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestFailedError,
+    UnknownModelError,
+)
+from quire.frontend.answer import AnswerParsers
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat_template import ChatTemplate
+from quire.messages import AdapterRef, ErrorReport
+from quire.sampling_params import SamplingParams
+
+WHOLE = SamplingParams(max_tokens=None)
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def serve(make_core, echo_script, tokenizer, intake):
+    """Run a test's coroutine against a frontend over a scripted core."""
+
+    def run(test, script=None, **options):
+        core = make_core(script or echo_script, **options)
+
+        async def main():
+            frontend = AsyncFrontend(
+                core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo",
+                {"pirate": AdapterRef("pirate", "path")}, 256,
+            )  # fmt: skip
+            try:
+                await asyncio.wait_for(test(frontend, core), 20)
+            finally:
+                await frontend.shutdown()
+
+        asyncio.run(main())
+        assert core.is_shut_down
+        return core
+
+    return run
+
+
+async def eventually(condition, what, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        await asyncio.sleep(0.002)
+
+
+def test_deltas_joined_are_the_answer(serve):
+    async def test(frontend, core):
+        deltas = [d async for d in frontend.generate("the fox 👩‍👩‍👧", WHOLE)]
+        assert "".join(d.text for d in deltas) == "the fox 👩‍👩‍👧"
+        assert deltas[-1].finish_reason == "stop"
+        assert len(deltas) > 3
+
+    core = serve(test)
+    assert core.thread_names == {"quire-engine"}
+
+
+def test_a_whole_answer_is_the_stream_joined(serve):
+    async def test(frontend, core):
+        output = await frontend.generate_whole("the fox", SamplingParams(max_tokens=None, n=3))
+        assert [c.text for c in output.outputs] == ["the fox"] * 3
+        assert [c.index for c in output.outputs] == [0, 1, 2]
+
+    serve(test, tokens_per_step=2)
+
+
+def test_answers_of_one_prompt_come_interleaved(serve):
+    async def test(frontend, core):
+        params = SamplingParams(max_tokens=None, n=2)
+        indices = [d.index async for d in frontend.generate("the fox", params)]
+        assert indices[:4] == [0, 1, 0, 1]
+
+    serve(test)
+
+
+def test_many_at_once_do_not_mix(serve):
+    async def test(frontend, core):
+        prompts = [f"fox {i} dog" for i in range(50)]
+        outputs = await asyncio.gather(*(frontend.generate_whole(p, WHOLE) for p in prompts))
+        assert [o.outputs[0].text for o in outputs] == prompts
+
+    serve(test)
+
+
+def test_leaving_early_aborts_in_the_engine(serve):
+    async def test(frontend, core):
+        stream = frontend.generate("the lazy dog jumps over", SamplingParams(max_tokens=None, n=2))
+        async for _ in stream:
+            break
+        await stream.aclose()
+        steps = core.num_steps
+        await eventually(lambda: len(core.aborted) == 2, "both answers are aborted")
+        assert core.num_steps <= steps + 2
+
+    serve(test, step_s=0.02)
+
+
+def test_cancelling_aborts_in_the_engine(serve):
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("the lazy dog jumps over it", WHOLE))
+        await eventually(lambda: core.num_steps > 1, "it runs")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(lambda: len(core.aborted) == 1, "it is aborted")
+        assert not core.has_work()
+
+    serve(test, step_s=0.02)
+
+
+def test_a_finished_request_is_not_aborted(serve):
+    async def test(frontend, core):
+        async with await frontend.submit("fox", WHOLE) as stream:
+            async for _ in stream:
+                pass
+        await frontend.control("ping")
+
+    assert serve(test).aborted == []
+
+
+def test_a_stop_string_aborts_in_the_engine(serve):
+    async def test(frontend, core):
+        params = SamplingParams(max_tokens=None, stop=["lazy"])
+        output = await frontend.generate_whole("the lazy dog jumps over the fox", params)
+        assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("the ", "lazy")
+        await eventually(lambda: len(core.aborted) == 1, "it is aborted")
+
+    serve(test, step_s=0.01)
+
+
+def test_somebody_else_can_abort_a_request(serve):
+    async def test(frontend, core):
+        stream = await frontend.submit("the lazy dog jumps over", WHOLE)
+        first = await anext(stream)
+        frontend.abort(stream.request_id)
+        rest = [delta async for delta in stream]
+        assert (first.finish_reason, rest[-1].finish_reason) == (None, "abort")
+        frontend.abort("nobody")
+
+    assert len(serve(test, step_s=0.02).aborted) == 1
+
+
+def test_wrong_requests_raise_before_the_engine_hears_of_them(serve):
+    async def test(frontend, core):
+        with pytest.raises(PromptTooLongError):
+            await frontend.generate_whole([1] * 999, WHOLE)
+        with pytest.raises(InvalidRequestError):
+            await anext(frontend.generate("", WHOLE))
+        with pytest.raises(UnknownModelError, match="did you mean 'pirate'"):
+            await frontend.submit("fox", WHOLE, adapter="pirat")
+        for adapter in (None, "demo", "pirate"):
+            await frontend.generate_whole("fox", WHOLE, adapter=adapter)
+
+    serve(test)
+
+
+def test_errors_of_one_request_hurt_no_other(serve, tokenizer, echo_script):
+    bad = {tuple(tokenizer.encode("dog")): ErrorReport("invalid_grammar", "no such thing"),
+           tuple(tokenizer.encode("over")): OverloadedError("the queue is full")}  # fmt: skip
+
+    def script(request):
+        return bad.get(tuple(request.token_ids)) or echo_script(request)
+
+    async def test(frontend, core):
+        other = asyncio.create_task(frontend.generate_whole("the lazy dog jumps", WHOLE))
+        with pytest.raises(GrammarError, match="no such thing"):
+            await frontend.generate_whole("dog", SamplingParams(n=2))
+        with pytest.raises(OverloadedError, match="queue is full"):
+            await frontend.generate_whole("over", WHOLE)
+        assert (await other).outputs[0].text == "the lazy dog jumps"
+        assert frontend.is_ready()
+
+    serve(test, script, step_s=0.002)
+
+
+def test_an_engine_that_dies_fails_everybody(serve, tokenizer, echo_script, caplog):
+    def script(request):
+        is_fatal = request.token_ids == tokenizer.encode("dog")
+        return RuntimeError("out of smoke") if is_fatal else echo_script(request)
+
+    async def test(frontend, core):
+        waiting = [
+            asyncio.create_task(frontend.generate_whole("the lazy fox jumps over it", WHOLE))
+            for _ in range(5)
+        ]
+        await eventually(lambda: core.num_steps > 1, "it runs")
+        with pytest.raises(EngineDeadError, match="out of smoke"):
+            await frontend.generate_whole("dog", WHOLE)
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        assert not frontend.is_ready()
+        with pytest.raises(EngineDeadError):
+            frontend.check_health()
+        with pytest.raises(EngineDeadError):
+            await frontend.submit("fox", WHOLE)
+        with pytest.raises(EngineDeadError):
+            await frontend.control("ping")
+
+    serve(test, script, step_s=0.01)
+    assert "out of smoke" in caplog.text
+
+
+def test_controls_answer_and_fail_where_they_are_awaited(serve):
+    async def test(frontend, core):
+        assert await frontend.control("reset", 7) == ("reset", 7)
+        with pytest.raises(ValueError, match="cannot fly"):
+            await frontend.control("fail", "fly")
+        assert frontend.is_ready()
+
+    serve(test)
+
+
+def test_shutdown_lets_requests_finish_and_refuses_new_ones(serve):
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("the lazy dog", WHOLE))
+        await eventually(lambda: core.num_steps > 0, "it runs")
+        closing = asyncio.create_task(frontend.shutdown(10))
+        await asyncio.sleep(0)
+        assert not frontend.is_ready()
+        with pytest.raises(OverloadedError):
+            await frontend.submit("fox", WHOLE)
+        assert (await task).outputs[0].text == "the lazy dog"
+        await closing
+
+    serve(test, step_s=0.005)
+
+
+def test_shutdown_aborts_what_does_not_finish_in_time(serve):
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("the lazy dog jumps over", WHOLE))
+        await eventually(lambda: core.num_steps > 0, "it runs")
+        await frontend.shutdown(0.05)
+        assert (await task).outputs[0].finish_reason == "abort"
+
+    assert len(serve(test, step_s=0.1).aborted) == 1
+
+
+def test_the_event_loop_goes_on_during_a_long_step(serve):
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("fox", SamplingParams(max_tokens=1)))
+        longest = 0.0
+        while not task.done():
+            start = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - start)
+        assert longest < 0.1
+
+    serve(test, step_s=0.5)
+
+
+def test_a_slow_reader_does_not_hold_the_engine_up(serve):
+    async def test(frontend, core):
+        stream = await frontend.submit("the lazy dog jumps over the quick fox", WHOLE)
+        await eventually(lambda: not core.has_work(), "the engine is done")
+        assert "".join([d.text async for d in stream]) == "the lazy dog jumps over the quick fox"
+
+    serve(test)
+
+
+def test_an_idle_engine_does_not_step(serve):
+    async def test(frontend, core):
+        await frontend.generate_whole("fox", WHOLE)
+        steps, cpu = core.num_steps, time.process_time()
+        await asyncio.sleep(0.3)
+        assert core.num_steps == steps
+        assert time.process_time() - cpu < 0.15
+
+    serve(test)
+
+
+def test_chats_are_rendered_and_encoded(serve, tokenizer):
+    async def test(frontend, core):
+        text = frontend.render_chat([{"role": "user", "content": "the fox"}])
+        assert text == "the fox"
+        assert frontend.encode_prompt(text) == tokenizer.encode("the fox")
+        output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
+        assert output.prompt == text
+        assert frontend.make_answer_parser(text, with_tools=True).read_whole("a").text == "a"
+
+    serve(test)
+
+
+def test_long_prompts_are_tokenized_beside_the_loop(serve):
+    async def test(frontend, core):
+        with pytest.raises(PromptTooLongError):
+            await frontend.submit("fox " * 5000, WHOLE)
+
+    serve(test)
+
+
+def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, echo_script, caplog):
+    def script(request):
+        is_bad = request.token_ids == tokenizer.encode("dog")
+        return ["no token id"] if is_bad else echo_script(request)
+
+    async def test(frontend, core):
+        with pytest.raises(RequestFailedError, match="could not be decoded"):
+            await frontend.generate_whole("dog", WHOLE)
+        assert (await frontend.generate_whole("fox", WHOLE)).outputs[0].text == "fox"
+
+    serve(test, script)
+    assert "TypeError" in caplog.text
+
+
+def test_a_loop_that_is_gone_takes_its_requests_with_it(make_core, echo_script, tokenizer, intake):
+    core = make_core(echo_script, step_s=0.02)
+    frontend = AsyncFrontend(
+        core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo", {}, 256
+    )
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(frontend.submit("the lazy dog jumps over the fox", WHOLE))
+    loop.close()
+    deadline = time.monotonic() + 5
+    while not core.aborted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(core.aborted) == 1
+    output = asyncio.run(frontend.generate_whole("fox", WHOLE))
+    assert output.outputs[0].text == "fox"
+    asyncio.run(frontend.shutdown())
+    assert "quire-engine" not in {thread.name for thread in threading.enumerate()}

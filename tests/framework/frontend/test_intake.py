@@ -1,0 +1,138 @@
+"""What comes out of the intake is complete; what is wrong never comes out."""
+
+import pytest
+
+from quire.errors import InvalidRequestError, PromptTooLongError, RequestError, RequestFailedError
+from quire.frontend.intake import Intake
+from quire.interfaces.sampling import RequestField
+from quire.registry import Source
+from quire.sampling_params import MAX_SEED, SamplingParams
+
+ACME = Source("acme", "acme-quire", "1.0")
+FIELDS = (
+    RequestField("temperature", float, 1.0, 0.0, 100.0),
+    RequestField("acme_bias", float, 0.5, -1.0, 1.0),
+    RequestField("acme_on", bool, False),
+)
+
+
+def make(tokenizer, **options):
+    options = {"max_model_len": 64, "vocab_size": tokenizer.vocab_size} | options
+    return Intake(tokenizer, **options)
+
+
+def test_text_ids_and_dicts_are_prompts(tokenizer, intake):
+    ids = tokenizer.encode("the fox")
+    for prompt in ("the fox", ids, tuple(ids), {"prompt": "the fox"}, {"prompt_token_ids": ids}):
+        admission = intake.admit(prompt, SamplingParams())
+        assert admission.requests[0].token_ids == ids
+    both = intake.admit({"prompt": "shown", "prompt_token_ids": ids}, SamplingParams())
+    assert (both.prompt.text, both.prompt.token_ids) == ("shown", ids)
+
+
+def test_n_answers_differ_in_their_child_alone(intake):
+    requests = intake.admit("fox", SamplingParams(n=3), priority=2).requests
+    assert [r.child for r in requests] == [0, 1, 2]
+    assert len({r.request_id for r in requests}) == 3
+    assert len({(r.seed, tuple(r.token_ids), r.max_tokens, r.priority) for r in requests}) == 1
+
+
+def test_a_seed_is_kept_and_a_missing_one_is_fresh(intake):
+    assert intake.admit("fox", SamplingParams(seed=7)).requests[0].seed == 7
+    drawn = {intake.admit("fox", SamplingParams()).requests[0].seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed <= MAX_SEED for seed in drawn)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "empty"), ([], "empty"), ({"prompt": ""}, "empty"), ([-1], "-1"), ([10**6], "1000000"),
+        ([1.5], "1.5"), ([True], "True"), ("\ud800", "Unicode"), (7, "int"), (None, "NoneType"),
+        ({}, "prompt_token_ids"), ({"prompt": 7}, "int"), ({"prompt": "a", "image": 1}, "image"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_none_is_refused(intake, prompt, said):
+    with pytest.raises(InvalidRequestError, match=said) as caught:
+        intake.admit(prompt, SamplingParams())
+    assert caught.value.param == "prompt"
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(tokenizer):
+    intake = make(tokenizer, max_model_len=8)
+    assert intake.admit([1] * 7, SamplingParams()).requests[0].max_tokens == 1
+    with pytest.raises(PromptTooLongError, match=r"8 tokens.*8 tokens"):
+        intake.admit([1] * 8, SamplingParams())
+    with pytest.raises(PromptTooLongError, match=r"99 tokens.*8 tokens"):
+        intake.admit([1] * 99, SamplingParams())
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 60), (5, 5), (60, 60), (61, 60), (10**9, 60)])
+def test_max_tokens_fits_the_model(tokenizer, asked, given):
+    request = make(tokenizer).admit([1] * 4, SamplingParams(max_tokens=asked)).requests[0]
+    assert request.max_tokens == given
+
+
+def test_min_tokens_that_cannot_fit_are_refused(tokenizer):
+    with pytest.raises(InvalidRequestError, match="room for 60"):
+        make(tokenizer).admit([1] * 4, SamplingParams(min_tokens=61, max_tokens=None))
+
+
+def test_end_of_text_stops_unless_it_is_ignored(tokenizer, intake):
+    eos = tokenizer.eos_token_ids
+    stops = intake.admit("fox", SamplingParams(stop_token_ids=[9, eos[0]])).requests[0]
+    assert stops.stop_token_ids == (*eos, 9)
+    ignored = intake.admit("fox", SamplingParams(stop_token_ids=[9], ignore_eos=True)).requests[0]
+    assert ignored.stop_token_ids == (9,)
+    with pytest.raises(InvalidRequestError) as caught:
+        intake.admit("fox", SamplingParams(stop_token_ids=[10**6]))
+    assert caught.value.param == "stop_token_ids"
+
+
+def test_sampler_fields_are_resolved(tokenizer):
+    intake = make(tokenizer, fields=FIELDS)
+    params = SamplingParams(temperature=0.25, extra_args={"acme_bias": 1})
+    assert intake.admit("fox", params).requests[0].fields == {
+        "temperature": 0.25, "acme_bias": 1.0, "acme_on": False,
+    }  # fmt: skip
+    assert [field.name for field in intake.extra_fields] == ["acme_bias", "acme_on"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"acme_bias": 2}, "from -1 to 1"),
+        ({"acme_bias": "much"}, "much"),
+        ({"acme_on": 1}, "bool"),
+        ({"acme_bais": 1}, "did you mean 'acme_bias'"),
+        ({"temperature": 1}, "no request field 'temperature'"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(tokenizer, extra, said):
+    with pytest.raises(InvalidRequestError, match=said) as caught:
+        make(tokenizer, fields=FIELDS).admit("fox", SamplingParams(extra_args=extra))
+    assert caught.value.param == next(iter(extra))
+
+
+def test_hooks_see_every_request(tokenizer):
+    seen = []
+    intake = make(tokenizer, hooks=[(ACME, lambda *, request: seen.append(request))])
+    assert list(intake.admit("fox", SamplingParams(n=2)).requests) == seen
+
+
+def test_a_plugin_can_refuse_a_request(tokenizer):
+    def refuse(*, request):
+        raise RequestError("not on Sundays", param="prompt")
+
+    with pytest.raises(RequestError, match="not on Sundays"):
+        make(tokenizer, hooks=[(ACME, refuse)]).admit("fox", SamplingParams())
+
+
+def test_a_plugin_that_fails_is_named_without_its_traceback(tokenizer, caplog):
+    def fail(*, request):
+        raise KeyError("secret detail")
+
+    with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
+        make(tokenizer, hooks=[(ACME, fail)]).admit("fox", SamplingParams())
+    assert "secret" not in str(caught.value)
+    assert "secret detail" in caplog.text

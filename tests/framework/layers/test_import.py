@@ -1,0 +1,27 @@
+"""What a torch-free `describe` may use costs no torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+import quire.layers
+
+
+def test_config_modules_do_not_load_torch():
+    code = (
+        "import sys, quire.layers, quire.layers.rope_parameters, quire_models.llama_config, "
+        "quire_models.qwen2_config, quire_models.qwen3_config, quire_models.plugin; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_is_there():
+    for name in quire.layers.__all__:
+        assert getattr(quire.layers, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Atention"):
+        quire.layers.Atention  # noqa: B018

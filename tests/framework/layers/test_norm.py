@@ -1,0 +1,54 @@
+"""Norms, against the formula in float64."""
+
+import pytest
+import torch
+from model_parts import CONTEXT
+from torch import Tensor
+
+from quire.layers import QKNorm, RMSNorm
+
+
+def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return (x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight).float()
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_the_norm_takes_the_residual_along(eps):
+    norm = RMSNorm(16, eps, CONTEXT)
+    norm.load_weight("weight", numbers(16, seed=1), "norm")
+    x, residual = numbers(3, 16), numbers(3, 16, seed=2)
+    normed, total = norm(x, residual)
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(normed, by_formula(x + residual, numbers(16, seed=1), eps))
+
+
+def test_without_a_residual_the_input_becomes_it():
+    norm = RMSNorm(16, 1e-6, CONTEXT)
+    norm.load_weight("weight", torch.ones(16), "norm")
+    x = numbers(3, 16)
+    assert norm(x)[1] is x
+
+
+def test_neither_input_is_changed():
+    norm = RMSNorm(16, 1e-6, CONTEXT)
+    norm.load_weight("weight", torch.ones(16), "norm")
+    x, residual = numbers(3, 16), numbers(3, 16, seed=2)
+    norm(x, residual)
+    assert torch.equal(x, numbers(3, 16))
+    assert torch.equal(residual, numbers(3, 16, seed=2))
+
+
+def test_query_and_key_heads_have_norms_of_their_own():
+    norm = QKNorm(3, 2, 8, 1e-6, CONTEXT)
+    q_weight, k_weight = numbers(8, seed=1), numbers(8, seed=2)
+    norm.load_weight("weight", k_weight, "k_norm")
+    norm.load_weight("weight", q_weight, "q_norm")
+    qk = numbers(4, 5, 8)
+    normed = norm(qk)
+    torch.testing.assert_close(normed[:, :3], by_formula(qk[:, :3], q_weight, 1e-6))
+    torch.testing.assert_close(normed[:, 3:], by_formula(qk[:, 3:], k_weight, 1e-6))

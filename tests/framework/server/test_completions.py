@@ -1,0 +1,152 @@
+"""What OpenAI's client sees of /v1/completions."""
+
+from collections import Counter
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+
+def complete(client, prompt="Once", **fields):
+    return client.completions.create(model="demo", prompt=prompt, max_tokens=60, **fields)
+
+
+@pytest.fixture
+def lenient(served):
+    """Chunks of OpenAI's old API have nulls that the client's own types forbid."""
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_text_goes_on(client, served):
+    answer = complete(client)
+    assert answer.choices[0].text == "I am a script."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.id.startswith("cmpl-")
+    assert served.core.requests[0].token_ids == served.frontend.tokenizer.encode("Once")
+    assert answer.usage.prompt_tokens == len(served.core.requests[0].token_ids)
+
+
+def test_without_max_tokens_an_answer_has_sixteen(client, served):
+    served.core.replies = {"Once": "one two three four five six seven eight nine ten " * 3}
+    answer = client.completions.create(model="demo", prompt="Once")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+@pytest.mark.parametrize("logprobs", [None, 0, 3])
+def test_streamed_and_whole_answers_are_equal(client, lenient, served, logprobs, tokens_per_step):
+    served.core.replies = {"Once": 'über 日本 👩‍👩‍👧 \\ " done'}
+    served.core.tokens_per_step = tokens_per_step
+    whole = complete(client, logprobs=logprobs).choices[0]
+    chunks = list(complete(lenient, logprobs=logprobs, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["stop"]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    if logprobs is None:
+        assert whole.logprobs is None
+        return
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        streamed = [x for chunk in chunks for x in getattr(chunk.choices[0].logprobs, name)]
+        assert streamed == getattr(whole.logprobs, name)
+    assert whole.logprobs.text_offset[:2] == [0, len(whole.logprobs.tokens[0])]
+    assert all(len(top) >= max(1, logprobs) for top in whole.logprobs.top_logprobs)
+
+
+def test_several_prompts_and_n_are_numbered_prompt_by_prompt(client, lenient, served):
+    served.core.replies = {"red": ["r0", "r1"], "blue": ["b0 and more", "b1"]}
+    wanted = {0: "r0", 1: "r1", 2: "b0 and more", 3: "b1"}
+    answer = complete(client, ["red", "blue"], n=2)
+    assert {choice.index: choice.text for choice in answer.choices} == wanted
+    tokens = {tuple(request.token_ids) for request in served.core.requests}
+    assert answer.usage.prompt_tokens == sum(map(len, tokens))
+    streamed = dict.fromkeys(wanted, "")
+    finishes = Counter()
+    for chunk in complete(lenient, ["red", "blue"], n=2, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+            finishes[choice.index] += choice.finish_reason is not None
+    assert streamed == wanted
+    assert set(finishes.values()) == {1}
+
+
+def test_token_ids_are_prompts_too(client, served):
+    complete(client, [300, 301, 302])
+    complete(client, [[300, 301], [303]])
+    assert sorted(request.token_ids for request in served.core.requests) == [
+        [300, 301],
+        [300, 301, 302],
+        [303],
+    ]
+
+
+def test_echo_puts_the_prompt_before_every_answer(client, lenient, served):
+    ids = served.frontend.tokenizer.encode("two words")
+    assert complete(client, ["one", "two"], echo=True).choices[1].text == "twoI am a script."
+    assert complete(client, ids, echo=True).choices[0].text == "two wordsI am a script."
+    chunks = list(complete(lenient, "one", echo=True, stream=True, n=2))
+    texts = Counter()
+    for choice in (c for chunk in chunks for c in chunk.choices):
+        texts[choice.index, choice.text.startswith("one")] += 1
+    assert (texts[0, True], texts[1, True]) == (1, 1)
+
+
+def test_usage_ends_a_stream_that_asks_for_it(client, lenient):
+    chunks = list(complete(lenient, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == complete(client).usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_schema_reaches_the_engine(client, served):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    complete(client, extra_body={"response_format": form})
+    assert served.core.requests[0].params.structured_outputs.json == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "param"),
+    [
+        ("", {}, "prompt"),
+        ([], {}, "prompt"),
+        ([[]], {}, "prompt"),
+        (["a", 1], {}, "prompt"),
+        ([1, True], {}, "prompt"),
+        ([[1], [2.5]], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([10**6], {}, "prompt"),
+        (["a"] * 257, {}, "prompt"),
+        (["a"] * 200, {"n": 100}, "prompt"),
+        ("a", {"suffix": "z"}, "suffix"),
+        ("a", {"best_of": 3}, "best_of"),
+        ("a", {"echo": True, "logprobs": 1}, "echo"),
+        ("a", {"logprobs": 21}, "logprobs"),
+        ("a", {"logit_bias": {"1": 1}}, "logit_bias"),
+        ("a", {"extra_body": {"messages": 1, "prompt_logprobs": 1}}, "prompt_logprobs"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(client, prompt, fields, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, prompt, **fields)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_one_wrong_prompt_stops_the_others(client, served, wait_for):
+    served.core.step_s = 0.02
+    with pytest.raises(openai.BadRequestError):
+        complete(client, ["good", ""])
+    assert wait_for(lambda: not served.core.running)
+
+
+def test_tokenize_and_detokenize_are_each_others_inverse(served):
+    text = "Grüße 👩‍👩‍👧 and more"
+    tokens = httpx.post(f"{served.url}/tokenize", json={"prompt": text}).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == served.frontend.max_model_len
+    back = httpx.post(f"{served.url}/detokenize", json={"tokens": tokens["tokens"]}).json()
+    assert back == {"prompt": text}
+    wrong = httpx.post(f"{served.url}/detokenize", json={"tokens": [-1]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")

@@ -1,0 +1,179 @@
+"""Listening, health, and stopping well."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.config import ServerSettings
+from quire.errors import SettingsError
+from quire.server.serve import listening_socket
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def post(served, **fields):
+    return httpx.post(f"{served.url}/v1/chat/completions", json=CHAT | fields, timeout=20)
+
+
+def in_thread(call):
+    """Run a call in a thread; return the thread and the list that gets its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    return thread, results
+
+
+def test_port_zero_takes_a_free_port_and_says_which(served):
+    host, _, port = served.url.rpartition(":")
+    assert host == "http://127.0.0.1"
+    assert int(port) > 1024
+    assert httpx.get(f"{served.url}/livez").json() == {"status": "alive"}
+    assert httpx.get(f"{served.url}/readyz").json() == {"status": "ready"}
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert "version" in httpx.get(f"{served.url}/version").json()
+
+
+def test_a_port_in_use_is_a_typed_error(served):
+    port = int(served.url.rpartition(":")[2])
+    with pytest.raises(SettingsError, match=f"port {port}.*--port"):
+        listening_socket(ServerSettings(port=port))
+
+
+def test_models_and_adapters_are_listed(client, served):
+    cards = {card.id: card for card in client.models.list()}
+    assert set(cards) == {"demo", "pirate"}
+    assert (cards["pirate"].parent, cards["pirate"].root) == ("demo", "adapters/pirate")
+    assert cards["demo"].max_model_len == served.frontend.max_model_len
+    assert client.models.retrieve("pirate").id == "pirate"
+
+
+def test_plugins_are_listed(served):
+    body = httpx.get(f"{served.url}/v1/plugins").json()
+    assert body == {"object": "list", "data": [{"name": "scripted", "state": "loaded"}]}
+
+
+def test_livez_answers_at_once_while_a_step_computes(served, wait_for):
+    served.core.step_s = 1.0
+    served.core.tokens_per_step = 100
+    thread, results = in_thread(lambda: post(served))
+    assert wait_for(lambda: bool(served.core.running))
+    delays = []
+    with httpx.Client() as client:
+        client.get(f"{served.url}/livez")
+        for _ in range(10):
+            start = time.monotonic()
+            assert client.get(f"{served.url}/livez").status_code == 200
+            delays.append(time.monotonic() - start)
+    assert max(delays) < 0.1
+    assert not results  # the step was running all the time
+    thread.join()
+    assert results[0].status_code == 200
+
+
+def test_livez_answers_at_once_while_a_long_prompt_is_tokenized(served):
+    text = "some words and 12345 numbers " * 40_000
+    body = {"prompt": text}
+    thread, results = in_thread(
+        lambda: httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    )
+    delays = []
+    with httpx.Client() as client:
+        while not results:
+            start = time.monotonic()
+            client.get(f"{served.url}/livez")
+            delays.append(time.monotonic() - start)
+    thread.join()
+    assert results[0].status_code == 400
+    assert results[0].json()["error"]["code"] == "context_length_exceeded"
+    assert sorted(delays)[int(len(delays) * 0.9)] < 0.1
+
+
+def test_draining_finishes_what_runs_and_turns_newcomers_away(serve, wait_for):
+    served = serve(shutdown_timeout_s=10.0)
+    served.core.step_s = 0.05
+    thread, results = in_thread(lambda: post(served))
+    assert wait_for(lambda: bool(served.core.running))
+    served.server.stop()
+    assert wait_for(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+    refused = post(served)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "shutting_down"
+    thread.join()
+    assert results[0].json()["choices"][0]["message"]["content"] == "I am a script."
+    served.thread.join(5)
+    assert not served.thread.is_alive()
+    assert not served.core.aborted
+
+
+@pytest.mark.parametrize("by", ["time", "second signal"])
+def test_what_does_not_finish_in_time_is_aborted_and_told(serve, wait_for, by):
+    served = serve(shutdown_timeout_s=0.2 if by == "time" else 60.0)
+    served.core.step_s = 0.05
+    served.core.replies = {"Hi": "word " * 300}
+    whole, results = in_thread(lambda: post(served))
+    streamed, events = in_thread(lambda: post(served, stream=True))
+    assert wait_for(lambda: len(served.core.running) == 2)
+    time.sleep(0.2)
+    start = time.monotonic()
+    served.server.stop()
+    if by == "second signal":
+        served.server.stop()
+    served.thread.join(5)
+    assert time.monotonic() - start < 3
+    whole.join()
+    streamed.join()
+    assert results[0].status_code == 503
+    assert results[0].json()["error"]["code"] == "aborted"
+    assert '"code":"aborted"' in events[0].text
+    assert events[0].text.endswith("data: [DONE]\n\n")
+
+
+PROGRAM = """
+import importlib.util, logging, sys
+spec = importlib.util.spec_from_file_location("scripted", sys.argv[1])
+scripted = importlib.util.module_from_spec(spec)
+sys.modules["scripted"] = scripted
+spec.loader.exec_module(scripted)
+from quire.config import ServerSettings
+from quire.frontend.tokenizer import Tokenizer
+from quire.server.serve import serve
+tokenizer = Tokenizer.load(scripted.CHECKPOINT)
+core = scripted.ScriptedCore(tokenizer, step_s=0.05)
+frontend = scripted.make_frontend(tokenizer, core)
+serve(frontend, ServerSettings(port=0), lambda: [], lambda url: print(url, flush=True))
+print("bye", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_a_process(signum):
+    conftest = str(Path(__file__).with_name("conftest.py"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, conftest],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        url = process.stdout.readline().strip()
+        chat = f"{url}/v1/chat/completions"
+        thread, results = in_thread(lambda: httpx.post(chat, json=CHAT, timeout=20))
+        time.sleep(0.3)
+        process.send_signal(signum)
+        thread.join()
+        assert results[0].json()["choices"][0]["message"]["content"] == "I am a script."
+        assert process.wait(10) == 0
+        assert process.stdout.read() == "bye\n"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,131 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.checkpoint import Checkpoint, find_checkpoint, read_config
+from quire.config import ModelSettings
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.plugins import load_plugins
+
+CONFIG = {"architectures": ["AcmeForCausalLM"], "hidden_size": 8}
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load_plugins().registries.checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def find(name, shipped, **options):
+    return find_checkpoint(ModelSettings(model=str(name)), shipped, **options)
+
+
+def test_a_folder_is_found(folder, shipped):
+    checkpoint = find(folder, shipped)
+    assert checkpoint.folder == folder
+    assert checkpoint.architecture == "AcmeForCausalLM"
+    assert checkpoint.adapters == {}
+
+
+def test_a_folder_in_the_home_directory_is_found(folder, shipped, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert find(f"~/{folder.name}", shipped).config == CONFIG
+
+
+def test_a_shipped_name_stands_for_a_folder_in_a_package(shipped):
+    checkpoint = find("demo", shipped)
+    assert checkpoint.name == "demo"
+    assert checkpoint.architecture == "Qwen3ForCausalLM"
+    assert (checkpoint.folder / "model.safetensors").is_file()
+
+
+def test_a_folder_counts_more_than_a_shipped_name(shipped, tmp_path, monkeypatch):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    assert find("demo", shipped).config == CONFIG
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "~/nowhere", "a/b/c", "x" * 5000])
+def test_a_path_that_leads_nowhere_is_told_quickly_and_offline(name, shipped, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        find(name, shipped, allow_download=False)
+    assert name[:50] in str(caught.value)
+
+
+def test_a_file_is_no_folder_and_the_way_out_is_told(folder, shipped):
+    with pytest.raises(CheckpointNotFoundError, match="is a file; name the folder"):
+        find(folder / "config.json", shipped)
+
+
+def test_a_hub_id_offline_is_a_typed_error_soon():
+    code = (
+        "from quire.checkpoint import find_checkpoint\n"
+        "from quire.config import ModelSettings\n"
+        "from quire.errors import CheckpointNotFoundError\n"
+        "from quire.plugins import load_plugins\n"
+        "try:\n"
+        "    find_checkpoint(ModelSettings(model='acme/none'), load_plugins().registries.checkpoints)\n"
+        "except CheckpointNotFoundError as error: print(error)\n"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "'acme/none' is no folder, no shipped checkpoint (known: demo)" in done.stdout
+    assert time.monotonic() - started < 20
+
+
+def test_a_name_that_the_hub_cannot_have_is_the_same_typed_error(shipped):
+    with pytest.raises(CheckpointNotFoundError, match="cannot be had from the hub"):
+        find("acme--none..", shipped, allow_download=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "must hold a JSON object"),
+        ("[" * 100_000, "is not JSON"),
+        ("\udcff", "is not JSON"),
+    ],
+)
+def test_a_broken_config_is_told_with_its_path(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointCorruptError, match=message) as caught:
+        read_config(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_without_a_config_may_be_half_copied(tmp_path):
+    with pytest.raises(CheckpointCorruptError, match=r"has no config.json; is the folder complete"):
+        read_config(tmp_path)
+
+
+def test_an_enormous_config_is_not_read(tmp_path):
+    (tmp_path / "config.json").write_text(" " * (4 * 2**20 + 1))
+    with pytest.raises(CheckpointCorruptError, match="larger than"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM", [3], {}])
+def test_a_config_must_name_its_architecture(architectures):
+    checkpoint = Checkpoint("m", Path("m"), {"architectures": architectures})
+    with pytest.raises(CheckpointCorruptError, match="names no architecture"):
+        _ = checkpoint.architecture

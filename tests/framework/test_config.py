@@ -1,0 +1,114 @@
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from quire.config import GROUPS, ModelSettings, Settings
+from quire.errors import SettingsError
+
+
+def refusal(**options):
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_options(options)
+    return str(caught.value)
+
+
+def test_without_options_everything_has_its_default():
+    assert Settings.from_options({}) == Settings()
+
+
+def test_an_option_finds_its_group():
+    settings = Settings.from_options({"max_num_seqs": 3, "dtype": "float32", "port": 0})
+    assert settings.scheduler.max_num_seqs == 3
+    assert settings.model.dtype == "float32"
+    assert settings.server.port == 0
+
+
+def test_no_two_groups_have_an_option_of_the_same_name():
+    names = [option.name for kind in GROUPS.values() for option in fields(kind)]
+    assert len(names) == len(set(names))
+
+
+def test_every_option_has_a_help_text_of_one_sentence():
+    for kind in GROUPS.values():
+        for option in fields(kind):
+            help_text = option.metadata["help"]
+            assert help_text.endswith("."), option.name
+            assert len(help_text) > 15, option.name
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(FrozenInstanceError):
+        Settings().model.model = "other"
+
+
+def test_an_unknown_option_is_told_with_the_nearest():
+    message = refusal(max_num_seq=3)
+    assert "no option 'max_num_seq'; did you mean 'max_num_seqs'?" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dtype", "float64", "dtype must be one of auto, float32, bfloat16, float16"),
+        ("load_format", "pickle", "load_format must be one of auto, safetensors, dummy"),
+        ("max_model_len", 0, "max_model_len must be at least 1, got 0"),
+        ("threads", -1, "threads must be at least 1"),
+        ("block_size", 0, "block_size must be a power of two, got 0"),
+        ("block_size", 24, "block_size must be a power of two, got 24"),
+        ("num_kv_blocks", 1, "num_kv_blocks must be at least 2"),
+        ("kv_cache_memory_bytes", 0, "kv_cache_memory_bytes must be at least 1"),
+        ("max_num_seqs", 0, "max_num_seqs must be at least 1"),
+        ("max_num_batched_tokens", 0, "max_num_batched_tokens must be at least 1"),
+        ("max_num_queued", 0, "max_num_queued must be at least 1"),
+        ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1"),
+        ("max_loras", 0, "max_loras must be at least 1"),
+        ("max_lora_rank", 0, "max_lora_rank must be at least 1"),
+        ("grammar_timeout_s", 0.0, "grammar_timeout_s must be more than 0"),
+        ("port", 65536, "port must be from 0 to 65535, got 65536"),
+        ("port", -1, "port must be from 0 to 65535"),
+        ("max_body_bytes", 0, "max_body_bytes must be at least 1"),
+        ("shutdown_timeout_s", -1.0, "shutdown_timeout_s must be at least 0"),
+        ("api_key", "", "api_key is empty"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(option, value, message):
+    assert message in refusal(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_num_seqs", "8", "max_num_seqs must be a whole number, got '8'"),
+        ("max_num_seqs", 8.0, "a whole number"),
+        ("max_num_seqs", True, "a whole number"),
+        ("max_num_seqs", None, "a whole number"),
+        ("enable_lora", "yes", "enable_lora must be true or false, got 'yes'"),
+        ("enable_lora", 1, "true or false"),
+        ("shutdown_timeout_s", "1", "shutdown_timeout_s must be a number"),
+        ("shutdown_timeout_s", float("nan"), "must be a number"),
+        ("samplers", "default", "samplers must be a list of strings, got 'default'"),
+        ("samplers", [1], "a list of strings"),
+        ("model", 3, "model must be text, got 3"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(option, value, message):
+    assert message in refusal(**{option: value})
+
+
+def test_python_callers_may_write_lists_paths_and_whole_numbers():
+    settings = Settings.from_options(
+        {"samplers": ["default", "mine"], "model": Path("a") / "b", "shutdown_timeout_s": 3}
+    )
+    assert settings.parts.samplers == ("default", "mine")
+    assert settings.model.model == str(Path("a") / "b")
+    assert settings.server.shutdown_timeout_s == 3.0
+
+
+def test_none_leaves_an_optional_option_to_the_machine():
+    assert Settings.from_options({"max_model_len": None}).model.max_model_len is None
+
+
+def test_a_group_checks_itself_however_it_is_built():
+    with pytest.raises(SettingsError, match="max_model_len must be at least 1"):
+        ModelSettings(max_model_len=-5)

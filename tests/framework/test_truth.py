@@ -1,0 +1,197 @@
+"""The whole engine against transformers: the same tokens, however the work is cut and mixed."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.testing.checkpoints import write_checkpoint
+
+NUM_TOKENS = 64
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-mqa-biases": (
+        "LlamaForCausalLM",
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-llama3-tied": (
+        "LlamaForCausalLM",
+        {"rope_scaling": LLAMA3, "tie_word_embeddings": True, "head_dim": 24},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2-linear": (
+        "Qwen2ForCausalLM",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "num_key_value_heads": 4},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3-gqa-4-tied": (
+        "Qwen3ForCausalLM",
+        {"num_attention_heads": 8, "head_dim": 16, "tie_word_embeddings": True},
+    ),
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 23, 31, 32, 33, 40, 47, 48, 49, 64, 70)
+
+
+class Subject:
+    """A checkpoint, prompts, and what transformers answers to each."""
+
+    def __init__(self, folder, architecture, config):
+        self.checkpoint = write_checkpoint(folder, architecture, seed=3, **config)
+        draw = random.Random(5)
+        vocab_size = self.checkpoint.config["vocab_size"]
+        self.prompts = [
+            [draw.randrange(3, vocab_size) for _ in range(length)] for length in PROMPT_LENGTHS
+        ]
+        self.expected = self._ask_transformers()
+
+    def llm(self, **options: Any) -> LLM:
+        return LLM(str(self.checkpoint.folder), dtype="float32", max_model_len=160, **options)
+
+    def _ask_transformers(self):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(self.checkpoint.folder, dtype=torch.float32)
+        return [self._greedy(model.eval(), prompt) for prompt in self.prompts]
+
+    @torch.inference_mode()
+    def _greedy(self, model, prompt):
+        token_ids = torch.tensor([prompt])
+        out = model.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def subject(request, tmp_path_factory):
+    architecture, config = MODELS[request.param]
+    return Subject(tmp_path_factory.mktemp(request.param), architecture, config)
+
+
+@pytest.fixture(scope="module")
+def one_subject(tmp_path_factory):
+    return Subject(tmp_path_factory.mktemp("one"), *MODELS["qwen3"])
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_the_reference_says_many_different_things(subject):
+    assert all(len(set(answer)) >= 32 for answer in subject.expected[8:])
+
+
+def test_alone_each_answer_is_that_of_transformers(subject):
+    with subject.llm() as llm:
+        for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
+            assert tokens(llm.generate(prompt, GREEDY)) == [expected]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 16])
+def test_in_a_batch_of_any_order_nothing_changes(subject, size):
+    draw = random.Random(size)
+    with subject.llm() as llm:
+        for _ in range(3):
+            order = draw.sample(range(len(subject.prompts)), size)
+            answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
+            assert answers == [subject.expected[i] for i in order]
+
+
+def test_a_preempted_answer_is_the_same(subject):
+    # 16 requests of up to 134 tokens need 94 blocks of 16 at the end; 24 are a quarter of that.
+    with subject.llm(num_kv_blocks=25) as llm:
+        assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
+        assert llm.stats().num_preemptions > 0
+        assert llm.stats().num_used_blocks == 0
+
+
+def test_blocks_of_any_size_hold_the_same(one_subject):
+    for block_size in (1, 2, 8, 32, 64):
+        with one_subject.llm(block_size=block_size) as llm:
+            assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
+
+
+@pytest.mark.parametrize("prompt_index", [6, 12])
+def test_a_prompt_in_chunks_of_every_size(one_subject, prompt_index):
+    prompt, expected = one_subject.prompts[prompt_index], one_subject.expected[prompt_index]
+    for chunk in range(1, len(prompt) + 1):
+        with one_subject.llm(max_num_batched_tokens=chunk) as llm:
+            assert tokens(llm.generate(prompt, GREEDY)) == [expected], f"chunks of {chunk}"
+
+
+@pytest.mark.slow
+def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
+    for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
+        for chunk in range(1, len(prompt) + 1):
+            with subject.llm(max_num_batched_tokens=chunk) as llm:
+                assert tokens(llm.generate(prompt, GREEDY)) == [expected]
+
+
+def test_chunks_and_decodes_mix_in_one_step(one_subject):
+    for budget in (3, 7, 19, 33):
+        with one_subject.llm(max_num_batched_tokens=budget, max_num_seqs=8) as llm:
+            assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
+
+
+@pytest.mark.slow
+def test_batches_of_every_size_from_1_to_16(subject):
+    draw = random.Random(0)
+    with subject.llm() as llm:
+        for size in range(1, 17):
+            order = draw.sample(range(len(subject.prompts)), size)
+            answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
+            assert answers == [subject.expected[i] for i in order]
+
+
+def test_logprobs_are_those_of_transformers(one_subject):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(one_subject.checkpoint.folder, dtype=torch.float32)
+    prompt, answer = one_subject.prompts[7], one_subject.expected[7]
+    with torch.inference_mode():
+        logits = model.eval()(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
+    with one_subject.llm() as llm:
+        output = llm.generate([*one_subject.prompts[:5], prompt], params)[-1].outputs[0]
+    assert output.logprobs is not None
+    for row, candidates in zip(expected, output.logprobs, strict=True):
+        for token_id, logprob in candidates.items():
+            assert logprob.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
+        assert list(candidates)[0] == row.argmax().item()
+
+
+def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_preemption(one_subject):
+    params = SamplingParams(
+        temperature=0.8, top_p=0.95, top_k=50, seed=11, max_tokens=40, ignore_eos=True
+    )
+    with one_subject.llm() as llm:
+        alone = [tokens(llm.generate(prompt, params))[0] for prompt in one_subject.prompts]
+        assert tokens(llm.generate(one_subject.prompts, params)) == alone
+    with one_subject.llm(num_kv_blocks=20, max_num_batched_tokens=13) as llm:
+        assert tokens(llm.generate(one_subject.prompts, params)) == alone
+        assert llm.stats().num_preemptions > 0
+
+
+def test_n_answers_differ_and_are_those_of_their_seed(one_subject):
+    params = SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=20, ignore_eos=True)
+    with one_subject.llm() as llm:
+        first = [answer.token_ids for answer in llm.generate("hello", params)[0].outputs]
+        again = [answer.token_ids for answer in llm.generate("hello", params)[0].outputs]
+    assert first == again
+    assert len({tuple(answer) for answer in first}) == 3

@@ -1,0 +1,193 @@
+"""The conformance kit notices backends that are wrong, each by the test that is meant for it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
+from quire.testing.attention import AttentionBackendContract
+from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
+from quire_attention_backends.torch_sdpa import TorchSDPABackend
+
+TYPES = frozenset({"float32"})
+CAPABILITIES = AttentionCapabilities(
+    devices=frozenset({"cpu"}),
+    dtypes=TYPES,
+    kv_dtypes=TYPES,
+    head_dims=frozenset({32}),
+    block_sizes=frozenset({16}),
+    sliding_window=True,
+    logit_soft_cap=True,
+    batch_invariant=True,
+)
+SIZES = SceneSizes(head_dim=32)
+
+
+def contract(broken):
+    class Contract(AttentionBackendContract):
+        backend_class = broken
+        capabilities = CAPABILITIES
+
+    return Contract()
+
+
+class SwappedHeads(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k.flip(1), v.flip(1), kv_cache, metadata, layer)
+
+
+class NoScale(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, scale=1.0))
+
+
+class NoWindow(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, sliding_window=None))
+
+
+class WindowOneWider(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        window = layer.sliding_window
+        layer = layer if window is None else replace(layer, sliding_window=window + 1)
+        return super().forward(q, k, v, kv_cache, metadata, layer)
+
+
+class NoSoftCap(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, logit_soft_cap=None))
+
+
+class ReadsOneTooFew(TorchSDPABackend):
+    def prepare(self, step):
+        return super().prepare(replace(step, seq_lens_host=[n - 1 for n in step.seq_lens_host]))
+
+
+class ReadsOneTooMany(TorchSDPABackend):
+    def prepare(self, step):
+        table = torch.cat((step.block_table, torch.zeros_like(step.block_table[:, :1])), 1)
+        longer = [n + 1 for n in step.seq_lens_host]
+        return super().prepare(replace(step, seq_lens_host=longer, block_table=table))
+
+
+class WritesToTheNeighbour(TorchSDPABackend):
+    def prepare(self, step):
+        return super().prepare(
+            replace(step, slot_mapping=step.slot_mapping + self.shape.block_size)
+        )
+
+
+class PadsIntoTheLastBlock(TorchSDPABackend):
+    def prepare(self, step):
+        last = int(step.block_table.max()) * self.shape.block_size
+        slots = torch.where(step.slot_mapping == 0, last, step.slot_mapping)
+        return super().prepare(replace(step, slot_mapping=slots))
+
+
+class ForgetsTheContext(TorchSDPABackend):
+    def prepare(self, step):
+        return super().prepare(replace(step, seq_lens_host=step.query_lens_host))
+
+
+class SidesOutermost(TorchSDPABackend):
+    @classmethod
+    def kv_view(cls, raw, spec, num_blocks):
+        view = super().kv_view(raw, spec, num_blocks)
+        return view.view(2, num_blocks, *view.shape[2:]).transpose(0, 1)
+
+
+class KeepsTheFirstLayersCache(TorchSDPABackend):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.caches = []
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        self.caches.append(kv_cache)
+        return super().forward(q, k, v, self.caches[0], metadata, layer)
+
+
+class HidesWhatItReads(TorchSDPABackend):
+    """Reads whole blocks and trusts the mask; right, unless what is hidden is not a number."""
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        out = super().forward(q, k, v, kv_cache, metadata, layer)
+        step, start = metadata.step, 0
+        for request, num_new in enumerate(step.query_lens_host):
+            blocks = kv_cache[step.block_table[request].long(), 1]  # [blocks, K, S, D]
+            nothing = (blocks * 0).sum()
+            out[start : start + num_new] += nothing
+            start += num_new
+        return out
+
+
+class NoiseByBatch(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        out = super().forward(q, k, v, kv_cache, metadata, layer)
+        return out * (1 + 1e-6 * (len(q) - 1))
+
+
+def test_a_right_backend_passes():
+    right = contract(TorchSDPABackend)
+    right.test_the_declared_sizes_work(SIZES)
+    right.test_prompts_and_single_tokens_share_a_step()
+    right.test_layers_share_the_metadata_of_a_step()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        SwappedHeads,
+        NoScale,
+        ReadsOneTooFew,
+        ReadsOneTooMany,
+        WritesToTheNeighbour,
+        HidesWhatItReads,
+    ],
+)
+def test_wrong_answers_are_noticed_at_the_first_sizes(broken):
+    with pytest.raises(AssertionError, match=r"off by|nan"):
+        contract(broken).test_the_declared_sizes_work(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (ForgetsTheContext, "test_a_shared_prefix_is_read_from_the_other_requests_blocks"),
+        (ForgetsTheContext, "test_prompts_and_single_tokens_share_a_step"),
+        (SidesOutermost, "test_a_block_is_contiguous_and_outermost"),
+        (WritesToTheNeighbour, "test_only_the_slots_of_a_step_are_written"),
+        (KeepsTheFirstLayersCache, "test_layers_share_the_metadata_of_a_step"),
+        (NoiseByBatch, "test_batch_invariant_answers_are_bit_identical"),
+    ],
+)
+def test_broken_promises_are_noticed(broken, test):
+    with pytest.raises(AssertionError):
+        getattr(contract(broken), test)()
+
+
+def test_padding_in_somebodys_block_is_noticed():
+    with pytest.raises(AssertionError):
+        contract(PadsIntoTheLastBlock).test_padding_writes_to_the_null_block_only(Padding(0, 3))
+
+
+@pytest.mark.parametrize("broken", [NoWindow, WindowOneWider])
+def test_a_wrong_window_is_noticed(broken):
+    with pytest.raises(AssertionError, match="off by"):
+        contract(broken).test_windows_hide_what_lies_before(5)
+
+
+def test_a_missing_soft_cap_is_noticed():
+    with pytest.raises(AssertionError, match="off by"):
+        contract(NoSoftCap).test_scores_are_capped(2.0)
+
+
+def test_a_prompt_in_chunks_needs_its_context():
+    with pytest.raises(AssertionError, match="off by"):
+        contract(ForgetsTheContext).test_a_prompt_in_chunks_equals_the_whole(7)
+
+
+def test_the_scene_poisons_what_nobody_wrote():
+    scene = AttentionScene(TorchSDPABackend, SIZES)
+    assert scene.kv_cache.isnan().all()
+    assert isinstance(scene.backend, AttentionBackend)

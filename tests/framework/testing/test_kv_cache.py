@@ -1,0 +1,93 @@
+"""The conformance kit of KV-cache specs notices specs that are wrong."""
+
+import pytest
+
+from quire.interfaces.kv_cache import KVLayer
+from quire.testing.kv_cache import KVCacheSpecContract
+from quire_kv_cache_specs.full_attention import FullAttentionSpec
+
+LAYER = KVLayer("layers.0.attn", "full_attention", num_kv_heads=4, head_dim=32)
+
+
+def contract(broken):
+    class Contract(KVCacheSpecContract):
+        spec_class = broken
+        layer = LAYER
+
+    return Contract()
+
+
+def spec(broken):
+    return broken(LAYER, 16, "float32")
+
+
+class LosesBytes(FullAttentionSpec):
+    @property
+    def page_bytes(self):
+        return super().page_bytes // self.tp_size
+
+
+class RoundsDown(FullAttentionSpec):
+    def blocks_needed(self, num_tokens, num_lookahead_tokens=0):
+        return (num_tokens - num_lookahead_tokens) // self.block_size
+
+
+class FreesWhatIsNotThere(FullAttentionSpec):
+    def freeable_blocks(self, num_computed_tokens):
+        return range(num_computed_tokens)
+
+
+class TakesBlocksBack(FullAttentionSpec):
+    def freeable_blocks(self, num_computed_tokens):
+        return range(num_computed_tokens % 20 // self.block_size)
+
+
+class PlansTooLittle(FullAttentionSpec):
+    def max_blocks_held(self, num_tokens, max_step_tokens):
+        return 3
+
+
+class CountsPastAGap(FullAttentionSpec):
+    def cached_prefix(self, is_cached):
+        return sum(is_cached)
+
+
+class KeyedByName(FullAttentionSpec):
+    @property
+    def key(self):
+        return (*super().key, self.layer.name)
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (LosesBytes, "test_devices_share_the_bytes_and_lose_none"),
+        (KeyedByName, "test_layers_of_one_shape_share_a_group"),
+    ],
+)
+def test_a_wrong_size_is_noticed(broken, test):
+    getattr(contract(FullAttentionSpec), test)()
+    with pytest.raises(AssertionError):
+        getattr(contract(broken), test)()
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (RoundsDown, "test_more_tokens_never_need_fewer_blocks"),
+        (FreesWhatIsNotThere, "test_what_is_freeable_exists_and_stays_freeable"),
+        (TakesBlocksBack, "test_what_is_freeable_exists_and_stays_freeable"),
+        (CountsPastAGap, "test_a_prefix_hit_lies_within_what_is_cached"),
+    ],
+)
+def test_wrong_arithmetic_is_noticed(broken, test):
+    getattr(contract(FullAttentionSpec), test)(spec(FullAttentionSpec))
+    with pytest.raises(AssertionError):
+        getattr(contract(broken), test)(spec(broken))
+
+
+def test_a_plan_that_is_too_small_is_noticed():
+    with pytest.raises(AssertionError, match="planned 3"):
+        contract(PlansTooLittle).test_no_request_holds_more_than_was_planned(
+            spec(PlansTooLittle), 16
+        )

@@ -1,0 +1,15 @@
+"""The pytest plugin costs next to nothing, and hands out what is installed."""
+
+import subprocess
+import sys
+
+
+def test_the_fixture_knows_the_installed_plugins(quire_registries):
+    assert "torch_sdpa" in quire_registries.attention_backends
+
+
+def test_loading_the_pytest_plugin_imports_nothing_of_weight():
+    code = "import sys, quire.testing.plugin; print(sorted(set(sys.modules) & set(sys.argv[1:])))"
+    heavy = ["torch", "pluggy.hookspecs", "quire.plugins", "quire.hookspecs", "transformers"]
+    ran = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True)
+    assert ran.stdout.strip() == "[]", ran.stderr

@@ -1,0 +1,183 @@
+"""Weights: right ones arrive in their places, wrong ones are an error that names them."""
+
+import pytest
+import torch
+from model_parts import CONTEXT, load_model, logits_of, make_model, random_tokens
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from quire.errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+)
+from quire.interfaces.model import Model
+from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker.loading import init_dummy_weights, load_weights
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+@pytest.fixture
+def written(tmp_path) -> WrittenCheckpoint:
+    return write_checkpoint(tmp_path / "model", ARCHITECTURE, num_hidden_layers=2)
+
+
+def rewrite(written: WrittenCheckpoint, **changes: torch.Tensor | None) -> None:
+    """Write the weights again with some changed, added, or (None) left out."""
+    weights = {**load_file(written.folder / "model.safetensors"), **changes}
+    kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    save_file(kept, written.folder / "model.safetensors")
+
+
+def load(written: WrittenCheckpoint) -> Model:
+    return load_model(written)
+
+
+def test_shards_give_the_same_model_as_one_file(written, tmp_path):
+    options = {"num_hidden_layers": 2, "num_shards": 3}
+    sharded = write_checkpoint(tmp_path / "sharded", ARCHITECTURE, **options)
+    assert not (sharded.folder / "model.safetensors").exists()
+    token_ids = random_tokens(9)
+    torch.testing.assert_close(
+        logits_of(load(sharded), token_ids), logits_of(load(written), token_ids), rtol=0, atol=0
+    )
+
+
+def test_progress_ends_at_the_bytes_of_the_weights(written):
+    seen = []
+    model = make_model(written.config)
+    read = load_weights(model, written.folder, lambda done, total: seen.append((done, total)))
+    assert read == 4 * written.num_params
+    assert seen[-1] == (read, read)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_weights_are_cast_to_the_dtype_of_the_model(written):
+    rewrite(written, **{name: tensor.bfloat16() for name, tensor in written.weights.items()})
+    model = load(written)
+    norm = dict(model.named_parameters())["model.norm.weight"]  # type: ignore[attr-defined]
+    assert norm.dtype is torch.float32
+    torch.testing.assert_close(norm, written.weights["model.norm.weight"].bfloat16().float())
+
+
+def test_weights_that_the_model_ignores_do_not_matter(written):
+    rewrite(written, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    load(written)
+
+
+def test_the_copy_of_a_tied_head_is_left_out(tmp_path):
+    written = write_checkpoint(tmp_path, ARCHITECTURE, tie_word_embeddings=True)
+    expected = logits_of(load(written), random_tokens(5))
+    rewrite(written, **{"lm_head.weight": torch.zeros(320, 64)})
+    torch.testing.assert_close(logits_of(load(written), random_tokens(5)), expected)
+
+
+def test_a_model_of_plain_torch_modules_loads_too(tmp_path):
+    class Plain(nn.Module, Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, *args):
+            raise NotImplementedError
+
+        def compute_logits(self, hidden_states):
+            raise NotImplementedError
+
+    weights = {"inner.weight": torch.arange(6.0).view(2, 3), "inner.bias": torch.ones(2)}
+    save_file(weights, tmp_path / "model.safetensors")
+    model = Plain()
+    load_weights(model, tmp_path)
+    torch.testing.assert_close(dict(model.state_dict()), weights)
+
+
+def test_missing_tensors_are_listed_by_the_names_of_the_checkpoint(written):
+    rewrite(written, **{"model.layers.1.self_attn.k_proj.weight": None})
+    with pytest.raises(CheckpointCorruptError, match=r"1 tensors are missing: .*1\.self_attn\.k_p"):
+        load(written)
+
+
+def test_unexpected_tensors_are_listed(written):
+    rewrite(
+        written,
+        **{
+            "model.layers.7.mlp.up_proj.weight": torch.ones(1),
+            "model.layers.0.self_attn.q_proj.bias": torch.ones(64),
+        },
+    )
+    with pytest.raises(CheckpointCorruptError, match="2 tensors have no place") as caught:
+        load(written)
+    assert "model.layers.7.mlp.up_proj.weight" in str(caught.value)
+    assert "model.layers.0.self_attn.q_proj.bias" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("model.layers.0.self_attn.v_proj.weight", (16, 64), [32, 64]),
+        ("model.layers.0.self_attn.k_norm.weight", (8,), [16]),
+        ("model.layers.1.mlp.down_proj.weight", (112, 64), [64, 112]),
+        ("model.embed_tokens.weight", (321, 64), [320, 64]),
+        ("lm_head.weight", (64, 320), [320, 64]),
+    ],
+)
+def test_a_wrong_shape_is_an_error_with_both_shapes(written, name, shape, wanted):
+    rewrite(written, **{name: torch.ones(shape)})
+    with pytest.raises(CheckpointCorruptError) as caught:
+        load(written)
+    assert name in str(caught.value)
+    assert str(list(shape)) in str(caught.value)
+    assert str(wanted) in str(caught.value)
+
+
+def test_nothing_is_written_before_everything_is_checked(written):
+    model = make_model(written.config)
+    for parameter in model.parameters():  # type: ignore[attr-defined]
+        parameter.fill_(7.0)
+    rewrite(written, **{"model.norm.weight": torch.ones(3)})
+    with pytest.raises(CheckpointCorruptError):
+        load_weights(model, written.folder)
+    assert all((parameter == 7.0).all() for parameter in model.parameters())  # type: ignore[attr-defined]
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match="no-such-model"):
+        load_weights(
+            make_model({"architectures": [ARCHITECTURE], **TINY}), tmp_path / "no-such-model"
+        )
+
+
+TINY = {
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 8,
+}  # fmt: skip
+
+
+def test_a_folder_without_weights_says_what_it_lacks(written):
+    (written.folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"model\.safetensors"):
+        load(written)
+
+
+def test_dummy_weights_follow_the_seed_and_stay_sane():
+    config = {"architectures": [ARCHITECTURE], **TINY, "hidden_size": 64, "head_dim": 16}
+    models = [make_model(config) for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        init_dummy_weights(model, seed)
+    logits = [logits_of(model, torch.arange(8)) for model in models]
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=0)
+    assert not torch.equal(logits[0], logits[2])
+    assert 0.3 < float(logits[0].std()) < 3.0
+    assert CONTEXT.dtype is torch.float32
+
+
+def test_a_model_that_is_no_module_is_its_authors_mistake(written):
+    class NoModule(Model):
+        def forward(self, *args):
+            raise NotImplementedError
+
+        def compute_logits(self, hidden_states):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match="NoModule"):
+        load_weights(NoModule(), written.folder)

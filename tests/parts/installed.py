@@ -1,0 +1,53 @@
+"""Distributions as pip leaves them, in a folder: modules and metadata, found through sys.path."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+
+def write_distribution(
+    folder: Path, name: str, entry_points: dict[str, str], version: str = "1.0", **modules: str
+) -> Path:
+    """Write a distribution whose modules (by name, `__` for a dot) have the given source.
+
+    Returns:
+        The folder, to be put on sys.path or PYTHONPATH.
+    """
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{point} = {reference}" for point, reference in entry_points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[quire]", *lines, ""]))
+    for module, source in modules.items():
+        path = folder.joinpath(*module.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(source))
+    return folder
+
+
+class Site:
+    """A folder on this process's sys.path, for distributions that a test installs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def install(self, name: str, source: str, *, module: str = "", point: str = "") -> None:
+        """Install a distribution of one plugin module, named after it if nothing else is said."""
+        module = module or name.replace("-", "_")
+        write_distribution(self.folder, name, {point or module: module}, **{module: source})
+
+
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Yield a site that is searched first; what was imported from it is forgotten afterwards."""
+    site = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(site.folder))
+    before = set(sys.modules)
+    yield site
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path):
+            del sys.modules[name]

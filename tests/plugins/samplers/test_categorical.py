@@ -1,0 +1,93 @@
+"""The draw follows the probabilities, and nothing but seed, child and position."""
+
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.testing.sampling import DrawStepContract, sampled_rows
+from quire_samplers.categorical import WIDTH, Categorical, by_cumulative
+from quire_samplers.plugin import TEMPERATURE
+
+CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE,))
+CHI_SQUARE_999 = {9: 27.88, 299: 377.0}  # degrees of freedom -> value exceeded once in a thousand
+
+
+class TestCategorical(DrawStepContract):
+    step_class = Categorical
+    capabilities = CAPABILITIES
+    active = ({"temperature": 1.0}, {"temperature": 0.7})
+    neutral = MappingProxyType({"temperature": 0.0})
+
+
+class TestCategoricalOverSeveralBlocks(TestCategorical):
+    vocab_size = 3 * WIDTH + 5
+
+
+class TestCategoricalOverWholeBlocks(TestCategorical):
+    vocab_size = 2 * WIDTH
+
+
+def draw(logits, **rows):
+    step = Categorical(logits.shape[1], logits.device)
+    fields = [{"temperature": 1.0}] * len(logits)
+    return step.draw(logits.clone(), sampled_rows(CAPABILITIES, fields, **rows))
+
+
+@pytest.mark.parametrize("vocab_size", [10, 300])
+def test_many_seeds_follow_the_distribution(vocab_size):
+    num_draws = 60_000
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * 0.7
+    drawn = draw(logits.expand(num_draws, -1), seeds=range(num_draws))
+    expected = logits.double().softmax(0) * num_draws
+    found = drawn.bincount(minlength=vocab_size)
+    assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
+
+
+@pytest.mark.parametrize("vocab_size", [10, 300])
+def test_many_positions_follow_the_distribution(vocab_size):
+    num_draws = 60_000
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(2)) * 0.7
+    where = range(1, num_draws + 1)
+    drawn = draw(logits.expand(num_draws, -1), seeds=[42] * num_draws, positions=where)
+    expected = logits.double().softmax(0) * num_draws
+    found = drawn.bincount(minlength=vocab_size)
+    assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
+
+
+def test_children_of_one_seed_differ():
+    logits = torch.zeros(64, 1000)
+    rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}] * 64, seeds=[9] * 64)
+    rows.columns["child"][:64] = torch.arange(64)
+    drawn = Categorical(1000, logits.device).draw(logits, rows)
+    assert len(drawn.unique()) > 50
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, WIDTH, WIDTH + 1, 5 * WIDTH - 1])
+def test_the_ends_of_the_unit_interval_hit_possible_tokens(vocab_size):
+    probs = torch.rand(2, vocab_size)
+    probs[:, -1] = 0 if vocab_size > 1 else 1
+    if vocab_size > 2:
+        probs[:, 0] = 0
+    for u in (0.0, 1 - 2.0**-52):
+        token_ids = by_cumulative(probs, torch.full((2,), u, dtype=torch.float64))
+        assert (probs.gather(1, token_ids.unsqueeze(1)) > 0).all()
+
+
+def test_the_inverse_of_the_cumulative_sum_is_exact_enough():
+    random = torch.Generator().manual_seed(3)
+    probs = (torch.randn(400, 1000, generator=random) * 2).softmax(-1)
+    u = torch.rand(400, generator=random, dtype=torch.float64)
+    sums = probs.double().cumsum(-1)
+    plain = (sums > (u * sums[:, -1]).unsqueeze(1)).int().argmax(-1)
+    found = by_cumulative(probs, u)
+    before = torch.where(found > 0, sums.gather(1, (found - 1).clamp(min=0)[:, None])[:, 0], 0)
+    is_on_the_edge = (before - u * sums[:, -1]).abs() < 1e-6
+    assert ((found == plain) | is_on_the_edge).all()
+    assert (found == plain).float().mean() > 0.99
+
+
+def test_logits_that_are_not_numbers_still_give_a_token_id():
+    logits = torch.full((3, 20), torch.nan)
+    assert draw(logits).tolist() == [0, 0, 0]

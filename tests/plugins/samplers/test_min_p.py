@@ -1,0 +1,42 @@
+"""Min-p keeps tokens by their share of the largest probability."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.testing.sampling import LogitsStepContract, sampled_rows
+from quire_samplers.min_p import MinP
+from quire_samplers.plugin import MIN_P
+
+CAPABILITIES = SamplerCapabilities(stage="filter", fields=(MIN_P,))
+
+
+class TestMinP(LogitsStepContract):
+    step_class = MinP
+    capabilities = CAPABILITIES
+    active = ({"min_p": 0.05}, {"min_p": 0.6}, {"min_p": 1.0})
+
+
+def apply(logits, min_p):
+    rows = sampled_rows(CAPABILITIES, [{"min_p": min_p}] * len(logits))
+    return MinP(logits.shape[1], logits.device).apply(logits.clone(), rows)
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.1, 0.5, 0.9])
+def test_it_equals_transformers(min_p):
+    logits = torch.randn(5, 200) * 3
+    assert torch.equal(apply(logits, min_p), MinPLogitsWarper(min_p)(None, logits.clone()))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30), st.floats(0.001, 1.0))
+def test_what_stays_has_the_share_and_what_goes_has_not(values, min_p):
+    logits = torch.tensor([values])
+    probs = logits.double().softmax(-1)[0]
+    share = (probs / probs.max()).tolist()
+    for kept, ratio in zip(apply(logits, min_p).isfinite()[0].tolist(), share, strict=True):
+        if abs(ratio - min_p) > 1e-5:
+            assert kept == (ratio > min_p)

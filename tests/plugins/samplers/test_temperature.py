@@ -1,0 +1,38 @@
+"""Temperature divides, and leaves greedy rows alone."""
+
+import torch
+from transformers import TemperatureLogitsWarper
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.testing.sampling import LogitsStepContract, sampled_rows
+from quire_samplers.plugin import TEMPERATURE
+from quire_samplers.temperature import Temperature
+
+CAPABILITIES = SamplerCapabilities(stage="temperature", fields=(TEMPERATURE,))
+
+
+class TestTemperature(LogitsStepContract):
+    step_class = Temperature
+    capabilities = CAPABILITIES
+    active = ({"temperature": 0.3}, {"temperature": 1.7}, {"temperature": 1e-9})
+
+
+def apply(logits, *temperatures):
+    rows = sampled_rows(CAPABILITIES, [{"temperature": t} for t in temperatures])
+    return Temperature(logits.shape[1], logits.device).apply(logits.clone(), rows)
+
+
+def test_greedy_rows_are_left_for_the_draw():
+    logits = torch.randn(2, 9)
+    assert torch.equal(apply(logits, 0.0, 0.0), logits)
+
+
+def test_it_equals_transformers():
+    logits = torch.randn(3, 40)
+    expected = TemperatureLogitsWarper(0.6)(None, logits)
+    torch.testing.assert_close(apply(logits, 0.6, 0.6, 0.6), expected)
+
+
+def test_a_vanishing_temperature_leaves_numbers():
+    probs = apply(torch.tensor([[3e4, 2.9e4, -3e4]]), 1e-30).softmax(-1)
+    assert probs.tolist() == [[1.0, 0.0, 0.0]]

@@ -1,0 +1,84 @@
+"""Top-k, then top-p, in one sort."""
+
+from types import MappingProxyType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.testing.sampling import LogitsStepContract, sampled_rows
+from quire_samplers.plugin import TOP_K, TOP_P
+from quire_samplers.top_k_top_p import TopKTopP
+
+CAPABILITIES = SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P))
+
+
+class TestOnlySmallTopK(LogitsStepContract):
+    step_class = TopKTopP
+    capabilities = CAPABILITIES
+    active = ({"top_k": 5}, {"top_k": 1}, {"top_k": 20, "top_p": 0.8})
+
+
+class TestTopPWithoutTopK(LogitsStepContract):
+    step_class = TopKTopP
+    capabilities = CAPABILITIES
+    active = ({"top_p": 0.5}, {"top_p": 0.01}, {"top_k": 30, "top_p": 0.9}, {"top_k": 49})
+
+
+class TestOffByMinusOne(LogitsStepContract):
+    step_class = TopKTopP
+    capabilities = CAPABILITIES
+    active = ({"top_k": -1, "top_p": 0.6},)
+    neutral = MappingProxyType({"top_k": -1})
+
+
+def apply(logits, top_k, top_p):
+    rows = sampled_rows(CAPABILITIES, [{"top_k": top_k, "top_p": top_p}] * len(logits))
+    return TopKTopP(logits.shape[1], logits.device).apply(logits.clone(), rows)
+
+
+def kept_by_definition(values, top_k, top_p):
+    """Token ids that stay, written down as slowly as possible."""
+    ranking = sorted(values, reverse=True)
+    ranking = ranking[:top_k] if top_k > 0 else ranking
+    probs = torch.tensor(ranking).double().softmax(0).tolist()
+    num_kept = next(
+        n for n in range(1, len(ranking) + 1) if n == len(ranking) or sum(probs[:n]) >= top_p
+    )
+    return {token for token, value in enumerate(values) if value >= ranking[num_kept - 1]}
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 150, 300])
+def test_it_equals_transformers(top_k, top_p):
+    logits = torch.randn(6, 300) * 3
+    warpers = LogitsProcessorList()
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    warpers.append(TopPLogitsWarper(top_p))
+    assert torch.equal(apply(logits, top_k, top_p), warpers(None, logits.clone()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([-9.0, -1.5, -1.0, 0.0, 0.25, 2.0, 6.0]), min_size=1, max_size=30),
+    st.integers(-1, 35),
+    st.floats(0.01, 0.999),
+)
+def test_what_stays_is_what_the_definition_says(values, top_k, top_p):
+    found = set(apply(torch.tensor([values]), top_k, top_p)[0].isfinite().nonzero()[:, 0].tolist())
+    edges = (top_p - 1e-5, top_p, top_p + 1e-5)  # float32 may fall to either side of a sum
+    assert found in [kept_by_definition(values, top_k, edge) for edge in edges]
+
+
+def test_equal_tokens_stay_together():
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    assert apply(logits, 2, 1.0).isfinite().tolist() == [[False, True, True, True, False]]
+
+
+def test_the_likeliest_token_always_stays():
+    logits = torch.tensor([[0.0, 5.0, 1.0]])
+    assert apply(logits, 0, 1e-30).isfinite().tolist() == [[False, True, False]]

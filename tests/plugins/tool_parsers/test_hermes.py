@@ -1,0 +1,236 @@
+"""Calls come out as they were written, whatever the cut; what is no call comes out as text."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolEvent,
+)
+from quire.testing.tool_parsing import ReadAnswer, ToolParserContract, ToolSample, read_events
+from quire_tool_parsers.hermes import HermesToolParser
+
+ARGUMENTS = '{ "city" : "Oslo",\n  "days": [1, 2.5e3, {"a": null}] }'
+TRICKY = '{"text": "}{ \\" \\\\ </tool_call> <tool_call> \\u00e9 é 👩‍👩‍👧"}'
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+class TestHermes(ToolParserContract):
+    """The kit that every tool parser passes."""
+
+    parser = HermesToolParser
+    samples: ClassVar[Sequence[ToolSample]] = (
+        ToolSample("Just text. 1 < 2, <tool> and\n\n", "Just text. 1 < 2, <tool> and\n\n"),
+        ToolSample("", ""),
+        ToolSample(" \n", " \n"),
+        ToolSample(call("find", "{}"), "", (("find", "{}"),)),
+        ToolSample(call("find", ARGUMENTS), "", (("find", ARGUMENTS),)),
+        ToolSample(call("say", TRICKY), "", (("say", TRICKY),)),
+        ToolSample(
+            f"Let me look.\n{call('a', ARGUMENTS)}\n{call('b', TRICKY)}\n",
+            "Let me look.",
+            (("a", ARGUMENTS), ("b", TRICKY)),
+        ),
+        ToolSample(f"One {call('a', '{}')} two.", "One two.", (("a", "{}"),)),
+        ToolSample(f"{call('a', '{}')}\n\nDone.\n", "Done.\n", (("a", "{}"),)),
+        ToolSample(
+            f'<tool_call>{{"id": [1, "x"], "arguments": {ARGUMENTS}, "name": "late"}}</tool_call>',
+            "",
+            (("late", ARGUMENTS),),
+        ),
+        ToolSample('<tool_call>{"name": "a", "arguments": {}}', "", (("a", "{}"),)),
+        ToolSample(f"<tool_call> no </tool_call>{call('a', '{}')}", "<tool_call> no </tool_call>",
+                   (("a", "{}"),)),
+    )  # fmt: skip
+
+
+def events(*pieces: str) -> list[ToolEvent]:
+    parser = HermesToolParser()
+    found = [event for piece in pieces for event in parser.feed(piece)]
+    return found + parser.close()
+
+
+def read(*pieces: str) -> ReadAnswer:
+    return read_events(events(*pieces))
+
+
+BROKEN = (
+    '<tool_call>\n{"name": "find", "arguments": {"city": "Os',
+    '<tool_call>{"name": "find", "arguments": {"city": Oslo}}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": {"city": "Oslo"]}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": "{}"}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": {"n": 01}}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": {"n": "a\nb"}}</tool_call>',
+    '<tool_call>{"name": "find"}</tool_call>',
+    '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "a", "name": "b", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "a", "arguments": {}, "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "a", "x": NaN, "arguments": {}}</tool_call>',
+    "<tool_call>[1]</tool_call>",
+    "<tool_call>find(Oslo)</tool_call>",
+    "<tool_call></tool_call>",
+    "<tool_call>",
+    "<tool_ca",
+    "</tool_call> first",
+    '<tool_call>{"name": "a", "arguments": ' + '{"a":' * 5000,
+)
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_half_a_call_is_text(text):
+    answer = read(f"Hm.\n{text}")
+    assert (answer.content, answer.calls) == (f"Hm.\n{text}", [])
+    assert read(*f"Hm.\n{text}") == answer
+
+
+def test_a_call_behind_a_broken_one_counts():
+    broken = '<tool_call>{"name": "a", "arguments": {"x":'
+    answer = read(f"{broken}{call('b', '{}')}")
+    assert (answer.content, answer.calls) == (broken, [("b", "{}")])
+
+
+def test_the_name_is_announced_before_the_arguments_arrive():
+    parser = HermesToolParser()
+    assert parser.feed('<tool_call>\n{"name": "fin') == []
+    assert parser.feed('d"') == [ToolCallStart(0, "find")]
+    assert parser.feed(', "arguments": {"ci') == [ToolCallArguments(0, '{"ci')]
+    assert parser.feed('ty": "</tool_') == [ToolCallArguments(0, 'ty": "</tool_')]
+    assert parser.feed('call>"}') == [ToolCallArguments(0, 'call>"}')]
+    assert parser.feed("}\n") == [ToolCallEnd(0)]
+    assert parser.feed("</tool_call>") == []
+    assert parser.close() == []
+
+
+def test_arguments_before_the_name_are_held_back():
+    parser = HermesToolParser()
+    assert parser.feed('<tool_call>{"arguments": {"a": 1}, "name": "f') == []
+    assert parser.feed('"}') == [
+        ToolCallStart(0, "f"),
+        ToolCallArguments(0, '{"a": 1}'),
+        ToolCallEnd(0),
+    ]
+
+
+def test_text_is_passed_on_at_once():
+    parser = HermesToolParser()
+    assert parser.feed("Hello <b") == [TextDelta("Hello <b")]
+    assert parser.feed(" <tool") == []
+    assert parser.feed("kit>") == [TextDelta(" <toolkit>")]
+
+
+def test_an_escaped_name_is_read():
+    assert read('<tool_call>{"name": "f\\u0069nd", "arguments": {}}').calls == [("find", "{}")]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=12) | st.just("</tool_call>"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)  # fmt: skip
+json_objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
+    calls, text = [], draw(st.sampled_from(["", "Look:\n", "<think>x</think>"]))
+    for arguments in draw(st.lists(json_objects, min_size=1, max_size=3)):
+        name = draw(st.sampled_from(["f", "get_weather", "é-1"]))
+        literal = json.dumps(
+            arguments,
+            ensure_ascii=draw(st.booleans()),
+            indent=draw(st.sampled_from([None, 1])),
+        )
+        calls.append((name, literal))
+        text += call(name, literal) + draw(st.sampled_from(["", "\n", "\n\n"]))
+    return text, calls
+
+
+@given(answers(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_split_gives_the_written_arguments(answer, data):
+    text, calls = answer
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    found = read(*pieces)
+    assert found.calls == calls
+    assert found == read(text)
+
+
+fragments = st.sampled_from(
+    ["<tool_call>", "</tool_call>", '{"name": "f"', ', "arguments": ', "{}", "}", "{", '"', "\\",
+     "\n", " ", "x", "<", "[", "]", "1", "é", '"a": ', ",", "null"]
+)  # fmt: skip
+
+
+@given(st.lists(fragments, max_size=24), st.data())
+@settings(max_examples=400, deadline=None)
+def test_whatever_a_model_writes_nothing_is_raised_and_no_word_lost(parts, data):
+    text = "".join(parts)
+    cut = data.draw(st.integers(0, len(text)))
+    whole = read(text)
+    assert read(text[:cut], text[cut:]) == whole == read(*text)
+    if not whole.calls:
+        assert whole.content == text
+
+
+class TestCallGrammar:
+    weather: ClassVar = {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    }
+    free: ClassVar = {"name": "note", "parameters": {"type": "object"}}
+    bare: ClassVar = {"name": "now"}
+    odd: ClassVar = {
+        "name": "odd",
+        "parameters": {"type": "object", "properties": {"a": {"type": "banana"}}},
+    }
+
+    def matches(self, text: str, *tools: dict[str, object]) -> bool:
+        regex = HermesToolParser.call_grammar(tools, at_least_one=True)
+        assert regex is not None
+        return re.fullmatch(regex, text) is not None
+
+    def test_calls_of_the_tools_fit(self):
+        tools = (self.weather, self.free, self.bare)
+        good = call("get_weather", '{"city": "Oslo", "days": 2}')
+        assert self.matches(good, *tools)
+        assert self.matches(f"{good}\n{call('now', '{}')}", *tools)
+        assert self.matches(call("note", '{"a": {"b": [1, "x"]}}'), *tools)
+
+    def test_nothing_else_fits(self):
+        tools = (self.weather, self.bare)
+        assert not self.matches("It rains.", *tools)
+        assert not self.matches("", *tools)
+        assert not self.matches(call("get_wether", '{"city": "Oslo"}'), *tools)
+        assert not self.matches(call("get_weather", '{"days": 2}'), *tools)
+        assert not self.matches(call("now", '{"a": 1}'), *tools)
+
+    def test_a_schema_that_is_no_regex_becomes_any_object(self):
+        assert self.matches(call("odd", '{"a": [true]}'), self.odd)
+
+    def test_what_fits_is_read_as_calls(self):
+        text = call("get_weather", '{"city": "Oslo"}') + "\n" + call("now", "{}")
+        assert self.matches(text, self.weather, self.bare)
+        assert read(text).calls == [("get_weather", '{"city": "Oslo"}'), ("now", "{}")]
+
+    def test_free_answers_have_no_grammar(self):
+        assert HermesToolParser.call_grammar([self.bare], at_least_one=False) is None
+        assert HermesToolParser.call_grammar([], at_least_one=True) is None

@@ -1,0 +1,50 @@
+"""The plugin's table of contents is light and tells the truth, and so does the page about it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from quire.hookspecs import KINDS
+from quire.registry import Registrar, Source, import_reference
+from quire_tool_parsers import plugin
+from quire_tool_parsers.hermes import HermesToolParser
+
+PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
+BLOCK = re.compile(r"```\w+\n# (\S+)\n(.*?)```", re.DOTALL)
+
+
+def test_hermes_is_offered_for_templates_with_its_tag():
+    kind = next(kind for kind in KINDS if kind.name == "tool_parsers")
+    registrar = Registrar(kind, Source("quire_tool_parsers", "quire", "0"))
+    plugin.register_tool_parsers(registry=registrar)
+    (entry,) = registrar.entries
+    assert (entry.name, entry.capabilities.template_markers) == ("hermes", ("<tool_call>",))
+    assert import_reference(entry.reference, "the parser") is HermesToolParser
+
+
+def test_the_table_of_contents_is_light():
+    program = (
+        "import sys, quire_tool_parsers.plugin as _;"
+        "print(*{'torch', 'outlines_core', 'quire_tool_parsers.hermes'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == ""
+
+
+def test_the_example_on_the_page_passes_the_kit(tmp_path):
+    files = dict(BLOCK.findall(PAGE.read_text("utf-8")))
+    assert set(files) == {
+        "acme_calls/parser.py", "acme_calls/plugin.py", "pyproject.toml", "test_parser.py",
+    }  # fmt: skip
+    (tmp_path / "acme_calls").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    check = "import acme_calls.plugin; import pytest, sys; sys.exit(pytest.main(['-q', '.']))"
+    run = subprocess.run(
+        [sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "6 passed" in run.stdout
