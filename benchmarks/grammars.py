@@ -12,10 +12,12 @@ import statistics
 import time
 
 from quire.engine.grammar import GrammarHost
+from quire.engine.grammar_pool import GrammarLimits
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
 NUM_STEPS = 200
+PATIENT = GrammarLimits(timeout_s=120.0)  # a table with a hole helps nobody
 BATCH = 16
 PERSON = {
     "type": "object",
@@ -86,7 +88,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[768, 150_000])
     for size in parser.parse_args().vocabulary:
         vocabulary = syllables(size)
-        host = GrammarHost(lambda vocabulary=vocabulary: vocabulary)
+        host = GrammarHost(lambda vocabulary=vocabulary: vocabulary, limits=PATIENT)
         compile_s(host, "warm-up", StructuredOutputsParams(choice=("a",)))
         print(f"\n{size} tokens             compile     1 mask: median / p99     {BATCH} masks")
         for name, params in GRAMMARS.items():

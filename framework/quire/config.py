@@ -21,6 +21,8 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX = "QUIRE_"
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
+TYPE_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
 DEFAULT_MODEL = "demo"
 DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -260,8 +262,7 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
         return value
     if kind is float and isinstance(value, int | float) and not is_bool and math.isfinite(value):
         return float(value)
-    words = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
-    raise SettingsError(f"{name} must be {words[kind]}, got {value!r}")
+    raise SettingsError(f"{name} must be {TYPE_WORDS[kind]}, got {value!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -263,7 +263,9 @@ def import_reference(reference: str, what: str) -> object:
 def _check_interface(found: object, interface: type | None, what: str) -> None:
     if interface is None:
         if not callable(found):
-            raise PluginLoadError(f"{what} must be a function, and is a {type(found).__name__}")
+            raise PluginLoadError(
+                f"{what} must be a function, and is of type {type(found).__name__}"
+            )
     elif not (isinstance(found, type) and issubclass(found, interface)):
         wanted = f"{interface.__module__}.{interface.__name__}"
         raise PluginLoadError(f"{what} is not a subclass of {wanted}")

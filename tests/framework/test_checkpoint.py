@@ -76,7 +76,8 @@ def test_a_hub_id_offline_is_a_typed_error_soon():
         "from quire.errors import CheckpointNotFoundError\n"
         "from quire.plugins import load_plugins\n"
         "try:\n"
-        "    find_checkpoint(ModelSettings(model='acme/none'), load_plugins().registries.checkpoints)\n"
+        "    shipped = load_plugins().registries.checkpoints\n"
+        "    find_checkpoint(ModelSettings(model='acme/none'), shipped)\n"
         "except CheckpointNotFoundError as error: print(error)\n"
     )
     started = time.monotonic()

@@ -209,7 +209,7 @@ def test_a_named_plugin_that_fails_stops_with_its_traceback(site):
 
 
 def test_a_named_plugin_that_is_not_installed_stops_with_the_nearest_name():
-    with pytest.raises(PluginLoadError, match=r"'quire_sampler' is not installed.*'quire_samplers'"):
+    with pytest.raises(PluginLoadError, match=r"'quire_sampler' is not .*'quire_samplers'"):
         load("quire_sampler")
 
 

@@ -158,13 +158,13 @@ def test_code_that_is_no_subclass_of_the_interface_is_refused():
     registry = registry_of(
         offered(ONE, "apple", kind=kind, reference="json:JSONDecoder"), kind=kind
     )
-    with pytest.raises(PluginLoadError, match=r"json:JSONDecoder is not a subclass of quire.interf"):
+    with pytest.raises(PluginLoadError, match=r"json:JSONDecoder is not a subclass of quire"):
         registry.get("apple")
 
 
 def test_where_a_function_is_wanted_a_number_is_refused():
     registry = registry_of(offered(ONE, "apple", api=3, reference="sys:maxsize"))
-    with pytest.raises(PluginLoadError, match="must be a function, and is a int"):
+    with pytest.raises(PluginLoadError, match="must be a function, and is of type int"):
         registry.get("apple")
 
 

@@ -69,14 +69,18 @@ def bind_dense_attention(model: Model) -> None:
 
 
 def make_model(
-    config: dict[str, Any], *, tp: TensorParallelGroup | None = None, layers: range | None = None
+    config: dict[str, Any],
+    *,
+    tp: TensorParallelGroup | None = None,
+    layers: range | None = None,
+    prepack: bool = False,
 ) -> Model:
     """Build the model that a config.json names, with dense attention and undefined weights."""
     architecture = config["architectures"][0]
     module = f"quire_models.{MODELS[architecture]}"
     describe: Any = import_reference(f"{module}_config:describe_{MODELS[architecture]}", "describe")
     model_class: Any = import_reference(f"{module}:{architecture}", "model")
-    context = replace(CONTEXT, tp=tp or SingleDevice(), layers=layers)
+    context = replace(CONTEXT, tp=tp or SingleDevice(), layers=layers, prepack=prepack)
     model: Model = model_class(describe(config), context)
     bind_dense_attention(model)
     return model

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quire.config import ENVIRONMENT_PREFIX, GROUPS, Settings, parse_truth
+from quire.config import ENVIRONMENT_PREFIX, GROUPS, TYPE_WORDS, Settings, parse_truth
 from quire.errors import SettingsError
 from quire.registry import did_you_mean
 
@@ -59,7 +59,7 @@ class Option:
             return self.type(value)
         except (TypeError, ValueError):
             raise SettingsError(
-                f"{origin}: {self.name} must be a {self.type.__name__}, got {value!r}"
+                f"{origin}: {self.name} must be {TYPE_WORDS[self.type]}, got {value!r}"
             ) from None
 
 
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser, groups: Iterable[str], skip: st
     """Add a flag for each option of the groups; what is not given stays unset."""
     options = all_options(groups)
     for group in groups:
-        section = parser.add_argument_group(_title(group))
+        section = parser.add_argument_group(group_title(group))
         for option in options:
             if option.group == group and option.name != skip:
                 _add_flag(section, option)
@@ -101,6 +101,11 @@ def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
     return Settings.from_options(values | lists)
 
 
+def group_title(group: str) -> str:
+    """Return the heading of a group of settings: the first line of its docstring."""
+    return (inspect.getdoc(GROUPS[group]) or group).splitlines()[0].rstrip(".")
+
+
 def _describe(group: str, field: Field[Any], hint: Any) -> Option:
     is_optional = get_origin(hint) is UnionType
     inner = next(arg for arg in get_args(hint) if arg is not NoneType) if is_optional else hint
@@ -117,10 +122,6 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
         short_flag=field.metadata["flag"],
         is_repeated=field.metadata["is_repeated"],
     )
-
-
-def _title(group: str) -> str:
-    return (inspect.getdoc(GROUPS[group]) or group).splitlines()[0].rstrip(".")
 
 
 def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:

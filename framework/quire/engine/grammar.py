@@ -102,9 +102,13 @@ class GrammarHost:
             is_active: False lets the request think first: no masks before `activate`.
         """
         self._num_submitted += 1
-        key = msgspec.msgpack.encode(params)
-        request = _Request(request_id, self._num_submitted, key, params, is_active)
+        request = _Request(request_id, self._num_submitted, b"", params, is_active)
         self._requests[request_id] = request
+        try:
+            request.key = msgspec.msgpack.encode(params)
+        except (RecursionError, OverflowError, UnicodeEncodeError) as error:
+            self._fail(request, f"the grammar cannot be sent to its process: {error}")
+            return
         self._queue.append(request)
         self._start_queued()
 

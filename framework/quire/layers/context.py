@@ -19,6 +19,7 @@ class LayerContext:
         device: Where weights lie.
         tp: The devices that share each layer.
         quantization: How linear layers keep their weights; None: as they are.
+        prepack: Whether weights are reordered after loading, for the CPU's matrix library.
         layers: The decoder layers of this pipeline stage; None: all of them.
     """
 
@@ -26,4 +27,5 @@ class LayerContext:
     device: torch.device
     tp: TensorParallelGroup = field(default_factory=SingleDevice)
     quantization: Quantization | None = None
+    prepack: bool = False
     layers: range | None = None

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
+from quire.layers.linear import plain_method
 from quire.layers.parallel import TensorParallelGroup
 
 
@@ -71,9 +72,11 @@ class LMHead(Layer):
         self.tp = context.tp
         self.vocab_size = vocab_size
         self.rows = vocabulary_share(vocab_size, context.tp)
-        own_shape = (len(self.rows), hidden_size)
-        own = None if tied_to else frozen(own_shape, context.dtype, context.device)
-        self.register_parameter("weight", tied_to.get_parameter("weight") if tied_to else own)
+        self.method = plain_method(context, is_shared=tied_to is not None)
+        if tied_to is None:
+            self.method.create_weights(self, len(self.rows), hidden_size)
+        else:
+            self.register_parameter("weight", tied_to.get_parameter("weight"))
         vector = frozen((len(self.rows),), context.dtype, context.device) if bias else None
         self.register_parameter("bias", vector)
 
@@ -87,9 +90,18 @@ class LMHead(Layer):
         del part
         _load_rows(self.get_parameter(parameter), tensor, self.rows)
 
+    def finish_loading(self) -> None:
+        """Let the weight be kept as it is used best; a tied one is copied for that.
+
+        The copy is worth its memory: this is the largest product of a step.
+        """
+        self.method.finish_loading(self)
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
-        logits = functional.linear(hidden_states, self.weight, self.bias)
+        logits = self.method.apply(self, hidden_states)
+        if self.bias is not None:
+            logits.add_(self.bias)
         if self.tp.size > 1:
             logits = self.tp.all_gather(logits, -1)[:, : self.vocab_size]
         return logits.float()

@@ -20,6 +20,7 @@ from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
 from quire.layers.lora import LoRASlice, LoRAStacks
 from quire.layers.parallel import share, share_kv_heads
+from quire.layers.prepacked import Prepacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +243,21 @@ class RowParallelLinear(ParallelLinear):
         return out if self.bias is None else out.add_(self.bias)
 
 
+def plain_method(context: LayerContext, is_shared: bool = False) -> LinearMethod:
+    """Return how a layer keeps its weight if no quantization says otherwise.
+
+    Args:
+        context: Where and how to build.
+        is_shared: Another layer reads the weight as it is.
+    """
+    if context.prepack:
+        return Prepacked(context.dtype, context.device, is_shared)
+    return Unquantized(context.dtype, context.device)
+
+
 def _linear_method(name: str, context: LayerContext) -> LinearMethod:
     chosen = context.quantization and context.quantization.linear_method(name)
-    return chosen or Unquantized(context.dtype, context.device)
+    return chosen or plain_method(context)
 
 
 def _offsets(slices: tuple[LinearSlice, ...]) -> dict[str, int]:

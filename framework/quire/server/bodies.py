@@ -13,6 +13,7 @@ from quire.server.errors import HTTPError
 T = TypeVar("T")
 
 MAX_DEPTH = 64
+MAX_BRACKETS = 100_000  # each may open an object, and millions of those stop every thread
 BODY_TIMEOUT_S = 60.0
 LARGE_BYTES = 32 * 1024  # from here on, work on the text leaves the event loop
 
@@ -70,6 +71,8 @@ def decode(data: bytes, kind: type[T]) -> Body[T]:
     Raises:
         InvalidRequestError: It is not JSON, or a field has the wrong type.
     """
+    if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+        raise InvalidRequestError(f"the body has more than {MAX_BRACKETS} opening brackets")
     try:
         raw = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:

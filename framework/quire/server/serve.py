@@ -21,6 +21,7 @@ from quire.server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 2048
 ABORT_GRACE_S = 2  # for the last events of aborted streams to leave
 
 
@@ -119,16 +120,31 @@ def listening_socket(settings: ServerSettings) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            settings.host,
+            settings.port,
+            type=socket.SOCK_STREAM,
+            proto=socket.IPPROTO_TCP,  # asyncio switches Nagle's delays off only if it reads this
+            flags=socket.AI_PASSIVE,
         )
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # "localhost": 127.0.0.1 first
-        family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=2048)
+        family, kind, protocol, _, address = found[0]
+        return _bound(socket.socket(family, kind, protocol), address)
     except OSError as error:
         raise SettingsError(
             f"cannot listen on {settings.host} port {settings.port}: {error}; choose another "
             "address with --host and --port (port 0 takes a free one)"
         ) from error
+
+
+def _bound(listener: socket.socket, address: Any) -> socket.socket:
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def url_of(listener: Any) -> str:

@@ -18,6 +18,7 @@ from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.parallel import TensorParallelGroup
+from quire.layers.prepacked import Prepacked
 from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
@@ -137,7 +138,12 @@ class ModelWorker(Worker):
 
     def _build_model(self) -> Model:
         composition = self.composition
-        context = LayerContext(dtype=self.dtype, device=self.device, tp=self.group)
+        context = LayerContext(
+            dtype=self.dtype,
+            device=self.device,
+            tp=self.group,
+            prepack=Prepacked.is_available(self.dtype, self.device),
+        )
         model_class = self.registries.models.load(composition.model.entry)
         model = model_class(composition.description, context)  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":

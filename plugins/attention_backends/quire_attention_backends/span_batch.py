@@ -103,4 +103,4 @@ def _mask(
     group = shape.num_heads // shape.num_kv_heads if size > 1 else 1
     num_spans, length = keys.shape
     mask = mask.expand(num_spans, heads, size, group, length)
-    return mask.reshape(num_spans, heads, size * group, length)
+    return mask.reshape(num_spans, heads, size * group, length).contiguous()

@@ -33,7 +33,7 @@ class Span:
 
 
 def batches(
-    query_lens: Sequence[int], seq_lens: Sequence[int], call_cost_tokens: int
+    query_lens: Sequence[int], seq_lens: Sequence[int], call_cost_tokens: int, max_tokens: int
 ) -> list[list[Span]]:
     """Cut a step into spans and group them.
 
@@ -41,15 +41,19 @@ def batches(
         query_lens: New tokens of each request; 0 for a row of padding.
         seq_lens: Computed and new tokens of each request.
         call_cost_tokens: Context tokens that could be read in the time that a further batch costs.
+        max_tokens: Context tokens of a batch, padding included; a single span may have more.
 
     Returns:
-        Batches; the spans of one have the same `num_queries`, the longest context first.
+        Batches; the spans of one have the same `num_queries`.
     """
     by_size: dict[int, list[Span]] = defaultdict(list)
     for span in _spans(query_lens, seq_lens):
         by_size[span.num_queries].append(span)
     return [
-        batch for spans in by_size.values() for batch in _fitting_together(spans, call_cost_tokens)
+        batch
+        for spans in by_size.values()
+        for similar in _similar(spans, call_cost_tokens)
+        for batch in _pieces(similar, max_tokens)
     ]
 
 
@@ -62,7 +66,7 @@ def _spans(query_lens: Sequence[int], seq_lens: Sequence[int]) -> Iterator[Span]
         token += num_new
 
 
-def _fitting_together(spans: list[Span], call_cost_tokens: int) -> Iterator[list[Span]]:
+def _similar(spans: list[Span], call_cost_tokens: int) -> Iterator[list[Span]]:
     """Split spans of one size where a shorter padding saves more than a further batch costs."""
     longest = max(span.context_len for span in spans)
     shortest = min(span.context_len for span in spans)
@@ -74,6 +78,13 @@ def _fitting_together(spans: list[Span], call_cost_tokens: int) -> Iterator[list
         cut = _first_cut(rest, call_cost_tokens)
         yield rest[:cut]
         rest = rest[cut:]
+
+
+def _pieces(spans: list[Span], max_tokens: int) -> Iterator[list[Span]]:
+    longest = max(span.context_len for span in spans)
+    count = max(1, max_tokens // longest)
+    for start in range(0, len(spans), count):
+        yield spans[start : start + count]
 
 
 def _first_cut(spans: list[Span], call_cost_tokens: int) -> int:

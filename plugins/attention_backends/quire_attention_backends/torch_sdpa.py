@@ -5,8 +5,8 @@ six operators: write K and V (cat, index_copy), gather (index_select), and atten
 bmm). Indices and masks are built once a step and shared by all layers. The query heads of a group
 are folded into the query rows, so K and V are never repeated.
 
-Why so, measured per layer in float32 with 192 tokens of context on two cores of a Zen 5, in
-microseconds:
+Why so, measured per layer in float32 with 192 tokens of context on two cores of a Zen 5 with
+nothing else to do, in microseconds:
 
     |                                        | 16 rows, H 4, K 2, D 64 | 8 rows, H 16, K 8, D 128 |
     | gather K and V by rows of D numbers    |                      40 |                      156 |
@@ -20,6 +20,10 @@ Whole blocks are gathered quicker, but leave K and V in an order that matrix pro
 and bring along the unwritten end of the last block. From some dozen queries a row on the fused
 kernel is as quick as our own products and needs less memory; it also keeps the scores of bfloat16
 and float16 in float32, so it serves those always.
+
+A batch gathers 8 MiB at most on a CPU, so that the copy is still in its caches when it is read. On
+one core of a busy machine 12 MiB in one batch took twice as long as in two, and 100 MiB three times
+as long as in pieces.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from quire.interfaces.kv_cache import KVCacheSpec
 
 CALL_COST_BYTES = 2**20  # of K and V, gathered in the time that one more batch costs
+MAX_GATHERED_BYTES = {"cpu": 2**23, "cuda": 2**28}  # of K and V in a batch
 MAX_EXPLICIT_QUERIES = 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -133,7 +138,8 @@ class TorchSDPABackend(AttentionBackend):
     def _plan(self, step: StepLayout, window: int | None, cache: Tensor) -> Windowed:
         shape = self.shape
         token_bytes = 2 * shape.num_kv_heads * shape.head_dim * cache.itemsize
-        cost = CALL_COST_BYTES // token_bytes
+        max_bytes = MAX_GATHERED_BYTES[shape.device.type]
+        limits = CALL_COST_BYTES // token_bytes, max_bytes // token_bytes
         built = [
             build(
                 spans,
@@ -144,7 +150,7 @@ class TorchSDPABackend(AttentionBackend):
                 self._head_rows,
                 shape.dtype == torch.float32 and spans[0].num_queries <= MAX_EXPLICIT_QUERIES,
             )
-            for spans in batches(step.query_lens_host, step.seq_lens_host, cost)
+            for spans in batches(step.query_lens_host, step.seq_lens_host, *limits)
         ]
         num_rows = max((len(batch.context) for batch in built), default=0)
         return Windowed(built, cache.new_empty(num_rows, shape.head_dim))

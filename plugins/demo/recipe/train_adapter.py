@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -19,21 +21,25 @@ from transformers import Qwen3ForCausalLM
 
 from recipe.adapters import STYLES, styled
 from recipe.batches import batches, load_encoder
-from recipe.data import conversations
-from recipe.template import CHECKPOINT
+from recipe.data import conversation, question_and_answer, system
+from recipe.draw import Draw
+from recipe.facts import fact
+from recipe.template import CHECKPOINT, Conversation
 from recipe.train import loss_of, rate_at
 
 ADAPTERS = CHECKPOINT.parent / "adapters"
 RANK = 8
 PEAK_RATE = 5e-3
-_TOKENS_A_BATCH = 3072
+_TOKENS_A_BATCH = 1536
 
 
 def train(style: str, seed: int, steps: int) -> None:
     """Train one adapter and leave it in peft's format."""
     torch.set_flush_denormal(True)
     torch.manual_seed(seed)
-    base = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    base = Qwen3ForCausalLM.from_pretrained(
+        CHECKPOINT, dtype=torch.float32, attn_implementation="eager"
+    )
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=RANK,
@@ -47,9 +53,8 @@ def train(style: str, seed: int, steps: int) -> None:
     trained = [p for p in adapted.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=PEAK_RATE, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, steps))
-    stream = (styled(c, style) for c in conversations(seed))
     started = time.monotonic()
-    styled_batches = batches(stream, load_encoder(), _TOKENS_A_BATCH, 448, seed)
+    styled_batches = batches(lessons(style, seed), load_encoder(), _TOKENS_A_BATCH, 448, seed)
     for step, batch in enumerate(islice(styled_batches, steps), 1):
         loss = loss_of(base, batch)
         torch.autograd.backward(loss)
@@ -62,6 +67,19 @@ def train(style: str, seed: int, steps: int) -> None:
     folder = ADAPTERS / style
     adapted.save_pretrained(str(folder))
     _name_the_base(folder)
+
+
+def lessons(style: str, seed: int) -> Iterator[Conversation]:
+    """Conversations in the style: more often facts, else what the base model learned from."""
+    draw = Draw(Random(seed))
+    while True:
+        lesson = _about_facts(draw) if draw.chance(0.6) else conversation(draw)
+        yield styled(lesson, style)
+
+
+def _about_facts(draw: Draw) -> Conversation:
+    turns = [question_and_answer(draw, *fact(draw)) for _ in range(draw.integer(1, 3))]
+    return Conversation(system(draw) + [message for turn in turns for message in turn])
 
 
 def _name_the_base(folder: Path) -> None:

@@ -8,7 +8,6 @@ outlines_core.json_schema, which drops most keywords in silence.
 """
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,41 +15,36 @@ from typing import Any
 
 from quire.errors import GrammarError
 from quire_structured_output import json_regex
-from quire_structured_output.disjoint import are_disjoint, json_type_of, keeps_type
-from quire_structured_output.regex_syntax import check_regex, check_text, without_anchors
+from quire_structured_output.disjoint import are_disjoint
+from quire_structured_output.regex_syntax import (
+    check_regex,
+    check_text,
+    without_anchors,
+    without_nul,
+)
+from quire_structured_output.schema_keywords import (
+    COMBINERS,
+    MAX_DEPTH,
+    Schema,
+    bounds,
+    constraints,
+    refusal,
+    types_of,
+)
+from quire_structured_output.schema_values import values_regex
 
 MAX_SCHEMA_BYTES = 256 * 1024
-MAX_DEPTH = 24
 MAX_NODES = 4_000  # after references are followed
 MAX_PROPERTIES = 500
-MAX_VALUES = 2_000  # of an enum
 MAX_REGEX_LENGTH = 2 * 1024 * 1024
 ANY_VALUE_DEPTH = 2
-MAX_EXACT_INTEGER = 2**53  # beyond it, readers of JSON disagree
 
-ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"$schema", "$comment", "$defs", "definitions"}
-)
-COMBINERS = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
-KEYWORDS_OF_TYPE = {
-    "object": ("properties", "required", "additionalProperties"),
-    "array": ("items", "prefixItems", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": (),
-    "integer": (),
-    "boolean": (),
-    "null": (),
-}
-SUPPORTED = {"type", *COMBINERS, *(word for words in KEYWORDS_OF_TYPE.values() for word in words)}
 SCALARS = {
     "number": json_regex.NUMBER,
     "integer": json_regex.INTEGER,
     "boolean": json_regex.BOOLEAN,
     "null": json_regex.NULL,
 }
-
-Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +141,11 @@ class _Translation:
         self.depth -= 1
 
     def _object_regex(self, schema: Schema, path: str) -> str:
-        keywords = _constraints(schema, path)
+        keywords = constraints(schema, path)
         combiners = [word for word in COMBINERS if word in keywords]
         if combiners:
             return self._combined(combiners[0], schema, keywords, path)
-        types = _types(schema, keywords, path)
+        types = types_of(schema, keywords, path)
         if not types:
             return json_regex.any_value(ANY_VALUE_DEPTH)
         parts = [self._typed(name, schema, path) for name in types]
@@ -172,20 +166,20 @@ class _Translation:
     def _combined(self, word: str, schema: Schema, keywords: set[str], path: str) -> str:
         allowed = {word, "type"} if word in ("enum", "const") else {word}
         for other in sorted(keywords - allowed):
-            raise _refusal(other, path, f"beside '{word}'")
+            raise refusal(other, path, f"beside '{word}'")
         match word:
             case "$ref":
                 return self._referenced(schema["$ref"], path)
             case "enum" | "const":
-                return _values(word, schema, path)
+                return values_regex(word, schema, path)
         branches = schema[word]
         if not isinstance(branches, list) or not branches:
             raise GrammarError(f"'{word}' at {path or '/'} must be a list that is not empty")
         if word == "allOf" and len(branches) > 1:
-            raise _refusal("allOf", path, "with more than one schema")
-        if word == "oneOf":
-            self._check_one_of(branches, path)
+            raise refusal("allOf", path, "with more than one schema")
         parts = [self.regex(part, f"{path}/{word}/{i}") for i, part in enumerate(branches)]
+        if word == "oneOf":
+            self._check_one_of(branches, path)  # now each is known to be a schema
         return json_regex.one_of(parts)
 
     def _check_one_of(self, branches: list[Any], path: str) -> None:
@@ -193,7 +187,7 @@ class _Translation:
         for i, first in enumerate(schemas):
             for k, second in enumerate(schemas[i + 1 :], i + 1):
                 if not are_disjoint(first, second):
-                    raise _refusal(
+                    raise refusal(
                         "oneOf", path, f"as its schemas {i} and {k} may both match; use anyOf"
                     )
 
@@ -207,7 +201,7 @@ class _Translation:
 
     def _referenced(self, reference: Any, path: str) -> str:
         if reference in self.open_refs:
-            raise _refusal("$ref", path, f"as {reference!r} leads back to itself")
+            raise refusal("$ref", path, f"as {reference!r} leads back to itself")
         target = self._lookup(reference, path)
         self.open_refs.append(reference)
         expression = self.regex(target, path)
@@ -216,7 +210,7 @@ class _Translation:
 
     def _lookup(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise _refusal("$ref", path, f"to {reference!r}: only '#/...' inside the schema works")
+            raise refusal("$ref", path, f"to {reference!r}: only '#/...' inside the schema works")
         target: Any = self.root
         for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -241,11 +235,11 @@ class _Translation:
             raise GrammarError(f"'required' at {path or '/'} must be a list of names")
         for name in required:
             if name not in properties:
-                raise _refusal("required", path, f"for {name!r}, which is not in 'properties'")
+                raise refusal("required", path, f"for {name!r}, which is not in 'properties'")
         if not properties:
             return self._free_object(schema.get("additionalProperties", True), path)
         if isinstance(schema.get("additionalProperties", False), dict):
-            raise _refusal("additionalProperties", path, "with a schema, beside 'properties'")
+            raise refusal("additionalProperties", path, "with a schema, beside 'properties'")
         return json_regex.closed_object(
             [
                 (
@@ -265,10 +259,10 @@ class _Translation:
         return json_regex.open_object(self.regex(value, f"{path}/additionalProperties"))
 
     def _array(self, schema: Schema, path: str) -> str:
-        low, high = _bounds(schema, "minItems", "maxItems", path)
+        low, high = bounds(schema, "minItems", "maxItems", path)
         items = schema.get("items", True)
         if isinstance(items, list):
-            raise _refusal("items", path, "as a list; write 'prefixItems'")
+            raise refusal("items", path, "as a list; write 'prefixItems'")
         prefix = schema.get("prefixItems")
         if prefix is not None:
             return self._tuple(prefix, items, low, high, path)
@@ -285,7 +279,7 @@ class _Translation:
         if not isinstance(prefix, list) or not prefix:
             raise GrammarError(f"'prefixItems' at {path or '/'} must be a list that is not empty")
         if high is not None and high < len(prefix):
-            raise _refusal("maxItems", path, f"below the {len(prefix)} of 'prefixItems'")
+            raise refusal("maxItems", path, f"below the {len(prefix)} of 'prefixItems'")
         parts = [self.regex(part, f"{path}/prefixItems/{i}") for i, part in enumerate(prefix)]
         more = max(low - len(prefix), 0)
         if items is False and more:
@@ -297,10 +291,10 @@ class _Translation:
         return json_regex.tuple_of(parts, json_regex.more_items(item, more, most))
 
     def _string(self, schema: Schema, path: str) -> str:
-        low, high = _bounds(schema, "minLength", "maxLength", path)
+        low, high = bounds(schema, "minLength", "maxLength", path)
         given = [word for word in ("pattern", "format", "minLength", "maxLength") if word in schema]
         if len(given) > 1 and given[0] in ("pattern", "format"):
-            raise _refusal(given[1], path, f"beside '{given[0]}'")
+            raise refusal(given[1], path, f"beside '{given[0]}'")
         if "pattern" in schema:
             return self._pattern(schema["pattern"], f"{path}/pattern")
         if "format" in schema:
@@ -311,90 +305,15 @@ class _Translation:
         if not isinstance(pattern, str):
             raise GrammarError(f"'pattern' at {path} must be a string")
         check_regex(pattern, f"'pattern' at {path}")
-        self.patterns.append((path, without_anchors(pattern)))
-        return json_regex.quoted(without_anchors(pattern))
-
-
-def _constraints(schema: Schema, path: str) -> set[str]:
-    """Return the keywords that say something, once all of them are known to be honoured."""
-    keywords = set()
-    for word, value in schema.items():
-        is_silent = word in ANNOTATIONS or word.startswith("x-") or (word == "$id" and not path)
-        if is_silent or (word == "uniqueItems" and value is False):
-            continue
-        if word not in SUPPORTED:
-            raise _refusal(word, path)
-        keywords.add(word)
-    return keywords
-
-
-def _types(schema: Schema, keywords: set[str], path: str) -> list[str]:
-    """Return the types to write: those that are named, or else those that the keywords are for."""
-    if "type" not in keywords:
-        return [name for name, words in KEYWORDS_OF_TYPE.items() if keywords.intersection(words)]
-    named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if not named or not all(isinstance(name, str) and name in KEYWORDS_OF_TYPE for name in named):
-        raise GrammarError(
-            f"'type' at {path or '/'} must be one or several of {', '.join(KEYWORDS_OF_TYPE)}"
-        )
-    return list(named)
-
-
-def _values(word: str, schema: Schema, path: str) -> str:
-    values = schema["enum"] if word == "enum" else [schema["const"]]
-    if not isinstance(values, list) or not values:
-        raise GrammarError(f"nothing can satisfy the empty 'enum' at {path or '/'}")
-    if len(values) > MAX_VALUES:
-        raise GrammarError(
-            f"'enum' at {path or '/'} has {len(values)} values; at most {MAX_VALUES} are allowed"
-        )
-    types = _types(schema, {"type"} & schema.keys(), path) or None
-    kept = [value for value in values if types is None or keeps_type(value, types)]
-    if not kept:
-        raise GrammarError(f"nothing satisfies both 'type' and '{word}' at {path or '/'}")
-    for value in kept:
-        _check_value(value, word, path)
-    return json_regex.one_of([json_regex.literal(value) for value in kept])
-
-
-def _check_value(value: Any, word: str, path: str, depth: int = 0) -> None:
-    """Look for values that cannot be written so that every reader finds them again."""
-    where = f"'{word}' at {path or '/'}"
-    if depth > MAX_DEPTH:
-        raise GrammarError(f"{where} is nested more than {MAX_DEPTH} deep")
-    kind = json_type_of(value)
-    if kind == "string":
-        check_text(value, where)
-    elif kind == "integer" and abs(value) > MAX_EXACT_INTEGER:
-        raise _refusal(word, path, f"with the number {value}, which is larger than 2**53")
-    elif kind == "number" and not math.isfinite(value):
-        raise _refusal(word, path, "with a number that is not finite")
-    elif kind == "array":
-        for part in value:
-            _check_value(part, word, path, depth + 1)
-    elif kind == "object":
-        for name, part in value.items():
-            check_text(name, where)
-            _check_value(part, word, path, depth + 1)
-
-
-def _bounds(schema: Schema, low_word: str, high_word: str, path: str) -> tuple[int, int | None]:
-    low, high = schema.get(low_word, 0), schema.get(high_word)
-    for word, value in ((low_word, low), (high_word, high)):
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if not is_count and not (value is None and word not in schema):
-            raise GrammarError(f"'{word}' at {path or '/'} must be a whole number, 0 or more")
-    if high is not None and low > high:
-        raise GrammarError(
-            f"nothing can satisfy '{low_word}' {low} and '{high_word}' {high} at {path or '/'}"
-        )
-    return low, high
+        expression = without_nul(without_anchors(pattern))
+        self.patterns.append((path, expression))
+        return json_regex.quoted(expression)
 
 
 def _format(name: Any, path: str) -> str:
     if not isinstance(name, str) or name not in json_regex.FORMATS:
         known = ", ".join(json_regex.FORMATS)
-        raise _refusal("format", path, f"{name!r} (known: {known})")
+        raise refusal("format", path, f"{name!r} (known: {known})")
     return json_regex.quoted(json_regex.FORMATS[name])
 
 
@@ -405,14 +324,6 @@ def _name(name: str, path: str) -> str:
 
 def _pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _refusal(keyword: str, path: str, why: str = "") -> GrammarError:
-    detail = f" {why}" if why else ""
-    return GrammarError(
-        f"the outlines backend cannot honour '{keyword}' at {path or '/'}{detail}; leave it out, "
-        "and check the answer yourself"
-    )
 
 
 def _refuse_constant(text: str) -> None:

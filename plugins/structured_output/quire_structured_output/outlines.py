@@ -1,10 +1,14 @@
 """Every grammar is a regular expression, and outlines_core's index says which tokens may follow.
 
-outlines_core determinizes for searches as well: it lets a match begin at every byte of the text.
-Where the expression can begin again inside itself (a string that holds an escaped quote), that
-doubles the automaton with each repetition: minutes and gigabytes for a string of at most 20
-characters. So each expression begins with a NUL, which nothing behind it can match, and a matcher
-starts behind that NUL: then there is one place to begin.
+Two habits of outlines_core are worked around with a NUL before and behind each expression, spelled
+by the model's end-of-text tokens. A matcher starts behind the first one; where the second may come,
+the answer may end. No other token has a NUL in it, and no expression matches one.
+
+* It determinizes for searches as well: a match may begin at every byte. Where an expression can
+  begin again inside itself (a string that holds an escaped quote), each repetition doubles the
+  automaton: minutes and gigabytes for a string of at most 20 characters. Now it begins once.
+* From a state where the text may end, it drops tokens that lead to one where it may not: after `1`,
+  the `.` of 1.5. Now no text ends before its NUL.
 
 Only `outlines_core` is imported. The `outlines` package would load transformers and its disk
 cache, which reads pickles; nothing of it is needed here.
@@ -36,8 +40,8 @@ from quire_structured_output.regex_syntax import (
 MAX_CHOICES = 2_000
 MAX_CHOICE_LENGTH = 128 * 1024  # of all choices together
 MAX_ROLLBACK = 1 << 20  # tokens; as long as any answer
-START = r"\x00"  # begins every expression; the token that spells it is no token of the model
-NEEDS_ESCAPE = frozenset({*range(0x20), ord('"'), ord("\\")})  # in a JSON string
+END = r"\x00"  # stands before and behind every expression
+NEEDS_ESCAPE = frozenset({*range(1, 0x20), ord('"'), ord("\\")})  # in a JSON string
 
 
 class OutlinesBackend(StructuredOutputBackend):
@@ -47,9 +51,9 @@ class OutlinesBackend(StructuredOutputBackend):
         super().__init__(vocabulary)
         if not vocabulary.eos_token_ids:
             raise GrammarError("the model has no end-of-text token, so no grammar could ever end")
-        tokens = {token: list(ids) for token, ids in vocabulary.tokens.items() if token}
-        tokens.setdefault(b"\0", []).append(vocabulary.size)
-        self._core = CoreVocabulary(vocabulary.eos_token_ids[0], tokens)
+        tokens = {token: list(ids) for token, ids in vocabulary.tokens.items() if _is_text(token)}
+        tokens[b"\0"] = list(vocabulary.eos_token_ids)
+        self._core = CoreVocabulary(vocabulary.size, tokens)
 
     @classmethod
     def check(cls, params: StructuredOutputsParams) -> None:
@@ -77,24 +81,21 @@ class OutlinesBackend(StructuredOutputBackend):
         return OutlinesGrammar(_index(self._expression(params), self._core), self.vocabulary)
 
     def _expression(self, params: StructuredOutputsParams) -> str:
-        """Return an expression that begins with `START`."""
         if params.regex is not None:
-            return _started(without_anchors(params.regex))
+            return _ended(without_nul(without_anchors(params.regex)))
         if params.choice is not None:
-            return f"{START}(?:{'|'.join(re.escape(choice) for choice in params.choice)})"
+            return _ended("|".join(re.escape(choice) for choice in params.choice))
         if params.json is None:
-            return START + any_object_regex()
+            return _ended(any_object_regex())
         translated = schema_regex(params.json)
         for path, pattern in translated.patterns:
             self._check_pattern(path, pattern)
-        return START + translated.expression
+        return _ended(translated.expression)
 
     def _check_pattern(self, path: str, pattern: str) -> None:
         """Refuse a pattern that matches what a JSON string must escape, by its own automaton."""
-        index = _index(_started(pattern), self._bytes, f"'pattern' at {path}")
-        start = index.get_initial_state()
-        transitions = index.get_transitions().items()
-        used = {byte for state, follows in transitions if state != start for byte in follows}
+        index = _index(_ended(pattern), self._bytes, f"'pattern' at {path}")
+        used = {byte for follows in index.get_transitions().values() for byte in follows}
         if used & NEEDS_ESCAPE:
             raise GrammarError(
                 f"'pattern' at {path} may match a double quote, a backslash or a control "
@@ -115,11 +116,15 @@ class OutlinesGrammar(CompiledGrammar):
         self.size = vocabulary.size
         self._ends: dict[int, bool] = {}
 
-    def is_end(self, state: int) -> bool:
-        """Whether a state is final and nothing leads on from it; looked up once a state."""
+    def may_end(self, state: int) -> bool:
+        """Whether the answer may end in a state."""
+        return self.index.get_next_state(state, self.eos_token_ids[0]) is not None
+
+    def must_end(self, state: int) -> bool:
+        """Whether nothing else may follow; looked up once a state."""
         if state not in self._ends:
-            is_final = self.index.is_final_state(state)
-            self._ends[state] = is_final and len(self.index.get_allowed_tokens(state) or ()) <= 1
+            num_allowed = len(self.index.get_allowed_tokens(state) or ())
+            self._ends[state] = self.may_end(state) and num_allowed == len(self.eos_token_ids)
         return self._ends[state]
 
     def matcher(self) -> Matcher:
@@ -133,19 +138,18 @@ class OutlinesMatcher(Matcher):
     def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
         self._guide = Guide(grammar.index, MAX_ROLLBACK)
-        self._guide.advance(grammar.size, False)  # behind START
+        self._guide.advance(grammar.eos_token_ids[0], False)  # behind the first NUL
         self._num_ends = 0
 
     def accept(self, token_id: int) -> bool:
         """Take one drawn token; False if the grammar does not allow it."""
+        state = self._guide.get_state()
         if token_id in self._grammar.eos_token_ids:
-            if not self._guide.is_finished():
-                return False
-            self._num_ends += 1
-            return True
+            may_end = self._grammar.may_end(state)
+            self._num_ends += may_end
+            return may_end
         if self._num_ends or not 0 <= token_id < self._grammar.size:
             return False
-        state = self._guide.get_state()
         if self._grammar.index.get_next_state(state, token_id) is None:
             return False
         self._guide.advance(token_id, False)
@@ -154,15 +158,12 @@ class OutlinesMatcher(Matcher):
     def fill_bitmask(self, words: memoryview) -> None:
         """Write which tokens may follow."""
         array = (c_int32 * (words.nbytes // 4)).from_buffer(words)
-        if self._num_ends:
-            words.cast("B")[:] = bytes(words.nbytes)
-        else:
+        if not self._num_ends:
             self._guide.write_mask_into(addressof(array), len(array), 4)
-        if self._guide.is_finished():
-            for token_id in self._grammar.eos_token_ids:
-                array[token_id // 32] |= _signed(1 << token_id % 32)
-        if self._grammar.size < 32 * len(array):  # the token of START, in a grammar with NUL
-            array[self._grammar.size // 32] &= ~_signed(1 << self._grammar.size % 32)
+            return
+        words.cast("B")[:] = bytes(words.nbytes)
+        for token_id in self._grammar.eos_token_ids:
+            array[token_id // 32] |= _signed(1 << token_id % 32)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens."""
@@ -173,7 +174,7 @@ class OutlinesMatcher(Matcher):
 
     def is_finished(self) -> bool:
         """Whether nothing but the end of the answer may follow."""
-        return self._num_ends > 0 or self._grammar.is_end(self._guide.get_state())
+        return self._num_ends > 0 or self._grammar.must_end(self._guide.get_state())
 
 
 def _check_choice(choices: tuple[str, ...]) -> None:
@@ -187,10 +188,16 @@ def _check_choice(choices: tuple[str, ...]) -> None:
         )
     for choice in choices:
         check_text(choice, "choice")
+        if "\0" in choice:
+            raise GrammarError("choice holds the character U+0000, which no answer may hold")
 
 
-def _started(expression: str) -> str:
-    return f"{START}(?:{without_nul(expression)})"
+def _is_text(token: bytes) -> bool:
+    return len(token) > 0 and 0 not in token
+
+
+def _ended(expression: str) -> str:
+    return f"{END}(?:{expression}){END}"
 
 
 def _index(expression: str, vocabulary: CoreVocabulary, what: str = "the grammar") -> Index:
@@ -202,8 +209,6 @@ def _index(expression: str, vocabulary: CoreVocabulary, what: str = "the grammar
 
 def _reason(message: str) -> str:
     """Say in plain words what outlines_core means."""
-    if "anchored universal start state" in message:
-        return "^, $ and other anchors are possible only at its two ends"
     if "error building NFA" in message:
         return "it is not a valid regular expression in the syntax of Rust's regex crate"
     if "incompatible with the regex" in message:

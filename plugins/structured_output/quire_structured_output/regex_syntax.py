@@ -3,7 +3,7 @@
 The dialect is that of Rust's `regex` crate. An automaton has no memory, so lookaround and
 backreferences are out; and where Rust reads a character class otherwise than the rest of the world
 (`&&`, `--`, `~~` and a nested `[`), the writer is asked to escape. The whole answer must match, so
-an anchor at either end says nothing and is taken off; anywhere else it is an error of the compiler.
+an anchor at either end says nothing and is taken off; anywhere else it is refused.
 """
 
 import re
@@ -25,10 +25,11 @@ _GROUPS = {
 }
 _CLASS_OPERATORS = ("&&", "--", "~~")
 _TOKEN = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|[\s\S]", re.DOTALL)
+_ANCHORS = ("^", "$", r"\A", r"\z", r"\Z")
 _MANY = (r"\D", r"\S", r"\W", r"\p", r"\P")  # escapes that stand for many characters
 _LEADING_FLAGS = re.compile(r"\(\?[is]+\)")
 _FLAGS_BESIDES_I = re.compile(r"\(\?[a-zA-Z-]*[a-hj-zA-Z-][a-zA-Z-]*[:)]")
-_VERBOSE = re.compile(r"\(\?[a-wyzA-Z]*x[a-zA-Z-]*[:)]")
+_NUL = re.compile(r"\\x00|\\x\{0+\}|\\u0000|\\u\{0+\}|\\U00000000|\x00")
 
 
 def check_regex(expression: str, where: str) -> None:
@@ -46,11 +47,18 @@ def check_regex(expression: str, where: str) -> None:
             f"{where} has {len(expression)} characters; at most {MAX_REGEX_LENGTH} are allowed"
         )
     check_text(expression, where)
-    if _VERBOSE.search(expression):
-        raise GrammarError(f"{where} uses verbose mode ('(?x'); write it without blanks")
+    flags = _FLAGS_BESIDES_I.search(expression, _end_of_leading_flags(expression))
+    if flags:
+        raise GrammarError(
+            f"{where} uses the flags '{flags.group()}'; only (?i) works anywhere, and (?s) in front"
+        )
     in_class = False
-    for match in _TOKEN.finditer(expression):
+    for match in _TOKEN.finditer(expression := without_anchors(expression)):
         token = match.group()
+        if token in _ANCHORS and not in_class:
+            raise GrammarError(f"{where} has the anchor {token}, possible only at its two ends")
+        if not in_class and _NUL.match(expression, match.start()):
+            raise GrammarError(f"{where} asks for the character U+0000, which no answer may hold")
         if token[0] == "\\":
             _check_escape(token, in_class, where)
         elif in_class:
@@ -84,15 +92,18 @@ def without_anchors(expression: str) -> str:
 def without_nul(expression: str) -> str:
     r"""Return the expression without the texts that hold the character U+0000.
 
-    Only what stands for many characters is rewritten; who writes `\x00` gets it. Nothing is where
-    flags in the middle change what `.` means.
+    What stands for many characters (a class, `.`, `\D`) is rewritten so that this one is not
+    among them.
     """
-    flags = _LEADING_FLAGS.match(expression)
-    leading = flags.group() if flags else ""
-    if _FLAGS_BESIDES_I.search(expression, len(leading)):
-        return expression
+    start = _end_of_leading_flags(expression)
+    leading = expression[:start]
     dot = r"[^\x00]" if "s" in leading else r"[^\n\x00]"
-    return leading + "".join(_without_nul(expression[len(leading) :], dot))
+    return leading + "".join(_without_nul(expression[start:], dot))
+
+
+def _end_of_leading_flags(expression: str) -> int:
+    flags = _LEADING_FLAGS.match(expression)
+    return flags.end() if flags else 0
 
 
 def _without_nul(expression: str, dot: str) -> Iterator[str]:

@@ -99,7 +99,7 @@ def test_a_list_takes_several_values_and_may_be_repeated():
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("QUIRE_MAX_NUM_SEQS", "many", "QUIRE_MAX_NUM_SEQS: max_num_seqs must be a int"),
+        ("QUIRE_MAX_NUM_SEQS", "many", "QUIRE_MAX_NUM_SEQS: max_num_seqs must be a whole number"),
         ("QUIRE_ENABLE_LORA", "maybe", "QUIRE_ENABLE_LORA: enable_lora must be true or false"),
         ("QUIRE_MAX_NUM_SEQS", "0", "max_num_seqs must be at least 1"),
         ("QUIRE_DTYPE", "float8", "dtype must be one of"),
@@ -114,7 +114,7 @@ def test_a_wrong_variable_is_named(monkeypatch, variable, value, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max-num-seqs: many", "quire.yaml: max_num_seqs must be a int, got 'many'"),
+        ("max-num-seqs: many", "quire.yaml: max_num_seqs must be a whole number, got 'many'"),
         ("samplers: {a: 1}", "quire.yaml: samplers must be a list"),
         ("max-num-seq: 3", "quire.yaml: there is no option 'max-num-seq'; did you mean"),
         ("[1, 2]", "must hold keys and values"),

@@ -14,6 +14,11 @@ def test_text_survives_the_way_there_and_back(tokenizer):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_long_texts_have_the_same_tokens(tokenizer):
+    word = "naïve 👩‍👩‍👧 fox\n"
+    assert tokenizer.encode(word * 1000) == tokenizer.encode(word) * 1000
+
+
 def test_end_of_text_ids_come_from_the_config_and_the_tokenizer(tokenizer):
     assert tokenizer.eos_token_ids == (tokenizer.backend.token_to_id("<|end|>"), 7)
 

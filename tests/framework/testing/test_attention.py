@@ -61,7 +61,9 @@ class NoSoftCap(TorchSDPABackend):
 
 class ReadsOneTooFew(TorchSDPABackend):
     def prepare(self, step):
-        return super().prepare(replace(step, seq_lens_host=[n - 1 for n in step.seq_lens_host]))
+        lens = zip(step.query_lens_host, step.seq_lens_host, strict=True)
+        shorter = [max(num_new, length - 1) for num_new, length in lens]
+        return super().prepare(replace(step, seq_lens_host=shorter))
 
 
 class ReadsOneTooMany(TorchSDPABackend):

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.errors import RefusedError
+from quire.interfaces.attention import StepLayout
 from quire.interfaces.kv_cache import KVLayer
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
+from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
@@ -51,3 +54,83 @@ def test_pages_that_are_not_k_and_v_are_refused():
     odd = OddSpec(spec().layer, 16, "float32")
     with pytest.raises(RefusedError, match=r"layers\.0\.attn"):
         TorchSDPABackend.kv_view(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1)
+
+
+def scene_after(prompts, **sizes):
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
+    numbers = [scene.add(length + 4) for length in prompts]
+    scene.step(list(zip(numbers, prompts, strict=True)))
+    return scene, numbers
+
+
+class OperatorCount(TorchDispatchMode):
+    """Counts operators that compute; views are free."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_layer_of_a_decode_step_is_six_operators():
+    scene, numbers = scene_after([30, 20, 25])
+    plan = [(number, 1) for number in numbers]
+    metadata = scene.backend.prepare(scene.layout(plan, Padding()))
+    q, k, v = scene.inputs(plan)
+    scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    with OperatorCount() as count:
+        scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    assert [name.split("::")[1].split(".")[0] for name in count.names] == [
+        "cat",
+        "index_copy_",
+        "index_select",
+        "baddbmm",
+        "_softmax",
+        "bmm",
+    ]
+
+
+def test_uneven_contexts_are_answered_in_the_order_of_the_batch():
+    scene, numbers = scene_after([3, 500, 8, 300, 1], num_heads=16, num_kv_heads=8)
+    assert len(plan_of(scene, numbers)) > 1
+    for answer, truth in scene.step([(number, 1) for number in numbers]):
+        torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+
+
+def plan_of(scene, numbers):
+    layout = scene.layout([(number, 1) for number in numbers], Padding())
+    metadata = scene.backend.prepare(layout)
+    q, k, v = scene.inputs([(number, 1) for number in numbers])
+    scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
+    return metadata.by_window[None].batches
+
+
+def test_a_prompt_row_is_the_same_beside_others():
+    answers = []
+    for others in ([], [130, 64, 1]):
+        scene = AttentionScene(TorchSDPABackend, SceneSizes())
+        first = scene.add(64)
+        plan = [(first, 64), *((scene.add(length), length) for length in others)]
+        answers.append(scene.step(plan)[0][0])
+    torch.testing.assert_close(*answers, atol=1e-6, rtol=0)
+
+
+def test_a_step_of_padding_alone_is_zeros():
+    scene, _ = scene_after([5])
+    layout = StepLayout(
+        query_start=torch.zeros(2, dtype=torch.int32),
+        seq_lens=torch.zeros(1, dtype=torch.int32),
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        slot_mapping=torch.zeros(2, dtype=torch.int64),
+        num_tokens=0,
+        query_lens_host=[],
+        seq_lens_host=[],
+    )
+    q, k, v = torch.ones(2, 4, 64), torch.ones(2, 2, 64), torch.ones(2, 2, 64)
+    metadata = scene.backend.prepare(layout)
+    out = scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    assert not out.any()

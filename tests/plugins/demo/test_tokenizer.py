@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from tokenizers import Tokenizer
 
 from recipe.questions import section
 from recipe.template import CHECKPOINT
+from recipe.tokenizer import train
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
@@ -44,3 +47,7 @@ def test_a_prompt_is_a_prefix_of_its_conversation_in_tokens():
     for conversation in section("tool_calls_new_names", 20, 1):
         prompt = _ids(conversation.prompt())
         assert _ids(conversation.text())[: len(prompt)] == prompt
+
+
+def test_the_recipe_makes_this_tokenizer_again():
+    assert json.loads(train(seed=1).to_str()) == json.loads(TOKENIZER.to_str())

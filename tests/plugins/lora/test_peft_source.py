@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from adapter_parts import add_adapter, peft_logits, peft_model, save_adapter
-from model_parts import difference, logits_of, random_tokens, written_model
+from model_parts import difference, load_model, logits_of, random_tokens
 from safetensors.torch import load_file, save_file
 
 from quire.errors import AdapterError
 from quire.messages import AdapterRef
+from quire.testing.checkpoints import write_checkpoint
 from quire.worker.adapters import AdapterManager
 from quire_lora.peft_source import PeftSource
 
@@ -42,7 +43,8 @@ def _one_thread():
 def case(request, tmp_path_factory):
     """A checkpoint, our model of it, and peft's model with all variants of adapters."""
     folder = tmp_path_factory.mktemp(request.param)
-    written, model = written_model(folder / "base", request.param, **ARCHITECTURES[request.param])
+    written = write_checkpoint(folder / "base", request.param, **ARCHITECTURES[request.param])
+    model = load_model(written, prepack=True)
     first, *others = VARIANTS
     theirs = peft_model(written, first, **VARIANTS[first])
     for name in others:

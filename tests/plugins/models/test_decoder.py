@@ -89,9 +89,11 @@ def reference_logits(reference: Any, token_ids: Tensor) -> Tensor:
     return logits
 
 
-def test_logits_equal_those_of_transformers(written, reference):
-    token_ids = random_tokens(200)
-    ours = logits_of(load_model(written), token_ids)
+@pytest.mark.parametrize("prepack", [False, True])
+@pytest.mark.parametrize("num_tokens", [3, 200])
+def test_logits_equal_those_of_transformers(written, reference, prepack, num_tokens):
+    token_ids = random_tokens(num_tokens)
+    ours = logits_of(load_model(written, prepack=prepack), token_ids)
     assert difference(ours, reference_logits(reference, token_ids)) < TOLERANCE
 
 

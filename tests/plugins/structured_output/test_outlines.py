@@ -90,8 +90,7 @@ def test_anchors_at_the_ends_say_nothing(backend, regex, yes, no):
         (r"[]x]+", "x]", "a"),
         (r"\W\D\S", " x.", "xx."),
         (r"\P{L}\pL", "1a", "ab"),
-        (r"(?s:.)\.", "\n.", "ab"),
-        (r"a\x00b", "a\0b", "ab"),
+        (r"[\x00-\x1f]+", "\t", "\0"),
         (r"[^x]", "é", "\0"),
     ],
 )
@@ -122,14 +121,18 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
     [
         ("(", "not a valid regular expression"),
         ("a{3,2}", "not a valid regular expression"),
-        ("a|^b", "anchors"),
-        ("a$b", "cannot spell"),
+        ("a|^b", "the anchor ^"),
+        ("a$b", "the anchor $"),
         ("[a&&b]", "'&&'"),
         ("[[:alpha:]]", "'['"),
         (r"\bword\b", "word boundaries"),
         ("(?<!a)b", "lookbehind"),
         ("(?>a)b", "atomic"),
-        ("(?x) a b", "verbose"),
+        ("(?x) a b", "'(?x)'"),
+        ("(?s:.)", "'(?s:'"),
+        (r"a\x00b", "U+0000"),
+        ("\0", "U+0000"),
+        (r"[\x00]", "cannot spell"),
         (r"(?P<x>a)(?P=x)", "backreference"),
         (r"\k<x>", "backreference"),
         ("a" * 200_000, "200000 characters"),
@@ -153,6 +156,7 @@ def test_escaped_or_listed_parentheses_are_no_lookaround():
         (("a", 3), "strings only"),
         (tuple(map(str, range(100_000))), "at most"),
         (("\udc00",), "surrogate"),
+        (("a\0",), "U+0000"),
     ],
 )
 def test_a_choice_that_makes_no_sense_is_refused(choice, reason):
@@ -235,6 +239,21 @@ def test_every_date_of_the_calendar_is_a_date_and_no_other(backend):
     ]:  # fmt: skip
         matcher = grammar.matcher()
         assert all(matcher.accept(byte) for byte in f'"{text}"'.encode()) == is_date, text
+
+
+@pytest.mark.parametrize(
+    ("params", "texts"),
+    [
+        (S(json={"type": "number"}), ["1", "1.5", "-0.25e+10", "1e9"]),
+        (S(choice=("a", "abc", "abcde")), ["a", "abc", "abcde"]),
+        (S(regex="a(?:bc)*"), ["a", "abc", "abcbc"]),
+        (S(regex=".*"), ["", "é", "aé日本.", "日"]),
+    ],
+    ids=str,
+)
+def test_a_text_may_go_on_where_it_may_end(backend, params, texts):
+    for text in texts:
+        assert is_spelled(backend, params, text), text
 
 
 def test_properties_come_in_the_order_of_the_schema(backend):

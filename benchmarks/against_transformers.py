@@ -1,0 +1,205 @@
+"""quire and `transformers.generate` on the same weights and prompts, in turn, in one process.
+
+    python benchmarks/against_transformers.py --shape 5m
+    python benchmarks/against_transformers.py --shape qwen3-0.6b --pairs 7
+
+Each pair is one run of both, in alternating order (A B, B A, ...), with greedy decoding and a fixed
+output length. The figure is the median of the pairs' ratios, with a bootstrap interval; absolute
+figures depend on the machine and its other load.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire import LLM, SamplingParams
+from quire.testing.checkpoints import write_checkpoint
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES: dict[str, dict[str, Any]] = {
+    "5m": {
+        "vocab_size": 8192,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+    },
+}
+DEFAULT_BATCH = {"5m": 16, "qwen3-0.6b": 8}
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="5m")
+    parser.add_argument("--batch", type=int, help="prompts at the same time")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--write", action="store_true", help="write into benchmarks/results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    batch = arguments.batch or DEFAULT_BATCH[arguments.shape]
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), "Qwen3ForCausalLM", seed=0, **SHAPES[arguments.shape])
+        figures = measure(
+            Path(folder),
+            random_prompts(SHAPES[arguments.shape]["vocab_size"], batch, arguments.input_len),
+            arguments.output_len,
+            arguments.pairs,
+        )
+    report = {
+        "shape": arguments.shape,
+        "batch": batch,
+        "input_len": arguments.input_len,
+        "output_len": arguments.output_len,
+        "pairs": arguments.pairs,
+        **figures,
+        "machine": machine(),
+        "date": date.today().isoformat(),
+        "command": "python benchmarks/against_transformers.py "
+        f"--shape {arguments.shape} --pairs {arguments.pairs}",
+    }
+    print(json.dumps(report, indent=2))
+    if arguments.write:
+        path = RESULTS / f"against_transformers_{arguments.shape}.json"
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def random_prompts(vocab_size: int, batch: int, input_len: int) -> list[list[int]]:
+    """Draw prompts; the ids avoid the special tokens at the start of the vocabulary."""
+    draw = random.Random(0)
+    return [[draw.randrange(3, vocab_size) for _ in range(input_len)] for _ in range(batch)]
+
+
+def measure(folder: Path, prompts: list[list[int]], output_len: int, pairs: int) -> dict[str, Any]:
+    """Run both in turn; returns rates, ratios and how many tokens agree."""
+    ours = quire_runner(folder, prompts, output_len)
+    theirs = transformers_runner(folder, prompts, output_len)
+    agree = agreement(ours(), theirs())  # the warm-up
+    seconds: dict[str, list[float]] = {"quire": [], "transformers": []}
+    for pair in range(pairs):
+        turns = [("quire", ours), ("transformers", theirs)]
+        for name, run in turns if pair % 2 == 0 else reversed(turns):
+            seconds[name].append(timed(run))
+    ratios = [t / q for q, t in zip(seconds["quire"], seconds["transformers"], strict=True)]
+    num_tokens = len(prompts) * output_len
+    low, high = interval(ratios)
+    return {
+        "quire_output_tokens_per_s": num_tokens / statistics.median(seconds["quire"]),
+        "transformers_output_tokens_per_s": num_tokens / statistics.median(seconds["transformers"]),
+        "ratio_median": statistics.median(ratios),
+        "ratio_95_interval": [low, high],
+        "ratios": ratios,
+        "equal_tokens": agree,
+    }
+
+
+def quire_runner(
+    folder: Path, prompts: list[list[int]], output_len: int
+) -> Callable[[], list[list[int]]]:
+    """Return a function that generates with quire."""
+    llm = LLM(str(folder), dtype="float32", max_model_len=len(prompts[0]) + output_len)
+    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+
+    def run() -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    return run
+
+
+def transformers_runner(
+    folder: Path, prompts: list[list[int]], output_len: int
+) -> Callable[[], list[list[int]]]:
+    """Return a function that generates with transformers, all prompts as one batch."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    token_ids = torch.tensor(prompts)
+
+    @torch.inference_mode()
+    def run() -> list[list[int]]:
+        out = model.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            max_new_tokens=output_len,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        rows: list[list[int]] = out[:, token_ids.shape[1] :].tolist()
+        return rows
+
+    return run
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    """Return the share of positions before the first difference; near ties may part two runs."""
+    same = total = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        total += len(other)
+        same += next((i for i, (a, b) in enumerate(zip(mine, other)) if a != b), len(other))
+    return same / total
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Return the seconds of one run."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
+    """Return a 95 % bootstrap interval of the median."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
+
+
+def machine() -> dict[str, Any]:
+    """Describe what this ran on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "has_avx512": "avx512f" in flags,
+        "threads": torch.get_num_threads(),
+        "load_average_at_end": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()

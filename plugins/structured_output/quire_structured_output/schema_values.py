@@ -1,0 +1,56 @@
+"""Listed values: `enum` and `const`, written so that every reader of JSON finds them again."""
+
+import math
+from typing import Any
+
+from quire.errors import GrammarError
+from quire_structured_output import json_regex
+from quire_structured_output.disjoint import json_type_of, keeps_type
+from quire_structured_output.regex_syntax import check_text
+from quire_structured_output.schema_keywords import MAX_DEPTH, Schema, refusal, types_of
+
+MAX_VALUES = 2_000  # of an enum
+MAX_EXACT_INTEGER = 2**53  # beyond it, readers of JSON disagree
+
+
+def values_regex(word: str, schema: Schema, path: str) -> str:
+    """Return any of the values of `enum` or `const` that also have the schema's type.
+
+    Raises:
+        GrammarError: There is none, there are too many, or one cannot be written exactly.
+    """
+    values = schema["enum"] if word == "enum" else [schema["const"]]
+    if not isinstance(values, list) or not values:
+        raise GrammarError(f"nothing can satisfy the empty 'enum' at {path or '/'}")
+    if len(values) > MAX_VALUES:
+        raise GrammarError(
+            f"'enum' at {path or '/'} has {len(values)} values; at most {MAX_VALUES} are allowed"
+        )
+    types = types_of(schema, {"type"} & schema.keys(), path) or None
+    kept = [value for value in values if types is None or keeps_type(value, types)]
+    if not kept:
+        raise GrammarError(f"nothing satisfies both 'type' and '{word}' at {path or '/'}")
+    for value in kept:
+        _check_value(value, word, path)
+    return json_regex.one_of([json_regex.literal(value) for value in kept])
+
+
+def _check_value(value: Any, word: str, path: str, depth: int = 0) -> None:
+    """Look for values that cannot be written so that every reader finds them again."""
+    where = f"'{word}' at {path or '/'}"
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"{where} is nested more than {MAX_DEPTH} deep")
+    kind = json_type_of(value)
+    if kind == "string":
+        check_text(value, where)
+    elif kind == "integer" and abs(value) > MAX_EXACT_INTEGER:
+        raise refusal(word, path, f"with the number {value}, which is larger than 2**53")
+    elif kind == "number" and not math.isfinite(value):
+        raise refusal(word, path, "with a number that is not finite")
+    elif kind == "array":
+        for part in value:
+            _check_value(part, word, path, depth + 1)
+    elif kind == "object":
+        for name, part in value.items():
+            check_text(name, where)
+            _check_value(part, word, path, depth + 1)

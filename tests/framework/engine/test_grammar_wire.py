@@ -1,0 +1,64 @@
+"""A frame arrives whole, however it is cut, or not at all."""
+
+import socket
+import threading
+
+import msgspec
+import pytest
+
+from quire.engine.grammar_wire import (
+    Accept,
+    Drop,
+    Fill,
+    Rollback,
+    Start,
+    Turn,
+    TurnDone,
+    VocabularyMessage,
+    receive,
+    send,
+)
+from quire.interfaces.structured_output import Vocabulary
+
+
+@pytest.fixture
+def ends():
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+def test_operations_keep_their_kind_and_order(ends):
+    turn = Turn([Start(1), Accept(1, [5, 6]), Rollback(1, 1), Fill(1, 0), Drop(1)])
+    send(ends[0], turn)
+    assert receive(ends[1], Turn) == turn
+
+
+def test_a_large_message_arrives_in_pieces(ends):
+    done = TurnDone(dict.fromkeys(range(20000), "reason " * 10), [])
+    sender = threading.Thread(target=send, args=(ends[0], done))
+    sender.start()
+    assert receive(ends[1], TurnDone) == done
+    sender.join()
+
+
+def test_an_end_that_is_gone_is_the_end_of_file(ends):
+    ends[0].sendall(b"\x05")
+    ends[0].close()
+    with pytest.raises(EOFError):
+        receive(ends[1], Turn)
+
+
+def test_nonsense_is_refused(ends):
+    ends[0].sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(msgspec.DecodeError, match="too long"):
+        receive(ends[1], Turn)
+    ends[0].sendall(b"\x01\x00\x00\x00\x07")
+    with pytest.raises(msgspec.DecodeError):
+        receive(ends[1], Turn)
+
+
+def test_a_vocabulary_survives_the_journey():
+    vocabulary = Vocabulary({b"a": [0, 3], b"\xff": [1]}, (2,), 7)
+    packed = msgspec.msgpack.encode(VocabularyMessage.of(vocabulary))
+    assert msgspec.msgpack.decode(packed, type=VocabularyMessage).vocabulary() == vocabulary

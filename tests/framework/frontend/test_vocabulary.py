@@ -1,0 +1,135 @@
+"""A token's bytes are those that the tokenizer decodes it to."""
+
+import json
+import random
+import time
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from quire.errors import UnsupportedModelError
+from quire.frontend.vocabulary import parse_vocabulary, read_vocabulary
+
+CORPUS = ["Grüße aus 東京, 3.5 € — naïve\n\t{'a': 1}", "the cat and the dog", "ёлка 😀"] * 5
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def spelled(vocabulary):
+    return {token_id: token for token, ids in vocabulary.tokens.items() for token_id in ids}
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_the_tokens_of_a_text_spell_the_text(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    end = tokenizer.token_to_id("<|end|>" if kind == "byte_level" else "</s>")
+    tokens = spelled(read_vocabulary(tokenizer, [end], tokenizer.get_vocab_size() + 10))
+    for text in [*CORPUS[:3], "neverseen \x07 ÿ ﷽ a  b", ""]:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert b"".join(tokens[i] for i in ids) == text.encode()
+
+
+def test_special_tokens_are_left_out_and_other_added_ones_are_not(byte_level):
+    end = byte_level.token_to_id("<|end|>")
+    vocabulary = read_vocabulary(byte_level, [end, end], byte_level.get_vocab_size())
+    assert vocabulary.eos_token_ids == (end,)
+    assert end not in spelled(vocabulary)
+    assert vocabulary.tokens[b"<tool_call>"] == [byte_level.token_to_id("<tool_call>")]
+    assert len(spelled(vocabulary)) == byte_level.get_vocab_size() - 1
+
+
+def test_every_byte_has_a_token(byte_level, sentencepiece):
+    for tokenizer in (byte_level, sentencepiece):
+        vocabulary = read_vocabulary(tokenizer, [], 1000)
+        assert all(bytes([byte]) in vocabulary.tokens for byte in range(256))
+
+
+def test_an_end_that_is_no_special_token_is_left_out_too(byte_level):
+    end = byte_level.token_to_id("a")
+    assert end not in spelled(read_vocabulary(byte_level, [end], 1000))
+
+
+def test_ids_beyond_the_logits_are_left_out(byte_level):
+    vocabulary = read_vocabulary(byte_level, [0], 300)
+    assert max(spelled(vocabulary)) == 299
+    assert vocabulary.size == 300
+
+
+def test_two_tokens_of_the_same_bytes_share_an_entry():
+    spec = {
+        "model": {"type": "BPE", "vocab": {"<0x61>": 0, "a": 1, "</s>": 2}},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+            ],
+        },
+        "added_tokens": [{"id": 2, "content": "</s>", "special": True}],
+    }
+    assert parse_vocabulary(json.dumps(spec), [2], 3).tokens == {b"a": [0, 1]}
+
+
+def test_a_unigram_model_is_read_in_the_order_of_its_scores():
+    spec = {
+        "model": {"type": "Unigram", "vocab": [["</s>", 0.0], ["▁a", -1.0], ["b", -2.0]]},
+        "decoder": {"type": "Metaspace", "replacement": "▁"},
+        "added_tokens": None,
+    }
+    assert parse_vocabulary(json.dumps(spec), [0], 3).tokens == {b" a": [1], b"b": [2]}
+
+
+def test_a_tokenizer_that_hides_its_bytes_is_refused():
+    tokenizer = Tokenizer(models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(UnsupportedModelError, match="WordPiece"):
+        read_vocabulary(tokenizer, [2], 3)
+
+
+def test_150_000_tokens_take_a_moment():
+    rng = random.Random(0)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {"".join(rng.choices(alphabet, k=rng.randint(1, 12))) for _ in range(160_000)}
+    vocab = {word: i for i, word in enumerate(sorted(words)[:150_000])}
+    text = json.dumps({"model": {"type": "BPE", "vocab": vocab}, "decoder": {"type": "ByteLevel"}})
+    start = time.monotonic()
+    vocabulary = parse_vocabulary(text, [], len(vocab))
+    assert time.monotonic() - start < 3.0  # a quarter of a second is usual
+    assert len(spelled(vocabulary)) == len(vocab)

@@ -1,0 +1,267 @@
+"""What a person sees when something is wrong, through the front door; and that nothing else breaks."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.errors import (
+    AdapterError,
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    GrammarError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RefusedError,
+    RequestError,
+    SettingsError,
+    UnknownModelError,
+    UnknownNameError,
+    UnsafeCheckpointError,
+    UnsupportedModelError,
+)
+from quire.testing.checkpoints import write_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(str(folder), max_model_len=64, enable_lora=True) as llm:
+        yield llm
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named():
+    with pytest.raises(CheckpointNotFoundError, match="no such model folder: ./nowhere"):
+        LLM("./nowhere")
+
+
+def test_a_name_that_nobody_has_says_what_there_is():
+    with pytest.raises(CheckpointNotFoundError, match=r"'demoo' is no folder, .*known: demo"):
+        LLM("demoo")
+
+
+def test_a_folder_without_a_config_is_incomplete(copy):
+    (copy / "config.json").unlink()
+    with pytest.raises(CheckpointCorruptError, match=r"no config\.json; is the folder complete"):
+        LLM(str(copy))
+
+
+def test_a_half_copied_model_names_what_is_missing(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM", num_shards=3).folder
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointCorruptError, match=shard.name):
+        LLM(str(folder))
+
+
+def test_a_truncated_file_is_named(copy):
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(CheckpointCorruptError, match=r"model\.safetensors"):
+        LLM(str(copy))
+
+
+def test_a_corrupt_header_is_not_believed(copy):
+    weights = copy / "model.safetensors"
+    weights.write_bytes((2**62).to_bytes(8, "little") + weights.read_bytes()[8:])
+    with pytest.raises(CheckpointCorruptError, match=r"model\.safetensors"):
+        LLM(str(copy))
+
+
+def test_a_pickle_is_refused_and_never_opened(copy):
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    with pytest.raises(UnsafeCheckpointError, match=r"pytorch_model\.bin"):
+        LLM(str(copy))
+
+
+def test_an_unknown_architecture_names_the_nearest_and_the_way_to_add_it(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["architectures"] = ["Qwen33ForCausalLM"]
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="did you mean 'Qwen3ForCausalLM'") as caught:
+        LLM(str(copy))
+    assert "register_models" in str(caught.value)
+
+
+def test_a_checkpoint_with_wrong_shapes_names_the_tensor(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["intermediate_size"] += 8
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointCorruptError, match=r"mlp\.\w+_proj\.weight"):
+        LLM(str(copy))
+
+
+# --- names and settings -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "title"),
+    [
+        ("attention_backend", "attention backend"),
+        ("structured_output", "structured-output backend"),
+        ("tool_call_parser", "tool-call parser"),
+        ("reasoning_parser", "reasoning parser"),
+        ("executor", "executor"),
+    ],
+)
+def test_an_unknown_plugin_name_says_what_is_known(folder, option, title):
+    with pytest.raises(UnknownNameError, match=rf"unknown {title} 'nonesuch'.*\(known: \w+"):
+        LLM(str(folder), **{option: "nonesuch"})
+
+
+def test_an_unknown_sampler_and_lora_source_say_what_is_known(folder):
+    with pytest.raises(UnknownNameError, match=r"unknown sampler 'min_q'; did you mean 'min_p'"):
+        LLM(str(folder), samplers=("default", "min_q"))
+    with pytest.raises(UnknownNameError, match=r"unknown LoRA source 'peff'; did you mean 'peft'"):
+        LLM(str(folder), enable_lora=True, lora_source="peff")
+
+
+def test_a_backend_that_cannot_serve_says_why_and_who_can(folder):
+    with pytest.raises(RefusedError, match=r"in_process.*tensor_parallel_size is 2"):
+        LLM(str(folder), tensor_parallel_size=2)
+
+
+def test_an_option_that_does_not_exist_names_the_nearest():
+    with pytest.raises(SettingsError, match="no option 'max_num_seq'; did you mean 'max_num_seqs'"):
+        LLM("demo", max_num_seq=4)
+
+
+def test_a_length_beyond_the_model_is_refused(folder):
+    with pytest.raises(SettingsError, match="max_model_len is 100000, .* end at 512"):
+        LLM(str(folder), max_model_len=100_000)
+
+
+# --- requests: each is refused, and the engine goes on ------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def the_engine_goes_on(request):
+    yield
+    if "llm" in request.fixturenames:
+        llm = request.getfixturevalue("llm")
+        assert len(llm.generate("still here", GREEDY)[0].outputs[0].token_ids) > 0
+        assert llm.stats().num_used_blocks == 0
+
+
+def test_a_prompt_longer_than_the_model_is_refused_with_both_numbers(llm):
+    with pytest.raises(PromptTooLongError, match="70 tokens .* takes 64 tokens"):
+        llm.generate([[5] * 70], GREEDY)
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused(llm, prompt):
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        llm.generate([prompt], GREEDY)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [10**9], [True], [2.5]])
+def test_token_ids_that_do_not_exist_are_refused(llm, prompt):
+    with pytest.raises(InvalidRequestError, match="whole numbers from 0 to 319"):
+        llm.generate([prompt], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5),
+        ("top_k", -2), ("min_p", 2.0), ("max_tokens", 0), ("n", 0), ("n", 10**6),
+        ("logprobs", 21), ("seed", 2**63), ("min_tokens", -1), ("stop", ("",)),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_name_their_field(field, value):
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_a_field_that_no_sampler_declares_is_refused(llm):
+    with pytest.raises(InvalidRequestError, match="no request field 'top_n'"):
+        llm.generate("x", SamplingParams(extra_args={"top_n": 1}))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"json": {"type": "integer", "minimum": 3}}, "minimum"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
+        ({"json": "{not json"}, "JSON"),
+        ({"regex": "(unclosed"}, "regex"),
+        ({"choice": ()}, "choice"),
+    ],
+)
+def test_an_impossible_form_is_refused_by_name(llm, form, message):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
+    with pytest.raises(GrammarError, match=message):
+        llm.generate("x", params)
+
+
+def test_two_forms_at_once_are_refused():
+    with pytest.raises(InvalidRequestError, match="exactly one of"):
+        StructuredOutputsParams(regex="a", choice=("a",))
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+def write_adapter(folder, in_features=64, module="self_attn.q_proj", **config):
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings | config))
+    stem = f"base_model.model.model.layers.0.{module}"
+    matrices = {
+        f"{stem}.lora_A.weight": torch.ones(2, in_features),
+        f"{stem}.lora_B.weight": torch.ones(64, 2),
+    }
+    save_file(matrices, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_of_another_base_names_the_module_and_the_shapes(folder, tmp_path):
+    adapter = write_adapter(tmp_path / "other", in_features=48)
+    with pytest.raises(AdapterError, match=r"q_proj.*\[2, 48\]"):
+        LLM(str(folder), enable_lora=True, lora_modules=(f"other={adapter}",))
+
+
+def test_an_adapter_for_a_module_that_is_not_there_is_refused(folder, tmp_path):
+    adapter = write_adapter(tmp_path / "strange", module="self_attn.z_proj")
+    with pytest.raises(AdapterError, match="z_proj"):
+        LLM(str(folder), enable_lora=True, lora_modules=(f"strange={adapter}",))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"use_dora": True}, "use_dora"), ({"modules_to_save": ["lm_head"]}, "modules_to_save")],
+)
+def test_what_an_adapter_cannot_have_is_refused_by_name(folder, tmp_path, config, message):
+    adapter = write_adapter(tmp_path / "a", **config)
+    with pytest.raises(AdapterError, match=message):
+        LLM(str(folder), enable_lora=True, lora_modules=(f"a={adapter}",))
+
+
+def test_an_adapter_that_is_not_offered_is_refused(llm):
+    with pytest.raises(UnknownModelError, match="no adapter 'nobody'"):
+        llm.generate("x", GREEDY, lora_request="nobody")
+
+
+def test_every_request_error_is_one(llm):
+    with pytest.raises(RequestError):
+        llm.generate("x", GREEDY, lora_request="nobody")

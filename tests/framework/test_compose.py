@@ -1,0 +1,421 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from installed import sites
+
+from quire.checkpoint import Checkpoint
+from quire.compose import build_spec, compose
+from quire.config import Settings
+from quire.errors import (
+    ApiVersionError,
+    ContestedNameError,
+    PluginLoadError,
+    RefusedError,
+    SettingsError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from quire.machine import Machine
+from quire.plugins import load_plugins
+
+site = pytest.fixture(sites)
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+}
+MACHINE = Machine(frozenset({"avx2"}), has_cuda=False, memory_bytes=2**33)
+HERMES_TEMPLATE = "{% for m in messages %}<tool_call>{{ m }}</tool_call>{% endfor %}"
+
+BACKEND = """
+    from quire import hookimpl
+    from quire.interfaces.attention import AttentionCapabilities
+
+    @hookimpl
+    def register_attention_backends(registry):
+        there = AttentionCapabilities(
+            devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}),
+            kv_dtypes=frozenset({"float32"}), default_block_size=32, OPTIONS
+        )
+        registry.add("acme", "acme.attention:Acme", capabilities=there, api=1)
+"""
+SAMPLER = """
+    from quire import hookimpl
+    from quire.interfaces.sampling import RequestField, SamplerCapabilities
+
+    @hookimpl
+    def register_samplers(registry):
+        field = RequestField("FIELD", float, DEFAULT)
+        there = SamplerCapabilities(stage="STAGE", fields=(field,))
+        registry.add("acme", "acme.sampler:Acme", capabilities=there)
+"""
+PARSER = """
+    from quire import hookimpl
+    from quire.interfaces.tool_parsing import ToolParserCapabilities
+
+    @hookimpl
+    def register_tool_parsers(registry):
+        there = ToolParserCapabilities(template_markers=(MARKERS), priority=PRIORITY)
+        registry.add("acme", "acme.parser:Acme", capabilities=there, api=1)
+"""
+MODEL = """
+    from quire import hookimpl
+    from quire.interfaces.model import ModelCapabilities
+
+    @hookimpl
+    def register_models(registry):
+        there = ModelCapabilities(describe="acme:describe", OPTIONS)
+        registry.add("AcmeForCausalLM", "acme.model:Acme", capabilities=there)
+
+    def describe(config):
+        from quire_models.llama_config import describe_llama
+        return describe_llama(config)
+"""
+
+
+def sampler(field="acme_field", default="1.0", stage="filter"):
+    return SAMPLER.replace("FIELD", field).replace("DEFAULT", default).replace("STAGE", stage)
+
+
+def parser(markers="'<acme>',", priority="0"):
+    return PARSER.replace("MARKERS", markers).replace("PRIORITY", priority)
+
+
+def composed(template="", config=(), machine=MACHINE, **options):
+    settings = Settings.from_options(options)
+    checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
+    return compose(settings, load_plugins(settings.plugins), checkpoint, template, machine)
+
+
+def reasons(choice):
+    return {rejection.name: rejection.reason for rejection in choice.rejected}
+
+
+def test_every_part_is_chosen_with_its_source_and_a_reason():
+    composition = composed(HERMES_TEMPLATE, enable_lora=True)
+    kinds = {choice.entry.kind.name for choice in composition.choices}
+    assert kinds == {
+        "models", "attention_backends", "kv_cache_specs", "samplers", "structured_output",
+        "tool_parsers", "lora_sources", "executors",
+    }  # fmt: skip
+    for choice in composition.choices:
+        assert choice.why
+        assert choice.entry.source.distribution == "quire"
+
+
+def test_a_composition_as_data_says_who_serves_what_and_why():
+    data = composed().attention_backend.as_dict()
+    assert data["kind"] == "attention_backends"
+    assert data["name"] == "torch_sdpa"
+    assert data["plugin"] == "quire_attention_backends"
+    assert data["why"] == "auto: the only one that can"
+
+
+def test_a_composition_cannot_be_changed():
+    composition = composed()
+    with pytest.raises(FrozenInstanceError):
+        composition.device = "cuda"
+    with pytest.raises(FrozenInstanceError):
+        composition.model.why = "because"
+
+
+def test_workers_can_compare_what_they_compose(site):
+    fingerprint = composed().fingerprint()
+    assert ("models", "LlamaForCausalLM", "quire", composed().quire_version) in fingerprint
+    assert fingerprint == composed().fingerprint()
+    site.install("acme", sampler())
+    assert fingerprint != composed(samplers=["default", "acme"]).fingerprint()
+
+
+def test_the_dtype_is_what_the_machine_is_good_at_and_says_why():
+    composition = composed()
+    assert composition.dtype == composition.kv_dtype == "float32"
+    assert "slower on this CPU" in composition.dtype_why
+
+
+def test_the_models_length_is_taken_or_a_shorter_one():
+    assert composed().max_model_len == 128
+    assert composed(max_model_len=64).max_model_len == 64
+    with pytest.raises(SettingsError, match=r"max_model_len is 129, .* end at 128"):
+        composed(max_model_len=129)
+
+
+def test_the_spec_of_a_layer_is_built_from_what_was_chosen():
+    plugins = load_plugins()
+    composition = composed(block_size=32)
+    layer = composition.description.kv_layers[0]
+    spec = build_spec(plugins.registries, composition, layer, 1)
+    assert (spec.block_size, spec.page_bytes) == (32, 2 * 32 * 2 * 16 * 4)
+
+
+def test_an_unknown_architecture_names_the_nearest_and_how_to_add_it():
+    with pytest.raises(UnsupportedModelError) as caught:
+        composed(config={"architectures": ["LlamaForCausalML"]})
+    message = str(caught.value)
+    assert "unknown model 'LlamaForCausalML'; did you mean 'LlamaForCausalLM'?" in message
+    assert "register_models" in message
+
+
+def test_a_quantization_that_nobody_serves_is_refused():
+    config = {"quantization_config": {"quant_method": "acme4"}}
+    with pytest.raises(UnknownNameError, match="unknown quantization method 'acme4'"):
+        composed(config=config)
+
+
+def test_a_description_that_fails_names_its_plugin(site):
+    site.install(
+        "acme", MODEL.replace("OPTIONS", "").replace("describe_llama(config)", "config[1]")
+    )
+    with pytest.raises(PluginLoadError, match=r"'AcmeForCausalLM' of acme \(acme 1.0\).*KeyError"):
+        composed(config={"architectures": ["AcmeForCausalLM"]})
+
+
+def test_a_description_of_the_wrong_type_is_refused(site):
+    site.install("acme", MODEL.replace("OPTIONS", "").replace("describe_llama(config)", "config"))
+    with pytest.raises(PluginLoadError, match="gave a dict, no ModelDescription"):
+        composed(config={"architectures": ["AcmeForCausalLM"]})
+
+
+def test_a_models_own_refusal_is_passed_on():
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu'"):
+        composed(config={"hidden_act": "gelu"})
+
+
+def test_auto_takes_the_attention_backend_of_the_highest_priority(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=5"))
+    composition = composed()
+    assert composition.attention_backend.name == "acme"
+    assert composition.attention_backend.why == "auto: the highest priority of those that can"
+    assert reasons(composition.attention_backend) == {"torch_sdpa": "it can; acme was preferred"}
+    assert composition.block_size == 32
+
+
+def test_auto_passes_over_a_backend_that_cannot_and_says_why(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=5, head_dims=frozenset({64, 128})"))
+    choice = composed().attention_backend
+    assert choice.name == "torch_sdpa"
+    assert reasons(choice) == {"acme": "head size 16 is not among 128, 64"}
+
+
+def test_auto_passes_over_another_version_of_the_interface(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=5").replace("api=1", "api=7"))
+    choice = composed().attention_backend
+    assert reasons(choice) == {"acme": "it speaks version 7 of the interface"}
+
+
+def test_auto_passes_over_a_contested_backend(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=5"))
+    site.install("other", BACKEND.replace("OPTIONS", "priority=5"))
+    assert reasons(composed().attention_backend) == {"acme": "several plugins offer it"}
+
+
+def test_auto_with_no_backend_that_can_gives_every_reason(site):
+    site.install("acme", BACKEND.replace("OPTIONS", ""))
+    with pytest.raises(RefusedError) as caught:
+        composed(device="tpu")
+    assert "acme: device tpu is not among cpu" in str(caught.value)
+    assert "torch_sdpa: device tpu is not among cpu, cuda" in str(caught.value)
+
+
+def test_a_backend_is_taken_by_name_though_another_has_a_higher_priority(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=-1"))
+    choice = composed(attention_backend="acme").attention_backend
+    assert (choice.name, choice.why) == ("acme", "asked for")
+
+
+def test_a_named_backend_that_cannot_stops_with_the_reason_and_who_can(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "block_sizes=frozenset({64})"))
+    with pytest.raises(RefusedError) as caught:
+        composed(attention_backend="acme", block_size=16)
+    message = str(caught.value)
+    assert (
+        "'acme' cannot serve this model: block size 16 is not among 64; can: torch_sdpa" in message
+    )
+
+
+def test_a_named_part_of_another_interface_version_stops(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "").replace("api=1", "api=7"))
+    with pytest.raises(ApiVersionError, match="speaks version 7"):
+        composed(attention_backend="acme")
+
+
+def test_a_named_part_that_is_contested_stops_until_the_user_decides(site):
+    site.install("acme", BACKEND.replace("OPTIONS", ""))
+    site.install("other", BACKEND.replace("OPTIONS", ""))
+    with pytest.raises(ContestedNameError, match=r"acme \(acme 1.0\) and other \(other 1.0\)"):
+        composed(attention_backend="acme")
+    prefer = ["attention_backends:acme=other"]
+    choice = composed(attention_backend="acme", prefer=prefer).attention_backend
+    assert choice.entry.source.plugin == "other"
+
+
+@pytest.mark.parametrize(
+    ("option", "title", "near"),
+    [
+        ("attention_backend", "attention backend", "torch_sdpa"),
+        ("structured_output", "structured-output backend", "outlines"),
+        ("tool_call_parser", "tool-call parser", "hermes"),
+        ("reasoning_parser", "reasoning parser", "think_tags"),
+        ("lora_source", "LoRA source", "peft"),
+        ("executor", "executor", "in_process"),
+    ],
+)
+def test_an_unknown_name_of_each_kind_is_told_with_the_nearest(option, title, near):
+    wrong = near[:-1] + "x"
+    with pytest.raises(UnknownNameError) as caught:
+        composed(**{option: wrong}, enable_lora=True)
+    assert f"unknown {title} {wrong!r}; did you mean {near!r}?" in str(caught.value)
+
+
+def test_an_unknown_sampler_is_told_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown sampler 'temperatur'; did you mean 'temp"):
+        composed(samplers=["default", "temperatur"])
+
+
+def test_samplers_run_by_stage_and_then_by_name_however_they_are_written(site):
+    site.install("acme", sampler(stage="penalty"))
+    names = ["categorical", "acme", "top_k_top_p", "min_p", "temperature"]
+    composition = composed(samplers=names)
+    order = [choice.name for choice in composition.samplers]
+    assert order == ["acme", "temperature", "min_p", "top_k_top_p", "categorical"]
+
+
+def test_default_stands_for_the_built_in_samplers(site):
+    site.install("acme", sampler())
+    composition = composed(samplers=["default", "acme"])
+    whys = {choice.name: choice.why for choice in composition.samplers}
+    assert whys["acme"] == "asked for"
+    assert whys["min_p"] == "built in"
+    assert len(whys) == 5
+
+
+def test_samplers_bring_their_request_fields_each_once(site):
+    site.install("acme", sampler())
+    fields = [f.name for f in composed(samplers=["default", "acme"]).sampler_fields]
+    assert sorted(fields) == ["acme_field", "min_p", "temperature", "top_k", "top_p"]
+
+
+def test_two_samplers_must_mean_the_same_by_a_request_field(site):
+    site.install("acme", sampler(field="min_p", default="0.5"))
+    with pytest.raises(SettingsError, match="both read the request field 'min_p'"):
+        composed(samplers=["default", "acme"])
+
+
+@pytest.mark.parametrize(
+    ("names", "draws"), [(["temperature"], "none"), (["default", "acme"], "acme, categorical")]
+)
+def test_exactly_one_sampler_draws(site, names, draws):
+    site.install("acme", sampler(stage="draw"))
+    with pytest.raises(SettingsError, match=f"exactly one step that draws, got {draws};"):
+        composed(samplers=names)
+
+
+def test_the_tool_parser_is_found_by_the_chat_template(site):
+    site.install("acme", parser())
+    choice = composed(HERMES_TEMPLATE).tool_parser
+    assert choice.name == "hermes"
+    assert "the chat template has" in choice.why
+    assert reasons(choice) == {"acme": "the chat template has no <acme>"}
+    assert composed("<acme>").tool_parser.name == "acme"
+
+
+def test_among_parsers_that_match_the_priority_decides(site):
+    site.install("acme", parser(priority="9"))
+    choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
+    assert choice.name == "acme"
+    assert reasons(choice) == {"hermes": "acme was preferred"}
+
+
+def test_no_parser_is_taken_when_none_matches():
+    composition = composed("{{ messages }}")
+    assert composition.tool_parser is None
+    assert composition.reasoning_parser is None
+
+
+def test_a_parser_without_markers_is_taken_only_by_name(site):
+    site.install("acme", parser(markers=""))
+    assert (
+        reasons(composed(HERMES_TEMPLATE).tool_parser)["acme"] == "it declares no markers for auto"
+    )
+    assert composed(tool_call_parser="acme").tool_parser.name == "acme"
+
+
+def test_a_parser_of_another_interface_version_is_passed_over(site):
+    site.install("acme", parser(priority="9").replace("api=1", "api=7"))
+    assert composed("<acme>").tool_parser is None
+
+
+def test_parts_can_be_switched_off():
+    composition = composed(HERMES_TEMPLATE, tool_call_parser="none", structured_output="none")
+    assert composition.tool_parser is None
+    assert composition.structured_output is None
+
+
+def test_there_is_no_lora_source_unless_lora_is_on():
+    assert composed().lora_source is None
+    assert composed(enable_lora=True).lora_source.name == "peft"
+
+
+def test_lora_for_a_model_that_does_not_support_it_is_refused(site):
+    site.install("acme", MODEL.replace("OPTIONS", "supports_lora=False"))
+    with pytest.raises(RefusedError, match="'AcmeForCausalLM' does not support LoRA"):
+        composed(config={"architectures": ["AcmeForCausalLM"]}, enable_lora=True)
+
+
+EXECUTOR = """
+    from quire import hookimpl
+    from quire.interfaces.executor import ExecutorCapabilities
+
+    @hookimpl
+    def register_executors(registry):
+        there = ExecutorCapabilities(max_tensor_parallel_size=8)
+        registry.add("acme", "acme.executor:Acme", capabilities=there)
+"""
+
+
+def test_an_executor_with_too_few_devices_is_refused_and_who_can_is_named(site):
+    site.install("acme", EXECUTOR)
+    with pytest.raises(RefusedError, match=r"'in_process' runs at most 1 .*; can: acme"):
+        composed(tensor_parallel_size=2)
+
+
+def test_a_contested_executor_hides_no_refusal(site):
+    site.install("acme", EXECUTOR)
+    site.install("other", EXECUTOR)
+    with pytest.raises(RefusedError, match=r"can: acme$"):
+        composed(tensor_parallel_size=2)
+
+
+def test_heads_must_be_divisible_among_devices(site):
+    site.install("acme", EXECUTOR)
+    with pytest.raises(
+        SettingsError, match=r"tensor_parallel_size 3 does not divide .* 4 attention"
+    ):
+        composed(tensor_parallel_size=3, executor="acme")
+    assert composed(tensor_parallel_size=2, executor="acme").executor.name == "acme"
+
+
+def test_a_model_without_tensor_parallelism_is_refused(site):
+    site.install("acme", EXECUTOR)
+    site.install(
+        "acme-model",
+        MODEL.replace("acme:", "acme_model:").replace("OPTIONS", "supports_tensor_parallel=False"),
+    )
+    with pytest.raises(RefusedError, match="does not support tensor parallelism"):
+        composed(
+            config={"architectures": ["AcmeForCausalLM"]}, tensor_parallel_size=2, executor="acme"
+        )
+
+
+def test_a_broken_plugin_that_nobody_selected_stops_nothing(site):
+    site.install("broken", "import no_such_module")
+    assert composed().model.name == "LlamaForCausalLM"

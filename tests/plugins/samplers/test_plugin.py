@@ -1,0 +1,77 @@
+"""The built-in steps together: what they declare, and the distribution that they leave."""
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from quire.interfaces.sampling import STAGES, SamplerCapabilities
+from quire.testing.sampling import sampled_rows
+
+DEVICE = torch.device("cpu")
+VOCAB_SIZE = 120
+
+
+def built_in(registries):
+    """Names of our steps, in the order of the pipeline."""
+    entries = [e for e in registries.samplers.offers() if e.source.plugin == "quire_samplers"]
+    return sorted(entries, key=lambda e: (STAGES.index(e.capabilities.stage), e.name))
+
+
+def all_fields(registries):
+    fields = {f.name: f for e in built_in(registries) for f in e.capabilities.fields}
+    return SamplerCapabilities(stage="draw", fields=tuple(fields.values()))
+
+
+def filtered(registries, logits, requests):
+    rows = sampled_rows(all_fields(registries), requests)
+    for entry in built_in(registries)[:-1]:
+        logits = registries.samplers.load(entry)(VOCAB_SIZE, DEVICE).apply(logits, rows)
+    return logits
+
+
+def test_they_run_in_a_known_order(quire_registries):
+    names = [entry.name for entry in built_in(quire_registries)]
+    assert names == ["temperature", "min_p", "top_k_top_p", "categorical"]
+
+
+def test_the_whole_pipeline_equals_transformers(quire_registries):
+    logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
+    warpers = LogitsProcessorList(
+        [
+            TemperatureLogitsWarper(0.8),
+            MinPLogitsWarper(0.02),
+            TopKLogitsWarper(30),
+            TopPLogitsWarper(0.9),
+        ]
+    )
+    request = {"temperature": 0.8, "min_p": 0.02, "top_k": 30, "top_p": 0.9}
+    found = filtered(quire_registries, logits.clone(), [request] * 8)
+    torch.testing.assert_close(found, warpers(None, logits.clone()))
+
+
+def test_requests_of_every_kind_share_a_batch(quire_registries):
+    logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 3
+    requests = [
+        {"temperature": 0.0},
+        {"temperature": 0.5, "top_k": 3},
+        {"temperature": 1.0},
+        {"temperature": 2.0, "top_p": 0.3},
+        {"temperature": 1.0, "min_p": 0.5, "top_k": -1},
+    ]
+    together = filtered(quire_registries, logits.clone(), requests)
+    for row, request in enumerate(requests):
+        alone = filtered(quire_registries, logits[row : row + 1].clone(), [request])
+        assert torch.equal(together[row], alone[0])
+    assert torch.equal(together[0], logits[0])
+    assert torch.equal(together[2], logits[2])
+
+
+def test_every_field_has_help_and_one_meaning(quire_registries):
+    declared = [f for e in built_in(quire_registries) for f in e.capabilities.fields]
+    assert all(field.help for field in declared)
+    assert len(set(declared)) == len({field.name for field in declared})

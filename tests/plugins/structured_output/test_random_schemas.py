@@ -1,0 +1,94 @@
+"""Whatever schema comes: it is refused, or its answers are valid for somebody else's validator."""
+
+import contextlib
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.errors import GrammarError
+from quire.sampling_params import StructuredOutputsParams
+from quire.testing.structured_output import contract_vocabulary, satisfies, walk
+from quire_structured_output.json_schema import schema_regex
+from quire_structured_output.outlines import OutlinesBackend
+from quire_structured_output.schema_keywords import SUPPORTED
+
+BACKEND = OutlinesBackend(contract_vocabulary())
+COUNTS = st.integers(0, 3)
+NAMES = st.sampled_from(["a", "b", 'q"', "é", "$ref", "type"])
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-99, 99)
+    | st.sampled_from(["", "x", 'a"\\b', 1.5, 1.0]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=3,
+)
+TYPES = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array"])
+LEAVES = {
+    "type": TYPES | st.lists(TYPES, min_size=1, max_size=2),
+    "minLength": COUNTS,
+    "maxLength": COUNTS,
+    "pattern": st.sampled_from(["^a+$", "x|y", '[^"\\\\\\x00-\\x1f]{2}', "a.b", "(b)", "^\\d$"]),
+    "format": st.sampled_from(["date", "uuid", "ipv4", "time", "hostname"]),
+    "minItems": COUNTS,
+    "maxItems": COUNTS,
+    "enum": st.lists(VALUES, max_size=3),
+    "const": VALUES,
+    "minimum": st.integers(0, 3),
+    "uniqueItems": st.booleans(),
+    "title": st.text(max_size=3),
+}
+
+
+def keywords(inner):
+    several = st.lists(inner, min_size=1, max_size=2)
+    return LEAVES | {
+        "properties": st.dictionaries(NAMES, inner, max_size=3),
+        "required": st.lists(NAMES, max_size=2),
+        "additionalProperties": inner,
+        "items": inner,
+        "prefixItems": several,
+        "anyOf": several,
+        "oneOf": several,
+        "allOf": several,
+        "not": inner,
+    }
+
+
+def schemas(options):
+    some = st.lists(st.sampled_from(sorted(options)), min_size=1, max_size=3, unique=True)
+    return some.flatmap(lambda words: st.fixed_dictionaries({w: options[w] for w in words}))
+
+
+SCHEMAS = st.recursive(
+    schemas(LEAVES) | st.booleans(), lambda inner: schemas(keywords(inner)), max_leaves=5
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(SCHEMAS, st.integers(0, 99))
+def test_a_schema_is_refused_or_its_answers_are_valid(schema, seed):
+    try:
+        grammar = BACKEND.compile(StructuredOutputsParams(json=schema))
+    except GrammarError:
+        return
+    judge = satisfies(schema)
+    for child in range(3):
+        text = walk(grammar.matcher(), random.Random(100 * seed + child), BACKEND.vocabulary)
+        assert judge(text), text
+
+
+WORDS = st.sampled_from(sorted(SUPPORTED)) | st.sampled_from(["#", "#/oneOf/0", "object", "string"])
+GARBAGE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(WORDS, GARBAGE, max_size=3))
+def test_nonsense_is_refused_and_nothing_else_happens(schema):
+    with contextlib.suppress(GrammarError):
+        schema_regex(schema)

@@ -1,0 +1,1 @@
+"""Parts for quire, by a stranger."""

@@ -1,0 +1,56 @@
+"""The table of contents of this package. Imports nothing heavy."""
+
+from quire import hookimpl
+from quire.interfaces.attention import AttentionCapabilities
+from quire.interfaces.model import ModelCapabilities
+from quire.interfaces.sampling import RequestField, SamplerCapabilities
+from quire.interfaces.tool_parsing import ToolParserCapabilities
+
+TOP_N_SIGMA = RequestField(
+    "top_n_sigma", float, 0.0, 0.0, 100.0, "Standard deviations below the largest logit; 0 is off."
+)
+
+
+@hookimpl
+def register_models(registry):
+    """Offer the Acme architecture."""
+    registry.add(
+        "AcmeForCausalLM",
+        "acme_quire.model:AcmeForCausalLM",
+        capabilities=ModelCapabilities(describe="acme_quire.model_config:describe"),
+    )
+
+
+@hookimpl
+def register_attention_backends(registry):
+    """Offer attention written as plainly as possible."""
+    registry.add(
+        "acme_plain",
+        "acme_quire.attention:PlainAttention",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cpu", "cuda"}),
+            dtypes=frozenset({"float32"}),
+            kv_dtypes=frozenset({"float32"}),
+            priority=-1,
+        ),
+    )
+
+
+@hookimpl
+def register_samplers(registry):
+    """Offer top-n-sigma, which reads a request field of its own."""
+    registry.add(
+        "acme_top_n_sigma",
+        "acme_quire.sampler:TopNSigma",
+        capabilities=SamplerCapabilities(stage="filter", fields=(TOP_N_SIGMA,)),
+    )
+
+
+@hookimpl
+def register_tool_parsers(registry):
+    """Offer a parser for calls written as `[[call NAME {...}]]`."""
+    registry.add(
+        "acme_calls",
+        "acme_quire.tool_parser:AcmeCalls",
+        capabilities=ToolParserCapabilities(template_markers=("[[call ",)),
+    )

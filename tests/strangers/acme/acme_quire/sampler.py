@@ -1,0 +1,25 @@
+"""Top-n-sigma (Tang et al., 2024): cut by the spread of the logits, whatever the temperature."""
+
+import torch
+
+from quire.interfaces.sampling import LogitsStep
+
+
+class TopNSigma(LogitsStep):
+    """Reads `top_n_sigma`: keeps logits within so many standard deviations of the largest."""
+
+    def is_neutral(self, fields):
+        """Whether every token stays."""
+        return fields["top_n_sigma"] == 0
+
+    def apply(self, logits, rows):  # [N, V]
+        """Set the logits of all other tokens to minus infinity."""
+        n = rows.field("top_n_sigma")  # [N, 1]
+        is_possible = logits > -torch.inf  # a grammar may have ruled tokens out
+        count = is_possible.sum(-1, keepdim=True)
+        known = logits.masked_fill(~is_possible, 0)
+        mean = known.sum(-1, keepdim=True) / count
+        deviations = (known - mean).masked_fill(~is_possible, 0)
+        sigma = (deviations.square().sum(-1, keepdim=True) / count).sqrt()
+        lowest = logits.amax(-1, keepdim=True) - n * sigma
+        return torch.where((logits < lowest) & (n > 0), -torch.inf, logits)

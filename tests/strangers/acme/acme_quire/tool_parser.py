@@ -1,0 +1,83 @@
+"""Calls are written `[[call NAME {...}]]`; a call is told when it is complete and its JSON is."""
+
+import json
+import re
+
+from quire.interfaces.tool_parsing import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolParser,
+)
+
+OPEN, CLOSE = "[[call ", "]]"
+VALUES = {"string": r'"[a-z]{1,8}"', "integer": "-?[1-9][0-9]{0,3}", "boolean": "(true|false)"}
+
+
+class AcmeCalls(ToolParser):
+    """Text until `[[call `, then a name and JSON until the `]]` that completes it."""
+
+    def __init__(self):
+        self._held = ""
+        self._num_calls = 0
+
+    def feed(self, delta):
+        """Return what is certain by now."""
+        self._held += delta
+        events = []
+        while OPEN in self._held:
+            events += self._text(self._held.index(OPEN))
+            call = self._call()
+            if not call:
+                return events
+            events += call
+        return events + self._text(len(self._held) - self._beginning())
+
+    def close(self):
+        """A call that was never completed is text."""
+        return self._text(len(self._held))
+
+    @classmethod
+    def call_grammar(cls, tools, *, at_least_one):
+        """Return a regex for one call, if all arguments are of simple types."""
+        calls = [_call_regex(tool) for tool in tools]
+        if not at_least_one or not all(calls):
+            return None
+        return rf"\[\[call ({'|'.join(calls)})\]\]"
+
+    def _text(self, length):
+        text, self._held = self._held[:length], self._held[length:]
+        return [TextDelta(text)] if text else []
+
+    def _call(self):
+        """Take a complete call off what is held; nothing if it is not complete."""
+        for end in re.finditer(re.escape(CLOSE), self._held):
+            name, _, arguments = self._held[len(OPEN) : end.start()].partition(" ")
+            if name and _is_object(arguments):
+                self._held = self._held[end.end() :]
+                index, self._num_calls = self._num_calls, self._num_calls + 1
+                start, piece = ToolCallStart(index, name), ToolCallArguments(index, arguments)
+                return [start, piece, ToolCallEnd(index)]
+        return []
+
+    def _beginning(self):
+        """Return how much of the end may be the beginning of a call."""
+        lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
+        return next((n for n in lengths if self._held.endswith(OPEN[:n])), 0)
+
+
+def _is_object(text):
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _call_regex(tool):
+    fields = tool.get("parameters", {}).get("properties", {})
+    types = [field.get("type") for field in fields.values()]
+    if not all(kind in VALUES for kind in types):
+        return None
+    pairs = [f'"{re.escape(n)}": {VALUES[k]}' for n, k in zip(fields, types, strict=True)]
+    return rf"{re.escape(tool['name'])} \{{{', '.join(pairs)}\}}"

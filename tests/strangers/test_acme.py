@@ -1,0 +1,216 @@
+"""A stranger's package beside quire: all that it brings is used by name, as if it were ours."""
+
+import json
+
+import pytest
+from acme_parts import SIZES, acme_weights, greedy_tokens
+
+PARTS = {
+    "models": "AcmeForCausalLM",
+    "attention_backends": "acme_plain",
+    "samplers": "acme_top_n_sigma",
+    "tool_parsers": "acme_calls",
+}
+FLAGS = (
+    "--attention-backend", "acme_plain",
+    "--samplers", "default", "acme_top_n_sigma",
+    "--tool-call-parser", "acme_calls",
+)  # fmt: skip
+PROMPT = "A stranger comes to town"
+COUNT = 24
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
+
+
+def byte_tokens(text, checkpoint):
+    vocabulary = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
+    return [vocabulary["Ġ" if letter == " " else letter] for letter in text]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    """The likeliest answer to the prompt, computed without quire."""
+    return greedy_tokens(acme_weights(), byte_tokens(PROMPT, checkpoint), COUNT)
+
+
+@pytest.fixture(scope="module")
+def server(acme, checkpoint, tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    with acme.serve(log, checkpoint, "--served-model-name", "tiny", *FLAGS) as client:
+        yield client
+
+
+def complete(server, **fields):
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": COUNT, **fields}
+    answer = server.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def test_the_expected_answer_is_not_dull(expected):
+    assert len(set(expected)) >= 12
+    assert max(expected) < SIZES["vocab_size"]
+
+
+def test_the_plugin_is_listed_with_all_that_it_offers(acme):
+    reports = json.loads(acme.run("plugins", "list", "--json").stdout)
+    report = next(report for report in reports if report["name"] == "acme_quire")
+    assert (report["state"], report["distribution"]) == ("loaded", "acme-quire")
+    assert report["version"] == "1.2.0"
+    assert {offer["kind"]: offer["name"] for offer in report["offers"]} == PARTS
+
+
+def test_each_name_is_shown_with_its_capabilities(acme, acme_site):
+    (shown,) = json.loads(acme.run("plugins", "show", "acme_top_n_sigma", "--json").stdout)["names"]
+    assert shown["file"] == str(acme_site / "acme_quire" / "sampler.py")
+    (field,) = shown["capabilities"]["fields"]
+    assert (field["name"], field["type"], field["default"]) == ("top_n_sigma", "float", 0.0)
+
+
+def test_the_doctor_finds_it_healthy(acme):
+    done = acme.run("plugins", "doctor")
+    assert done.returncode == 0, done.stdout
+    assert "0 problems" in done.stdout
+
+
+def test_it_is_installed_by_its_metadata_and_not_by_luck(acme, acme_site):
+    assert (acme_site / "acme_quire-1.2.0.dist-info" / "entry_points.txt").is_file()
+    assert acme.run("plugins", "show", "acme_quire", "-p", "no:acme_quire").returncode == 0
+    blocked = acme.run("plugins", "show", "acme_calls", "-p", "no:acme-quire")
+    assert blocked.returncode == 1
+    assert "no offered name 'acme_calls'" in blocked.stderr
+
+
+def test_explain_says_what_the_stranger_serves_and_why(acme, checkpoint):
+    done = acme.run("explain", checkpoint, *FLAGS, "--json")
+    parts = {part["kind"] + ":" + part["name"]: part for part in json.loads(done.stdout)["parts"]}
+    for kind, name in PARTS.items():
+        assert parts[f"{kind}:{name}"]["distribution"] == "acme-quire"
+        assert parts[f"{kind}:{name}"]["version"] == "1.2.0"
+    assert parts["models:AcmeForCausalLM"]["why"] == "named by the checkpoint"
+    assert parts["attention_backends:acme_plain"]["why"] == "asked for"
+
+
+def test_auto_finds_the_tool_parser_by_the_template_and_prefers_the_quicker_attention(
+    acme, checkpoint
+):
+    out = acme.run("explain", checkpoint, "--json").stdout
+    parts = {part["kind"]: part for part in json.loads(out)["parts"]}
+    assert parts["tool_parsers"]["name"] == "acme_calls"
+    assert parts["attention_backends"]["name"] == "torch_sdpa"
+    assert parts["attention_backends"]["rejected"] == [
+        {"name": "acme_plain", "reason": "it can; torch_sdpa was preferred"}
+    ]
+
+
+def test_run_answers_with_all_four_parts(acme, checkpoint, expected, tmp_path):
+    (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
+    call = r'\[\[call weather \{"city": "[a-z]{3}", "days": [1-9]\}\]\]'
+    done = acme.run(
+        "run", checkpoint, "Weather?", *FLAGS, "--tools", tmp_path / "tools.json",
+        "--regex", call, "--max-tokens", 60, "--temperature", 2.0,
+        "--field", "top_n_sigma=0.5", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)["outputs"]
+    (made,) = answer["tool_calls"]
+    assert made["name"] == "weather"
+    assert set(json.loads(made["arguments"])) == {"city", "days"}
+    assert answer["text"] == ""
+
+
+def test_run_gives_the_models_own_answer(acme, checkpoint, expected):
+    done = acme.run(
+        "run", checkpoint, PROMPT, "--raw", "--max-tokens", COUNT, "--temperature", 0, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outputs"][0]["token_ids"] == expected
+
+
+def test_the_server_gives_the_models_own_answer_through_the_strangers_attention(
+    server, acme, checkpoint, expected
+):
+    vocabulary = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = {number: token for token, number in vocabulary.items()}
+    answer = server.post("/detokenize", json={"model": "tiny", "tokens": expected})
+    assert complete(server, temperature=0) == answer.json()["prompt"]
+    assert all(token in tokens for token in expected)
+
+
+def test_a_request_field_of_the_stranger_stands_in_the_body(server):
+    greedy = complete(server, temperature=0)
+    assert complete(server, temperature=2.0, seed=3) != greedy
+    assert complete(server, temperature=2.0, seed=3, top_n_sigma=1e-6) == greedy
+
+
+def test_requests_with_and_without_the_field_share_a_batch(server):
+    fields = [{"temperature": 0}, {"temperature": 2.0, "seed": 3, "top_n_sigma": 1e-6}]
+    alone = complete(server, temperature=2.0, seed=5)
+    prompts = [PROMPT] * 3
+    body = {"model": "tiny", "prompt": prompts, "max_tokens": COUNT, "temperature": 2.0, "seed": 5}
+    together = [
+        choice["text"] for choice in server.post("/v1/completions", json=body).json()["choices"]
+    ]
+    assert alone in together
+    assert len({complete(server, **field) for field in fields}) == 1
+
+
+@pytest.mark.parametrize("value", [-1, 101, "much", True])
+def test_a_wrong_value_of_the_field_is_a_400_that_names_it(server, value):
+    body = {"model": "tiny", "prompt": PROMPT, "top_n_sigma": value}
+    answer = server.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "top_n_sigma"
+    assert "top_n_sigma must be a float from 0 to 100" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_strangers_parser_finds_a_forced_call(server, stream):
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "temperature": 0.7,
+        "seed": 1,
+        "max_tokens": 100,
+        "stream": stream,
+    }
+    answer = server.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    name, arguments = streamed_call(answer) if stream else whole_call(answer)
+    assert name == "weather"
+    assert set(json.loads(arguments)) == {"city", "days"}
+
+
+def whole_call(answer):
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    return call["function"]["name"], call["function"]["arguments"]
+
+
+def streamed_call(answer):
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    deltas = [
+        choice["delta"] for e in events if e != "[DONE]" for choice in json.loads(e)["choices"]
+    ]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or []]
+    return calls[0]["name"], "".join(call.get("arguments") or "" for call in calls)
+
+
+def test_the_server_lists_the_plugin(server):
+    data = server.get("/v1/plugins").json()["data"]
+    report = next(report for report in data if report["name"] == "acme_quire")
+    assert {offer["kind"]: offer["name"] for offer in report["offers"]} == PARTS
+    assert "file" not in report
