@@ -20,7 +20,7 @@ from quire.engine.grammar_pool import GrammarLimits
 from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan, plan_kv_cache
 from quire.engine.scheduler import Scheduler
-from quire.errors import GrammarError, SettingsError, UnknownModelError
+from quire.errors import GrammarError, PluginError, SettingsError, UnknownModelError
 from quire.frontend.answer import AnswerParsers, ParserChoice
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
@@ -34,6 +34,7 @@ from quire.messages import AdapterRef, WorkerInfo
 from quire.outputs import LoRARequest
 from quire.plugins import Plugins, load_plugins
 from quire.registry import Registry
+from quire.sampling_params import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ def start_engine(settings: Settings) -> Engine:
         vocab_size=composition.description.vocab_size,
         fields=composition.sampler_fields,
         hooks=plugins.hooks("request_received"),
+        check_grammar=_grammar_check(composition, plugins),
     )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(
@@ -246,6 +248,24 @@ def _grammars(
         max_rows=settings.scheduler.max_num_seqs,
         limits=GrammarLimits(timeout_s=settings.parts.grammar_timeout_s),
     )
+
+
+def _grammar_check(
+    composition: Composition, plugins: Plugins
+) -> Callable[[StructuredOutputsParams], None] | None:
+    """Return what refuses a form early, by name, in the backend that a request chooses."""
+    choice = composition.structured_output
+    if choice is None:
+        return None
+
+    def check(params: StructuredOutputsParams) -> None:
+        try:
+            backend = plugins.registries.structured_output.get(params.backend or choice.name)
+        except PluginError as error:
+            raise GrammarError(str(error), param="structured_outputs.backend") from error
+        backend.check(params)
+
+    return check
 
 
 def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:

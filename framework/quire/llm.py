@@ -4,16 +4,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from quire.compose import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError
 from quire.frontend.answer import AnswerParser
 from quire.frontend.batch import BatchFrontend
 from quire.frontend.tokenizer import Tokenizer
-from quire.interfaces.reasoning import ReasoningDelta
-from quire.interfaces.tool_parsing import TextDelta, ToolCallArguments, ToolCallStart
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats
 from quire.outputs import (
@@ -259,25 +255,13 @@ class AsyncEngine:
 
 def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
     """Move thinking and tool calls of a whole answer out of its text, in place."""
-    calls: list[ToolCall] = []
-    texts: list[str] = []
-    thoughts: list[str] = []
-    for event in [*parser.feed(output.text), *parser.close()]:
-        match event:
-            case ReasoningDelta(text):
-                thoughts.append(text)
-            case TextDelta(text):
-                texts.append(text)
-            case ToolCallStart(index, name):
-                calls.append(ToolCall(f"call_{index}", name, ""))
-            case ToolCallArguments(index, piece):
-                call = calls[index]
-                calls[index] = msgspec.structs.replace(call, arguments=call.arguments + piece)
-            case _:
-                pass  # the end of a call adds nothing to it
-    output.text = "".join(texts)
-    output.reasoning = "".join(thoughts) or None
-    output.tool_calls = calls
+    parsed = parser.read_whole(output.text)
+    output.text = parsed.text
+    output.reasoning = parsed.reasoning
+    output.tool_calls = [
+        ToolCall(f"call_{index}", name, arguments)
+        for index, (name, arguments) in enumerate(parsed.calls)
+    ]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

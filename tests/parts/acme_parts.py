@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 START_TIMEOUT_S = 60
 
 
-def write_acme_checkpoint(folder: Path, seed: int = 3) -> Path:
+def write_acme_checkpoint(folder: Path, seed: int = 0) -> Path:
     """Write a checkpoint of AcmeForCausalLM with every parameter random."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["AcmeForCausalLM"], "max_positions": MAX_POSITIONS, **SIZES}
@@ -41,7 +41,7 @@ def write_acme_checkpoint(folder: Path, seed: int = 3) -> Path:
     return folder
 
 
-def acme_weights(seed: int = 3) -> dict[str, torch.Tensor]:
+def acme_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     """Return the tensors of the checkpoint, by name."""
     width, kv_width = SIZES["width"], SIZES["width"] * SIZES["kv_heads"] // SIZES["heads"]
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (SIZES["vocab_size"], width)}

@@ -152,7 +152,11 @@ def make_core(
     num_blocks: int = 100, fail_on: int | None = None, **settings: Any
 ) -> tuple[EngineCore, CountingExecutor, ScriptedGrammars]:
     executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
-    return EngineCore(make_scheduler(num_blocks, **settings), executor, grammars), executor, grammars
+    return (
+        EngineCore(make_scheduler(num_blocks, **settings), executor, grammars),
+        executor,
+        grammars,
+    )
 
 
 def make_message(

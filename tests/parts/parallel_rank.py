@@ -46,7 +46,8 @@ def main(arguments: Arguments) -> None:
 
 def compute(folder: Path, group: TensorParallelGroup) -> dict[str, Tensor]:
     """Logits of one checkpoint without and, if there is one, with an adapter; a dummy norm."""
-    model = make_model(json.loads((folder / "config.json").read_text()), tp=group)
+    config = json.loads((folder / "config.json").read_text())
+    model = make_model(config, tp=group, prepack=group.size > 1)
     load_weights(model, folder)
     logits = {folder.name: logits_of(model, TOKENS)}
     if (folder / "adapter").is_dir():
@@ -56,8 +57,9 @@ def compute(folder: Path, group: TensorParallelGroup) -> dict[str, Tensor]:
         some = manager.batch([index, -1], [10, 14])
         logits[f"{folder.name} with adapter"] = logits_of(model, TOKENS, adapters=everyone)
         logits[f"{folder.name} with adapter on some"] = logits_of(model, TOKENS, adapters=some)
-    init_dummy_weights(model, 0)
-    norm = model.get_parameter("model.norm.weight")  # type: ignore[attr-defined]
+    dummy = make_model(config, tp=group)
+    init_dummy_weights(dummy, 0)
+    norm = dummy.get_parameter("model.norm.weight")  # type: ignore[attr-defined]
     logits[f"{folder.name} dummy norm"] = norm.detach()
     return {name: tensor.contiguous() for name, tensor in logits.items()}
 

@@ -124,7 +124,7 @@ def test_every_option_stands_in_the_docs_with_its_meaning():
 @pytest.mark.parametrize("page", GENERATED_DOCS, ids=relative)
 def test_generated_docs_are_current(page):
     command = [sys.executable, "-m", "cogapp", "--check", str(page)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"run: cog -r {relative(page)}\n{done.stdout}{done.stderr}"
 
 

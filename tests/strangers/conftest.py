@@ -1,10 +1,9 @@
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from acme_parts import Quire, write_acme_checkpoint
+from wheel import build_and_install
 
 HERE = Path(__file__).parent
 
@@ -14,19 +13,7 @@ def acme_site(tmp_path_factory):
     """The stranger's distribution: built as a wheel, and installed in a folder of its own."""
     place = tmp_path_factory.mktemp("acme")
     shutil.copytree(HERE / "acme", place / "source")
-    run(place / "source", "hatchling", "build", "-t", "wheel")
-    (wheel,) = (place / "source" / "dist").glob("acme_quire-1.2.0-*.whl")
-    target = str(place / "site")
-    run(place, "pip", "install", "--no-deps", "--no-index", "--target", target, str(wheel))
-    return place / "site"
-
-
-def run(folder, *command):
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return build_and_install(place / "source", place / "site")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
 from quire.outputs import Prompt
 from quire.registry import Source
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Intake:
         vocab_size: V of the model: ids from here on do not exist.
         fields: Every request field that the composed sampler steps read.
         hooks: The plugins' `request_received`, with who they belong to.
+        check_grammar: Looks at a form before it is queued; raises `GrammarError`.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Intake:
         vocab_size: int,
         fields: Sequence[RequestField] = (),
         hooks: Sequence[RequestHook] = (),
+        check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._fields = {field.name: field for field in fields}
         self._hooks = tuple(hooks)
+        self._check_grammar = check_grammar
 
     @property
     def extra_fields(self) -> tuple[RequestField, ...]:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from quire.worker.adapters import AdapterManager
 from quire.worker.loading import as_module, init_dummy_weights, load_weights
 from quire.worker.memory import available_bytes
 from quire.worker.model_runner import ModelRunner
+from quire.worker.progress import loading_progress
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 
@@ -65,9 +67,8 @@ class ModelWorker(Worker):
         started = time.perf_counter()
         self._model = self._build_model()
         self._adapters = self._build_adapters(self._model)
-        weight_bytes = sum(
-            p.numel() * p.element_size() for p in as_module(self._model).parameters()
-        )
+        num_params = self.composition.description.num_params // self.group.size
+        weight_bytes = num_params * self.dtype.itemsize
         logger.info(
             "loaded %s: %.1f MB of weights in %s on %s, %.2f s",
             self.composition.checkpoint.name,
@@ -138,19 +139,29 @@ class ModelWorker(Worker):
 
     def _build_model(self) -> Model:
         composition = self.composition
-        context = LayerContext(
-            dtype=self.dtype,
-            device=self.device,
-            tp=self.group,
-            prepack=Prepacked.is_available(self.dtype, self.device),
-        )
+        description = replace(composition.description, max_model_len=self._max_len)
         model_class = self.registries.models.load(composition.model.entry)
-        model = model_class(composition.description, context)  # type: ignore[call-arg]
+        model = model_class(description, self._layer_context())  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":
             init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
-            load_weights(model, composition.checkpoint.folder)
+            with loading_progress(composition.checkpoint.name) as progress:
+                load_weights(model, composition.checkpoint.folder, progress)
         return model
+
+    def _layer_context(self) -> LayerContext:
+        description = self.composition.description
+        quantization = None
+        if description.quantization is not None:
+            method = self.registries.quantizations.get(description.quantization)
+            quantization = method.from_config(description.config["quantization_config"])
+        return LayerContext(
+            dtype=self.dtype,
+            device=self.device,
+            tp=self.group,
+            quantization=quantization,
+            prepack=Prepacked.is_available(self.dtype, self.device),
+        )
 
     def _build_adapters(self, model: Model) -> AdapterManager | None:
         choice = self.composition.lora_source

@@ -49,7 +49,7 @@ def system(draw: Draw) -> list[Message]:
 
 
 def toolbox(draw: Draw) -> list[Tool]:
-    """One to four tools with different names."""
+    """One to five tools with different names."""
     count = draw.one((1, 1, 2, 2, 3, 3, 4, 5))
     made_up = sum(draw.chance(0.35) for _ in range(count))
     tools = [made_up_tool(draw) for _ in range(made_up)] + known_tools(draw, count - made_up)

@@ -37,7 +37,7 @@ class Answerer:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model.eval()
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def answers(self, conversations: list[Conversation]) -> list[str]:
         """The model's text for each conversation's last answer, without the end of turn."""
@@ -51,7 +51,7 @@ class Answerer:
         return answers
 
     def _generate(self, prompts: list[str]) -> list[str]:
-        inputs = self._tokenizer(
+        inputs = self.tokenizer(
             prompts, return_tensors="pt", padding=True, add_special_tokens=False
         )
         with torch.inference_mode():
@@ -62,7 +62,7 @@ class Answerer:
                 do_sample=False,
             )
         new = output[:, inputs["input_ids"].shape[1] :]
-        return list(self._tokenizer.batch_decode(new, skip_special_tokens=True))
+        return list(self.tokenizer.batch_decode(new, skip_special_tokens=True))
 
 
 def load(folder: Path = CHECKPOINT) -> Answerer:
@@ -75,12 +75,12 @@ def load_adapter(name: str, folder: Path = CHECKPOINT) -> Answerer:
     """The model through one of its adapters."""
     base = load(folder)
     model = PeftModel.from_pretrained(base.model, str(ADAPTERS / name))
-    return Answerer(model, base._tokenizer)
+    return Answerer(model, base.tokenizer)
 
 
 def score(answerer: Answerer, conversations: list[Conversation]) -> dict[str, Any]:
     """How many answers are exactly right, and some that are not."""
-    pairs = [(c, a) for c, a in zip(conversations, answerer.answers(conversations), strict=True)]
+    pairs = list(zip(conversations, answerer.answers(conversations), strict=True))
     wrong = [(c, a) for c, a in pairs if a != c.answer()]
     return {
         "right": len(pairs) - len(wrong),
@@ -93,7 +93,7 @@ def score(answerer: Answerer, conversations: list[Conversation]) -> dict[str, An
 
 
 def evaluate(seed: int, count: int, folder: Path = CHECKPOINT) -> dict[str, dict[str, Any]]:
-    """Every section, and for each adapter its style and the tool calls it must leave alone."""
+    """The base model on every section."""
     answerer = load(folder)
     results = {}
     for name, (title, *_) in SECTIONS.items():

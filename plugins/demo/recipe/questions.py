@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
 
-from recipe.data import (
-    call_turn,
-    parallel_turn,
-    question_and_answer,
-    system,
-    toolbox,
-)
+from recipe.data import call_turn, parallel_turn, question_and_answer, system, toolbox
 from recipe.draw import Draw
 from recipe.extraction import extract
 from recipe.facts import fact
@@ -23,7 +17,7 @@ Maker = Callable[[Draw], Conversation]
 
 
 def tool_call(draw: Draw) -> Conversation:
-    """A question for one of one to four tools."""
+    """A question for one of one to five tools."""
     tools = toolbox(draw)
     messages = system(draw) + call_turn(draw, tools)
     return Conversation(messages, [tool.schema() for tool in tools])

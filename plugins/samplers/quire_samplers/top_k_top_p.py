@@ -9,7 +9,7 @@ That is the order of transformers: temperature, top-k, top-p.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +19,16 @@ from quire.interfaces.sampling import LogitsStep, SampledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_PARTIAL = 256  # up to so many, selecting the likeliest is much quicker than a sort
+MAX_PARTIAL = 512  # up to so many, selecting the likeliest is much quicker than a sort
 TINY = torch.finfo(torch.float32).tiny
 
 
 class TopKTopP(LogitsStep):
     """Reads `top_k` (0 or -1: off) and `top_p` (1: off)."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size, device)
+        self._can_look = device.type == "cpu"
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
         """Whether every token stays."""
@@ -35,23 +39,61 @@ class TopKTopP(LogitsStep):
         limit, top_p = rows.field("top_k"), rows.field("top_p")  # [N, 1]
         limit = torch.where(limit > 0, limit, self.vocab_size)
         top_p = torch.where(top_p < 1, top_p.clamp(min=TINY), math.inf)  # one token always stays
-        lowest = _lowest_kept(self._ranked(logits, rows), limit, top_p)
+        lowest = self._lowest_kept(logits, limit, top_p, rows.host_fields)
         is_off = (limit >= self.vocab_size) & (top_p > 1)
         return logits.masked_fill_(logits < lowest.masked_fill(is_off, -math.inf), -math.inf)
 
-    def _ranked(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, M], falling
-        """Return as many of the largest logits as the rows can keep."""
-        limits = [fields["top_k"] for fields in rows.host_fields if not self.is_neutral(fields)]
+    def _lowest_kept(
+        self, logits: Tensor, limit: Tensor, top_p: Tensor, fields: Sequence[Mapping[str, Any]]
+    ) -> Tensor:  # [N, 1]
+        """Rank as few tokens as will do, and return the logit of the last one that is kept.
+
+        On a CPU asking whether they were enough costs nothing, so a sort of the whole vocabulary is
+        the exception; elsewhere the host must know beforehand.
+        """
+        count = min(self._enough(fields), self.vocab_size)
+        ranked = logits.topk(count).values if count < self.vocab_size else _sorted(logits)
+        total = _total(ranked, limit, logits)
+        lowest, is_certain = _lowest(ranked, limit, top_p, total, self.vocab_size)
+        if count == self.vocab_size or not self._can_look or bool(is_certain.all()):
+            return lowest
+        ranked = _sorted(logits)
+        total = _total(ranked, limit, logits)
+        return _lowest(ranked, limit, top_p, total, self.vocab_size)[0]
+
+    def _enough(self, fields: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many tokens to rank, by what the host knows of the rows."""
+        limits = [each["top_k"] for each in fields if not self.is_neutral(each)]
         if limits and min(limits) > 0 and max(limits) <= MAX_PARTIAL:
-            return logits.topk(min(max(limits), self.vocab_size)).values
-        return logits.sort(dim=-1, descending=True).values
+            return int(max(limits))
+        return MAX_PARTIAL if self._can_look else self.vocab_size
 
 
-def _lowest_kept(ranked: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:  # [N, 1]
-    """Return the logit of the last token that both limits keep."""
-    ranks = torch.arange(ranked.shape[1], device=ranked.device)
-    is_within = ranks < limit  # [N, M]
-    probs = ranked.masked_fill(~is_within, -math.inf).softmax(-1)
-    before = probs.cumsum(-1) - probs
-    num_kept = (is_within & (before < top_p)).sum(-1, keepdim=True)
-    return ranked.gather(1, (num_kept - 1).clamp(min=0))
+def _sorted(logits: Tensor) -> Tensor:  # [N, V]
+    return logits.sort(dim=-1, descending=True).values
+
+
+def _total(ranked: Tensor, limit: Tensor, logits: Tensor) -> Tensor:  # [N, 1]
+    """Return the log of the weight that top-p shares out: of the first k, or of all tokens."""
+    within = torch.arange(ranked.shape[1], device=ranked.device) < limit
+    of_k = ranked.masked_fill(~within, -math.inf).logsumexp(-1, keepdim=True)
+    of_all = logits.logsumexp(-1, keepdim=True)
+    return torch.where(limit <= ranked.shape[1], of_k, of_all)
+
+
+def _lowest(
+    ranked: Tensor,  # [N, M], falling
+    limit: Tensor,  # [N, 1]
+    top_p: Tensor,  # [N, 1]
+    total: Tensor,  # [N, 1]
+    vocab_size: int,
+) -> tuple[Tensor, Tensor]:  # [N, 1] both
+    """Return the logit of the last token that both limits keep, and whether M ranks tell it."""
+    count = ranked.shape[1]
+    is_within = torch.arange(count, device=ranked.device) < limit  # [N, M]
+    probs = (ranked - total).exp()
+    sums = probs.cumsum(-1)
+    num_kept = (is_within & (sums - probs < top_p)).sum(-1, keepdim=True)
+    lowest = ranked.gather(1, (num_kept - 1).clamp(min=0))
+    ends_by_p = (sums[:, -1:] >= top_p) | (top_p > 1)  # a top_p that is off ends nowhere
+    return lowest, (limit <= count) | ((limit >= vocab_size) & ends_by_p)

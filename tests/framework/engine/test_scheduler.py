@@ -92,7 +92,11 @@ def test_the_request_that_came_last_gives_its_blocks_back():
 def test_preempted_requests_come_back_in_order():
     core, _, _ = make_core(num_blocks=9)
     for index in range(4):
-        core.add(make_message(f"r{index}", prompt=range(100 * index + 5, 100 * index + 11), max_tokens=14))
+        core.add(
+            make_message(
+                f"r{index}", prompt=range(100 * index + 5, 100 * index + 11), max_tokens=14
+            )
+        )
     answers = run_to_end(core)
     for index in range(4):
         start = 100 * index + 11
@@ -124,7 +128,9 @@ def test_a_removed_request_leaves_nothing_behind(when):
 
 def test_an_answer_ends_at_the_stop_token_and_not_before_min_tokens():
     core, _, _ = make_core()
-    core.add(make_message("a", prompt=[996], max_tokens=20))  # counts 997, 998, 999, 0 = end of text
+    core.add(
+        make_message("a", prompt=[996], max_tokens=20)
+    )  # counts 997, 998, 999, 0 = end of text
     core.add(make_message("b", prompt=[996], max_tokens=20, min_tokens=5))
     core.add(make_message("c", prompt=[996], max_tokens=20, stop_token_ids=(998,)))
     reasons = {}

@@ -1,5 +1,7 @@
 """Norms, against the formula in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from model_parts import CONTEXT
@@ -15,6 +17,22 @@ def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_half_precision_is_normalised_in_float32():
+    norm = RMSNorm(64, 1e-6, replace(CONTEXT, dtype=torch.bfloat16))
+    norm.load_weight("weight", numbers(64, seed=1), "norm")
+    x = (numbers(3, 64) * 300).bfloat16()
+    expected = by_formula(x, numbers(64, seed=1).bfloat16(), 1e-6)
+    torch.testing.assert_close(norm(x)[0].float(), expected, rtol=2**-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e15])
+def test_very_small_and_very_large_numbers_keep_their_direction(size):
+    norm = RMSNorm(64, 1e-38, CONTEXT)
+    norm.load_weight("weight", torch.ones(64), "norm")
+    x = numbers(3, 64)
+    torch.testing.assert_close(norm(x * size)[0], by_formula(x * size, torch.ones(64), 1e-38))
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])

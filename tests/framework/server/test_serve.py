@@ -77,20 +77,18 @@ def test_livez_answers_at_once_while_a_step_computes(served, wait_for):
     delays = []
     with httpx.Client() as client:
         client.get(f"{served.url}/livez")
-        for _ in range(10):
+        for _ in range(20):
             start = time.monotonic()
             assert client.get(f"{served.url}/livez").status_code == 200
             delays.append(time.monotonic() - start)
-    assert max(delays) < 0.1
+            time.sleep(0.02)
+    assert sorted(delays)[17] < 0.1
+    assert max(delays) < 0.5  # a step on the event loop would take 1.0
     assert not results  # the step was running all the time
     thread.join()
     assert results[0].status_code == 200
 
 
-@pytest.mark.xfail(
-    reason="FastBackend.encode holds the interpreter; `encode_batch_fast([text])` would let go",
-    strict=True,
-)
 def test_livez_answers_at_once_while_a_long_prompt_is_tokenized(served):
     text = "some words and 12345 numbers " * 40_000
     body = {"prompt": text}
@@ -108,7 +106,8 @@ def test_livez_answers_at_once_while_a_long_prompt_is_tokenized(served):
     assert results[0].status_code == 400
     assert results[0].json()["error"]["code"] == "context_length_exceeded"
     assert len(delays) > 10
-    assert max(delays) < 0.25  # far from the seconds that it takes; two busy cores are no clock
+    assert sorted(delays)[int(len(delays) * 0.9)] < 0.1
+    assert max(delays) < 1.0  # it takes 2 to 4; two busy cores are no clock
 
 
 def test_livez_answers_at_once_while_a_huge_body_is_refused(served):

@@ -82,3 +82,28 @@ def test_equal_tokens_stay_together():
 def test_the_likeliest_token_always_stays():
     logits = torch.tensor([[0.0, 5.0, 1.0]])
     assert apply(logits, 0, 1e-30).isfinite().tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("top_k", [0, 500, 512, 600, 1999, 2000])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 1.0])
+def test_ranking_a_part_of_a_large_vocabulary_is_enough_or_noticed(spread, top_k, top_p):
+    logits = torch.randn(5, 2000, generator=torch.Generator().manual_seed(1)) * spread
+    warpers = LogitsProcessorList()
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    warpers.append(TopPLogitsWarper(top_p))
+    expected = warpers(None, logits.clone()).isfinite().sum(1)
+    found = apply(logits, top_k, top_p).isfinite().sum(1)
+    assert (found - expected).abs().max() <= 1  # a float32 sum may end one token to either side
+
+
+def test_rows_with_different_limits_do_not_disturb_each_other():
+    logits = torch.randn(3, 2000, generator=torch.Generator().manual_seed(2))
+    fields = [{"top_k": 700, "top_p": 1.0}, {"top_k": 0, "top_p": 0.3}, {"top_k": 5, "top_p": 0.9}]
+    together = TopKTopP(2000, logits.device).apply(
+        logits.clone(), sampled_rows(CAPABILITIES, fields)
+    )
+    for row, each in enumerate(fields):
+        alone = apply(logits[row : row + 1], each["top_k"], each["top_p"])
+        assert torch.equal(together[row : row + 1], alone)
