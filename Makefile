@@ -21,10 +21,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/hooks.md docs/options.md
+	$(BIN)/cog --check docs/hooks.md docs/options.md docs/plugins.md
 
 docs: $(READY)
-	$(BIN)/cog -r docs/hooks.md docs/options.md
+	$(BIN)/cog -r docs/hooks.md docs/options.md docs/plugins.md
 
 # pip, with a constraints file: elsewhere an unpinned torch pulls gigabytes of CUDA libraries.
 $(READY): pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""One thread a process: the models here are tiny, and threads that wait for each other cost more."""
+"""One thread a process: the models here are tiny, and waiting for each other costs more."""
 
 import os
 

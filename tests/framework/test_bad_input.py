@@ -1,4 +1,4 @@
-"""What a person sees when something is wrong, through the front door; and that nothing else breaks."""
+"""What a person sees when something is wrong, at the front door; and nothing else breaks."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def copy(folder, tmp_path):
 
 
 def test_a_missing_folder_is_named():
-    with pytest.raises(CheckpointNotFoundError, match="no such model folder: ./nowhere"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no such model folder: \./nowhere"):
         LLM("./nowhere")
 
 
@@ -145,7 +145,7 @@ def test_an_option_that_does_not_exist_names_the_nearest():
 
 
 def test_a_length_beyond_the_model_is_refused(folder):
-    with pytest.raises(SettingsError, match="max_model_len is 100000, .* end at 512"):
+    with pytest.raises(SettingsError, match=r"max_model_len is 100000, .* end at 512"):
         LLM(str(folder), max_model_len=100_000)
 
 
@@ -162,7 +162,7 @@ def the_engine_goes_on(request):
 
 
 def test_a_prompt_longer_than_the_model_is_refused_with_both_numbers(llm):
-    with pytest.raises(PromptTooLongError, match="70 tokens .* takes 64 tokens"):
+    with pytest.raises(PromptTooLongError, match=r"70 tokens .* takes 64 tokens"):
         llm.generate([[5] * 70], GREEDY)
 
 

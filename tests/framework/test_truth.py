@@ -173,7 +173,7 @@ def test_logprobs_are_those_of_transformers(one_subject):
     for row, candidates in zip(expected, output.logprobs, strict=True):
         for token_id, logprob in candidates.items():
             assert logprob.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
-        assert list(candidates)[0] == row.argmax().item()
+        assert next(iter(candidates)) == row.argmax().item()
 
 
 def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_preemption(one_subject):

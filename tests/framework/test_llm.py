@@ -1,0 +1,142 @@
+import asyncio
+
+import pytest
+
+from quire import LLM, AsyncEngine, LoRARequest, SamplingParams, StructuredOutputsParams
+from quire.errors import EngineDeadError, GrammarError, InvalidRequestError, UnknownModelError
+from quire.testing.checkpoints import write_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(folder, max_model_len=128) as llm:
+        yield llm
+
+
+def test_one_prompt_of_any_kind_gives_one_output(llm):
+    ids = llm.get_tokenizer().encode("hello")
+    for prompt in ("hello", ids, {"prompt": "hello"}, {"prompt_token_ids": ids}):
+        (output,) = llm.generate(prompt, GREEDY)
+        assert output.prompt_token_ids == ids
+        assert len(output.outputs[0].token_ids) == 12
+        assert output.finished
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm):
+    prompts = ["a", "a longer prompt than the others", "b"]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 3, 6)]
+    outputs = llm.generate(prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 3, 6]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_chat_renders_the_template(llm):
+    (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+    assert output.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    several = llm.chat([[{"role": "user", "content": text}] for text in ("hi", "ho")], GREEDY)
+    assert several[0].outputs[0].text == output.outputs[0].text
+
+
+def test_a_stop_string_ends_the_answer_before_it(llm):
+    (whole,) = llm.generate("hello", GREEDY)
+    text = whole.outputs[0].text
+    stop = text[4:6]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,))
+    (cut,) = llm.generate("hello", params)
+    assert cut.outputs[0].text == text[: text.index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_a_choice_is_one_of_the_choices_whatever_the_temperature(llm):
+    form = StructuredOutputsParams(choice=("yes", "no", "perhaps"))
+    params = [
+        SamplingParams(temperature=2.0, seed=seed, max_tokens=20, structured_outputs=form)
+        for seed in range(8)
+    ]
+    outputs = llm.generate(["q"] * 8, params)
+    assert {output.outputs[0].text for output in outputs} <= {"yes", "no", "perhaps"}
+    assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
+
+
+def test_a_form_and_free_text_share_a_batch(llm):
+    form = StructuredOutputsParams(regex="[0-9]{4}")
+    bound = SamplingParams(temperature=0, max_tokens=20, structured_outputs=form)
+    free, number = llm.generate(["hello", "hello"], [GREEDY, bound])
+    assert free.outputs[0].text == llm.generate("hello", GREEDY)[0].outputs[0].text
+    assert number.outputs[0].text.isdigit()
+    assert len(number.outputs[0].text) == 4
+
+
+def test_structured_output_can_be_off(folder):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    off = pytest.raises(GrammarError, match="structured output is off")
+    with LLM(folder, structured_output="none") as llm, off:
+        llm.generate("x", params)
+
+
+def test_a_backend_that_nobody_offers_fails_the_request_only(llm):
+    form = StructuredOutputsParams(regex="a", backend="nobody")
+    with pytest.raises(GrammarError, match="'nobody'"):
+        llm.generate("x", SamplingParams(structured_outputs=form))
+    assert llm.generate("x", GREEDY)[0].finished
+
+
+def test_logprobs_name_the_chosen_token_first(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2)
+    answer = llm.generate("hello", params)[0].outputs[0]
+    for token_id, row in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert next(iter(row)) == token_id
+        assert row[token_id].rank == 1
+        assert all(candidate.logprob <= 0 for candidate in row.values())
+
+
+def test_without_lora_an_adapter_is_refused(llm, tmp_path):
+    with pytest.raises(UnknownModelError, match="LoRA is off"):
+        llm.generate("x", GREEDY, lora_request=LoRARequest("a", 1, str(tmp_path)))
+
+
+def test_params_for_another_number_of_prompts_are_refused(llm):
+    with pytest.raises(InvalidRequestError, match="2 entries for 1 prompts"):
+        llm.generate(["x"], [GREEDY, GREEDY])
+
+
+def test_a_closed_engine_says_so(folder):
+    llm = LLM(folder)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("x")
+
+
+def test_the_composition_says_who_serves_what(llm):
+    parts = {choice.role: choice.name for choice in llm.composition.choices}
+    assert parts["model"] == "Qwen3ForCausalLM"
+    assert parts["attention backend"] == "torch_sdpa"
+
+
+def test_async_engine_streams_what_llm_returns(folder, llm):
+    async def collect():
+        engine = AsyncEngine(folder, max_model_len=128)
+        try:
+            streams = [stream(engine, text) for text in ("hello", "world")]
+            chat = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
+            return await asyncio.gather(*streams, chat)
+        finally:
+            await engine.shutdown()
+
+    async def stream(engine, text):
+        return "".join([delta.text async for delta in engine.generate(text, GREEDY)])
+
+    hello, world, chat = asyncio.run(collect())
+    assert [hello, world] == [o.outputs[0].text for o in llm.generate(["hello", "world"], GREEDY)]
+    expected = llm.chat([{"role": "user", "content": "hi"}], GREEDY)[0].outputs[0].text
+    assert chat.outputs[0].text == expected

@@ -1,0 +1,103 @@
+"""A part that raises hurts the request that made it raise, and no other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire import LLM, SamplingParams
+from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.testing.checkpoints import write_checkpoint
+from quire.worker.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+POISON = 7
+
+
+class RaisesForSomeRows(LogitsStep):
+    """Stands where `temperature` stood: fails for a batch that holds a cursed row."""
+
+    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
+        return False
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        if (rows.field("top_k") == POISON).any():
+            raise ZeroDivisionError("cursed row")
+        return logits
+
+
+@pytest.fixture
+def llm(tmp_path):
+    folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
+    with LLM(str(folder), max_model_len=64) as llm:
+        yield llm
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    return llm._running.core.executor._worker._ready_runner()
+
+
+def run(llm: LLM, params: list[SamplingParams]) -> dict[int, str]:
+    """Finish reasons by prompt index, past the frontend, which would raise the first error."""
+    core = llm._running.core
+    names = {}
+    for index, each in enumerate(params):
+        (request,) = llm._running.intake.admit("abc"[index], each).requests
+        names[request.request_id] = index
+        core.add(request)
+    reasons = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            if output.finish_reason:
+                message = output.error.message if output.error else ""
+                reasons[names[output.request_id]] = f"{output.finish_reason} {message}".strip()
+    return reasons
+
+
+def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
+    pipeline = runner_of(llm).pipeline
+    pipeline.steps[0] = RaisesForSomeRows(320, torch.device("cpu"))
+    normal = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
+    cursed = SamplingParams(temperature=1.0, top_k=POISON, max_tokens=4, ignore_eos=True)
+    reasons = run(llm, [normal, cursed, normal])
+    assert reasons == {
+        0: "length",
+        1: "error sampling failed: ZeroDivisionError",
+        2: "length",
+    }
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_a_forward_pass_that_fails_for_a_batch_is_tried_one_by_one(llm):
+    expected = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
+    runner = runner_of(llm)
+    forward = runner._forward_pass
+
+    class FailsForBatches(torch.nn.Module):
+        def forward(self, input_ids, positions, batch):
+            if len(input_ids) > 1:
+                raise RuntimeError("too many")
+            return forward(input_ids, positions, batch)
+
+    runner._forward_pass = FailsForBatches()
+    outputs = llm.generate(["a", "b", "c"], GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_logits_that_are_not_numbers_fail_their_request_only(llm):
+    model = runner_of(llm).model
+    compute = model.compute_logits
+    calls = iter(range(1000))
+
+    def poisoned(rows):
+        logits = compute(rows)
+        if next(calls) == 1 and len(logits) == 3:
+            logits[1] = torch.nan
+        return logits
+
+    model.compute_logits = poisoned
+    reasons = run(llm, [GREEDY, GREEDY, GREEDY])
+    assert reasons[1].startswith("error the model gave logits that are not numbers")
+    assert (reasons[0], reasons[2]) == ("length", "length")
