@@ -166,7 +166,9 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
     same = total = 0
     for mine, other in zip(ours, theirs, strict=True):
         total += len(other)
-        same += next((i for i, (a, b) in enumerate(zip(mine, other)) if a != b), len(other))
+        same += next(
+            (i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), len(other)
+        )
     return same / total
 
 

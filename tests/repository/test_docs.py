@@ -45,11 +45,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize(
     "page",
-    [
-        page
-        for page in PAGES
-        if name(page) not in ELSEWHERE | {"docs/server.md"} and snippets(page)
-    ],
+    [page for page in PAGES if name(page) not in ELSEWHERE | {"docs/server.md"} and snippets(page)],
     ids=name,
 )
 def test_snippets_run(page):
