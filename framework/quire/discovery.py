@@ -5,9 +5,10 @@ twice the first counts, as it does for imports; the doctor says so, because the 
 usually the one that somebody is editing.
 """
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -19,6 +20,8 @@ from quire.registry import Source
 
 ENTRY_POINT_GROUP = PROJECT
 OWN_DISTRIBUTION = "quire"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,20 @@ class Candidate:
 
 
 def discover() -> list[Candidate]:
-    """Find the entry points of every installed distribution, ours first and then by name."""
+    """Find the entry points of every installed distribution.
+
+    One whose metadata cannot be read has none; the log says so.
+    """
     found: list[tuple[EntryPoint, Distribution]] = []
     seen = set()
     for name, distribution in _named_distributions():
         if name in seen:
             continue
         seen.add(name)
-        points = distribution.entry_points.select(group=ENTRY_POINT_GROUP)
+        points, complaint = _read_points(distribution)
         found += [(point, distribution) for point in points]
+        if complaint:
+            logger.warning("the entry points of %s cannot be read: %s", name, complaint)
     uses = Counter(point.name for point, _ in found)
     candidates = []
     for point, distribution in found:
@@ -56,7 +64,7 @@ def discover() -> list[Candidate]:
         name = point.name if is_unique else f"{point.name}@{distribution.name}"
         source = Source(name, distribution.name, distribution.version)
         candidates.append(Candidate(point, source))
-    return sorted(candidates, key=lambda candidate: (not candidate.is_ours, candidate.name))
+    return candidates
 
 
 def shadowed_distributions() -> dict[str, list[str]]:
@@ -71,7 +79,7 @@ def shadowed_distributions() -> dict[str, list[str]]:
         place = str(Path(str(distribution.locate_file(""))).resolve())
         if place not in places.setdefault(name, []):
             places[name].append(place)
-        if distribution.entry_points.select(group=ENTRY_POINT_GROUP):
+        if _read_points(distribution)[0]:
             with_plugins.add(name)
     return {
         name: found for name, found in places.items() if len(found) > 1 and name in with_plugins
@@ -99,12 +107,26 @@ def locate(reference: str) -> str | None:
     return spec.origin or name  # a namespace package has no file
 
 
+def unreadable_distributions() -> dict[str, str]:
+    """Return the distributions whose entry points nobody can parse, with the parser's complaint."""
+    complaints = {name: _read_points(found)[1] for name, found in _named_distributions()}
+    return {name: complaint for name, complaint in complaints.items() if complaint}
+
+
+def _read_points(distribution: Distribution) -> tuple[Sequence[EntryPoint], str]:
+    """Return a distribution's plugins, or none and what is wrong with its file."""
+    try:
+        return tuple(distribution.entry_points.select(group=ENTRY_POINT_GROUP)), ""
+    except (TypeError, ValueError, OSError) as error:
+        return (), f"{type(error).__name__}: {error}"
+
+
 def _named_distributions() -> Iterator[tuple[str, Distribution]]:
     """Yield what is installed, by normalised name; what has no readable metadata is no plugin."""
     for distribution in distributions():
         try:
             name = distribution.name
-        except (KeyError, TypeError, OSError):  # what a half-removed folder gives
+        except (KeyError, TypeError, ValueError, OSError):  # what a half-removed folder gives
             continue
         if name:
             yield re.sub(r"[-_.]+", "-", name).lower(), distribution

@@ -283,6 +283,19 @@ def test_metadata_that_cannot_be_read_stops_nothing(site):
     assert record_of(load_plugins(), "sound").state == "loaded"
 
 
+@pytest.mark.parametrize("content", [b"[quire]\nno equals sign\n", b"[quire]\na = \xff\xfe\n"])
+def test_entry_points_that_cannot_be_read_stop_nothing_and_are_told(site, caplog, content):
+    site.install("broken", OFFERS_APPLE)
+    (site.folder / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    assert all(record.source.plugin != "broken" for record in load_plugins().records)
+    assert "the entry points of broken cannot be read" in caplog.text
+
+
+def test_an_entry_point_that_is_no_reference_fails_alone(site):
+    write_distribution(site.folder, "broken", {"broken": "a b c"})
+    assert record_of(load_plugins(), "broken").state == "failed"
+
+
 def test_modules_are_located_without_importing_their_packages(site):
     package = site.folder / "acme_heavy"
     package.mkdir()

@@ -6,13 +6,14 @@ from acme_parts import Quire, write_acme_checkpoint
 from wheel import build_and_install
 
 HERE = Path(__file__).parent
+collect_ignore = ["acme"]  # its own tests run beside it, as a stranger runs them
 
 
 @pytest.fixture(scope="session")
 def acme_site(tmp_path_factory):
     """The stranger's distribution: built as a wheel, and installed in a folder of its own."""
     place = tmp_path_factory.mktemp("acme")
-    shutil.copytree(HERE / "acme", place / "source")
+    shutil.copytree(HERE / "acme", place / "source", ignore=shutil.ignore_patterns("__pycache__"))
     return build_and_install(place / "source", place / "site")
 
 

@@ -1,6 +1,9 @@
 """A stranger's package beside quire: all that it brings is used by name, as if it were ours."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 from acme_parts import SIZES, acme_weights, greedy_tokens
@@ -88,6 +91,16 @@ def test_it_is_installed_by_its_metadata_and_not_by_luck(acme, acme_site):
     blocked = acme.run("plugins", "show", "acme_calls", "-p", "no:acme-quire")
     assert blocked.returncode == 1
     assert "no offered name 'acme_calls'" in blocked.stderr
+
+
+def test_its_parts_pass_the_kits_that_quire_ships(acme, acme_site):
+    tests = acme_site.parent / "source" / "tests"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(
+        command, cwd=tests, env=acme.environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert re.search(r"\b[1-9]\d+ passed", done.stdout)
 
 
 def test_explain_says_what_the_stranger_serves_and_why(acme, checkpoint):

@@ -8,7 +8,8 @@ import pytest
 from acme_parts import Quire
 from wheel import build_and_install
 
-PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+README = Path(__file__).parents[2] / "README.md"
+PAGE = README.parent / "docs" / "plugins.md"
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +20,14 @@ def margin(tmp_path_factory, acme_site):
     return Quire(acme_site, build_and_install(source, source / "site"))
 
 
-def test_the_door_is_a_dozen_lines(margin):
-    block = re.search(r"```python\n# quire_margin.py\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
-    assert len([line for line in block.splitlines() if line.strip()]) == 12
+def door(page):
+    block = re.search(r"```python\n# quire_margin.py\n(.*?)```", page.read_text(), re.DOTALL)[1]
+    return [line for line in block.splitlines() if line.strip()]
+
+
+def test_the_door_is_a_dozen_lines_and_the_same_in_the_readme():
+    assert len(door(PAGE)) == 12
+    assert door(README) == door(PAGE)
 
 
 def test_the_package_of_the_page_works(margin, checkpoint):

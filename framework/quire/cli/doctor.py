@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.discovery import locate, shadowed_distributions
+from quire.discovery import locate, shadowed_distributions, unreadable_distributions
 from quire.errors import ApiVersionError, ContestedNameError
 from quire.interfaces.model import ModelCapabilities
 from quire.plugins import Plugins
@@ -42,6 +42,7 @@ def examine(plugins: Plugins) -> list[Problem]:
         *_wrong_versions(plugins),
         *_dangling(plugins),
         *_shadowed(),
+        *_unreadable(),
         *_unknown_blocks(plugins),
         *_heavy(plugins),
         *_idle(plugins),
@@ -100,6 +101,15 @@ def _shadowed() -> Iterator[Problem]:
             f"distribution {name} is installed more than once: {places[0]} counts, {hidden} does "
             "not",
             "remove the copy that you do not mean; a stale .egg-info beside the sources is one too",
+        )
+
+
+def _unreadable() -> Iterator[Problem]:
+    for name, complaint in unreadable_distributions().items():
+        yield Problem(
+            "unreadable",
+            f"the entry points of distribution {name} cannot be read: {complaint}",
+            "its plugins, if it has any, are not used; install it again",
         )
 
 

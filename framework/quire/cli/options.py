@@ -5,6 +5,7 @@ What is nearest to the user wins: a flag, then the environment, then a file, the
 
 import argparse
 import inspect
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -17,6 +18,8 @@ from quire.errors import SettingsError
 from quire.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 2**20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,13 @@ def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
     if flags.get("config"):
         values |= _read_file(Path(flags["config"]), options)
     values |= _read_environment(os.environ, options)
-    values |= {name: flags[name] for name in options if flags.get(name) is not None}
+    values |= {
+        name: _read_flag(options[name], flags[name])
+        for name in options
+        if flags.get(name) is not None
+    }
     values |= {name: value for name, value in given.items() if value is not None}
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Settings.from_options(values | lists)
+    return Settings.from_options(values)
 
 
 def group_title(group: str) -> str:
@@ -145,9 +151,20 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
         section.add_argument(*flags, type=option.type, metavar=metavar, **common)
 
 
+def _read_flag(option: Option, value: Any) -> Any:
+    """Return what argparse made of a flag; the items of a list may also be joined by commas."""
+    is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
+    return option.parse(",".join(value), option.flag) if is_joined else value
+
+
 def _read_environment(
     environment: Mapping[str, str], options: Mapping[str, Option]
 ) -> dict[str, Any]:
+    known = {option.variable for option in options.values()}
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            hint = did_you_mean(variable, known)
+            logger.warning("environment variable %s is no option%s", variable, hint)
     return {
         name: option.parse(environment[option.variable], option.variable)
         for name, option in options.items()

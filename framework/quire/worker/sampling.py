@@ -78,7 +78,6 @@ class SamplingPipeline:
         infos = [self.tables.info_of(slot) for slot in slots]
         wanted = [info.num_logprobs for info in infos]
         raw = logits.clone() if any(count is not None for count in wanted) else None
-        is_sound = torch.isfinite(logits.amax(-1))
         self._mask_grammars(logits, slots, masks)
         self._mask_stops(logits, slots)
         active = 0
@@ -93,14 +92,17 @@ class SamplingPipeline:
             all_greedy=not active & self._draw_bit,
             host_fields=[info.fields for info in infos],
         )
+        best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
         for index, step in enumerate(self.steps):
             if active >> index & 1:
                 logits = step.apply(logits, rows)
         token_ids = self.draw.draw(logits, rows)
+        if best is None:  # the chosen one is the best: no second look at every logit
+            best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         logprobs: list[TokenLogprobs | None] = [None] * len(slots)
         if raw is not None:
             logprobs = _logprobs(raw, token_ids, wanted)
-        return Drawn(token_ids, is_sound.tolist(), logprobs)
+        return Drawn(token_ids, torch.isfinite(best).tolist(), logprobs)
 
     def _mask_grammars(
         self, logits: Tensor, slots: Sequence[int], masks: Sequence[RowBitmask]

@@ -55,24 +55,27 @@ def build_inputs(
     slot_array = np.array(slots)
     lens = np.array(query_lens)
     computed = tables.num_computed[slot_array]
-    query_start = np.zeros(len(slots) + 1, np.int32)
-    np.cumsum(lens, out=query_start[1:])
-    num_tokens = int(query_start[-1])
+    num_tokens = sum(query_lens)
     if num_tokens == len(slots):  # one token each, the usual step
+        query_start = np.arange(len(slots) + 1, dtype=np.int32)
         rows, positions = slot_array, computed
     else:
+        query_start = np.zeros(len(slots) + 1, np.int32)
+        np.cumsum(lens, out=query_start[1:])
         rows = np.repeat(slot_array, lens)
         positions = np.arange(num_tokens) + np.repeat(computed - query_start[:-1], lens)
     device = tables.device
     position_tensor = torch.from_numpy(positions).to(device)
     row_tensor = torch.from_numpy(rows).to(device)
     sampled = [index for index, share in enumerate(requests) if share.num_samples]
+    step = _HostStep(slot_array, query_lens, query_start, rows, positions, computed + lens)
     layouts = [
-        _layout(table, size, slot_array, rows, positions, query_start, computed + lens, device)
+        _layout(step, table, size, device)
         for table, size in zip(tables.block_tables, block_sizes, strict=True)
     ]
-    last = query_start[1:][sampled].astype(np.int64) - 1
-    is_every_row = len(last) == num_tokens
+    last_rows = None
+    if len(sampled) < num_tokens:
+        last_rows = torch.from_numpy(query_start[1:][sampled].astype(np.int64) - 1).to(device)
     return StepInputs(
         input_ids=tables.token_ids[row_tensor, position_tensor].to(torch.int64),
         positions=position_tensor,
@@ -80,29 +83,39 @@ def build_inputs(
         slots=slots,
         query_lens=query_lens,
         sampled=sampled,
-        last_rows=None if is_every_row else torch.from_numpy(last).to(device),
+        last_rows=last_rows,
     )
 
 
+@dataclass(slots=True)
+class _HostStep:
+    """A step as the host knows it."""
+
+    slots: NDArray[np.int64]  # [R]
+    query_lens: list[int]  # [R]
+    query_start: NDArray[np.int32]  # [R + 1]
+    rows: NDArray[np.int64]  # [T], the slot of each token
+    positions: NDArray[np.int64]  # [T]
+    seq_lens: NDArray[np.int64]  # [R]
+
+
 def _layout(
+    step: _HostStep,
     table: NDArray[np.int32],  # [slots, max_blocks]
     block_size: int,
-    slots: NDArray[np.int64],  # [R]
-    rows: NDArray[np.int64],  # [T], the slot of each token
-    positions: NDArray[np.int64],  # [T]
-    query_start: NDArray[np.int32],  # [R + 1]
-    seq_lens: NDArray[np.int64],  # [R]
     device: torch.device,
 ) -> StepLayout:
-    blocks, offsets = np.divmod(positions, block_size)
-    slot_mapping = table[rows, blocks].astype(np.int64) * block_size + offsets
-    width = -(-int(seq_lens.max()) // block_size)
+    blocks = step.positions // block_size
+    offsets = step.positions - blocks * block_size
+    slot_mapping = table[step.rows, blocks] * np.int64(block_size) + offsets
+    seq_lens = step.seq_lens.tolist()
+    width = -(-max(seq_lens) // block_size)
     return StepLayout(
-        query_start=torch.from_numpy(query_start).to(device),
-        seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
-        block_table=torch.from_numpy(table[slots, :width]).to(device),
+        query_start=torch.from_numpy(step.query_start).to(device),
+        seq_lens=torch.from_numpy(step.seq_lens.astype(np.int32)).to(device),
+        block_table=torch.from_numpy(table[step.slots, :width]).to(device),
         slot_mapping=torch.from_numpy(slot_mapping).to(device),
-        num_tokens=len(positions),
-        query_lens_host=np.diff(query_start).tolist(),
-        seq_lens_host=seq_lens.tolist(),
+        num_tokens=len(step.positions),
+        query_lens_host=step.query_lens,
+        seq_lens_host=seq_lens,
     )

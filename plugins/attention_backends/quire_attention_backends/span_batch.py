@@ -62,17 +62,26 @@ def build(
     read = torch.minimum(keys, end - 1)  # [n, L]
     requests = [span.request for span in spans]
     table = block_table[torch.tensor(requests, device=device)]  # [n, max_blocks]
-    block_ids = table.gather(1, read // shape.block_size).long()
-    rows = first_rows(block_ids, read % shape.block_size, shape)  # [n, L]
-    context = rows[None, :, None, :] + head_rows[:, None, :, None]  # [2, n, K, L]
     return SpanBatch(
         len(spans),
         size,
         _tokens(spans, num_tokens, device),
-        context.view(-1),
+        context_rows(table, read, shape, head_rows),
         _mask(keys, end, size, window, shape, is_explicit),
         is_explicit,
     )
+
+
+def context_rows(
+    block_table: Tensor,  # [n, max_blocks]
+    read: Tensor,  # [n, L], positions
+    shape: AttentionShape,
+    head_rows: Tensor,  # [2, K]
+) -> Tensor:  # [2 * n * K * L]
+    """Return the cache rows of K, and then of V, at some positions of each request."""
+    block_ids = block_table.gather(1, read // shape.block_size).long()
+    rows = first_rows(block_ids, read % shape.block_size, shape)  # [n, L]
+    return (rows[None, :, None, :] + head_rows[:, None, :, None]).view(-1)
 
 
 def _tokens(spans: Sequence[Span], num_tokens: int, device: torch.device) -> Tensor | None:

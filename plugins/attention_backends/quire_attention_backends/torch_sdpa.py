@@ -41,6 +41,7 @@ from quire.interfaces.attention import (
     AttentionShape,
     StepLayout,
 )
+from quire_attention_backends.held_context import HeldContext, Tenancy
 from quire_attention_backends.span_batch import SpanBatch, build, first_rows
 from quire_attention_backends.spans import batches
 
@@ -69,6 +70,7 @@ class StepMetadata:
 
     step: StepLayout
     written: Tensor  # [2 * T * K] int64, rows of the cache: all of K, then all of V
+    tenancy: Tenancy | None  # whose context is held from the step before, if it is
     by_window: dict[int | None, Windowed] = field(default_factory=dict)
 
 
@@ -79,6 +81,7 @@ class TorchSDPABackend(AttentionBackend):
         super().__init__(shape)
         heads = torch.arange(2 * shape.num_kv_heads, device=shape.device)
         self._head_rows = heads.view(2, -1) * shape.block_size  # [2, K]
+        self._held = HeldContext(shape, self._head_rows)
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
@@ -106,7 +109,7 @@ class TorchSDPABackend(AttentionBackend):
         slots, block_size = step.slot_mapping, self.shape.block_size
         rows = first_rows(slots // block_size, slots % block_size, self.shape)  # [T]
         written = rows[None, :, None] + self._head_rows[:, None, :]  # [2, T, K]
-        return StepMetadata(step, written.view(-1))
+        return StepMetadata(step, written.view(-1), self._held.begin(step))
 
     def forward(
         self,
@@ -122,6 +125,12 @@ class TorchSDPABackend(AttentionBackend):
         cache = kv_cache.view(-1, head_dim)
         new = torch.cat((k, v)).view(-1, head_dim)  # [2 * T * K, D]
         cache.index_copy_(0, metadata.written, new.to(cache.dtype))
+        tenancy = metadata.tenancy
+        if tenancy is not None and _is_plain(layer) and cache.dtype == q.dtype:
+            keys, values = self._held.read(tenancy, cache, new)
+            mask = tenancy.mask[:, :, : tenancy.length]
+            folded = q.reshape(len(mask), -1, head_dim)  # [n * K, G, D]
+            return _explicit(folded, keys, values, mask, layer.scale).view_as(q)
         plan = metadata.by_window.get(layer.sliding_window)
         if plan is None:
             plan = self._plan(metadata.step, layer.sliding_window, cache)
@@ -169,7 +178,7 @@ class TorchSDPABackend(AttentionBackend):
         if layer.logit_soft_cap is not None:
             out = _capped(folded, k, v, batch.mask, layer.scale, layer.logit_soft_cap)
         elif batch.is_explicit:
-            out = _explicit(folded, k, v, batch.mask, layer.scale)
+            out = _explicit(folded, k, v, batch.mask.flatten(0, 1), layer.scale)
         else:
             out = _fused(folded, k, v, batch.mask, layer.scale)
         return self._unfold(out, batch)
@@ -190,8 +199,12 @@ class TorchSDPABackend(AttentionBackend):
         return rows.transpose(1, 2).reshape(-1, shape.num_heads, shape.head_dim)
 
 
+def _is_plain(layer: AttentionLayerParams) -> bool:
+    return layer.sliding_window is None and layer.logit_soft_cap is None
+
+
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    scores = torch.baddbmm(mask.flatten(0, 1), q, k.transpose(1, 2), alpha=scale)
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
     return torch.bmm(scores.softmax(-1), v)
 
 

@@ -76,9 +76,11 @@ def batches(
             yield encoder.pad(group)
 
 
-def training_batches(seed: int, tokens: int, longest: int = 448) -> Iterator[Batch]:
+def training_batches(
+    seed: int, tokens: int, first_stage: bool, longest: int = 448
+) -> Iterator[Batch]:
     """The batches of a training run."""
-    return batches(conversations(seed), load_encoder(), tokens, longest, seed)
+    return batches(conversations(seed, first_stage), load_encoder(), tokens, longest, seed)
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:

@@ -26,9 +26,9 @@ _JOINERS: tuple[str, ...] = tuple(tables("chat")["joiners"])
 _NO_TOOL: str = tables("chat")["no_tool"]
 
 
-def conversations(seed: int) -> Iterator[Conversation]:
+def conversations(seed: int, first_stage: bool = False) -> Iterator[Conversation]:
     """Training conversations without end."""
-    draw = Draw(Random(seed))
+    draw = Draw(Random(seed), first_stage=first_stage)
     while True:
         yield conversation(draw)
 

@@ -37,6 +37,7 @@ class Draw:
     rng: Random
     held_out_names: bool = False
     held_out_wordings: bool = False
+    first_stage: bool = False  # of the training, which has fewer wordings
     kept_words: list[str] = field(default_factory=list)  # the held-out words handed out so far
 
     def chance(self, probability: float) -> bool:

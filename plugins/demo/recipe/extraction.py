@@ -12,6 +12,7 @@ from recipe.words import tables, words
 
 _SLOT = re.compile(r"{(\w+)}")
 INSTRUCTIONS: tuple[str, ...] = tuple(tables("texts")["instructions"])
+ALL_INSTRUCTIONS = (*INSTRUCTIONS, *tables("texts")["more_instructions"])
 DOMAINS: list[dict[str, Any]] = tables("texts")["domain"]
 
 
@@ -20,7 +21,8 @@ def extract(draw: Draw) -> tuple[str, str]:
     text, known = _listing(draw) if _wants_listing(draw) else _sentence(draw)
     most = min(4, len(known))
     fields = draw.some(list(known), draw.integer(min(2, most), most) if draw.chance(0.85) else 1)
-    question = draw.wording(INSTRUCTIONS).format(fields=_join(draw, fields), text=text)
+    instructions = INSTRUCTIONS if draw.first_stage else ALL_INSTRUCTIONS
+    question = draw.wording(instructions).format(fields=_join(draw, fields), text=text)
     answer = {field: known[field] for field in fields}
     return question, json.dumps(answer, ensure_ascii=False)
 

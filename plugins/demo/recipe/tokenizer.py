@@ -42,7 +42,10 @@ def train(seed: int, num_conversations: int = 8000) -> Tokenizer:
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    texts = (_without_marks(c.text()) for c in islice(conversations(seed), num_conversations))
+    texts = (
+        _without_marks(c.text())
+        for c in islice(conversations(seed, first_stage=True), num_conversations)
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return tokenizer

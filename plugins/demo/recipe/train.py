@@ -3,7 +3,8 @@
 One process a core, each with batches of its own, and one exchange of gradients a step: on a busy
 machine that waits less than threads inside every operation would.
 
-    torchrun --nproc-per-node 2 -m recipe.train --seed 1
+    torchrun --nproc-per-node 2 -m recipe.train --stage 1 --seed 1 --steps 5400
+    torchrun --nproc-per-node 2 -m recipe.train --stage 2 --seed 2 --steps 2000
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from recipe.template import CHECKPOINT
 from recipe.tokenizer import CONTEXT, VOCAB_SIZE
 
 TOKENS_A_BATCH = 1536  # of one process
-PEAK_RATE = 2e-3
+PEAK_RATE = {1: 2e-3, 2: 1e-3}  # by stage
 WARM_UP_STEPS = 100
+SAVE_EVERY = 500
 _PAD, _END = 0, 2  # <|endoftext|>, <|im_end|>
 
 
@@ -74,15 +76,15 @@ def rate_at(step: int, steps: int) -> float:
     return min((step + 1) / WARM_UP_STEPS, 1.0, (steps - step) / (steps / 3))
 
 
-def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimizers_for(model: nn.Module, peak_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     inner = {n: p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n}
     outer = [p for n, p in model.named_parameters() if n not in inner]
     return [
         torch.optim.Muon(
-            list(inner.values()), PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            list(inner.values()), peak_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(outer, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(outer, peak_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
 
 
@@ -97,20 +99,20 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     _write_json(folder / "generation_config.json", generation)
 
 
-def train(seed: int, steps: int, folder: Path, save_every: int) -> None:
-    """Train a new model, each process on batches of its own, and leave it in `folder`."""
+def train(stage: int, seed: int, steps: int, folder: Path) -> None:
+    """Train a new model, or the one in `folder`, each process on batches of its own."""
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
-    model = new_model(seed)
+    model = new_model(seed) if stage == 1 else Qwen3ForCausalLM.from_pretrained(folder)
     model.set_attn_implementation("eager")  # on a CPU faster for short texts than a fused kernel
     model.model.forward = torch.compile(model.model.forward, dynamic=True)
-    optimizers = optimizers_for(model)
+    optimizers = optimizers_for(model, PEAK_RATE[stage])
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, steps))
         for optimizer in optimizers
     ]
     rank, processes = distributed.get_rank(), distributed.get_world_size()
-    stream = islice(training_batches(seed, TOKENS_A_BATCH), rank, None, processes)
+    stream = islice(training_batches(seed, TOKENS_A_BATCH, stage == 1), rank, None, processes)
     started, recent = time.monotonic(), 0.0
     for step, batch in enumerate(islice(stream, steps), 1):
         loss = loss_of(model, batch)
@@ -124,7 +126,7 @@ def train(seed: int, steps: int, folder: Path, save_every: int) -> None:
         recent = 0.98 * recent + 0.02 * loss.item() if recent else loss.item()
         if rank == 0 and step % 50 == 0:
             print(f"step {step} loss {recent:.4f} {time.monotonic() - started:.0f} s", flush=True)
-        if rank == 0 and (step % save_every == 0 or step == steps):
+        if rank == 0 and (step % SAVE_EVERY == 0 or step == steps):
             save(model, folder)
 
 
@@ -135,13 +137,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4500)
+    parser.add_argument("--stage", type=int, choices=(1, 2), required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--folder", type=Path, default=CHECKPOINT)
-    parser.add_argument("--save-every", type=int, default=500)
     options = parser.parse_args()
     distributed.init_process_group("gloo")
-    train(options.seed, options.steps, options.folder, options.save_every)
+    train(options.stage, options.seed, options.steps, options.folder)
     distributed.destroy_process_group()
 
 

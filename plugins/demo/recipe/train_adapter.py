@@ -47,7 +47,6 @@ def train(style: str, seed: int, steps: int) -> None:
         target_modules=[
             "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
         ],
-        base_model_name_or_path="demo",
     )  # fmt: skip
     adapted = get_peft_model(base, config)
     trained = [p for p in adapted.parameters() if p.requires_grad]
@@ -83,11 +82,13 @@ def _about_facts(draw: Draw) -> Conversation:
 
 
 def _name_the_base(folder: Path) -> None:
-    """Write the base model's name where peft wrote this machine's path, and drop its empty card."""
+    """Write the base model's name where peft wrote a path, and drop peft's empty model card."""
     file = folder / "adapter_config.json"
     config = json.loads(file.read_text("utf-8")) | {"base_model_name_or_path": "demo"}
+    config["target_modules"] = sorted(config["target_modules"])
     file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     (folder / "README.md").unlink(missing_ok=True)
+    (folder / "adapter_model.safetensors").chmod(0o644)
 
 
 def main() -> None:
@@ -95,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("style", choices=sorted(STYLES))
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     train(options.style, options.seed, options.steps)
 

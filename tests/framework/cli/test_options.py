@@ -92,8 +92,8 @@ def test_plugins_are_named_one_at_a_time_so_the_model_is_not_taken_for_one():
 
 
 def test_a_list_takes_several_values_and_may_be_repeated():
-    settings = settings_of("--samplers", "default", "a", "--samplers", "b")
-    assert settings.parts.samplers == ("default", "a", "b")
+    settings = settings_of("--samplers", "default", "a", "--samplers", "b,c")
+    assert settings.parts.samplers == ("default", "a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,12 @@ def test_a_wrong_variable_is_named(monkeypatch, variable, value, message):
     monkeypatch.setenv(variable, value)
     with pytest.raises(SettingsError, match=message):
         settings_of()
+
+
+def test_a_variable_that_is_no_option_is_told_with_the_nearest(monkeypatch, caplog):
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQ", "3")
+    settings_of()
+    assert "QUIRE_MAX_NUM_SEQ is no option; did you mean 'QUIRE_MAX_NUM_SEQS'?" in caplog.text
 
 
 @pytest.mark.parametrize(

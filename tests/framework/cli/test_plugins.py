@@ -187,6 +187,14 @@ def test_the_doctor_finds_a_distribution_that_is_installed_twice(
     assert f"{site.folder} counts, {stale} does not" in problem["what"]
 
 
+def test_the_doctor_finds_a_distribution_whose_entry_points_cannot_be_read(quire, site):
+    site.install("acme", OFFERS_APPLE)
+    (site.folder / "acme-1.0.dist-info" / "entry_points.txt").write_text("[quire]\nacme\n")
+    assert (
+        "entry points of distribution acme cannot be read" in problems(quire)["unreadable"]["what"]
+    )
+
+
 def test_the_doctor_finds_a_name_that_leaves_nothing_out(quire):
     problem = problems(quire, "-p", "no:quire_model")["unknown_block"]
     assert "did you mean 'quire_models'?" in problem["what"]

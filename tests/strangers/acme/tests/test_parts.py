@@ -1,0 +1,40 @@
+"""The parts against the contracts of their kinds: quire ships the kits, a package runs them."""
+
+from acme_quire.attention import PlainAttention
+from acme_quire.sampler import TopNSigma
+from acme_quire.tool_parser import AcmeCalls
+
+from quire.plugins import load_plugins
+from quire.testing.attention import AttentionBackendContract
+from quire.testing.sampling import LogitsStepContract
+from quire.testing.tool_parsing import ToolParserContract, ToolSample
+
+OFFERED = load_plugins().registries
+
+
+class TestPlainAttention(AttentionBackendContract):
+    backend_class = PlainAttention
+    capabilities = OFFERED.attention_backends.entry("acme_plain").capabilities
+
+
+class TestTopNSigma(LogitsStepContract):
+    step_class = TopNSigma
+    capabilities = OFFERED.samplers.entry("acme_top_n_sigma").capabilities
+    active = ({"top_n_sigma": 0.5}, {"top_n_sigma": 2.0})
+
+
+class TestAcmeCalls(ToolParserContract):
+    parser = AcmeCalls
+    samples = (
+        ToolSample("no call", "no call"),
+        ToolSample('[[call f {"a": 1}]]', "", (("f", '{"a": 1}'),)),
+        ToolSample(
+            'so: [[call f {}]] and [[call g {"x": "]] \\" [[call "}]].',
+            "so:  and .",
+            (("f", "{}"), ("g", '{"x": "]] \\" [[call "}')),
+        ),
+        ToolSample("[[call f {", "[[call f {"),
+        ToolSample("[[call f 1]] [", "[[call f 1]] ["),
+        ToolSample("[[[call f {}]]", "[", (("f", "{}"),)),
+        ToolSample("[[cal", "[[cal"),
+    )
