@@ -14,6 +14,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -85,11 +86,11 @@ def main() -> None:
         **figures,
         "machine": machine(),
         "date": date.today().isoformat(),
-        "command": "python benchmarks/against_transformers.py "
-        f"--shape {arguments.shape} --pairs {arguments.pairs}",
+        "command": "python " + " ".join(sys.argv),
     }
     print(json.dumps(report, indent=2))
     if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"against_transformers_{arguments.shape}.json"
         path.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -15,9 +15,8 @@ from quire.registry import Registry
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 * 2**20
-HUB_FILES = (
-    "*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken",
-)  # fmt: skip
+DESCRIPTION_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken")
+WEIGHT_FILES = ("*.safetensors",)
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,15 @@ class Checkpoint:
 
 
 def find_checkpoint(
-    settings: ModelSettings, shipped: Registry[CheckpointSource], allow_download: bool = True
+    settings: ModelSettings, shipped: Registry[CheckpointSource], with_weights: bool = True
 ) -> Checkpoint:
-    """Find the checkpoint that the settings name: a folder, a shipped name, or a hub id.
+    """Find the checkpoint that the settings name: a shipped name, a folder, or a hub id.
+
+    Args:
+        settings: They name it.
+        shipped: What plugins ship. A folder of the same name is meant only if it is a checkpoint;
+            `./NAME` always is the folder.
+        with_weights: Whether a download brings the weights too.
 
     Raises:
         CheckpointNotFoundError: There is nothing under that name.
@@ -65,17 +70,18 @@ def find_checkpoint(
     """
     name = settings.model
     folder = os.path.expanduser(name)
-    if os.path.isdir(folder):
-        found = ShippedCheckpoint(Path(folder))
-    elif name in shipped:
+    is_shipped = name in shipped and not os.path.isfile(os.path.join(folder, CONFIG))
+    if is_shipped:
         found = shipped.get(name)()
+    elif os.path.isdir(folder):
+        found = ShippedCheckpoint(Path(folder))
     elif os.path.isfile(folder):
         raise CheckpointNotFoundError(f"{name} is a file; name the folder that it lies in")
     elif _looks_like_path(name):
         raise CheckpointNotFoundError(f"no such model folder: {name}")
     else:
         known = ", ".join(shipped) or "none"
-        found = ShippedCheckpoint(_from_hub(name, settings.revision, allow_download, known))
+        found = ShippedCheckpoint(_from_hub(name, settings.revision, with_weights, known))
     return Checkpoint(name, found.folder, read_config(found.folder), found.adapters)
 
 
@@ -103,7 +109,7 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
-def _from_hub(name: str, revision: str | None, allow_download: bool, known: str) -> Path:
+def _from_hub(name: str, revision: str | None, with_weights: bool, known: str) -> Path:
     from huggingface_hub import snapshot_download  # a second to import, and rarely needed
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -112,8 +118,7 @@ def _from_hub(name: str, revision: str | None, allow_download: bool, known: str)
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=list(HUB_FILES),
-            local_files_only=not allow_download,
+            allow_patterns=[*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else ())],
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointNotFoundError(

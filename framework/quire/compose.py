@@ -12,7 +12,14 @@ from importlib.metadata import version
 from typing import Any
 
 from quire.checkpoint import Checkpoint
-from quire.config import DEFAULT_SAMPLERS, Settings
+from quire.config import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_LORA_SOURCE,
+    DEFAULT_SAMPLERS,
+    DEFAULT_STRUCTURED_OUTPUT,
+    Settings,
+)
+from quire.discovery import OWN_DISTRIBUTION, locate
 from quire.errors import (
     PluginLoadError,
     QuireError,
@@ -62,6 +69,9 @@ class Choice:
     def name(self) -> str:
         """The name in the registry."""
         return self.entry.name
+
+    def __str__(self) -> str:
+        return f"{self.entry.kind.title} {self.name!r} of plugin {self.entry.source}"
 
     def as_dict(self) -> dict[str, Any]:
         """The choice as JSON data."""
@@ -153,8 +163,8 @@ def compose(
     device = machine.device(settings.model.device)
     dtype, dtype_why = machine.dtype(settings.model.dtype, description.checkpoint_dtype, device)
     tp_size = settings.parallel.tensor_parallel_size
-    query = _attention_query(settings, description, device, dtype)
-    backend = _choose_attention_backend(registries, settings.parts.attention_backend, query)
+    queries = _attention_queries(settings, description, device, dtype)
+    backend = _choose_attention_backend(registries, settings.parts.attention_backend, queries)
     capabilities: AttentionCapabilities = backend.entry.capabilities
     parts = settings.parts
     composition = Composition(
@@ -171,7 +181,9 @@ def compose(
         attention_backend=backend,
         kv_cache_specs=_choose_specs(registries, description),
         samplers=_choose_samplers(registries, parts.samplers),
-        structured_output=_choose_optional(registries.structured_output, parts.structured_output),
+        structured_output=_choose_optional(
+            registries.structured_output, parts.structured_output, DEFAULT_STRUCTURED_OUTPUT
+        ),
         tool_parser=_choose_parser(registries.tool_parsers, parts.tool_call_parser, chat_template),
         reasoning_parser=_choose_parser(
             registries.reasoning_parsers, parts.reasoning_parser, chat_template
@@ -182,6 +194,7 @@ def compose(
     _check_tensor_parallel(model, description, tp_size)
     for choice in composition.choices:
         check_api(choice.entry)
+        _check_present(choice.entry)
     return composition
 
 
@@ -193,7 +206,8 @@ def build_spec(
     Raises:
         PluginError: The spec's code cannot be loaded.
     """
-    spec = registries.kv_cache_specs.get(layer.spec)
+    choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
+    spec = registries.kv_cache_specs.load(choice.entry)
     return spec(layer, composition.block_size, composition.kv_dtype, tp_size)
 
 
@@ -238,40 +252,42 @@ def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
     return description
 
 
-def _attention_query(
+def _attention_queries(
     settings: Settings, description: ModelDescription, device: str, dtype: str
-) -> AttentionQuery:
+) -> list[AttentionQuery]:
+    """Return what the model asks of a backend, once for each shape of its layers."""
     tp_size = settings.parallel.tensor_parallel_size
-    layer = description.kv_layers[0]
-    return AttentionQuery(
-        device=device,
-        dtype=dtype,
-        kv_dtype=dtype,
-        num_heads=max(1, description.num_heads // tp_size),
-        num_kv_heads=max(1, layer.num_kv_heads // tp_size),
-        head_dim=layer.head_dim,
-        block_size=settings.cache.block_size,
-        sliding_window=description.sliding_window,
-        logit_soft_cap=description.logit_soft_cap,
-    )
+    shapes = dict.fromkeys((layer.num_kv_heads, layer.head_dim) for layer in description.kv_layers)
+    return [
+        AttentionQuery(
+            device=device,
+            dtype=dtype,
+            kv_dtype=dtype,
+            num_heads=max(1, description.num_heads // tp_size),
+            num_kv_heads=max(1, num_kv_heads // tp_size),
+            head_dim=head_dim,
+            block_size=settings.cache.block_size,
+            sliding_window=description.sliding_window,
+            logit_soft_cap=description.logit_soft_cap,
+        )
+        for num_kv_heads, head_dim in shapes
+    ]
 
 
-def _choose_attention_backend(registries: Registries, wanted: str, query: AttentionQuery) -> Choice:
+def _choose_attention_backend(
+    registries: Registries, wanted: str, queries: Iterable[AttentionQuery]
+) -> Choice:
     registry = registries.attention_backends
     refusals: dict[str, str | None] = {}
     for name in registry:
-        if name in registry.contested() and name != wanted:
-            refusals[name] = "several plugins offer it"
-            continue
-        entry = registry.entry(name)
-        is_served = entry.api in entry.kind.apis
-        api = None if is_served else f"it speaks version {entry.api} of the interface"
-        refusals[name] = api or entry.capabilities.refusal(query)
+        entry = registry.entry(name) if name == wanted else _ours(registry, name)
+        refusals[name] = _refusal(entry, queries) if entry else "several plugins offer it"
     able = [name for name, refusal in refusals.items() if refusal is None]
     if wanted != AUTO:
         entry = registry.entry(wanted)
         check_api(entry)
-        if reason := entry.capabilities.refusal(query):
+        _check_present(entry)
+        if reason := refusals[wanted]:
             others = ", ".join(able) or "none of the installed ones"
             raise RefusedError(
                 f"attention backend {wanted!r} cannot serve this model: {reason}; can: {others}"
@@ -280,10 +296,62 @@ def _choose_attention_backend(registries: Registries, wanted: str, query: Attent
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         raise RefusedError(f"no attention backend can serve this model ({reasons or 'none'})")
-    best = max(able, key=lambda name: registry.entry(name).capabilities.priority)
+    best = max(
+        (_default_entry(registry, name) for name in able), key=lambda e: e.capabilities.priority
+    )
     why = "the only one that can" if len(able) == 1 else "the highest priority of those that can"
-    rejected = _rejections(refusals, best)
-    return Choice("attention backend", registry.entry(best), f"auto: {why}", rejected)
+    rejected = _rejections(refusals, best.name)
+    return Choice("attention backend", best, f"auto: {why}", rejected)
+
+
+def _refusal(entry: Entry, queries: Iterable[AttentionQuery]) -> str | None:
+    """Return why a backend cannot serve, or None if it can."""
+    if entry.api not in entry.kind.apis:
+        return f"it speaks version {entry.api} of the interface"
+    if locate(entry.reference) is None:
+        return f"there is no module for {entry.reference!r}"
+    reasons = (entry.capabilities.refusal(query) for query in queries)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _check_present(entry: Entry) -> None:
+    """Check, without importing it, that an entry's module is there.
+
+    Raises:
+        PluginLoadError: It is not.
+    """
+    if locate(entry.reference) is None:
+        raise PluginLoadError(
+            f"{entry.kind.title} {entry.name!r} of {entry.source} points at {entry.reference!r}, "
+            "and there is no such module"
+        )
+
+
+def _ours(registry: Registry[Any], name: str) -> Entry | None:
+    """Return who serves a name that nobody typed; None if only strangers contest it.
+
+    What is merely installed cannot take the place of what ships with quire, nor stop start-up.
+    """
+    offers = registry.contested().get(name)
+    if offers is None:
+        return registry.entry(name)
+    ours = next((e for e in offers if e.source.distribution == OWN_DISTRIBUTION), None)
+    if ours is not None:
+        others = ", ".join(str(entry.source) for entry in offers if entry is not ours)
+        logger.warning(
+            "%s %r is also offered by %s; taking %s. --prefer %s:%s=PLUGIN decides otherwise",
+            registry.kind.title, name, others, ours.source, registry.kind.name, name,
+        )  # fmt: skip
+    return ours
+
+
+def _default_entry(registry: Registry[Any], name: str) -> Entry:
+    """Return who serves a default.
+
+    Raises:
+        PluginError: Nobody does, or several strangers.
+    """
+    return _ours(registry, name) or registry.entry(name)
 
 
 def _rejections(refusals: Mapping[str, str | None], chosen: str) -> tuple[Rejection, ...]:
@@ -297,7 +365,9 @@ def _rejections(refusals: Mapping[str, str | None], chosen: str) -> tuple[Reject
 def _choose_specs(registries: Registries, description: ModelDescription) -> tuple[Choice, ...]:
     names = dict.fromkeys(layer.spec for layer in description.kv_layers)
     return tuple(
-        Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
+        Choice(
+            "KV-cache spec", _default_entry(registries.kv_cache_specs, name), "named by the model"
+        )
         for name in names
     )
 
@@ -310,7 +380,12 @@ def _choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Cho
             names |= dict.fromkeys(DEFAULT_SAMPLERS, "built in")
         else:
             names[name] = "asked for"
-    entries = [registries.samplers.entry(name) for name in names]
+    entries = [
+        _default_entry(registries.samplers, name)
+        if why == "built in"
+        else registries.samplers.entry(name)
+        for name, why in names.items()
+    ]
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
     draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]
     if len(draws) != 1:
@@ -336,24 +411,27 @@ def _check_fields(entries: Iterable[Entry]) -> None:
                 )
 
 
-def _choose_optional(registry: Registry[Any], wanted: str) -> Choice | None:
+def _choose_optional(
+    registry: Registry[Any], wanted: str, default: str | None = None
+) -> Choice | None:
     if wanted == NONE:
         return None
-    title = registry.kind.title
+    is_default = wanted == default
+    entry = _default_entry(registry, wanted) if is_default else registry.entry(wanted)
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
-    return Choice(title, registry.entry(wanted), "by setting", rejected)
+    why = "the default" if is_default else "by setting"
+    return Choice(registry.kind.title, entry, why, rejected)
 
 
 def _choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> Choice | None:
     if wanted != AUTO:
         return _choose_optional(registry, wanted)
     matches, rejected = [], []
-    contested = registry.contested()
     for name in registry:
-        if name in contested:
+        entry = _ours(registry, name)
+        if entry is None:
             rejected.append(Rejection(name, "several plugins offer it"))
             continue
-        entry = registry.entry(name)
         markers = entry.capabilities.template_markers
         missing = [marker for marker in markers if marker not in chat_template]
         if not markers:
@@ -377,7 +455,7 @@ def _choose_lora(registries: Registries, settings: Settings, model: Choice) -> C
         return None
     if not model.entry.capabilities.supports_lora:
         raise RefusedError(f"model {model.name!r} does not support LoRA; leave out --enable-lora")
-    return _choose_optional(registries.lora_sources, settings.lora.lora_source)
+    return _choose_optional(registries.lora_sources, settings.lora.lora_source, DEFAULT_LORA_SOURCE)
 
 
 def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:
@@ -385,7 +463,8 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
 
     registry = registries.executors
-    entry = registry.entry(wanted)
+    is_default = wanted == DEFAULT_EXECUTOR
+    entry = _default_entry(registry, wanted) if is_default else registry.entry(wanted)
     if not serves(entry):
         able = [offer.name for offer in registry.offers() if serves(offer)]
         others = ", ".join(dict.fromkeys(able)) or "none installed"
@@ -393,8 +472,8 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
             f"executor {wanted!r} runs at most {entry.capabilities.max_tensor_parallel_size} "
             f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: {others}"
         )
-    choice = _choose_optional(registry, wanted)
-    return choice or Choice("executor", entry, "by setting")
+    rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
+    return Choice("executor", entry, "the default" if is_default else "by setting", rejected)
 
 
 def _max_model_len(wanted: int | None, description: ModelDescription) -> int:

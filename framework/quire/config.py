@@ -24,6 +24,9 @@ TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 TYPE_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 DEFAULT_MODEL = "demo"
+DEFAULT_STRUCTURED_OUTPUT = "outlines"
+DEFAULT_LORA_SOURCE = "peft"
+DEFAULT_EXECUTOR = "in_process"
 DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -103,7 +106,7 @@ class ParallelSettings:
     """How the model is spread over devices."""
 
     tensor_parallel_size: int = option(1, "Devices that share each layer.")
-    executor: str = option("in_process", "Name of the executor that runs the workers.")
+    executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
@@ -117,7 +120,9 @@ class LoRASettings:
     lora_modules: tuple[str, ...] = option((), "Adapters to offer, each NAME=PATH or NAME.")
     max_loras: int = option(8, "Adapters in one batch, and held by the worker, at most.")
     max_lora_rank: int = option(64, "Largest rank of an adapter.")
-    lora_source: str = option("peft", "Name of the source that finds and reads adapters.")
+    lora_source: str = option(
+        DEFAULT_LORA_SOURCE, "Name of the source that finds and reads adapters."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("max_loras", self.max_loras, 1)
@@ -132,7 +137,7 @@ class PartSettings:
     samplers: tuple[str, ...] = option(
         ("default",), "Sampler steps, in any order; `default` stands for the built-in ones."
     )
-    structured_output: str = option("outlines", "Structured-output backend.")
+    structured_output: str = option(DEFAULT_STRUCTURED_OUTPUT, "Structured-output backend.")
     tool_call_parser: str = option("auto", "Tool-call parser; auto goes by the chat template.")
     reasoning_parser: str = option("auto", "Reasoning parser; auto goes by the chat template.")
     grammar_timeout_s: float = option(10.0, "Seconds that a grammar may take to compile.")

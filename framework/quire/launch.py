@@ -7,27 +7,33 @@ start_engine       the same, running: workers started, weights loaded, cache all
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire.checkpoint import Checkpoint, find_checkpoint
 from quire.compose import Choice, Composition, build_spec, compose
-from quire.config import Settings
+from quire.config import PluginSettings, Settings
 from quire.engine.core import EngineCore, NoGrammars
 from quire.engine.grammar import GrammarHost
 from quire.engine.grammar_pool import GrammarLimits
 from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_plan import fixed_plan, plan_kv_cache
+from quire.engine.kv_plan import fixed_plan, longest_request, plan_kv_cache
 from quire.engine.scheduler import Scheduler
-from quire.errors import GrammarError, PluginError, SettingsError, UnknownModelError
+from quire.errors import (
+    CapacityError,
+    GrammarError,
+    PluginError,
+    SettingsError,
+    UnknownModelError,
+)
 from quire.frontend.answer import AnswerParsers, ParserChoice
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.intake import Intake, RequestHook
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.vocabulary import read_vocabulary
-from quire.interfaces.executor import Executor, Worker, WorkerLaunch
+from quire.interfaces.executor import Executor, Worker, WorkerGrid, WorkerLaunch
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.structured_output import Vocabulary
 from quire.messages import AdapterRef, WorkerInfo
@@ -104,7 +110,7 @@ def plan_composition(settings: Settings) -> Composition:
     Raises:
         QuireError: A part cannot be chosen; the message says which and what would help.
     """
-    return _compose(settings, load_plugins(settings.plugins))[0]
+    return _compose(settings, load_plugins(settings.plugins), with_weights=False)[0]
 
 
 def start_engine(settings: Settings) -> Engine:
@@ -119,9 +125,17 @@ def start_engine(settings: Settings) -> Engine:
         logger.warning("plugin %s failed to load: %s", record.source, record.error)
     composition, tokenizer, chat_template = _compose(settings, plugins)
     _log_composition(composition)
+    parsers = _answer_parsers(composition, plugins)  # imported first: a broken part stops us early
+    check_grammar = _grammar_check(composition, plugins)
     executor = _start_executor(settings, composition, plugins)
     try:
-        core = _start_core(settings, composition, plugins, executor, tokenizer)
+        plan = _allocate(settings, composition, plugins, executor)
+        composition = replace(composition, max_model_len=plan.max_model_len)
+        core = EngineCore(
+            Scheduler(settings.scheduler, KVCacheManager(plan), settings.lora.max_loras),
+            executor,
+            _grammars(settings, composition, tokenizer),
+        )
         adapters = _offer_adapters(settings, composition, plugins, core)
     except BaseException:
         executor.shutdown()
@@ -132,7 +146,7 @@ def start_engine(settings: Settings) -> Engine:
         vocab_size=composition.description.vocab_size,
         fields=composition.sampler_fields,
         hooks=plugins.hooks("request_received"),
-        check_grammar=_grammar_check(composition, plugins),
+        check_grammar=check_grammar,
     )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(
@@ -143,13 +157,16 @@ def start_engine(settings: Settings) -> Engine:
         tokenizer=tokenizer,
         chat_template=chat_template,
         intake=intake,
-        answer_parsers=_answer_parsers(composition, plugins),
+        answer_parsers=parsers,
         adapters=adapters,
     )
 
 
-def _compose(settings: Settings, plugins: Plugins) -> tuple[Composition, Tokenizer, ChatTemplate]:
-    checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints)
+def _compose(
+    settings: Settings, plugins: Plugins, with_weights: bool = True
+) -> tuple[Composition, Tokenizer, ChatTemplate]:
+    with_weights = with_weights and settings.model.load_format != "dummy"
+    checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, with_weights)
     tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
     template = ChatTemplate.load(
         checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
@@ -161,7 +178,7 @@ def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoi
     if settings.model.tokenizer is None:
         return checkpoint.folder
     other = Settings.from_options({"model": settings.model.tokenizer}).model
-    return find_checkpoint(other, plugins.registries.checkpoints).folder
+    return find_checkpoint(other, plugins.registries.checkpoints, with_weights=False).folder
 
 
 def _log_composition(composition: Composition) -> None:
@@ -180,8 +197,10 @@ def _log_composition(composition: Composition) -> None:
 
 def _start_executor(settings: Settings, composition: Composition, plugins: Plugins) -> Executor:
     executor_class = plugins.registries.executors.load(composition.executor.entry)
-    launch = WorkerLaunch(make=_worker_maker(settings, composition, plugins))
-    return executor_class(launch, settings.parallel.tensor_parallel_size)
+    grid = WorkerGrid(tp_size=settings.parallel.tensor_parallel_size)
+    return executor_class(
+        WorkerLaunch(make=_worker_maker(settings, composition, plugins), grid=grid)
+    )
 
 
 def _worker_maker(
@@ -198,14 +217,12 @@ def _worker_maker(
     return make
 
 
-def _start_core(
-    settings: Settings,
-    composition: Composition,
-    plugins: Plugins,
-    executor: Executor,
-    tokenizer: Tokenizer,
-) -> EngineCore:
+def _allocate(
+    settings: Settings, composition: Composition, plugins: Plugins, executor: Executor
+) -> KVPlan:
+    """Load the weights, and plan and allocate the KV cache from what is left."""
     plan = _plan_kv(settings, composition, plugins, executor.start())
+    plan = replace(plan, max_model_len=_fitting_length(settings, composition, plan))
     executor.allocate(plan)
     logger.info(
         "KV cache: %d blocks of %d tokens, %.1f MB",
@@ -213,8 +230,29 @@ def _start_core(
         composition.block_size,
         sum(tensor.num_bytes for tensor in plan.tensors) / 1e6,
     )
-    scheduler = Scheduler(settings.scheduler, KVCacheManager(plan), settings.lora.max_loras)
-    return EngineCore(scheduler, executor, _grammars(settings, composition, tokenizer))
+    return plan
+
+
+def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) -> int:
+    """Return the longest request that fits the cache and the model.
+
+    Raises:
+        CapacityError: The user asks for a longer one.
+    """
+    wanted = composition.max_model_len
+    longest = longest_request(plan, wanted)
+    if longest == wanted:
+        return wanted
+    if settings.model.max_model_len is not None or longest < 2:
+        raise CapacityError(
+            f"one request of {wanted} tokens does not fit the KV cache of {plan.num_blocks - 1} "
+            f"blocks of {composition.block_size} tokens; set max_model_len to at most {longest}, "
+            "or give the cache more (kv_cache_memory_bytes, num_kv_blocks)"
+        )
+    logger.warning(
+        "max_model_len is %d, not the model's %d: that is what fits the KV cache", longest, wanted
+    )
+    return longest
 
 
 def _plan_kv(
@@ -244,10 +282,16 @@ def _grammars(
     return GrammarHost(
         lambda: _read_vocabulary(folder, tokenizer, vocab_size),
         backend=choice.name,
-        plugins=settings.plugins,
+        plugins=_with_choice(settings.plugins, choice),
         max_rows=settings.scheduler.max_num_seqs,
         limits=GrammarLimits(timeout_s=settings.parts.grammar_timeout_s),
     )
+
+
+def _with_choice(settings: PluginSettings, choice: Choice) -> PluginSettings:
+    """Let another process choose as we did, should several plugins offer the name."""
+    preference = f"{choice.entry.kind.name}:{choice.name}={choice.entry.source.plugin}"
+    return replace(settings, prefer=(*settings.prefer, preference))
 
 
 def _grammar_check(
@@ -257,10 +301,12 @@ def _grammar_check(
     choice = composition.structured_output
     if choice is None:
         return None
+    default = plugins.registries.structured_output.load(choice.entry)
 
     def check(params: StructuredOutputsParams) -> None:
         try:
-            backend = plugins.registries.structured_output.get(params.backend or choice.name)
+            registry = plugins.registries.structured_output
+            backend = registry.get(params.backend) if params.backend else default
         except PluginError as error:
             raise GrammarError(str(error), param="structured_outputs.backend") from error
         backend.check(params)

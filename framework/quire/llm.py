@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from quire.compose import Composition
 from quire.config import DEFAULT_MODEL, Settings
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, InvalidRequestError
 from quire.frontend.answer import AnswerParser
-from quire.frontend.batch import BatchFrontend
+from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend
 from quire.frontend.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats
@@ -54,6 +54,7 @@ class LLM:
             engine.tokenizer,
             engine.intake,
             finished_hooks=engine.finished_hooks,
+            max_in_flight=min(MAX_IN_FLIGHT, engine.settings.scheduler.max_num_queued),
         )
 
     @property
@@ -176,7 +177,8 @@ class LLM:
         if isinstance(adapters, str | LoRARequest | None):
             refs = resolve(adapters)
         else:
-            refs = [resolve(adapter) for adapter in adapters]
+            found = {adapter: resolve(adapter) for adapter in set(adapters)}  # hashes files
+            refs = [found[adapter] for adapter in adapters]
         chosen = params if params is not None else SamplingParams()
         return self._batch.generate(prompts, chosen, adapters=refs, use_progress=use_tqdm)
 
@@ -279,4 +281,10 @@ def _tools_for_each(
     tools: Any, num_conversations: int
 ) -> Sequence[Sequence[Mapping[str, Any]] | None]:
     is_nested = bool(tools) and not isinstance(tools[0], Mapping)
-    return tools if is_nested else [tools] * num_conversations
+    if not is_nested:
+        return [tools] * num_conversations
+    if len(tools) != num_conversations:
+        raise InvalidRequestError(
+            f"tools has {len(tools)} lists for {num_conversations} conversations", param="tools"
+        )
+    return list(tools)

@@ -1,7 +1,5 @@
 """What this machine is good at, found out without torch, so that planning stays light."""
 
-import os
-import platform
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -18,12 +16,11 @@ class Machine:
 
     cpu_flags: frozenset[str]
     has_cuda: bool
-    memory_bytes: int
 
     @classmethod
     def here(cls) -> "Machine":
         """Look at the machine that this process runs on."""
-        return cls(_cpu_flags(), _has_cuda(), _memory_bytes())
+        return cls(_cpu_flags(), _has_cuda())
 
     @cached_property
     def cpu_has_bf16(self) -> bool:
@@ -66,9 +63,3 @@ def _has_cuda() -> bool:
         return NVIDIA_CONTROL.exists() and not version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
-
-
-def _memory_bytes() -> int:
-    if platform.system() == "Windows":
-        return 8 * 2**30  # no portable question; the user can set kv_cache_memory_bytes
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -60,7 +60,7 @@ def test_a_folder_counts_more_than_a_shipped_name(shipped, tmp_path, monkeypatch
 def test_a_path_that_leads_nowhere_is_told_quickly_and_offline(name, shipped, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointNotFoundError) as caught:
-        find(name, shipped, allow_download=False)
+        find(name, shipped)
     assert name[:50] in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_a_hub_id_offline_is_a_typed_error_soon():
 
 def test_a_name_that_the_hub_cannot_have_is_the_same_typed_error(shipped):
     with pytest.raises(CheckpointNotFoundError, match="cannot be had from the hub"):
-        find("acme--none..", shipped, allow_download=False)
+        find("acme--none..", shipped)
 
 
 @pytest.mark.parametrize(

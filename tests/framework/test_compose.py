@@ -33,7 +33,7 @@ CONFIG = {
     "rope_theta": 10000.0,
     "torch_dtype": "bfloat16",
 }
-MACHINE = Machine(frozenset({"avx2"}), has_cuda=False, memory_bytes=2**33)
+MACHINE = Machine(frozenset({"avx2"}), has_cuda=False)
 HERMES_TEMPLATE = "{% for m in messages %}<tool_call>{{ m }}</tool_call>{% endfor %}"
 
 BACKEND = """
@@ -46,7 +46,7 @@ BACKEND = """
             devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}),
             kv_dtypes=frozenset({"float32"}), default_block_size=32, OPTIONS
         )
-        registry.add("acme", "acme.attention:Acme", capabilities=there, api=1)
+        registry.add("acme", "quire.errors:QuireError", capabilities=there, api=1)
 """
 SAMPLER = """
     from quire import hookimpl
@@ -56,7 +56,7 @@ SAMPLER = """
     def register_samplers(registry):
         field = RequestField("FIELD", float, DEFAULT)
         there = SamplerCapabilities(stage="STAGE", fields=(field,))
-        registry.add("acme", "acme.sampler:Acme", capabilities=there)
+        registry.add("acme", "quire.errors:QuireError", capabilities=there)
 """
 PARSER = """
     from quire import hookimpl
@@ -65,7 +65,7 @@ PARSER = """
     @hookimpl
     def register_tool_parsers(registry):
         there = ToolParserCapabilities(template_markers=(MARKERS), priority=PRIORITY)
-        registry.add("acme", "acme.parser:Acme", capabilities=there, api=1)
+        registry.add("acme", "quire.errors:QuireError", capabilities=there, api=1)
 """
 MODEL = """
     from quire import hookimpl
@@ -74,7 +74,7 @@ MODEL = """
     @hookimpl
     def register_models(registry):
         there = ModelCapabilities(describe="acme:describe", OPTIONS)
-        registry.add("AcmeForCausalLM", "acme.model:Acme", capabilities=there)
+        registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
 
     def describe(config):
         from quire_models.llama_config import describe_llama
@@ -378,7 +378,7 @@ EXECUTOR = """
     @hookimpl
     def register_executors(registry):
         there = ExecutorCapabilities(max_tensor_parallel_size=8)
-        registry.add("acme", "acme.executor:Acme", capabilities=there)
+        registry.add("acme", "quire.errors:QuireError", capabilities=there)
 """
 
 

@@ -2,10 +2,10 @@ import pytest
 
 from quire.machine import Machine
 
-OLD = Machine(frozenset({"avx2"}), has_cuda=False, memory_bytes=2**33)
-NEW = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False, memory_bytes=2**33)
-ARM = Machine(frozenset({"bf16"}), has_cuda=False, memory_bytes=2**33)
-GPU = Machine(frozenset({"avx2"}), has_cuda=True, memory_bytes=2**33)
+OLD = Machine(frozenset({"avx2"}), has_cuda=False)
+NEW = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False)
+ARM = Machine(frozenset({"bf16"}), has_cuda=False)
+GPU = Machine(frozenset({"avx2"}), has_cuda=True)
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,4 @@ def test_the_gpu_is_taken_if_there_is_one_and_nobody_says_otherwise():
 
 def test_this_machine_has_memory_and_names_its_processor():
     here = Machine.here()
-    assert here.memory_bytes > 2**28
     assert isinstance(here.cpu_flags, frozenset)

@@ -56,7 +56,7 @@ class CountingExecutor(Executor):
     """Workers that draw `last known token + 1`, and check every plan against their own account."""
 
     def __init__(self, vocab_size: int = 1000, fail_on: int | None = None) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: None), 1)  # type: ignore[arg-type, return-value]
+        super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.vocab_size = vocab_size
         self.fail_on = fail_on  # a token id at which the "model" fails for that request
         self.tokens: dict[int, list[int]] = {}
@@ -86,10 +86,14 @@ class CountingExecutor(Executor):
         self.num_tokens_per_step.append(sum(share.num_tokens for share in plan.requests))
         self.plan = plan
 
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
         if self.plan is None or self.plan.plan_id != plan_id:
             raise AssertionError("sample without its plan")
         self.masks = list(masks)
+
+    def collect(self, plan_id: int) -> StepResult:
+        if self.plan is None or self.plan.plan_id != plan_id:
+            raise AssertionError("collect without its plan")
         rows = [self._draw(share.slot) for share in self.plan.requests if share.num_samples]
         return StepResult(plan_id=plan_id, results=rows)
 

@@ -173,6 +173,8 @@ FAULTS = """
 
     class FaultyStep(LogitsStep):
         def is_neutral(self, fields):
+            if fields["fault_neutral"]:
+                raise RuntimeError("the question fails")
             return not fields["fault_step"]
 
         def apply(self, logits, rows):
@@ -194,7 +196,9 @@ FAULTS_PLUGIN = """
 
     FLOAT = frozenset({"float32"})
     ANY = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=FLOAT, kv_dtypes=FLOAT)
-    STEP, HOOK = (RequestField(name, bool, False) for name in ("fault_step", "fault_hook"))
+    FIELDS = tuple(
+        RequestField(name, bool, False) for name in ("fault_step", "fault_neutral", "fault_hook")
+    )
 
     @hookimpl
     def register_attention_backends(registry):
@@ -202,7 +206,7 @@ FAULTS_PLUGIN = """
 
     @hookimpl
     def register_samplers(registry):
-        there = SamplerCapabilities(stage="bias", fields=(STEP, HOOK))
+        there = SamplerCapabilities(stage="bias", fields=FIELDS)
         registry.add("faulty", "acme_faults.parts:FaultyStep", capabilities=there)
 
     @hookimpl
@@ -282,6 +286,7 @@ def test_a_server_starts_beside_a_broken_plugin_and_says_so(served):
 FAILURES = {
     "hook": {"fault_hook": True},
     "step": {"fault_step": True},
+    "neutral": {"fault_neutral": True},
     "attention": {"prompt": "x" * 41},
 }
 
@@ -313,8 +318,21 @@ def test_the_other_request_was_in_the_same_batch(served, fault, message):
     ("fault", "message", "logged"),
     [
         ("hook", "plugin acme_faults (acme-faults 1.0) failed on this request", "the hook fails"),
-        ("step", "sampling failed", "the step fails"),
-        ("attention", "the forward pass failed", "attention fails on 41 tokens"),
+        (
+            "step",
+            "sampler 'faulty' of plugin acme_faults (acme-faults 1.0) failed: RuntimeError",
+            "the step fails",
+        ),
+        (
+            "neutral",
+            "sampler 'faulty' of plugin acme_faults (acme-faults 1.0) failed: RuntimeError",
+            "the question fails",
+        ),
+        (
+            "attention",
+            "attention backend 'faulty' of plugin acme_faults (acme-faults 1.0) failed: RuntimeE",
+            "attention fails on 41 tokens",
+        ),
     ],
 )
 def test_the_client_sees_who_failed_and_the_log_says_how(served, fault, message, logged):

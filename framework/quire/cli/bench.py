@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from typing import Any
 
 from quire.cli.options import add_options, read_settings
@@ -27,12 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     measures = parser.add_subparsers(dest="measure", required=True, metavar="MEASURE")
     throughput = measures.add_parser("throughput", help="tokens per second, all prompts at once")
-    throughput.add_argument("--num-prompts", type=int, default=16, metavar="N")
-    throughput.add_argument("--input-len", type=int, default=128, metavar="N", help="tokens")
-    throughput.add_argument("--output-len", type=int, default=64, metavar="N", help="tokens")
-    throughput.add_argument("--repeats", type=int, default=5, metavar="N", help="timed runs")
+    throughput.add_argument("--num-prompts", type=_at_least_one, default=16, metavar="N")
+    throughput.add_argument(
+        "--input-len", type=_at_least_one, default=128, metavar="N", help="tokens"
+    )
+    throughput.add_argument(
+        "--output-len", type=_at_least_one, default=64, metavar="N", help="tokens"
+    )
+    throughput.add_argument(
+        "--repeats", type=_at_least_one, default=5, metavar="N", help="timed runs"
+    )
     startup = measures.add_parser("startup", help="fresh process to first token, in seconds")
-    startup.add_argument("--repeats", type=int, default=5, metavar="N", help="fresh processes")
+    startup.add_argument(
+        "--repeats", type=_at_least_one, default=5, metavar="N", help="fresh processes"
+    )
     for measure in (throughput, startup):
         measure.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
         measure.add_argument("--json", action="store_true", help="print JSON")
@@ -97,9 +106,10 @@ def startup(settings: Settings, repeats: int) -> dict[str, Any]:
         EngineDeadError: A process failed; the message ends with what it printed.
     """
     options = {
-        "model": settings.model.model,
-        "load_format": settings.model.load_format,
-        "dtype": settings.model.dtype,
+        option.name: value
+        for group in GROUPS
+        for option in fields(getattr(settings, group))
+        if (value := getattr(getattr(settings, group), option.name)) != option.default
     }
     seconds = []
     for _ in range(repeats):
@@ -121,6 +131,13 @@ def startup(settings: Settings, repeats: int) -> dict[str, Any]:
         "seconds_min": min(seconds),
         "seconds_max": max(seconds),
     }
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 def _timed(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from quire.engine.request import Request, Status
 from quire.engine.scheduler import Scheduler, failed_output
-from quire.errors import GrammarError
+from quire.errors import CapacityError, GrammarError, OverloadedError
 from quire.interfaces.executor import Executor
 from quire.messages import (
     EngineOutput,
@@ -157,7 +157,8 @@ class EngineCore:
         masks = self.grammars.collect_masks() if followers else []
         if followers:
             self._settle_grammars()  # what failed while masks were filled gets an error, no token
-        result = self.executor.sample(plan.plan_id, masks)
+        self.executor.sample(plan.plan_id, masks)
+        result = self.executor.collect(plan.plan_id)
         outputs = self.scheduler.update(plan, result)
         if followers:
             self._advance_grammars({r.request_id for r in followers.values()}, outputs)
@@ -205,12 +206,12 @@ class EngineCore:
         kv = self.scheduler.kv
         if not kv.can_ever_fit(request):
             return ErrorReport(
-                "out_of_capacity",
+                CapacityError.code,
                 f"prompt and answer may take {request.max_total_tokens} tokens, which need "
                 f"{kv.blocks_to_finish(request)} KV blocks; the engine has {kv.pool.num_usable}. "
                 "Ask for fewer tokens, or give the engine more memory",
             )
         limit = self.scheduler.settings.max_num_queued
         if len(self.scheduler.requests) - len(self.scheduler.running) >= limit:
-            return ErrorReport("overloaded", f"{limit} requests are waiting already")
+            return ErrorReport(OverloadedError.code, f"{limit} requests are waiting already")
         return None

@@ -103,13 +103,12 @@ class GrammarHost:
         """
         self._num_submitted += 1
         request = _Request(request_id, self._num_submitted, b"", params, is_active)
-        self._requests[request_id] = request
         try:
             request.key = msgspec.msgpack.encode(params)
+            self._queue.append(request)
         except (RecursionError, OverflowError, UnicodeEncodeError) as error:
             self._fail(request, f"the grammar cannot be sent to its process: {error}")
-            return
-        self._queue.append(request)
+        self._requests[request_id] = request
         self._start_queued()
 
     def activate(self, request_id: str) -> None:
@@ -172,6 +171,7 @@ class GrammarHost:
         """End all grammar processes and give the memory back. May be called twice."""
         self._requests.clear()
         self._queue.clear()
+        self._rows.clear()
         if self._started is not None:
             self._pool.close()
             self._masks.close()
@@ -181,6 +181,9 @@ class GrammarHost:
 
     def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
         """Begin to fill the masks of a step; to be sent before the forward pass.
+
+        A step whose masks were never collected, as an interrupt came between, does no harm: the
+        processes that it concerned are replaced.
 
         Args:
             rows: Slot and request id. Requests that still think get no mask.
@@ -192,11 +195,10 @@ class GrammarHost:
             raise ValueError(f"{len(rows)} masks in one step; the table has {self._max_rows} rows")
         requests = [(slot, self._requests[request_id]) for slot, request_id in rows]
         self._rows = [(slot, request) for slot, request in requests if request.is_active]
-        for row, (_, request) in enumerate(self._rows):
-            if request.error is None:
-                self._pool[request.key].add(Fill(request.matcher, row))
+        if self._started is not None:
+            self._pool.end_broken_off()
         for key in self._keys_of_step():
-            self._pool[key].begin_turn()
+            self._pool[key].begin_turn(self._fills(key))
 
     def collect_masks(self) -> list[RowBitmask]:
         """Return the masks that were asked for.
@@ -214,6 +216,11 @@ class GrammarHost:
 
     def _keys_of_step(self) -> list[bytes]:
         return list(dict.fromkeys(r.key for _, r in self._rows if r.error is None))
+
+    def _fills(self, key: bytes) -> list[Fill]:
+        requests = [request for _, request in self._rows]
+        users = [(i, r) for i, r in enumerate(requests) if r.key == key and r.error is None]
+        return [Fill(request.matcher, row) for row, request in users]
 
     def _finish_turn(self, key: bytes) -> None:
         """Wait for a process; replace it if it died. What fails twice fails all its requests."""
@@ -240,10 +247,7 @@ class GrammarHost:
         for request in users:
             link.add(Start(request.matcher))
             link.add(Accept(request.matcher, request.token_ids))
-        for row, (_, request) in enumerate(self._rows):
-            if request in users:
-                link.add(Fill(request.matcher, row))
-        link.begin_turn()
+        link.begin_turn(self._fills(key))
 
     def _take(self, key: bytes, done: TurnDone) -> None:
         for request in self._users(key):
@@ -260,17 +264,17 @@ class GrammarHost:
 
     def _start_queued(self) -> None:
         """Give those who wait a process, as far as the limits go."""
-        waiting, self._queue = self._queue, deque()
-        for request in waiting:
+        for request in list(self._queue):
             try:
                 link = self._pool.join(request.key, request.params)
             except LinkLostError as error:
+                self._queue.remove(request)
                 self._fail(request, str(error))
                 continue
-            if link is None:
-                self._queue.append(request)
-            elif not link.is_compiling:
-                self._make_ready(request)
+            if link is not None:
+                self._queue.remove(request)
+                if not link.is_compiling:
+                    self._make_ready(request)
 
     def _settle(self, key: bytes) -> None:
         """Take a grammar process's first word, and pass it on to all who wait for it."""

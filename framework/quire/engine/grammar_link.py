@@ -1,5 +1,6 @@
 """The engine's end of one grammar process: one message a step in each direction."""
 
+import contextlib
 import socket
 import time
 from typing import Self
@@ -7,7 +8,16 @@ from typing import Self
 import msgspec
 
 from quire.engine.grammar_nursery import GrammarNursery
-from quire.engine.grammar_wire import Compiled, Operation, Sprout, Turn, TurnDone, receive, send
+from quire.engine.grammar_wire import (
+    Compiled,
+    Fill,
+    Operation,
+    Sprout,
+    Turn,
+    TurnDone,
+    receive,
+    send,
+)
 from quire.errors import QuireError
 from quire.sampling_params import StructuredOutputsParams
 
@@ -29,6 +39,8 @@ class GrammarLink:
         is_compiling: Whether it has not said yet what became of its grammar.
         deadline: When, by `time.monotonic`, it must have.
         num_users: Requests that follow the grammar.
+        is_in_turn: Whether a turn was begun and not ended. If that is so when the next step begins,
+            an interrupt broke it off, perhaps within a frame: the process is of no use any more.
     """
 
     def __init__(
@@ -37,6 +49,7 @@ class GrammarLink:
         self.number = number
         self.is_compiling = True
         self.num_users = 0
+        self.is_in_turn = False
         self.deadline = time.monotonic() + timeout_s + START_TIMEOUT_S
         self._connection = connection
         self._nursery = nursery
@@ -107,11 +120,15 @@ class GrammarLink:
         self._operations = [o for o in self._operations if o.matcher != matcher]
         self._operations.append(drop)
 
-    def begin_turn(self) -> None:
-        """Send all that was added. A process that is gone shows in `end_turn`."""
+    def begin_turn(self, fills: list[Fill]) -> None:
+        """Send all that was added, then what to fill. A process that is gone shows in `end_turn`.
+
+        Fills are of one step only: what waits for the next turn never holds any.
+        """
+        self.is_in_turn = True
         operations, self._operations = self._operations, []
         try:
-            send(self._connection, Turn(operations))
+            send(self._connection, Turn([*operations, *fills]))
         except OSError:
             self._is_lost = True
 
@@ -124,9 +141,20 @@ class GrammarLink:
         if self._is_lost:
             raise LinkLostError("a grammar process died")
         try:
-            return receive(self._connection, TurnDone)
+            done = receive(self._connection, TurnDone)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             raise LinkLostError(f"a grammar process died while it filled masks: {error}") from error
+        self.is_in_turn = False
+        return done
+
+    def wait_until_gone(self) -> None:
+        """Hang up and wait for the process to end: before that it may still write a mask."""
+        # Any error means that there is nothing left to wait for: it is gone, or cannot be killed.
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(TURN_TIMEOUT_S)
+            self._connection.shutdown(socket.SHUT_WR)
+            while self._connection.recv(4096):
+                pass
 
     def close(self) -> None:
         """Hang up; the process ends by itself if it can."""

@@ -51,7 +51,7 @@ class GrammarNursery:
         try:
             with theirs:
                 self._send(order, [theirs.fileno()])
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         return ours
@@ -67,9 +67,7 @@ class GrammarNursery:
 
     def shutdown(self) -> None:
         """End the nursery and all grammar processes. A later `sprout` starts it again."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._hang_up()
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
@@ -84,18 +82,30 @@ class GrammarNursery:
         self._setup_file.close()
 
     def _send(self, order: Sprout | Fell, fds: list[int]) -> None:
+        try:
+            self._send_once(order, fds)
+        except BrokenPipeError:  # it died a moment ago; a fresh one knows the order as well
+            self._send_once(order, fds)
+
+    def _send_once(self, order: Sprout | Fell, fds: list[int]) -> None:
+        """Send an order whole, or hang up: after half of one, no other would be understood."""
         if self._control is None or not self.is_alive:
             self.shutdown()
             self._control = self._start()
         try:
             send(self._control, order, fds)
-        except BrokenPipeError:  # it died a moment ago; a fresh one knows the order as well
-            self.shutdown()
-            self._control = self._start()
-            send(self._control, order, fds)
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        self._control = ours  # at once: an interrupt below must not keep it open
         ours.settimeout(SEND_TIMEOUT_S)
         self._setup_file.seek(0)  # the nursery shares this position
         fds = (theirs.fileno(), self._setup_file.fileno(), self._masks_fd)

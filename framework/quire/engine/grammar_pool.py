@@ -69,13 +69,28 @@ class GrammarPool:
         self._end(old)
         link = self._links[key] = self._start(params)
         link.num_users = old.num_users
+        link.is_in_turn = True  # the one that its users wait for
         return link
 
+    def end_broken_off(self) -> None:
+        """End the processes whose last turn was begun and not ended; to be called before a step.
+
+        Their masks would mix with the step's. A link that is in use stays, and is found lost.
+        """
+        for key, link in list(self._links.items()):
+            if link.is_in_turn:
+                self._end(link)
+                if not link.num_users:
+                    del self._links[key]
+
     def leave(self, key: bytes) -> None:
-        """Count one user less. A grammar that still compiles then has no reason to go on."""
+        """Count one user less. A grammar that still compiles then has no reason to go on.
+
+        Nor has one whose turn was broken off: what it says next would answer nobody.
+        """
         link = self._links[key]
         link.num_users -= 1
-        if link.is_compiling and not link.num_users:
+        if (link.is_compiling or link.is_in_turn) and not link.num_users:
             self.cut(key)
         self._drop_idle(self._limits.max_idle)
 
@@ -85,7 +100,11 @@ class GrammarPool:
 
     def settled(self, timeout_s: float) -> list[bytes]:
         """Return which grammars compiled, died or are late; wait so long for the first of them."""
-        compiling = {key: link for key, link in self._links.items() if link.is_compiling}
+        compiling = {
+            key: link
+            for key, link in self._links.items()
+            if link.is_compiling and not link.is_in_turn
+        }
         if not compiling:
             return []
         until = min([time.monotonic() + timeout_s, *(link.deadline for link in compiling.values())])
@@ -122,5 +141,7 @@ class GrammarPool:
             self.cut(key)
 
     def _end(self, link: GrammarLink) -> None:
-        link.close()
         self._nursery.fell(link.number)
+        if link.is_in_turn:
+            link.wait_until_gone()
+        link.close()

@@ -24,9 +24,6 @@ def plan_kv_cache(
         CapacityError: Not even one block fits.
         UnsupportedModelError: The layers' specs differ.
     """
-    if len({spec.key for spec in specs}) > 1:
-        names = ", ".join(sorted({spec.layer.spec for spec in specs}))
-        raise UnsupportedModelError(f"models that mix KV-cache specs ({names}) are not served yet")
     if not specs:
         return KVPlan(NULL_BLOCKS, ())
     spec = specs[0]
@@ -43,7 +40,28 @@ def plan_kv_cache(
 
 
 def fixed_plan(specs: Sequence[KVCacheSpec], num_blocks: int) -> KVPlan:
-    """Plan a cache of exactly `num_blocks` blocks (the null block included)."""
+    """Plan a cache of exactly `num_blocks` blocks (the null block included).
+
+    Raises:
+        UnsupportedModelError: The layers' specs differ.
+    """
+    if len({spec.key for spec in specs}) > 1:
+        mixed = ", ".join(sorted({spec.layer.spec for spec in specs}))
+        raise UnsupportedModelError(f"models that mix KV-cache specs ({mixed}) are not served yet")
     names = tuple(spec.layer.name for spec in specs)
     tensors = tuple(KVTensor(num_blocks * s.page_bytes, (s.layer.name,)) for s in specs)
     return KVPlan(num_blocks, (KVGroup(specs[0], names),), tensors)
+
+
+def longest_request(plan: KVPlan, at_most: int) -> int:
+    """Return how many tokens, prompt and answer together, one request can have in the cache.
+
+    The last token of an answer is never computed, so it needs no room.
+    """
+    usable = plan.num_blocks - NULL_BLOCKS
+    low, high = 0, at_most
+    while low < high:
+        middle = (low + high + 1) // 2
+        needed = sum(group.spec.blocks_needed(middle - 1) for group in plan.groups)
+        low, high = (middle, high) if needed <= usable else (low, middle - 1)
+    return low

@@ -125,9 +125,10 @@ class AttentionLayerParams:
 class StepLayout:
     """Where each token of a step belongs, for one KV group; the same for all its layers.
 
-    The tensors are views of fixed device buffers, padded with zeros beyond the step. The host's
-    copies are exact and free to read; a backend that declares graph support does not read them in
-    `forward`.
+    The tensors may be longer than the step, padded with zeros: rows of padding have length 0, their
+    tokens go to block 0, and what comes out for them is not read. Today they are exact and made
+    anew each step; a backend whose `graphs` is not "none" will get fixed buffers. The host's copies
+    are always exact and free to read, but not in a captured `forward`.
     """
 
     query_start: Tensor  # [R + 1] int32; request r owns tokens query_start[r] to query_start[r + 1]

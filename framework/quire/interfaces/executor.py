@@ -1,8 +1,9 @@
 """The interface of an executor: start workers, give them steps.
 
 An executor only places workers and carries messages; what a worker does is the host's. A step has
-two halves, so that grammar masks can be made while the model runs: `execute` launches the forward
-pass, `sample` draws the tokens of a launched plan.
+three parts, so that grammar masks can be made while the model runs, and the next step can be
+launched before the tokens of this one have reached the host: `execute` launches the forward pass,
+`sample` launches the draw, and `collect` waits for its tokens.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ class Worker(ABC):
         """Launch the forward pass of a step."""
 
     @abstractmethod
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
-        """Draw the tokens of a launched step."""
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        """Launch the draw of a launched step's tokens."""
+
+    @abstractmethod
+    def collect(self, plan_id: int) -> StepResult:
+        """Wait for the tokens of a step whose draw was launched; steps are collected in order."""
 
     @abstractmethod
     def control(self, name: str, argument: Any = None) -> Any:
@@ -53,6 +58,14 @@ class Worker(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGrid:
+    """How many workers there are, and how they share the model."""
+
+    tp_size: int = 1  # devices that share each layer
+    pp_size: int = 1  # stages that share the layers
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLaunch:
     """How workers come to be.
 
@@ -60,19 +73,20 @@ class WorkerLaunch:
         make: Build the worker of a rank in this process.
         argv: Command line of a worker process, which reads its config from a pipe as msgpack.
         config: That config.
+        grid: How many there are to be.
     """
 
     make: Callable[[int], Worker]
     argv: Sequence[str] = ()
     config: bytes = b""
+    grid: WorkerGrid = WorkerGrid()
 
 
 class Executor(ABC):
     """Workers, wherever they run."""
 
-    def __init__(self, launch: WorkerLaunch, tp_size: int) -> None:
+    def __init__(self, launch: WorkerLaunch) -> None:
         self.launch = launch
-        self.tp_size = tp_size
 
     @abstractmethod
     def start(self) -> WorkerInfo:
@@ -87,8 +101,12 @@ class Executor(ABC):
         """Launch a step on every worker."""
 
     @abstractmethod
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
-        """Draw the tokens of a launched step."""
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        """Launch the draw of a launched step's tokens."""
+
+    @abstractmethod
+    def collect(self, plan_id: int) -> StepResult:
+        """Wait for the tokens of a step; steps are collected in the order of their launch."""
 
     @abstractmethod
     def control(self, name: str, argument: Any = None) -> Any:

@@ -116,8 +116,10 @@ class KVPlan:
 
     Attributes:
         num_blocks: Blocks in every tensor; block 0 is the null block and belongs to nobody.
+        max_model_len: Tokens of the longest request that will be admitted.
     """
 
     num_blocks: int
     groups: tuple[KVGroup, ...]
     tensors: tuple[KVTensor, ...] = field(default=())
+    max_model_len: int = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Stage = Literal["penalty", "bias", "temperature", "filter", "draw"]
+MAX_FLOAT32 = 3.4028234e38
 STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "draw")
 
 
@@ -50,14 +51,20 @@ class RequestField:
         fits = {bool: is_bool, int: isinstance(value, int) and not is_bool}.get(
             self.type, isinstance(value, int | float) and not is_bool
         )
-        if not fits or not self.minimum <= value <= self.maximum:
+        if not fits or not self.minimum <= value <= self.maximum or not self._has_room(value):
             low, high = self.minimum, self.maximum
-            bounds = f" from {low:g} to {high:g}" if high > low > -math.inf else ""
+            bounds = f" from {low:g} to {high:g}" if low > -math.inf else ""
             raise InvalidRequestError(
                 f"{self.name} must be a {self.type.__name__}{bounds}, got {value!r}",
                 param=self.name,
             )
         return self.type(value)
+
+    def _has_room(self, value: Any) -> bool:
+        """Whether the field's device column can hold a value: int64, or finite float32."""
+        if self.type is int:
+            return bool(-(2**63) <= value < 2**63)
+        return bool(abs(value) <= MAX_FLOAT32) or self.type is bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

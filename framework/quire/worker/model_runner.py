@@ -6,6 +6,7 @@ fail alone are reported as failed.
 """
 
 import logging
+from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ from quire.worker.slots import SlotTables
 from quire.worker.step_inputs import StepInputs, build_inputs
 
 NOT_A_NUMBER = ErrorReport(
-    RequestFailedError.code, "the model gave logits that are not numbers for this request"
+    RequestFailedError.code,
+    "no token can be drawn for this request: its logits are not numbers, or none is allowed",
 )
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,15 @@ class _Pending:
     errors: dict[int, ErrorReport]
 
 
+@dataclass(slots=True)
+class _Launched:
+    """A step whose tokens are drawn, and may not have reached the host."""
+
+    plan_id: int
+    drawn: list[tuple[list[int], Drawn]]  # slots, and what they drew
+    errors: dict[int, ErrorReport]
+
+
 class ModelRunner:
     """One model on one device, with the tables of its requests."""
 
@@ -66,6 +77,7 @@ class ModelRunner:
         tables: SlotTables,
         pipeline: SamplingPipeline,
         adapters: AdapterManager | None,
+        computed_by: str,
     ) -> None:
         self.model = model
         self._forward_pass = as_module(model)
@@ -73,14 +85,15 @@ class ModelRunner:
         self.tables = tables
         self.pipeline = pipeline
         self.adapters = adapters
+        self._computed_by = computed_by  # model and backend, as an error names them
         self._block_sizes = [backend.shape.block_size for backend in backends]
         self._pending: _Pending | None = None
+        self._launched: deque[_Launched] = deque()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
         """Take in what the plan changes, and launch its forward pass."""
-        self._take_changes(plan)
-        errors = self._place_adapters(plan)
+        errors = self._take_changes(plan) | self._place_adapters(plan)
         requests = [share for share in plan.requests if share.slot not in errors]
         parts = self._forward_isolated(requests, errors)
         for share in requests:
@@ -88,8 +101,8 @@ class ModelRunner:
         self._pending = _Pending(plan.plan_id, parts, errors)
 
     @torch.inference_mode()
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
-        """Draw the tokens of the launched plan.
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        """Launch the draw of the launched plan; the tokens are known to the next step at once.
 
         Raises:
             RuntimeError: Another plan, or none, was launched.
@@ -97,19 +110,41 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
-        results = [SlotResult(slot, [], None, report) for slot, report in pending.errors.items()]
+        launched = _Launched(plan_id, [], pending.errors)
         for part in pending.parts:
-            results += self._sample_isolated(part, masks)
+            self._sample_isolated(part, masks, launched)
+        self._launched.append(launched)
+
+    def collect(self, plan_id: int) -> StepResult:
+        """Wait for the tokens of the oldest launched draw.
+
+        Raises:
+            RuntimeError: That is another plan's, or there is none.
+        """
+        launched = self._launched.popleft() if self._launched else None
+        if launched is None or launched.plan_id != plan_id:
+            raise RuntimeError(f"plan {plan_id} is not the one to collect")
+        results = [SlotResult(slot, [], None, error) for slot, error in launched.errors.items()]
+        for slots, drawn in launched.drawn:
+            results += _results(slots, drawn)
         return StepResult(plan_id=plan_id, results=results)
 
-    def _take_changes(self, plan: StepPlan) -> None:
+    def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
+        """Bring the tables up to date; returns the slots that must fail."""
+        errors: dict[int, ErrorReport] = {}
         for assignment in plan.assignments:
             info = self.tables.assign(assignment)
-            info.active_steps = self.pipeline.active_steps(info.fields)
+            try:
+                self.tables.write_fields(assignment)
+                info.active_steps = self.pipeline.active_steps(info.fields)
+            except Exception as error:  # the edge of sampler plugins, and of what clients send
+                logger.warning("slot %d cannot be sampled", assignment.slot, exc_info=True)
+                errors[assignment.slot] = _report("reading the sampler fields", error)
         for added in plan.new_blocks:
             self.tables.add_blocks(added)
         for patch in plan.token_patches:
             self.tables.patch_tokens(patch)
+        return errors
 
     def _place_adapters(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """See that the adapters of this step are loaded; returns the slots that must fail."""
@@ -121,8 +156,9 @@ class ModelRunner:
                 continue
             try:
                 info.adapter_index = self._adapter_index(info.adapter, in_use)
-            except QuireError as error:
-                errors[slot] = ErrorReport(error.code, str(error))
+            except Exception as error:  # the edge of LoRA sources
+                logger.warning("adapter %r cannot be used", info.adapter.name, exc_info=True)
+                errors[slot] = _report("loading the adapter", error)
         return errors
 
     def _adapter_index(self, ref: AdapterRef, in_use: Set[AdapterRef]) -> int:
@@ -141,7 +177,9 @@ class ModelRunner:
         except Exception as error:  # the edge of model and backend plugins
             logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
             if len(requests) == 1:
-                errors[requests[0].slot] = _report("the forward pass", error)
+                errors[requests[0].slot] = _report(
+                    f"the forward pass of {self._computed_by}", error
+                )
                 return []
         return [part for share in requests for part in self._forward_isolated([share], errors)]
 
@@ -167,30 +205,33 @@ class ModelRunner:
         indexes = [self.tables.info_of(slot).adapter_index for slot in inputs.slots]
         return self.adapters.batch(indexes, inputs.query_lens)
 
-    def _sample_isolated(self, part: _Rows, masks: Sequence[RowBitmask]) -> list[SlotResult]:
-        """Draw for all rows at once or, if that fails, for each alone."""
+    def _sample_isolated(
+        self, part: _Rows, masks: Sequence[RowBitmask], launched: _Launched
+    ) -> None:
+        """Draw for all rows at once or, if that fails, for each alone; fills `launched`."""
         try:
-            return self._sample(part, masks)
+            launched.drawn.append((part.slots, self._sample(part, masks)))
+            return
         except Exception as error:  # the edge of sampler plugins
             logger.warning("sampling %d row(s) failed", len(part.slots), exc_info=True)
             if len(part.slots) == 1:
-                return [SlotResult(part.slots[0], [], None, _report("sampling", error))]
-        results = []
+                launched.errors[part.slots[0]] = _report("sampling", error)
+                return
         for row, slot in enumerate(part.slots):
             hidden = part.hidden_states[row : row + 1]  # the logits were written over
             single = _Rows([slot], hidden, self.model.compute_logits(hidden))
-            results += self._sample_isolated(single, masks)
-        return results
+            self._sample_isolated(single, masks, launched)
 
-    def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> list[SlotResult]:
+    def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> Drawn:
         slot_index = torch.tensor(part.slots, device=part.logits.device)
         drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
         self.tables.append_tokens(part.slots, slot_index, drawn.token_ids)
-        return _results(part.slots, drawn)
+        return drawn
 
 
 def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
-    rows = zip(slots, drawn.token_ids.tolist(), drawn.is_sound, drawn.logprobs, strict=True)
+    is_sound = torch.isfinite(drawn.best).tolist()
+    rows = zip(slots, drawn.token_ids.tolist(), is_sound, drawn.read_logprobs(), strict=True)
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
         if is_sound

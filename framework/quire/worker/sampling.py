@@ -4,7 +4,7 @@ A step of the pipeline runs only when a row of the batch needs it. Masks of gram
 `min_tokens` come first; log probabilities are those of the model, before any step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.errors import RequestFailedError
 from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, Stage
 from quire.messages import RowBitmask, TokenLogprobs
 from quire.worker.slots import SlotTables
@@ -21,18 +22,52 @@ KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
 
 @dataclass(slots=True)
-class Drawn:
-    """The tokens of some rows.
+class DrawnLogprobs:
+    """Log probabilities of some rows, on the device.
 
     Attributes:
-        token_ids: `[N]` int64, on the device.
-        is_sound: Whether the row's logits were numbers.
-        logprobs: For the rows that asked for them.
+        token_ids: `[N, 1 + most]`, the chosen token and then the likeliest.
+        values: The same shape.
+        ranks: `[N]`, of the chosen token.
+        wanted: How many others each row asked for; None: nothing at all.
     """
 
     token_ids: Tensor
-    is_sound: list[bool]
-    logprobs: list[TokenLogprobs | None]
+    values: Tensor
+    ranks: Tensor
+    wanted: list[int | None]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """The tokens of some rows, on the device; reading them waits for it.
+
+    Attributes:
+        token_ids: `[N]` int64.
+        best: `[N]`, the largest allowed logit; not finite where no token could be drawn.
+        logprobs: If a row asked for them.
+    """
+
+    token_ids: Tensor
+    best: Tensor
+    logprobs: DrawnLogprobs | None
+
+    def read_logprobs(self) -> list[TokenLogprobs | None]:
+        """Bring log probabilities to the host, for the rows that asked."""
+        found = self.logprobs
+        if found is None:
+            return [None] * len(self.token_ids)
+        rows = zip(
+            found.wanted,
+            found.token_ids.tolist(),
+            found.values.tolist(),
+            found.ranks.tolist(),
+            strict=True,
+        )
+        return [
+            None if count is None else TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
+            for count, ids, values, rank in rows
+        ]
 
 
 class SamplingPipeline:
@@ -42,14 +77,20 @@ class SamplingPipeline:
         steps: The steps before the draw, each with its stage.
         draw: The last step.
         tables: Where the slots' columns lie.
+        owners: What an error calls each step, the last one included, and its plugin.
     """
 
     def __init__(
-        self, steps: Sequence[tuple[Stage, LogitsStep]], draw: DrawStep, tables: SlotTables
+        self,
+        steps: Sequence[tuple[Stage, LogitsStep]],
+        draw: DrawStep,
+        tables: SlotTables,
+        owners: Sequence[str],
     ) -> None:
         self.steps = [step for _, step in steps]
         self.draw = draw
         self.tables = tables
+        self._owners = owners
         self._draw_bit = 1 << len(steps)
         every = sum(1 << index for index in range(len(steps)))
         keeping_order = sum(1 << i for i, (stage, _) in enumerate(steps) if stage in KEEP_ORDER)
@@ -60,11 +101,18 @@ class SamplingPipeline:
 
         The likeliest token stays the likeliest through temperature and filters, so a greedy
         request needs none of them.
+
+        Raises:
+            RequestFailedError: A step fails; the message names its plugin.
         """
-        steps = enumerate(self.steps)
-        active = sum(1 << i for i, step in steps if not step.is_neutral(fields))
-        is_greedy = self.draw.is_neutral(fields)
-        return active & self._matters_to_greedy if is_greedy else active | self._draw_bit
+        active = index = 0
+        try:
+            for index, step in enumerate((*self.steps, self.draw)):
+                active |= 0 if step.is_neutral(fields) else 1 << index
+        except Exception as error:
+            raise self._blame(index, error) from error
+        is_greedy = not active & self._draw_bit
+        return active & self._matters_to_greedy if is_greedy else active
 
     @torch.inference_mode()
     def run(
@@ -74,12 +122,16 @@ class SamplingPipeline:
         slot_index: Tensor,  # [N] int64, the same on the device
         masks: Sequence[RowBitmask],
     ) -> Drawn:
-        """Draw one token a row."""
+        """Draw one token a row.
+
+        Raises:
+            RequestFailedError: A step fails; the message names its plugin.
+        """
         infos = [self.tables.info_of(slot) for slot in slots]
         wanted = [info.num_logprobs for info in infos]
         raw = logits.clone() if any(count is not None for count in wanted) else None
+        self._mask_stops(logits, slots, {mask.slot for mask in masks})
         self._mask_grammars(logits, slots, masks)
-        self._mask_stops(logits, slots)
         active = 0
         for info in infos:
             active |= info.active_steps
@@ -93,16 +145,23 @@ class SamplingPipeline:
             host_fields=[info.fields for info in infos],
         )
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
-        for index, step in enumerate(self.steps):
-            if active >> index & 1:
-                logits = step.apply(logits, rows)
-        token_ids = self.draw.draw(logits, rows)
+        index = 0
+        try:
+            for index, step in enumerate(self.steps):
+                if active >> index & 1:
+                    logits = step.apply(logits, rows)
+            index = len(self.steps)
+            token_ids = self.draw.draw(logits, rows)
+        except Exception as error:
+            raise self._blame(index, error) from error
         if best is None:  # the chosen one is the best: no second look at every logit
             best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        logprobs: list[TokenLogprobs | None] = [None] * len(slots)
-        if raw is not None:
-            logprobs = _logprobs(raw, token_ids, wanted)
-        return Drawn(token_ids, torch.isfinite(best).tolist(), logprobs)
+        logprobs = None if raw is None else _logprobs(raw, token_ids, wanted)
+        return Drawn(token_ids, best, logprobs)
+
+    def _blame(self, index: int, error: Exception) -> RequestFailedError:
+        """Say whose step it was that failed."""
+        return RequestFailedError(f"{self._owners[index]} failed: {type(error).__name__}")
 
     def _mask_grammars(
         self, logits: Tensor, slots: Sequence[int], masks: Sequence[RowBitmask]
@@ -117,10 +176,12 @@ class SamplingPipeline:
         rows = torch.tensor([row_of[mask.slot] for mask in masks], device=logits.device)
         logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
-    def _mask_stops(self, logits: Tensor, slots: Sequence[int]) -> None:
-        """Keep answers that are shorter than `min_tokens` from ending."""
+    def _mask_stops(self, logits: Tensor, slots: Sequence[int], bound: Set[int]) -> None:
+        """Keep answers that are shorter than `min_tokens` from ending; a grammar comes first."""
         for row, slot in enumerate(slots):
             info = self.tables.info_of(slot)
+            if not info.min_tokens or slot in bound:
+                continue
             num_generated = self.tables.num_known[slot] - info.num_prompt_tokens
             if num_generated < info.min_tokens and info.stop_token_ids:
                 logits[row, list(info.stop_token_ids)] = -torch.inf
@@ -129,20 +190,16 @@ class SamplingPipeline:
 def _logprobs(
     logits: Tensor,  # [N, V]
     token_ids: Tensor,  # [N]
-    wanted: Sequence[int | None],
-) -> list[TokenLogprobs | None]:
+    wanted: list[int | None],
+) -> DrawnLogprobs:
     most = max(count for count in wanted if count is not None)
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))  # [N, 1]
-    ranks = ((logprobs > chosen).sum(1) + 1).tolist()
-    top_values, top_ids = (
-        logprobs.topk(most) if most else (chosen[:, :0], token_ids[:, None][:, :0])
+    ranks = (logprobs > chosen).sum(1) + 1
+    top = logprobs.topk(most)
+    return DrawnLogprobs(
+        token_ids=torch.cat((token_ids.unsqueeze(1), top.indices), 1),
+        values=torch.cat((chosen, top.values), 1).clamp_min(MIN_LOGPROB),
+        ranks=ranks,
+        wanted=wanted,
     )
-    ids = torch.cat((token_ids.unsqueeze(1), top_ids), 1).tolist()
-    values = torch.cat((chosen, top_values), 1).clamp_min(MIN_LOGPROB).tolist()
-    return [
-        None
-        if count is None
-        else TokenLogprobs(ids[i][: count + 1], values[i][: count + 1], ranks[i])
-        for i, count in enumerate(wanted)
-    ]

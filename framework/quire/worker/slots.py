@@ -90,8 +90,6 @@ class SlotTables:
             self.block_tables[group][slot] = 0
             self.num_blocks[group][slot] = 0
             self.add_blocks(NewBlocks(slot, group, block_ids))
-        for field in self.fields:
-            self.columns[field.name][slot] = message.fields.get(field.name, field.default)
         self.columns["seed"][slot] = message.seed
         self.columns["child"][slot] = message.child
         info = SlotInfo(
@@ -104,6 +102,12 @@ class SlotTables:
         )
         self.info[slot] = info
         return info
+
+    def write_fields(self, message: SlotAssignment) -> None:
+        """Write the sampler columns of a slot; what a field cannot hold raises."""
+        for field in self.fields:
+            value = message.fields.get(field.name, field.default)
+            self.columns[field.name][message.slot] = value
 
     def add_blocks(self, message: NewBlocks) -> None:
         """Append block ids to a slot's table."""

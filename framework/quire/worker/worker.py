@@ -30,6 +30,12 @@ from quire.worker.progress import loading_progress
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +61,7 @@ class ModelWorker(Worker):
         self.registries = registries
         self.group = group
         self.device = _device(composition.device)
-        self.dtype: torch.dtype = getattr(torch, composition.dtype)
+        self.dtype = TORCH_DTYPES[composition.dtype]
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
         self._adapters: AdapterManager | None = None
@@ -65,6 +71,7 @@ class ModelWorker(Worker):
         if self.settings.model.threads is not None:
             torch.set_num_threads(self.settings.model.threads)
         started = time.perf_counter()
+        self._import_parts()
         self._model = self._build_model()
         self._adapters = self._build_adapters(self._model)
         num_params = self.composition.description.num_params // self.group.size
@@ -91,25 +98,33 @@ class ModelWorker(Worker):
         memory = self._allocate_tensors(plan)
         backends = [self._bind_group(plan, index, memory) for index in range(len(plan.groups))]
         max_blocks = [
-            group.spec.max_blocks_held(self._max_len, self._max_len) for group in plan.groups
+            group.spec.max_blocks_held(plan.max_model_len, plan.max_model_len)
+            for group in plan.groups
         ]
         tables = SlotTables(
             self.settings.scheduler.max_num_seqs,
-            self._max_len,
+            plan.max_model_len,
             max_blocks,
             self.composition.sampler_fields,
             self.device,
         )
         pipeline = self._build_pipeline(tables)
-        self._runner = ModelRunner(self._model, backends, tables, pipeline, self._adapters)
+        computed_by = f"{self.composition.model} with {self.composition.attention_backend}"
+        self._runner = ModelRunner(
+            self._model, backends, tables, pipeline, self._adapters, computed_by
+        )
 
     def execute(self, plan: StepPlan) -> None:
         """Launch the forward pass of a step."""
         self._ready_runner().execute(plan)
 
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
-        """Draw the tokens of a launched step."""
-        return self._ready_runner().sample(plan_id, masks)
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        """Launch the draw of a launched step's tokens."""
+        self._ready_runner().sample(plan_id, masks)
+
+    def collect(self, plan_id: int) -> StepResult:
+        """Wait for the tokens of a step."""
+        return self._ready_runner().collect(plan_id)
 
     def control(self, name: str, argument: Any = None) -> Any:
         """Do something besides steps.
@@ -128,18 +143,20 @@ class ModelWorker(Worker):
         """Let go of the model and the cache."""
         self._runner = self._model = self._adapters = None
 
-    @property
-    def _max_len(self) -> int:
-        return self.composition.max_model_len
-
     def _ready_runner(self) -> ModelRunner:
         if self._runner is None:
             raise RuntimeError("the worker has no KV cache yet, or was shut down")
         return self._runner
 
+    def _import_parts(self) -> None:
+        """Import what will be needed after the weights, so that a broken part fails first."""
+        self.registries.attention_backends.load(self.composition.attention_backend.entry)
+        for choice in self.composition.samplers:
+            self.registries.samplers.load(choice.entry)
+
     def _build_model(self) -> Model:
         composition = self.composition
-        description = replace(composition.description, max_model_len=self._max_len)
+        description = replace(composition.description, max_model_len=composition.max_model_len)
         model_class = self.registries.models.load(composition.model.entry)
         model = model_class(description, self._layer_context())  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":
@@ -193,7 +210,9 @@ class ModelWorker(Worker):
             block_size=group.spec.block_size,
             max_num_seqs=self.settings.scheduler.max_num_seqs,
             max_num_batched_tokens=self.settings.scheduler.max_num_batched_tokens,
-            max_blocks_per_request=group.spec.max_blocks_held(self._max_len, self._max_len),
+            max_blocks_per_request=group.spec.max_blocks_held(
+                plan.max_model_len, plan.max_model_len
+            ),
             dtype=self.dtype,
             device=self.device,
         )
@@ -245,7 +264,10 @@ class ModelWorker(Worker):
                     f"sampler {choice.name!r} declares stage {stage!r} and is a "
                     f"{type(step).__name__}: `draw` needs a DrawStep, the others a LogitsStep"
                 )
-        return SamplingPipeline(steps, draws[0], tables)
+        # The draw stands last in the composition, as it does in the pipeline.
+        return SamplingPipeline(
+            steps, draws[0], tables, [str(c) for c in self.composition.samplers]
+        )
 
 
 def _device(name: str) -> torch.device:

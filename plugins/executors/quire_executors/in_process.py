@@ -20,13 +20,15 @@ class InProcessExecutor(Executor):
         RefusedError: More than one device is to share the model.
     """
 
-    def __init__(self, launch: WorkerLaunch, tp_size: int) -> None:
-        if tp_size != 1:
+    def __init__(self, launch: WorkerLaunch) -> None:
+        grid = launch.grid
+        if grid.tp_size * grid.pp_size != 1:
             raise RefusedError(
-                f"executor 'in_process' runs one worker, tensor_parallel_size is {tp_size}; "
-                "choose an executor that starts processes with --executor, or one device"
+                "executor 'in_process' runs one worker, tensor_parallel_size is "
+                f"{grid.tp_size}; choose an executor that starts processes with --executor, or "
+                "one device"
             )
-        super().__init__(launch, tp_size)
+        super().__init__(launch)
         self._worker: Worker | None = None
 
     def start(self) -> WorkerInfo:
@@ -48,9 +50,13 @@ class InProcessExecutor(Executor):
         """Launch a step."""
         self._running().execute(plan)
 
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> StepResult:
-        """Draw the tokens of a launched step."""
-        return self._running().sample(plan_id, masks)
+    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        """Launch the draw of a launched step's tokens."""
+        self._running().sample(plan_id, masks)
+
+    def collect(self, plan_id: int) -> StepResult:
+        """Wait for the tokens of a step."""
+        return self._running().collect(plan_id)
 
     def control(self, name: str, argument: Any = None) -> Any:
         """Do something besides steps."""

@@ -64,7 +64,8 @@ def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     reasons = run(llm, [normal, cursed, normal])
     assert reasons == {
         0: "length",
-        1: "error sampling failed: ZeroDivisionError",
+        1: "error sampler 'temperature' of plugin quire_samplers (quire 0.1.0) failed: "
+        "ZeroDivisionError",
         2: "length",
     }
     assert llm.stats().num_used_blocks == 0
@@ -99,5 +100,5 @@ def test_logits_that_are_not_numbers_fail_their_request_only(llm):
 
     model.compute_logits = poisoned
     reasons = run(llm, [GREEDY, GREEDY, GREEDY])
-    assert reasons[1].startswith("error the model gave logits that are not numbers")
+    assert reasons[1].startswith("error no token can be drawn for this request")
     assert (reasons[0], reasons[2]) == ("length", "length")

@@ -31,7 +31,9 @@ def assignment(slot, token_ids, computed=0, blocks=None):
 
 def test_an_assignment_writes_the_whole_row():
     tables = make_tables()
-    tables.assign(assignment(2, [5, 6, 7]))
+    message = assignment(2, [5, 6, 7])
+    tables.assign(message)
+    tables.write_fields(message)
     assert tables.token_ids[2, :3].tolist() == [5, 6, 7]
     assert tables.columns["temperature"][2] == 0.5
     assert tables.columns["top_k"][2] == 0, "a field that is not given has its default"

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import EngineDeadError, RefusedError
-from quire.interfaces.executor import Worker, WorkerLaunch
+from quire.interfaces.executor import Worker, WorkerGrid, WorkerLaunch
 from quire.interfaces.kv_cache import KVPlan
 from quire.messages import RowBitmask, SlotResult, StepPlan, StepResult, WorkerInfo
 from quire.plugins import load_plugins
@@ -34,7 +34,11 @@ class CountingWorker(Worker):
     def sample(self, plan_id, masks):
         if plan_id not in self.launched:
             raise LookupError(f"plan {plan_id} was never launched")
-        return StepResult(plan_id=plan_id, results=[SlotResult(m.slot, [plan_id]) for m in masks])
+        self.masks = masks
+
+    def collect(self, plan_id):
+        results = [SlotResult(mask.slot, [plan_id]) for mask in self.masks]
+        return StepResult(plan_id=plan_id, results=results)
 
     def control(self, name, argument=None):
         return (name, argument, self.rank)
@@ -50,7 +54,7 @@ def started():
         workers.append(CountingWorker(rank))
         return workers[-1]
 
-    executor = InProcessExecutor(WorkerLaunch(make), 1)
+    executor = InProcessExecutor(WorkerLaunch(make))
     assert executor.start() is INFO
     return executor, workers[0]
 
@@ -59,7 +63,8 @@ def test_a_step_goes_through_the_worker_and_back():
     executor, worker = started()
     executor.allocate(KVPlan(num_blocks=9, groups=()))
     executor.execute(StepPlan(plan_id=4, requests=[]))
-    assert executor.sample(4, [MASK]).results == [SlotResult(0, [4])]
+    executor.sample(4, [MASK])
+    assert executor.collect(4).results == [SlotResult(0, [4])]
     assert worker.num_blocks == 9
 
 
@@ -93,12 +98,12 @@ def test_shutting_down_twice_reaches_the_worker_once():
 
 
 def test_shutting_down_before_the_start_is_harmless():
-    InProcessExecutor(WorkerLaunch(CountingWorker), 1).shutdown()
+    InProcessExecutor(WorkerLaunch(CountingWorker)).shutdown()
 
 
 @pytest.mark.parametrize("is_shut_down", [False, True])
 def test_without_a_worker_every_call_says_so(is_shut_down):
-    executor = InProcessExecutor(WorkerLaunch(CountingWorker), 1)
+    executor = InProcessExecutor(WorkerLaunch(CountingWorker))
     if is_shut_down:
         executor.start()
         executor.shutdown()
@@ -107,6 +112,7 @@ def test_without_a_worker_every_call_says_so(is_shut_down):
         lambda: executor.allocate(KVPlan(num_blocks=2, groups=())),
         lambda: executor.execute(StepPlan(plan_id=1, requests=[])),
         lambda: executor.sample(1, []),
+        lambda: executor.collect(1),
         lambda: executor.control("profile"),
     ):
         with pytest.raises(EngineDeadError, match="not running"):
@@ -123,7 +129,7 @@ def test_it_can_be_started_again_after_a_shutdown():
 
 def test_several_devices_are_refused():
     with pytest.raises(RefusedError, match="tensor_parallel_size is 2"):
-        InProcessExecutor(WorkerLaunch(CountingWorker), 2)
+        InProcessExecutor(WorkerLaunch(CountingWorker, grid=WorkerGrid(tp_size=2)))
 
 
 def test_it_declares_one_device():
