@@ -31,6 +31,7 @@ from quire.frontend.answer import AnswerParsers, ParserChoice
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.thinking import Thinking
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.vocabulary import read_vocabulary
 from quire.interfaces.executor import Executor, Worker, WorkerGrid, WorkerLaunch
@@ -147,6 +148,7 @@ def start_engine(settings: Settings) -> Engine:
         fields=composition.sampler_fields,
         hooks=plugins.hooks("request_received"),
         check_grammar=check_grammar,
+        thinking=_thinking(composition, parsers, tokenizer),
     )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(
@@ -329,6 +331,15 @@ def _answer_parsers(composition: Composition, plugins: Plugins) -> AnswerParsers
         _load_parser(registries.reasoning_parsers, composition.reasoning_parser),
         _load_parser(registries.tool_parsers, composition.tool_parser),
     )
+
+
+def _thinking(
+    composition: Composition, parsers: AnswerParsers, tokenizer: Tokenizer
+) -> Thinking | None:
+    choice = composition.reasoning_parser
+    if choice is None or parsers.reasoning is None:
+        return None
+    return Thinking(parsers.reasoning, choice.entry.capabilities.end_marker, tokenizer)
 
 
 def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any] | None:

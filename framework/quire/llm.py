@@ -113,7 +113,7 @@ class LLM:
         engine = self._running
         each_tools = _tools_for_each(tools, len(conversations))
         texts = [
-            engine.chat_template.render(conversation, offered, **(chat_template_kwargs or {}))
+            engine.chat_template.render(conversation, offered, chat_template_kwargs)
             for conversation, offered in zip(conversations, each_tools, strict=True)
         ]
         prompts: list[Prompt] = [{"prompt": t, "add_special_tokens": False} for t in texts]

@@ -38,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int  # resolved; with `child`, all the randomness of this request
     child: int = 0  # which of the n answers to one prompt
     stop_token_ids: tuple[int, ...] = ()  # the model's end-of-text ids and the caller's
+    thinking_end_token_id: int | None = None  # the form that is asked for begins behind this token
     adapter: AdapterRef | None = None
     priority: int = 0
     cache_salt: str | None = None

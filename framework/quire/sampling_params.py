@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import InvalidRequestError
+from quire.interfaces.tool_parsing import CallGrammar
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -14,7 +15,7 @@ MAX_SEED = 2**63 - 1
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A form that the answer must follow; exactly one of json, regex and choice.
+    """A form that the answer must follow; exactly one of those below.
 
     Attributes:
         json: A JSON schema, as a dict or as JSON text.
@@ -22,6 +23,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         choice: The answer is one of these strings.
         json_object: Any JSON object.
         grammar: A context-free grammar, for backends that have them.
+        calls: Tool calls and nothing else; what a tool parser's `call_grammar` returns.
         backend: Which structured-output backend serves this request; None is the engine's own.
     """
 
@@ -30,16 +32,17 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     choice: tuple[str, ...] | None = None
     json_object: bool = False
     grammar: str | None = None
+    calls: CallGrammar | None = None
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        forms = ("json", "regex", "choice", "grammar")
+        forms = ("json", "regex", "choice", "grammar", "calls")
         given = [name for name in forms if getattr(self, name) is not None]
         given += ["json_object"] if self.json_object else []
         if len(given) != 1:
             raise InvalidRequestError(
-                "structured_outputs takes exactly one of json, regex, choice, json_object and "
-                f"grammar; got {', '.join(given) or 'none'}",
+                "structured_outputs takes exactly one of json, regex, choice, json_object, "
+                f"grammar and calls; got {', '.join(given) or 'none'}",
                 param="structured_outputs",
             )
 

@@ -121,10 +121,16 @@ class ScriptedGrammars:
         self.ready: list[tuple[str, GrammarError | None]] = []
         self.accepted: dict[str, list[int]] = {}
         self.released: list[str] = []
+        self.inactive: set[str] = set()
         self._rows: list[tuple[int, str]] = []
 
-    def submit(self, request_id: str, params: Any) -> None:
+    def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
         self.submitted.append(request_id)
+        if not is_active:
+            self.inactive.add(request_id)
+
+    def activate(self, request_id: str) -> None:
+        self.inactive.remove(request_id)
 
     def poll(self) -> list[tuple[str, GrammarError | None]]:
         ready, self.ready = self.ready, []
@@ -136,7 +142,7 @@ class ScriptedGrammars:
         self.accepted.setdefault(request_id, []).extend(token_ids)
 
     def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        self._rows = list(rows)
+        self._rows = [row for row in rows if row[1] not in self.inactive]
 
     def collect_masks(self) -> list[RowBitmask]:
         return [RowBitmask(slot, 0, b"\xff" * 128) for slot, _ in self._rows]

@@ -26,8 +26,13 @@ logger = logging.getLogger(__name__)
 class Grammars(Protocol):
     """What the engine asks of the process that holds the grammars."""
 
-    def submit(self, request_id: str, params: StructuredOutputsParams) -> None:
-        """Begin to compile a request's grammar."""
+    def submit(
+        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+    ) -> None:
+        """Begin to compile a request's grammar; it begins at once, or when it is activated."""
+
+    def activate(self, request_id: str) -> None:
+        """Let the grammar begin with the next token."""
 
     def poll(self) -> list[tuple[str, GrammarError | None]]:
         """Return the requests whose grammar is ready, and those whose grammar failed."""
@@ -57,10 +62,15 @@ class NoGrammars:
     def __init__(self) -> None:
         self._refused: list[str] = []
 
-    def submit(self, request_id: str, params: StructuredOutputsParams) -> None:
+    def submit(
+        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
+    ) -> None:
         """Note the request, to be refused."""
-        del params
+        del params, is_active
         self._refused.append(request_id)
+
+    def activate(self, request_id: str) -> None:
+        """Nothing was ever admitted."""
 
     def poll(self) -> list[tuple[str, GrammarError | None]]:
         """Refuse what was submitted."""
@@ -111,11 +121,17 @@ class EngineCore:
         if (refusal := self._refusal(request)) is not None:
             self._outbox.append(failed_output(message.request_id, refusal))
             return
-        if message.params.structured_outputs is not None:
-            request.status = Status.PREPARING
-            self._preparing.add(message.request_id)
-            self.grammars.submit(message.request_id, message.params.structured_outputs)
-        self.scheduler.add(request)
+        if message.params.structured_outputs is None:
+            self.scheduler.add(request)
+            return
+        request.status = Status.PREPARING
+        self.scheduler.add(request)  # first, so that an interrupt leaves something to abort
+        self._preparing.add(message.request_id)
+        self.grammars.submit(
+            message.request_id,
+            message.params.structured_outputs,
+            is_active=message.thinking_end_token_id is None,
+        )
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at any moment; unknown ids are ignored, as they may just have finished."""
@@ -176,7 +192,16 @@ class EngineCore:
             if output.finish_reason is not None:
                 self.grammars.release(output.request_id)
             else:
-                self.grammars.accept(output.request_id, output.token_ids)
+                self._advance_grammar(output)
+
+    def _advance_grammar(self, output: EngineOutput) -> None:
+        """Tell a grammar what was drawn; one that waits begins behind the end of the thinking."""
+        request = self.scheduler.requests[output.request_id]
+        if not request.is_thinking:
+            self.grammars.accept(output.request_id, output.token_ids)
+        elif request.message.thinking_end_token_id in output.token_ids:
+            request.is_thinking = False
+            self.grammars.activate(output.request_id)
 
     def _collect_grammars(self) -> None:
         """Queue the requests whose grammars are ready; wait for one if there is nothing else."""

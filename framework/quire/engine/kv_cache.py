@@ -30,17 +30,29 @@ class KVCacheManager:
         """Whether the request could run to its end, alone."""
         return self.blocks_to_finish(request) <= self.pool.num_usable
 
+    def has_room_for(self, request: Request, num_others: int) -> bool:
+        """Whether all known tokens of a request fit, and leave a block for each of some others.
+
+        Admitting more would only mean to preempt, and compute again, what was admitted.
+        """
+        needed = sum(spec.blocks_needed(len(request.token_ids)) for spec in self.specs)
+        return needed + num_others <= self.pool.num_free
+
     def grow(self, request: Request, num_new_tokens: int) -> list[list[int]] | None:
         """Give the request blocks for its computed and `num_new_tokens` further tokens.
 
         Returns:
-            The ids added to each group's table, or None (and nothing changes) if the pool is short.
+            The ids added to each group's table (an empty list if none needs any), or None, and
+            then nothing changes, if the pool is short.
         """
         total = request.num_computed_tokens + num_new_tokens
         missing = [
-            max(0, spec.blocks_needed(total) - len(table))
+            spec.blocks_needed(total) - len(table)
             for spec, table in zip(self.specs, request.block_ids, strict=True)
         ]
+        if max(missing) <= 0:  # the usual decode step: there is room in the last block
+            return []
+        missing = [max(0, count) for count in missing]
         if sum(missing) > self.pool.num_free:
             return None
         added = [self.pool.take(count) for count in missing]

@@ -31,6 +31,7 @@ class Request:
         self.slot: int | None = None
         self.status = Status.WAITING
         self.num_preemptions = 0
+        self.is_thinking = message.thinking_end_token_id is not None  # its form has not begun
 
     @property
     def num_generated_tokens(self) -> int:

@@ -135,6 +135,8 @@ class Scheduler:
             num_tokens = self._first_share(request, step.budget)
             if num_tokens == 0 or not self._has_adapter_room(request):
                 return
+            if self.running and not self.kv.has_room_for(request, len(self.running)):
+                return
             if self.kv.grow(request, num_tokens) is None:
                 return
             self.waiting.popleft()
@@ -151,8 +153,10 @@ class Scheduler:
 
     def _has_adapter_room(self, request: Request) -> bool:
         adapter = request.message.adapter
+        if adapter is None:
+            return True
         in_use = {r.message.adapter for r in self.running if r.message.adapter is not None}
-        return adapter is None or adapter in in_use or len(in_use) < self.max_adapters
+        return adapter in in_use or len(in_use) < self.max_adapters
 
     def _admit(self, request: Request) -> None:
         request.slot = self._free_slots.pop()

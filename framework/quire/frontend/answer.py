@@ -1,13 +1,14 @@
 """One pipeline reads an answer: thinking is split off first, then calls; both while it streams."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quire.errors import RequestError, RequestFailedError
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -157,6 +158,32 @@ class AnswerParsers:
         self.reasoning = reasoning
         self.tools = tools
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether there is a tool parser: without one, no answer holds a call."""
+        return self.tools is not None
+
+    def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
+        """Return the shape of whole answers that are a call of one of `functions`.
+
+        Args:
+            functions: The `function` objects of OpenAI's tools.
+
+        Returns:
+            None if there is no tool parser, or if it cannot force a call.
+
+        Raises:
+            RequestError: The parser refuses the functions.
+            RequestFailedError: The parser failed; the message names its plugin.
+        """
+        if (tools := self.tools) is None:
+            return None
+        return _guard(
+            lambda: tools.parser.call_grammar(functions, at_least_one=True),
+            tools.source,
+            "wrote the grammar of a call",
+        )
+
     def __call__(self, prompt_text: str, *, with_tools: bool) -> AnswerParser:
         """Return a parser for one answer.
 
@@ -180,7 +207,7 @@ def _build(choice: ParserChoice[P], *arguments: str) -> P:
     return _guard(lambda: choice.parser(*arguments), choice.source)
 
 
-def _guard(call: Callable[[], R], source: Source | None) -> R:
+def _guard(call: Callable[[], R], source: Source | None, doing: str = "read the answer") -> R:
     """Call a plugin; whatever it raises ends this request and is told without a traceback."""
     try:
         return call()
@@ -188,7 +215,7 @@ def _guard(call: Callable[[], R], source: Source | None) -> R:
         raise
     except Exception as error:
         who = "the parser" if source is None else f"plugin {source}"
-        logger.exception("%s failed while it read an answer", who)
+        logger.exception("%s failed while it %s", who, doing)
         raise RequestFailedError(
-            f"{who} failed while it read the answer; the server's log says how"
+            f"{who} failed while it {doing}; the server's log says how"
         ) from error

@@ -19,19 +19,32 @@ from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.intake import EncodedPrompt, Intake, RequestHook
 from quire.frontend.output import Answers
 from quire.frontend.tokenizer import Tokenizer
+from quire.interfaces.tool_parsing import CallGrammar
 from quire.messages import AdapterRef, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
-INLINE_CHARACTERS = 4096  # longer texts are tokenized in a thread, so that the loop goes on
+INLINE_SIZE = 4096  # more characters or ids are looked at in a thread, so that the loop goes on
 DRAIN_POLL_S = 0.02
+STALL_LIMIT_S = 60.0  # a step that takes longer hangs, as far as anybody outside can tell
 
 
 class MakeAnswerParser(Protocol):
-    """Makes the parser of one answer."""
+    """Makes the parser of one answer, and knows what the model's calls look like."""
 
     def __call__(self, prompt_text: str, *, with_tools: bool) -> AnswerParser:
         """Return a parser; `prompt_text` may have opened the thinking already."""
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether there is a tool parser: without one, no answer holds a call."""
+
+    def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
+        """Return the shape of answers that are a call of one of `functions`; None if unable.
+
+        Raises:
+            RequestError: The tool parser refuses the functions, or failed.
+        """
 
 
 class AsyncFrontend:
@@ -47,6 +60,7 @@ class AsyncFrontend:
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
         max_model_len: Tokens of prompt and answer together, at most.
         finished_hooks: The plugins' `request_finished`.
+        stall_limit_s: A step that takes longer makes the engine count as stalled.
     """
 
     def __init__(
@@ -61,6 +75,7 @@ class AsyncFrontend:
         max_model_len: int,
         *,
         finished_hooks: Sequence[RequestHook] = (),
+        stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
         self.tokenizer = tokenizer
         self.intake = intake
@@ -70,6 +85,7 @@ class AsyncFrontend:
         self.adapters = adapters
         self.max_model_len = max_model_len
         self._finished_hooks = tuple(finished_hooks)
+        self._stall_limit_s = stall_limit_s
         self._is_draining = False
         self._dispatch = Dispatch(core)
         # While modules still exist; a daemon thread that outlives them can crash the exit.
@@ -77,7 +93,7 @@ class AsyncFrontend:
 
     async def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | EncodedPrompt,
         params: SamplingParams,
         *,
         adapter: str | None = None,
@@ -86,10 +102,10 @@ class AsyncFrontend:
         """Check a request, hand it to the engine, and return the stream of its deltas.
 
         Args:
-            prompt: Text, token ids, or a dict as `Intake.admit` takes it.
+            prompt: Text, token ids, or a dict as `Intake.admit` takes it; or what `encode` gave.
             params: How to generate.
             adapter: Name of a LoRA adapter; None or the model's own name: none.
-            priority: Lower runs first.
+            priority: Only 0 is served yet.
 
         Raises:
             RequestError: The request is wrong; nothing was queued.
@@ -98,9 +114,9 @@ class AsyncFrontend:
         self.check_health()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
-        encoded = await self._encode(prompt)
+        (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
         admission = self.intake.admit(
-            encoded, params, adapter=self._resolve_adapter(adapter), priority=priority
+            encoded, params, adapter=self.resolve_adapter(adapter), priority=priority
         )
         answers = Answers(admission, self.tokenizer, self._finished_hooks)
         return self._dispatch.start(answers)
@@ -140,7 +156,7 @@ class AsyncFrontend:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_kwargs: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt of a conversation.
 
@@ -150,7 +166,7 @@ class AsyncFrontend:
         Raises:
             RequestError: The conversation cannot be rendered.
         """
-        return self.chat_template.render(messages, tools, **template_kwargs)
+        return self.chat_template.render(messages, tools, template_kwargs)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt.
@@ -173,7 +189,12 @@ class AsyncFrontend:
 
     def is_ready(self) -> bool:
         """Whether new requests are served."""
-        return self._dispatch.death is None and not self._is_draining
+        return self._dispatch.death is None and not self._is_draining and not self.is_stalled
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a step hangs: there is work, and none was finished for too long."""
+        return self._dispatch.stalled_s > self._stall_limit_s
 
     def check_health(self) -> None:
         """Return if the engine lives.
@@ -203,21 +224,40 @@ class AsyncFrontend:
         await asyncio.to_thread(self._dispatch.stop)
         atexit.unregister(self._dispatch.stop)
 
-    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        if isinstance(text, str) and len(text) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self.intake.encode, prompt)
-        return self.intake.encode(prompt)
+    async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Return the prompts as tokens; beside the event loop, if they are long in sum.
 
-    def _resolve_adapter(self, name: str | None) -> AdapterRef | None:
+        Raises:
+            RequestError: One of them is empty, too long or not a prompt.
+        """
+        if sum(map(_size, prompts)) > INLINE_SIZE:
+            return await asyncio.to_thread(lambda: [self.intake.encode(p) for p in prompts])
+        return [self.intake.encode(prompt) for prompt in prompts]
+
+    def resolve_adapter(self, name: str | None) -> AdapterRef | None:
+        """Return the adapter that a request's `model` names; None for the model itself.
+
+        Raises:
+            UnknownModelError: Nothing is served under the name.
+        """
         if name is None or name == self.model_name:
             return None
         if name in self.adapters:
             return self.adapters[name]
-        known = [self.model_name, *self.adapters]
-        near = get_close_matches(name, known, 1)
+        known, shown = [self.model_name, *self.adapters], name[:200]
+        near = get_close_matches(shown, known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownModelError(
-            f"there is no model or adapter {name!r} here{hint} (served: {', '.join(known)})",
+            f"there is no model or adapter {shown!r} here{hint} (served: {', '.join(known)})",
             param="model",
         )
+
+
+def _size(prompt: object) -> int:
+    """Return how much work a prompt is, in characters or ids; what is no prompt is none."""
+    given = (
+        (prompt.get("prompt_token_ids"), prompt.get("prompt"))
+        if isinstance(prompt, dict)
+        else (prompt,)
+    )
+    return max(len(part) if isinstance(part, str | list | tuple) else 0 for part in given)

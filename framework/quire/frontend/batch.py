@@ -1,7 +1,7 @@
 """Offline, the caller's thread runs the steps: no event loop, no other thread, no waiting.
 
-All prompts are checked before the first one runs. Then as many as the engine takes are in flight;
-whatever ends this early (an error, Ctrl-C) leaves the engine clean for the next call.
+All prompts are checked before the first one runs. Then as many as the engine's queue holds are in
+flight; whatever ends this early (an error, Ctrl-C) leaves the engine clean for the next call.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quire.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from quire.errors import EngineDeadError, InvalidRequestError
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.intake import Intake, RequestHook
 from quire.frontend.output import Answers
@@ -33,7 +33,8 @@ class BatchFrontend:
         tokenizer: The model's.
         intake: Checks requests.
         finished_hooks: The plugins' `request_finished`.
-        max_in_flight: Engine requests that are queued at the same time, at most.
+        max_in_flight: Requests that the engine has at the same time, at most; it must queue that
+            many, as it refuses what is too much for it.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class BatchFrontend:
             prompts: Each as `Intake.admit` takes it.
             params: For all prompts, or one for each.
             adapters: For all prompts, or one for each.
-            priority: Lower runs first.
+            priority: Only 0 is served yet.
             use_progress: Show a progress bar, on a terminal.
 
         Raises:
@@ -115,15 +116,9 @@ class _Run:
 
     def _add(self) -> None:
         while self._waiting and len(self._in_flight) < self._max_in_flight:
-            request, answers = self._waiting[0]
-            try:
-                self._core.add(request)
-            except OverloadedError:
-                if not self._in_flight:
-                    raise  # waiting would not help
-                return
-            self._waiting.popleft()
+            request, answers = self._waiting.popleft()
             self._in_flight[request.request_id] = answers
+            self._core.add(request)
 
     def _step(self) -> EngineOutputs:
         if not self._core.has_work():

@@ -99,23 +99,26 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
     ) -> str:
         """Return the prompt for a conversation; it holds its special tokens already.
 
         Args:
             messages: In OpenAI's shape.
             tools: In OpenAI's shape.
+            template_kwargs: Further names for the template, such as `enable_thinking`. A mapping
+                of its own, so that a client cannot reach our parameters.
             add_generation_prompt: End with the opening of the assistant's turn.
-            kwargs: Further names for the template, such as `enable_thinking`.
 
         Raises:
             ChatTemplateError: There is no template, or it refuses the conversation.
-            InvalidRequestError: A message, a tool or a name in `kwargs` is wrong.
+            InvalidRequestError: A message, a tool or a name in `template_kwargs` is wrong.
         """
-        self._check_names(kwargs)
-        variables = self._special_tokens | kwargs
+        names = dict(template_kwargs or {})
+        self._check_names(names)
+        variables = self._special_tokens | names
         variables |= {
             "messages": normalize_messages(messages),
             "tools": normalize_tools(tools),

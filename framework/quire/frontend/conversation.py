@@ -12,6 +12,9 @@ from quire.errors import InvalidRequestError
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PART_SEPARATOR = "\n"  # between the text parts of one message
 KEPT = ("name", "tool_call_id", "reasoning_content")
+KNOWN = frozenset({"role", "content", "tool_calls", "reasoning", *KEPT})
+IN_A_PART = frozenset({"type", "text", "cache_control"})  # the last is about billing elsewhere
+IN_A_CALL = frozenset({"id", "type", "index", "function"})
 
 Message = dict[str, Any]
 
@@ -48,6 +51,7 @@ def _normalize(message: object, where: str) -> Message:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", param=f"{where}.role"
         )
+    _check_keys(message, KNOWN, where)
     calls = message.get("tool_calls") or []
     is_optional = role == "assistant" and bool(calls or message.get("reasoning_content"))
     normal: Message = {
@@ -60,6 +64,16 @@ def _normalize(message: object, where: str) -> Message:
     if calls:
         normal["tool_calls"] = _calls(calls, role, f"{where}.tool_calls")
     return normal
+
+
+def _check_keys(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Refuse what would be lost; what says nothing, such as `"refusal": null`, may be there."""
+    for key, value in given.items():
+        if key not in known and value not in (None, False, "", [], {}):
+            raise InvalidRequestError(
+                f"{where}.{key:.100} cannot be shown to the model; leave it out",
+                param=f"{where}.{key:.100}",
+            )
 
 
 def _text(content: object, where: str, is_optional: bool) -> str:
@@ -80,6 +94,7 @@ def _part(part: object, where: str) -> str:
         raise InvalidRequestError(
             f"{where} has the type {kind!r}; this model reads text parts only", param=where
         )
+    _check_keys(part, IN_A_PART, where)
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text must be a string, got {text!r}", param=where)
@@ -99,6 +114,8 @@ def _call(call: object, where: str) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
         raise InvalidRequestError(f"{where} must have a function with a name", param=where)
+    _check_keys(call, IN_A_CALL, where)
+    _check_keys(function, frozenset({"name", "arguments"}), f"{where}.function")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     normal = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return normal | ({"id": call["id"]} if call.get("id") is not None else {})

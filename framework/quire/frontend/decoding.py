@@ -7,9 +7,9 @@ window.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from quire.frontend.spelling import byte_level_bytes, flat_steps, single_byte
 from quire.frontend.text_stream import (
     ByteLevelStream,
     Piece,
@@ -22,8 +22,6 @@ from quire.frontend.text_stream import (
 if TYPE_CHECKING:
     from quire.frontend.tokenizer import TokenizerBackend
 
-BYTE_TOKEN_LENGTH = len("<0x00>")
-
 
 class Decoding(ABC):
     """How the tokens of one tokenizer become text."""
@@ -35,7 +33,7 @@ class Decoding(ABC):
     @staticmethod
     def of(backend: "TokenizerBackend") -> "Decoding":
         """Return the decoding that a tokenizer's description asks for."""
-        steps = _steps(backend.decoder())
+        steps = [*flat_steps(backend.decoder(), "decoders")]
         if [step["type"] for step in steps] == ["ByteLevel"]:
             return ByteLevelDecoding(backend)
         rules = _piece_rules(steps)
@@ -71,7 +69,7 @@ class ByteLevelDecoding(Decoding):
         known = self._known.get(token_id)
         if known is None:
             token = self.backend.id_to_token(token_id)
-            known = self._known[token_id] = _byte_level_bytes(token or "")
+            known = self._known[token_id] = byte_level_bytes(token or "")
         return known
 
 
@@ -102,7 +100,7 @@ class PieceDecoding(Decoding):
     def _piece(self, token_id: int) -> Piece:
         if token_id not in self._known:
             token = self.backend.id_to_token(token_id)
-            byte = _byte_of(token) if token and self._rules.has_byte_tokens else None
+            byte = single_byte(token) if token and self._rules.has_byte_tokens else None
             self._known[token_id] = token if byte is None else byte
         return self._known[token_id]
 
@@ -123,15 +121,6 @@ class WindowDecoding(Decoding):
         return self.backend.decode([token_id], skip_special_tokens=False).encode()
 
 
-def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the steps of a decoder, one after another; none if it is not described."""
-    if decoder is None:
-        return []
-    if decoder["type"] != "Sequence":
-        return [decoder]
-    return [step for part in decoder["decoders"] for step in _steps(part)]
-
-
 def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
     """Return the rules if the steps are a form that `PieceStream` follows exactly."""
     kinds = [step["type"] for step in steps]
@@ -149,34 +138,3 @@ def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
     if strip["type"] != "Strip" or strip["content"] != " " or strip["stop"]:
         return None
     return PieceRules(mark, has_byte_tokens=True, num_strip=strip["start"])
-
-
-def _byte_of(token: str) -> bytes | None:
-    """Return the byte that a token like `<0xE2>` stands for."""
-    if len(token) != BYTE_TOKEN_LENGTH or not (token.startswith("<0x") and token.endswith(">")):
-        return None
-    try:
-        return bytes([int(token[3:5], 16)])
-    except ValueError:
-        return None
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token outside the alphabet is its own text."""
-    alphabet = _byte_alphabet()
-    if all(character in alphabet for character in token):
-        return bytes(alphabet[character] for character in token)
-    return token.encode()
-
-
-@cache
-def _byte_alphabet() -> dict[str, int]:
-    """Return the characters that stand for the 256 bytes.
-
-    Printable Latin-1 characters stand for themselves; the others, in order, for the characters from
-    U+0100 (as in GPT-2's published vocabulary).
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(others)}

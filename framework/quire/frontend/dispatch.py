@@ -51,6 +51,11 @@ class Dispatch:
         """Why the engine stopped, if it did."""
         return self._thread.death
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the engine last finished a step; 0 while there is nothing to do."""
+        return self._thread.stalled_s
+
     def streams(self) -> list[AnswerStream]:
         """Return the streams that are open."""
         with self._lock:
@@ -88,16 +93,9 @@ class Dispatch:
     # -- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, stream: AnswerStream, core: EngineCoreClient) -> None:
-        """Queue the requests of one prompt: all of them or none."""
-        requests = stream.answers.admission.requests
-        try:
-            for request in requests:
-                core.add(request)
-        except EngineDeadError:
-            raise
-        except QuireError as error:
-            core.abort([request.request_id for request in requests])
-            self._call(stream.loop, partial(self._fail, stream, error))
+        """Queue the requests of one prompt; if one is refused, its output ends the others."""
+        for request in stream.answers.admission.requests:
+            core.add(request)
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats

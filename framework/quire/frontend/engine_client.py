@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quire.errors import (
+    AdapterError,
+    CapacityError,
+    ChatTemplateError,
     GrammarError,
     InvalidRequestError,
     OverloadedError,
+    PromptTooLongError,
     RequestError,
     RequestFailedError,
+    UnknownModelError,
 )
 from quire.messages import EngineOutputs, EngineRequest, ErrorReport
 
@@ -17,11 +22,7 @@ class EngineCoreClient(Protocol):
     """An engine core. One thread calls it."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            RequestError: It cannot be served; nothing else changes.
-        """
+        """Queue a request; one that cannot be served is answered with an error by `step`."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; ids that are not known are none of its business."""
@@ -43,11 +44,16 @@ class EngineCoreClient(Protocol):
         """Give everything back. May be called twice."""
 
 
+# What a client can do something about. Whatever else fails in the engine is its own fault.
 _ERRORS: dict[str, Callable[[str], RequestError]] = {
-    "invalid_grammar": GrammarError,
-    "invalid_request": InvalidRequestError,
-    "adapter_error": InvalidRequestError,
-    "overloaded": OverloadedError,
+    InvalidRequestError.code: InvalidRequestError,
+    PromptTooLongError.code: PromptTooLongError,
+    CapacityError.code: PromptTooLongError,  # prompt and answer can never fit the KV cache
+    GrammarError.code: GrammarError,
+    ChatTemplateError.code: ChatTemplateError,
+    UnknownModelError.code: UnknownModelError,
+    AdapterError.code: InvalidRequestError,
+    OverloadedError.code: OverloadedError,
 }
 
 

@@ -6,6 +6,7 @@ work, and drains the commands before every step, so an abort takes effect within
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -39,6 +40,7 @@ class EngineThread:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
+        self._busy_since: float | None = None  # when the turn that runs began
         self._death: EngineDeadError | None = None
         # A daemon, so that a caller who forgets to shut down can still leave the program.
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -51,6 +53,12 @@ class EngineThread:
     def death(self) -> EngineDeadError | None:
         """Why the engine stopped, if it did."""
         return self._death
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that the step or command takes that runs now; 0 while there is nothing to do."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def post(self, command: Command) -> None:
         """Have a command called with the core, in the thread, before the next step.
@@ -87,7 +95,9 @@ class EngineThread:
 
     def _turn(self) -> bool:
         """Run the commands and one step; False when the thread is to end."""
-        for command in self._take_commands():
+        commands = self._take_commands()
+        self._busy_since = time.monotonic()
+        for command in commands:
             command(self._core)
         if self._is_stopping:
             return False
@@ -100,6 +110,7 @@ class EngineThread:
         has_work = self._core.has_work()
         with self._wake:
             while not (self._commands or has_work or self._is_stopping):
+                self._busy_since = None
                 self._wake.wait()
             commands = list(self._commands)
             self._commands.clear()

@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 
 from quire.errors import (
+    GrammarError,
     InvalidRequestError,
     PromptTooLongError,
     RequestError,
     RequestFailedError,
 )
+from quire.frontend.thinking import Thinking
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
@@ -63,6 +65,7 @@ class Intake:
         fields: Every request field that the composed sampler steps read.
         hooks: The plugins' `request_received`, with who they belong to.
         check_grammar: Looks at a form before it is queued; raises `GrammarError`.
+        thinking: How the model thinks, if it does: a form begins behind it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Intake:
         fields: Sequence[RequestField] = (),
         hooks: Sequence[RequestHook] = (),
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -81,6 +85,8 @@ class Intake:
         self._fields = {field.name: field for field in fields}
         self._hooks = tuple(hooks)
         self._check_grammar = check_grammar
+        self._thinking = thinking
+        self._checked_form: StructuredOutputsParams | None = None  # a batch's is looked at once
 
     @property
     def extra_fields(self) -> tuple[RequestField, ...]:
@@ -104,14 +110,20 @@ class Intake:
                 or what `encode` returned.
             params: How to generate.
             adapter: The LoRA adapter, resolved.
-            priority: Lower runs first.
+            priority: Only 0 is served yet.
 
         Raises:
             InvalidRequestError: A value is out of range, or a field does not exist.
             PromptTooLongError: There is no room for an answer.
+            GrammarError: The form that is asked for cannot be honoured.
             RequestError: A plugin refuses the request.
-            RequestFailedError: A plugin's hook failed.
+            RequestFailedError: A plugin failed.
         """
+        if priority != 0:
+            raise InvalidRequestError(
+                f"priorities are not served yet; leave it out or send 0, got {priority!r}",
+                param="priority",
+            )
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
         request_id = uuid.uuid4().hex
         first = EngineRequest(
@@ -122,6 +134,7 @@ class Intake:
             max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
+            thinking_end_token_id=self._resolve_form(encoded, params),
             adapter=adapter,
             priority=priority,
             cache_salt=encoded.cache_salt,
@@ -181,6 +194,35 @@ class Intake:
         _check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
         own = () if params.ignore_eos else self._tokenizer.eos_token_ids
         return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+
+    def _resolve_form(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
+        """Check the form; return the token behind which it begins, None for the answer's start."""
+        form = params.structured_outputs
+        if form is None:
+            return None
+        try:
+            self._check_form(form)
+            if self._thinking is None:
+                return None
+            return self._thinking.end_token_id(prompt.text, prompt.token_ids)
+        except GrammarError as error:
+            if error.param is None:
+                error.param = "structured_outputs" if form.calls is None else "tools"
+            raise
+
+    def _check_form(self, form: StructuredOutputsParams) -> None:
+        if self._check_grammar is None or form is self._checked_form:
+            return
+        try:
+            self._check_grammar(form)
+        except RequestError:
+            raise
+        except Exception as error:
+            logger.exception("the structured-output backend failed to check a form")
+            raise RequestFailedError(
+                "the structured-output backend failed on this form; the server's log says how"
+            ) from error
+        self._checked_form = form
 
     def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
         """Return every sampler field: from the parameters, else from extra_args, else default."""

@@ -138,7 +138,7 @@ class Answer:
         return candidates
 
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        number = logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+        number = max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
         return Logprob(number, rank, self._tokenizer.token_text(token_id))
 
 

@@ -7,18 +7,16 @@ tokens that are not special, such as <tool_call>, stand for their own text.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import UnsupportedModelError
+from quire.frontend.spelling import byte_level_bytes, flat_steps, single_byte
 from quire.interfaces.structured_output import Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Spelling = Callable[[str], bytes]
 
 
@@ -65,10 +63,10 @@ def _model_tokens(model: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _spelling(spec: dict[str, Any]) -> Spelling:
     """Return how the tokenizer's texts become bytes."""
-    decoders = list(_steps(spec.get("decoder"), "decoders"))
-    splitters = list(_steps(spec.get("pre_tokenizer"), "pretokenizers"))
+    decoders = list(flat_steps(spec.get("decoder"), "decoders"))
+    splitters = list(flat_steps(spec.get("pre_tokenizer"), "pretokenizers"))
     if any(step["type"] == "ByteLevel" for step in decoders + splitters):
-        return _byte_level
+        return byte_level_bytes
     blanks = [step["replacement"] for step in decoders if step["type"] == "Metaspace"]
     blanks += [
         step["pattern"]["String"]
@@ -85,36 +83,6 @@ def _spelling(spec: dict[str, Any]) -> Spelling:
     return lambda text: _sentencepiece(text, blanks[0], has_bytes=has_bytes)
 
 
-def _steps(part: dict[str, Any] | None, field: str) -> Iterator[dict[str, Any]]:
-    """Yield a part of a tokenizer, or what a sequence of parts is made of."""
-    if part is None:
-        return
-    if part["type"] == "Sequence":
-        for step in part[field]:
-            yield from _steps(step, field)
-    else:
-        yield part
-
-
 def _sentencepiece(text: str, blank: str, *, has_bytes: bool) -> bytes:
-    match = _BYTE_TOKEN.fullmatch(text) if has_bytes and text.startswith("<0x") else None
-    return bytes([int(match[1], 16)]) if match else text.replace(blank, " ").encode()
-
-
-def _byte_level(text: str) -> bytes:
-    """Undo the alphabet of GPT-2; a token with a character outside of it stands for itself."""
-    try:
-        return text.translate(_alphabet()).encode("latin-1")
-    except UnicodeEncodeError:
-        return text.encode()
-
-
-@cache
-def _alphabet() -> dict[int, int]:
-    """Map each character of the byte-level alphabet to its byte.
-
-    Bytes that print stand for themselves; the others, in order, have the characters from U+0100.
-    """
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    silent = [byte for byte in range(256) if byte not in set(printing)]
-    return {byte: byte for byte in printing} | {0x100 + i: byte for i, byte in enumerate(silent)}
+    byte = single_byte(text) if has_bytes else None
+    return text.replace(blank, " ").encode() if byte is None else byte

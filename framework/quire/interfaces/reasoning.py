@@ -8,10 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParserCapabilities:
-    """What a reasoning parser declares at registration; see `ToolParserCapabilities`."""
+    """What a reasoning parser declares at registration.
+
+    Attributes:
+        template_markers: As in `ToolParserCapabilities`.
+        priority: As in `ToolParserCapabilities`.
+        end_marker: The text that ends the thinking. Where a prompt has opened it, a form begins
+            behind this; without it such requests cannot have one.
+    """
 
     template_markers: tuple[str, ...] = ()
     priority: int = 0
+    end_marker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarCapabilities:
-    """What a backend declares at registration: any of json, json_object, regex, choice, grammar."""
+    """What a backend declares at registration.
+
+    Attributes:
+        forms: Any of json, json_object, regex, choice, grammar, calls.
+    """
 
     forms: frozenset[str]
 

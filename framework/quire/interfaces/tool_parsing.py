@@ -14,6 +14,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+
+class SchemaPiece(msgspec.Struct, frozen=True):
+    """A piece of a call that is JSON: whatever satisfies the schema."""
+
+    schema: dict[str, Any] | bool
+
+
+class CallShape(msgspec.Struct, frozen=True):
+    """How a call of one tool is written, from its first character to its last.
+
+    Attributes:
+        tool: The tool's name, for error messages.
+        pieces: Texts as they stand, and JSON by its schema, one behind the other.
+    """
+
+    tool: str
+    pieces: tuple[str | SchemaPiece, ...]
+
+
+class CallGrammar(msgspec.Struct, frozen=True):
+    """A whole answer that is one call or several. The structured-output backend carries it out.
+
+    Attributes:
+        shapes: Each call has one of these.
+        separator: What stands between two calls; None if the answer is exactly one.
+    """
+
+    shapes: tuple[CallShape, ...]
+    separator: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class ToolParserCapabilities:
@@ -73,8 +105,12 @@ class ToolParser(ABC):
         """Return what was held back. Broken calls come back as text, never as an error."""
 
     @classmethod
-    def call_grammar(cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool) -> str | None:
-        """Return a regex over whole answers that forces a call of one of `tools`; None if unable.
+    def call_grammar(
+        cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return the shape of answers that are calls of `tools` and nothing else; None if unable.
+
+        Schemas are passed on as they are: what cannot be honoured is refused by the backend.
 
         Args:
             tools: OpenAI tool definitions, the `function` objects.

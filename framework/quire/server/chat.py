@@ -23,6 +23,7 @@ from quire.server.generation import Envelope, Generation
 from quire.server.logprobs import chat_logprobs
 from quire.server.models import choose
 from quire.server.params import (
+    form_field,
     one_form,
     prompt_parts,
     response_form,
@@ -41,7 +42,6 @@ from quire.server.protocol import (
 from quire.server.sse import EventStream
 from quire.server.tool_choice import ToolUse, tool_use
 
-_RESERVED = frozenset({"self", "messages", "tools"})  # the parameters of `render_chat`
 _EMPTY = ChatDelta()
 
 
@@ -88,6 +88,12 @@ class ChatRoute:
         )
         chosen = choose(self._frontend, typed.model)
         tools = tool_use(typed, self._frontend)
+        if tools.tools and not self._frontend.make_answer_parser.reads_calls:
+            raise InvalidRequestError(
+                "this model has no tool-call parser, so its calls could not be read; start the "
+                "server with --tool-call-parser NAME, or send tool_choice none",
+                param="tools",
+            )
         form = one_form(response_form(typed.response_format), typed.structured_outputs, tools.form)
         params = sampling_params(
             typed,
@@ -101,7 +107,13 @@ class ChatRoute:
         else:
             text = self._render(typed, tools.tools)
         return Chat(
-            Generation(self._frontend, [prompt_parts(text, typed, False)], params, chosen.adapter),
+            Generation(
+                self._frontend,
+                [prompt_parts(text, typed, False)],
+                params,
+                chosen.adapter,
+                form_field(typed.response_format),
+            ),
             tools,
             typed.top_logprobs or 0,
             wants_usage(typed),
@@ -109,7 +121,7 @@ class ChatRoute:
         )
 
     def _render(self, body: ChatBody, tools: list[dict[str, Any]]) -> str:
-        return self._frontend.render_chat(body.messages, tools or None, **_template_kwargs(body))
+        return self._frontend.render_chat(body.messages, tools or None, _template_kwargs(body))
 
 
 def _max_tokens(body: ChatBody) -> int | None:
@@ -130,18 +142,9 @@ def _num_logprobs(body: ChatBody) -> int | None:
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
-    """Return the further names for the template.
-
-    Raises:
-        InvalidRequestError: One of them is a parameter of ours.
-    """
-    kwargs = body.chat_template_kwargs or {}
-    for name in _RESERVED & kwargs.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs cannot set {name!r}", param="chat_template_kwargs"
-        )
+    """Return the further names for the template, which checks them."""
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    return effort | kwargs
+    return effort | (body.chat_template_kwargs or {})
 
 
 def _logprobs(chat: Chat, delta: Delta) -> ChatLogprobs | None:

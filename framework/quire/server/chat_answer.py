@@ -41,7 +41,7 @@ class ChatAnswer:
     Args:
         index: Which of the choices.
         parser: Splits the text into thinking, content and calls.
-        allows_parallel: Whether calls after the first are kept.
+        allows_parallel: Whether calls after the first that ends are kept.
     """
 
     def __init__(self, index: int, parser: AnswerParser, allows_parallel: bool) -> None:
@@ -96,7 +96,8 @@ class ChatAnswer:
         return "length" if delta.finish_reason == "length" else None
 
     def _keeps(self, index: int) -> bool:
-        return index == 0 or self._allows_parallel
+        """A call counts when it ends: one that breaks off does not shut out the next."""
+        return self._allows_parallel or self._whole.ended <= {index}
 
 
 @dataclass

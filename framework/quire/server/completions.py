@@ -22,6 +22,7 @@ from quire.server.generation import Envelope, Generation
 from quire.server.logprobs import completion_logprobs, joined
 from quire.server.models import choose
 from quire.server.params import (
+    form_field,
     one_form,
     prompt_parts,
     response_form,
@@ -102,7 +103,9 @@ class CompletionRoute:
         self._check_lengths(given)
         prompts = [prompt_parts(prompt, typed, True) for prompt in given]
         return Run(
-            Generation(self._frontend, prompts, params, chosen.adapter),
+            Generation(
+                self._frontend, prompts, params, chosen.adapter, form_field(typed.response_format)
+            ),
             typed.logprobs or 0,
             bool(typed.echo),
             wants_usage(typed),
@@ -156,10 +159,9 @@ class Answer:
     def read(self, delta: Delta) -> CompletionChoice | None:
         """Take one delta; return what it adds, if anything is to be seen."""
         tokenizer = self.run.generation.frontend.tokenizer
-        logprobs = completion_logprobs(
+        logprobs, self.num_characters = completion_logprobs(
             delta, self.run.num_top_logprobs, self.num_characters, tokenizer
         )
-        self.num_characters += sum(map(len, logprobs.tokens)) if logprobs else 0
         piece = CompletionChoice(
             index=self.index,
             text=self._echo() + delta.text,

@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from quire.errors import RequestFailedError
+from quire.errors import GrammarError, RequestFailedError
+from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.intake import EncodedPrompt
 from quire.messages import FinishReason
 from quire.outputs import Delta
 from quire.sampling_params import SamplingParams
@@ -41,6 +43,7 @@ class Generation:
         prompts: Prompts as `AsyncFrontend.submit` takes them.
         params: How to generate; `n` answers a prompt.
         adapter: Name of a LoRA adapter.
+        form_field: The field that asked for the form, to be named where the form is refused.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Generation:
         prompts: Sequence[dict[str, Any]],
         params: SamplingParams,
         adapter: str | None = None,
+        form_field: str = "structured_outputs",
     ) -> None:
         self.frontend = frontend
         self.prompts = prompts
         self.n = params.n
         self._params = params
         self._adapter = adapter
+        self._form_field = form_field
         self._num_prompt_tokens = 0
         self._num_completion_tokens = 0
         self._num_cached_tokens = [0] * len(prompts)
@@ -75,10 +80,11 @@ class Generation:
         num_running = self.num_choices
         async with AsyncExitStack() as stack:
             streams = []
-            for prompt in self.prompts:
-                stream = await self.frontend.submit(prompt, self._params, adapter=self._adapter)
+            for encoded in await self.frontend.encode(self.prompts):
+                stream = await self._submit(encoded)
                 streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
+                await asyncio.sleep(0)  # hundreds of prompts: others have their turn in between
             deltas = await stack.enter_async_context(aclosing(merged(streams)))
             async for prompt_index, delta in deltas:
                 _check_finish(delta.finish_reason)
@@ -87,6 +93,14 @@ class Generation:
                 yield prompt_index * self.n + delta.index, delta
         if num_running:
             raise RequestFailedError("the engine ended the request before it was finished")
+
+    async def _submit(self, prompt: EncodedPrompt) -> AnswerStream:
+        try:
+            return await self.frontend.submit(prompt, self._params, adapter=self._adapter)
+        except GrammarError as error:
+            if error.param == "structured_outputs":
+                error.param = self._form_field
+            raise
 
     def usage(self) -> Usage:
         """Return what it cost so far."""

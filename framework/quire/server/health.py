@@ -37,10 +37,12 @@ class HealthRoutes:
         return json_response({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
-        """The engine is loaded and well, and new requests are taken."""
+        """The engine is loaded and well, its steps come to an end, new requests are taken."""
         del request
         if self._lifecycle.is_draining:
             return json_response({"status": "draining"}, 503)
+        if self._frontend.is_stalled:
+            return json_response({"status": "stalled"}, 503)
         if not self._frontend.is_ready():
             return json_response({"status": "not ready"}, 503)
         return json_response({"status": "ready"})

@@ -1,13 +1,14 @@
-"""Log probabilities in OpenAI's two shapes, always finite: JSON has no infinity."""
+r"""Log probabilities in OpenAI's two shapes.
 
-import math
+/v1/completions has no field for a token's bytes, so a token that is a part of a character is
+written as `bytes:\xe2\x80` there: two of them would be the same U+FFFD, and one would be lost.
+"""
+
 from collections.abc import Sequence
 
 from quire.frontend.tokenizer import Tokenizer
 from quire.outputs import Delta, Logprob
 from quire.server.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-
-LOWEST = -9999.0
 
 
 def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
@@ -19,7 +20,7 @@ def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogpr
 
 def completion_logprobs(
     delta: Delta, num_top: int, offset: int, tokenizer: Tokenizer
-) -> CompletionLogprobs | None:
+) -> tuple[CompletionLogprobs | None, int]:
     """Return a delta's log probabilities as /v1/completions has them.
 
     Args:
@@ -27,19 +28,23 @@ def completion_logprobs(
         num_top: Candidates to show a position, beside the chosen one.
         offset: Characters of the choice's tokens so far.
         tokenizer: Says what a token looks like.
+
+    Returns:
+        The log probabilities, if they were asked for, and the offset after them.
     """
     if delta.logprobs is None:
-        return None
+        return None, offset
     shown = CompletionLogprobs([], [], [], [])
     for found in delta.logprobs:
         position = _position(found, num_top, tokenizer)
-        shown.tokens.append(position.token)
+        name = _name(position)
+        shown.tokens.append(name)
         shown.token_logprobs.append(position.logprob)
-        top = {candidate.token: candidate.logprob for candidate in reversed(position.top_logprobs)}
-        shown.top_logprobs.append(top | {position.token: position.logprob})
+        top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
+        shown.top_logprobs.append(top | {name: position.logprob})
         shown.text_offset.append(offset)
-        offset += len(position.token)
-    return shown
+        offset += sum(byte & 0xC0 != 0x80 for byte in position.bytes or ())  # characters begin here
+    return shown, offset
 
 
 def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
@@ -58,21 +63,26 @@ def _position(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> 
     likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
     text, octets = _token(chosen, tokenizer)
     top = [TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in likeliest]
-    return TokenLogprob(text, _finite(logprob.logprob), octets, top)
+    return TokenLogprob(text, logprob.logprob, octets, top)
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    """Return the token's text, or its bytes if they are not text."""
+    octets = bytes(token.bytes or ())
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in octets)
 
 
 def _named(
     token_id: int, candidate: Logprob, tokenizer: Tokenizer
 ) -> tuple[str, float, list[int] | None]:
     text, octets = _token(token_id, tokenizer)
-    return text, _finite(candidate.logprob), octets
+    return text, candidate.logprob, octets
 
 
 def _token(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """Return a token as text and as bytes; the bytes may be a part of a character."""
     octets = tokenizer.token_bytes(token_id)
     return octets.decode("utf-8", "replace"), list(octets)
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST) if math.isfinite(logprob) else LOWEST

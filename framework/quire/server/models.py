@@ -8,7 +8,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import UnknownModelError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.answers import json_response
 
@@ -46,13 +45,9 @@ def choose(frontend: AsyncFrontend, name: str | None) -> Chosen:
     Raises:
         UnknownModelError: Nothing is served under the name.
     """
-    if name is None or name == frontend.model_name:
-        return Chosen(frontend.model_name, None)
-    if name in frontend.adapters:
-        return Chosen(name, name)
-    served = ", ".join([frontend.model_name, *frontend.adapters])
-    raise UnknownModelError(
-        f"there is no model {name[:200]!r} here; served: {served}", param="model"
+    adapter = frontend.resolve_adapter(name)
+    return (
+        Chosen(frontend.model_name, None) if adapter is None else Chosen(adapter.name, adapter.name)
     )
 
 

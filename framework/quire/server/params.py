@@ -93,6 +93,11 @@ def response_form(response_format: dict[str, Any] | None) -> StructuredOutputsPa
             )
 
 
+def form_field(response_format: dict[str, Any] | None) -> str:
+    """Return the field that asks for the form, if there is one."""
+    return "structured_outputs" if response_format is None else "response_format"
+
+
 def one_form(*forms: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
     """Return the one form that was asked for.
 

@@ -17,6 +17,7 @@ from quire.config import ServerSettings
 from quire.errors import SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.app import create_app
+from quire.server.connections import Connection
 from quire.server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         server_header=False,
         date_header=True,
         proxy_headers=False,  # a client's word about where it comes from counts for nothing
+        http=Connection,
         ws="none",
         lifespan="off",
         timeout_graceful_shutdown=ABORT_GRACE_S,

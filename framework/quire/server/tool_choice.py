@@ -1,19 +1,17 @@
 """Whether the model may, must or must not call, and how it is made to."""
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequestError, RequestError, RequestFailedError
-from quire.frontend.answer import AnswerParsers
+import msgspec
+
+from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.bodies import convert
 from quire.server.protocol import ChatBody, Tool
-
-logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 128
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -39,6 +37,7 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend) -> ToolUse:
 
     Raises:
         InvalidRequestError: They contradict each other, or the model's tool parser cannot do it.
+        RequestError: The tool parser refuses the tools, or failed.
     """
     tools = _checked(body.tools or [])
     allows_parallel = body.parallel_tool_calls is not False
@@ -52,14 +51,14 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend) -> ToolUse:
             "tool_choice asks for a call, but there are no tools", param="tools"
         )
     if choice == "required":
-        return ToolUse(tools, _forced(tools, frontend), allows_parallel)
+        return ToolUse(tools, _forced(tools, frontend, allows_parallel), allows_parallel)
     named = [tool for tool in tools if tool["function"]["name"] == _named(choice)]
     if not named:
         raise InvalidRequestError(
             f"tool_choice names {_named(choice)!r:.80}, which is not among the tools",
             param="tool_choice",
         )
-    return ToolUse(named, _forced(named, frontend), allows_parallel=False)
+    return ToolUse(named, _forced(named, frontend, False), allows_parallel=False)
 
 
 def _checked(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -101,28 +100,15 @@ def _named(choice: str | dict[str, Any]) -> str:
     )
 
 
-def _forced(tools: list[dict[str, Any]], frontend: AsyncFrontend) -> StructuredOutputsParams:
-    regex = _call_grammar([tool["function"] for tool in tools], frontend)
-    if regex is None:
+def _forced(
+    tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
+) -> StructuredOutputsParams:
+    calls = frontend.make_answer_parser.call_grammar([tool["function"] for tool in tools])
+    if calls is None:
         raise InvalidRequestError(
             "the tool-call parser of this model cannot force a call; send tool_choice auto",
             param="tool_choice",
         )
-    return StructuredOutputsParams(regex=regex)
-
-
-def _call_grammar(functions: list[dict[str, Any]], frontend: AsyncFrontend) -> str | None:
-    """Ask the tool parser for a regex; it is a plugin, and its failure ends this request only."""
-    parsers = frontend.make_answer_parser
-    choice = parsers.tools if isinstance(parsers, AnswerParsers) else None
-    if choice is None:
-        return None
-    try:
-        return choice.parser.call_grammar(functions, at_least_one=True)
-    except RequestError:
-        raise
-    except Exception as error:
-        logger.exception("plugin %s failed to write the grammar of a call", choice.source)
-        raise RequestFailedError(
-            f"plugin {choice.source} cannot force a call of these tools; the server's log says why"
-        ) from error
+    if not allows_parallel:
+        calls = msgspec.structs.replace(calls, separator=None)
+    return StructuredOutputsParams(calls=calls)

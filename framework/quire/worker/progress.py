@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOG = logging.getLogger("quire.worker.loading")
+LOG = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

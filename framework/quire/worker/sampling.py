@@ -130,7 +130,8 @@ class SamplingPipeline:
         infos = [self.tables.info_of(slot) for slot in slots]
         wanted = [info.num_logprobs for info in infos]
         raw = logits.clone() if any(count is not None for count in wanted) else None
-        self._mask_stops(logits, slots, {mask.slot for mask in masks})
+        if any(info.min_tokens for info in infos):
+            self._mask_stops(logits, slots, {mask.slot for mask in masks})
         self._mask_grammars(logits, slots, masks)
         active = 0
         for info in infos:

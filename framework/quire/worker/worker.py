@@ -24,7 +24,7 @@ from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
 from quire.worker.loading import as_module, init_dummy_weights, load_weights
-from quire.worker.memory import available_bytes
+from quire.worker.memory import available_bytes, keep_freed_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.progress import loading_progress
 from quire.worker.sampling import SamplingPipeline
@@ -76,14 +76,7 @@ class ModelWorker(Worker):
         self._adapters = self._build_adapters(self._model)
         num_params = self.composition.description.num_params // self.group.size
         weight_bytes = num_params * self.dtype.itemsize
-        logger.info(
-            "loaded %s: %.1f MB of weights in %s on %s, %.2f s",
-            self.composition.checkpoint.name,
-            weight_bytes / 1e6,
-            self.composition.dtype,
-            self.device,
-            time.perf_counter() - started,
-        )
+        logger.info("the model is ready on %s, %.2f s", self.device, time.perf_counter() - started)
         return WorkerInfo(
             device=str(self.device),
             dtype=self.composition.dtype,
@@ -108,6 +101,8 @@ class ModelWorker(Worker):
             self.composition.sampler_fields,
             self.device,
         )
+        if self.device.type == "cpu":
+            keep_freed_memory()
         pipeline = self._build_pipeline(tables)
         computed_by = f"{self.composition.model} with {self.composition.attention_backend}"
         self._runner = ModelRunner(

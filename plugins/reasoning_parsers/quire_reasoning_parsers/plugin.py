@@ -11,5 +11,7 @@ def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> No
     registry.add(
         "think_tags",
         "quire_reasoning_parsers.think_tags:ThinkTagsParser",
-        capabilities=ReasoningParserCapabilities(template_markers=("<think>",)),
+        capabilities=ReasoningParserCapabilities(
+            template_markers=("<think>",), end_marker="</think>"
+        ),
     )

@@ -5,6 +5,7 @@ values, and objects: a property that both must have with different values (a dis
 that the first must have and the second forbids.
 """
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -17,7 +18,7 @@ def are_disjoint(first: Any, second: Any) -> bool:
         return False
     values, other_values = _values(first), _values(second)
     if values is not None and other_values is not None:
-        return not any(_is_same(a, b) for a in values for b in other_values)
+        return {_key(value) for value in values}.isdisjoint(map(_key, other_values))
     types, other_types = _types(first), _types(second)
     if types is None or other_types is None:
         return False
@@ -79,19 +80,27 @@ def _excludes(first: dict[str, Any], second: dict[str, Any]) -> bool:
     properties, other_properties = first.get("properties", {}), second.get("properties", {})
     if not isinstance(properties, dict) or not isinstance(other_properties, dict):
         return False
+    other_required = frozenset(second.get("required", []))
     for name in first.get("required", []):
         if name not in other_properties:
             if second.get("additionalProperties") is False:
                 return True
-        elif name in second.get("required", []) and are_disjoint(
-            properties.get(name), other_properties[name]
-        ):
+        elif name in other_required and are_disjoint(properties.get(name), other_properties[name]):
             return True
     return False
 
 
-def _is_same(first: Any, second: Any) -> bool:
-    """Return whether two JSON values are equal; true is not 1."""
-    if json_type_of(first) in _NUMBERS and json_type_of(second) in _NUMBERS:
-        return bool(first == second)
-    return json_type_of(first) == json_type_of(second) and bool(first == second)
+def _key(value: Any) -> str:
+    """Return a text that is the same for equal JSON values only; 1.0 is 1, and true is not 1."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_plain(part) for part in value]
+        case dict():
+            return {name: _plain(part) for name, part in value.items()}
+    return value

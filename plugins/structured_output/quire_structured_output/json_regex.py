@@ -9,6 +9,7 @@ two digits of exponent at most, so that none of them is infinite. Strings are wr
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 BLANK = "[ ]?"
@@ -80,6 +81,14 @@ def closed_object(members: Sequence[tuple[str, str, bool]]) -> str:
     return rf"\{{{BLANK}{_joined(pairs)}{BLANK}\}}"
 
 
+def length_of_object(members: Sequence[tuple[str, str, bool]]) -> int:
+    """Return an upper bound of the length of `closed_object`: it repeats what is optional."""
+    lengths = [2 * len(json.dumps(name)) + len(value) + 32 for name, value, _ in members]
+    if any(needed for _, _, needed in members):
+        return sum(lengths)
+    return sum(i * length for i, length in enumerate(lengths, 1))
+
+
 def _joined(pairs: Sequence[tuple[str, bool]]) -> str:
     """Return the pairs with commas between those that are there.
 
@@ -124,6 +133,7 @@ def more_items(item: str, at_least: int, at_most: int | None) -> str:
     return f"(?:,{BLANK}{item}){_times(at_least, at_most)}"
 
 
+@cache
 def any_value(depth: int) -> str:
     """Return any JSON value in which arrays and objects are nested `depth` deep at most."""
     if depth == 0:

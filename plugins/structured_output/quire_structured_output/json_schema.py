@@ -15,6 +15,7 @@ from typing import Any
 
 from quire.errors import GrammarError
 from quire_structured_output import json_regex
+from quire_structured_output.budget import Budget
 from quire_structured_output.disjoint import are_disjoint
 from quire_structured_output.regex_syntax import (
     check_regex,
@@ -33,10 +34,8 @@ from quire_structured_output.schema_keywords import (
 )
 from quire_structured_output.schema_values import values_regex
 
-MAX_SCHEMA_BYTES = 256 * 1024
-MAX_NODES = 4_000  # after references are followed
 MAX_PROPERTIES = 500
-MAX_REGEX_LENGTH = 2 * 1024 * 1024
+MAX_REFERENCE_LENGTH = 1_000
 ANY_VALUE_DEPTH = 2
 
 SCALARS = {
@@ -61,7 +60,7 @@ class SchemaRegex:
     patterns: tuple[tuple[str, str], ...]
 
 
-def parse_schema(schema: Schema | str | bool) -> Schema | bool:
+def parse_schema(schema: Schema | str | bool, budget: Budget) -> Schema | bool:
     """Return the schema as a value, within the limits of size.
 
     Raises:
@@ -69,11 +68,7 @@ def parse_schema(schema: Schema | str | bool) -> Schema | bool:
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
-        if len(text) > MAX_SCHEMA_BYTES:
-            raise GrammarError(
-                f"the JSON schema has {len(text)} characters; at most {MAX_SCHEMA_BYTES} are "
-                "allowed"
-            )
+        budget.read(len(text))
         parsed = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise GrammarError(f"the JSON schema is nested more than {MAX_DEPTH} deep") from None
@@ -84,20 +79,20 @@ def parse_schema(schema: Schema | str | bool) -> Schema | bool:
     return parsed
 
 
-def schema_regex(schema: Schema | str | bool) -> SchemaRegex:
+def schema_regex(schema: Schema | str | bool, budget: Budget | None = None) -> SchemaRegex:
     """Translate a schema; quick, and safe whatever the schema is.
+
+    Args:
+        schema: The schema.
+        budget: What it may cost; of its own, if it is all that the form has.
 
     Raises:
         GrammarError: Some part cannot be honoured, or nothing can satisfy it; it is named.
     """
-    root = parse_schema(schema)
-    translation = _Translation(root)
+    budget = budget or Budget()
+    root = parse_schema(schema, budget)
+    translation = _Translation(root, budget)
     expression = translation.regex(root, "")
-    if len(expression) > MAX_REGEX_LENGTH:
-        raise GrammarError(
-            f"the JSON schema becomes a regex of {len(expression)} characters; at most "
-            f"{MAX_REGEX_LENGTH} are allowed. Fewer properties, or one that is required, help"
-        )
     return SchemaRegex(expression, tuple(translation.patterns))
 
 
@@ -111,8 +106,9 @@ class _Translation:
     """One walk over one schema."""
 
     root: Schema | bool
+    budget: Budget
     patterns: list[tuple[str, str]] = field(default_factory=list)
-    num_nodes: int = 0
+    checked: dict[str, str] = field(default_factory=dict)  # pattern -> its expression
     depth: int = 0
     open_refs: list[str] = field(default_factory=list)
 
@@ -125,18 +121,16 @@ class _Translation:
         if not isinstance(schema, dict):
             raise GrammarError(f"the schema at {path or '/'} is neither an object nor a boolean")
         with self._level(path):
-            return self._object_regex(schema, path)
+            expression = self._object_regex(schema, path)
+        self.budget.write(len(expression))
+        return expression
 
     @contextmanager
     def _level(self, path: str) -> Iterator[None]:
-        self.num_nodes += 1
+        self.budget.visit()
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise GrammarError(f"the JSON schema is nested more than {MAX_DEPTH} deep, at {path}")
-        if self.num_nodes > MAX_NODES:
-            raise GrammarError(
-                f"the JSON schema has more than {MAX_NODES} parts once its references are followed"
-            )
         yield
         self.depth -= 1
 
@@ -171,7 +165,7 @@ class _Translation:
             case "$ref":
                 return self._referenced(schema["$ref"], path)
             case "enum" | "const":
-                return values_regex(word, schema, path)
+                return values_regex(word, schema, path, self.budget)
         branches = schema[word]
         if not isinstance(branches, list) or not branches:
             raise GrammarError(f"'{word}' at {path or '/'} must be a list that is not empty")
@@ -184,6 +178,7 @@ class _Translation:
 
     def _check_one_of(self, branches: list[Any], path: str) -> None:
         schemas = [self._resolved(branch, path) for branch in branches]
+        self.budget.compare(sum(len(json.dumps(schema)) for schema in schemas) * len(schemas))
         for i, first in enumerate(schemas):
             for k, second in enumerate(schemas[i + 1 :], i + 1):
                 if not are_disjoint(first, second):
@@ -211,6 +206,8 @@ class _Translation:
     def _lookup(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise refusal("$ref", path, f"to {reference!r}: only '#/...' inside the schema works")
+        if len(reference) > MAX_REFERENCE_LENGTH:
+            raise refusal("$ref", path, f"of more than {MAX_REFERENCE_LENGTH} characters")
         target: Any = self.root
         for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -240,16 +237,16 @@ class _Translation:
             return self._free_object(schema.get("additionalProperties", True), path)
         if isinstance(schema.get("additionalProperties", False), dict):
             raise refusal("additionalProperties", path, "with a schema, beside 'properties'")
-        return json_regex.closed_object(
-            [
-                (
-                    _name(name, path),
-                    self.regex(part, f"{path}/properties/{_pointer(name)}"),
-                    name in required,
-                )
-                for name, part in properties.items()
-            ]
-        )
+        needed = frozenset(required)
+        members = [
+            (_name(name, path), self._property(name, part, path), name in needed)
+            for name, part in properties.items()
+        ]
+        self.budget.write(json_regex.length_of_object(members))
+        return json_regex.closed_object(members)
+
+    def _property(self, name: str, part: Any, path: str) -> str:
+        return self.regex(part, f"{path}/properties/{_pointer(name)}")
 
     def _free_object(self, value: Any, path: str) -> str:
         if value is False:
@@ -304,10 +301,12 @@ class _Translation:
     def _pattern(self, pattern: Any, path: str) -> str:
         if not isinstance(pattern, str):
             raise GrammarError(f"'pattern' at {path} must be a string")
-        check_regex(pattern, f"'pattern' at {path}")
-        expression = without_nul(without_anchors(pattern))
-        self.patterns.append((path, expression))
-        return json_regex.quoted(expression)
+        if pattern not in self.checked:
+            self.budget.look_at_pattern(len(pattern))
+            check_regex(pattern, f"'pattern' at {path}")
+            self.checked[pattern] = without_nul(without_anchors(pattern))
+            self.patterns.append((path, self.checked[pattern]))
+        return json_regex.quoted(self.checked[pattern])
 
 
 def _format(name: Any, path: str) -> str:

@@ -29,6 +29,7 @@ from quire.interfaces.structured_output import (
     Vocabulary,
 )
 from quire.sampling_params import StructuredOutputsParams
+from quire_structured_output.call_regex import calls_regex
 from quire_structured_output.json_schema import any_object_regex, schema_regex
 from quire_structured_output.regex_syntax import (
     check_regex,
@@ -45,7 +46,7 @@ NEEDS_ESCAPE = frozenset({*range(1, 0x20), ord('"'), ord("\\")})  # in a JSON st
 
 
 class OutlinesBackend(StructuredOutputBackend):
-    """JSON schema, any JSON object, regex and choice."""
+    """JSON schema, any JSON object, regex, choice and tool calls."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -68,6 +69,8 @@ class OutlinesBackend(StructuredOutputBackend):
             check_regex(params.regex, "the regex")
         elif params.choice is not None:
             _check_choice(params.choice)
+        elif params.calls is not None:
+            calls_regex(params.calls)
         elif params.grammar is not None:
             raise GrammarError("the outlines backend has no context-free grammars: use json, regex")
 
@@ -85,9 +88,12 @@ class OutlinesBackend(StructuredOutputBackend):
             return _ended(without_nul(without_anchors(params.regex)))
         if params.choice is not None:
             return _ended("|".join(re.escape(choice) for choice in params.choice))
-        if params.json is None:
+        if params.calls is not None:
+            translated = calls_regex(params.calls)
+        elif params.json is not None:
+            translated = schema_regex(params.json)
+        else:
             return _ended(any_object_regex())
-        translated = schema_regex(params.json)
         for path, pattern in translated.patterns:
             self._check_pattern(path, pattern)
         return _ended(translated.expression)

@@ -11,5 +11,7 @@ def register_structured_output(registry: Registrar[type[StructuredOutputBackend]
     registry.add(
         "outlines",
         "quire_structured_output.outlines:OutlinesBackend",
-        capabilities=GrammarCapabilities(frozenset({"json", "json_object", "regex", "choice"})),
+        capabilities=GrammarCapabilities(
+            frozenset({"json", "json_object", "regex", "choice", "calls"})
+        ),
     )

@@ -3,7 +3,8 @@
 The dialect is that of Rust's `regex` crate. An automaton has no memory, so lookaround and
 backreferences are out; and where Rust reads a character class otherwise than the rest of the world
 (`&&`, `--`, `~~` and a nested `[`), the writer is asked to escape. The whole answer must match, so
-an anchor at either end says nothing and is taken off; anywhere else it is refused.
+an anchor at either end says nothing and is taken off; anywhere else it is refused. Its groups and
+classes are closed where it ends: it is put between other expressions, and must not reach into them.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from quire.errors import GrammarError
 
-MAX_REGEX_LENGTH = 128 * 1024
+MAX_REGEX_LENGTH = 32 * 1024
 _GROUPS = {
     "(?=": "a lookahead",
     "(?!": "a lookahead",
@@ -40,7 +41,8 @@ def check_regex(expression: str, where: str) -> None:
         where: What to call it in the message.
 
     Raises:
-        GrammarError: It is too long, not text, or uses something that an automaton cannot do.
+        GrammarError: It is too long, not text, or uses something that an automaton cannot do; or
+            it does not close what it opens, and would mix with the grammar that it becomes part of.
     """
     if len(expression) > MAX_REGEX_LENGTH:
         raise GrammarError(
@@ -53,8 +55,11 @@ def check_regex(expression: str, where: str) -> None:
             f"{where} uses the flags '{flags.group()}'; only (?i) works anywhere, and (?s) in front"
         )
     in_class = False
+    depth = 0
     for match in _TOKEN.finditer(expression := without_anchors(expression)):
         token = match.group()
+        if token == "\\":
+            raise _malformed(where, "it ends with a backslash")
         if token in _ANCHORS and not in_class:
             raise GrammarError(f"{where} has the anchor {token}, possible only at its two ends")
         if not in_class and _NUL.match(expression, match.start()):
@@ -67,7 +72,14 @@ def check_regex(expression: str, where: str) -> None:
         elif token[0] == "[":
             in_class = True
         elif token == "(":
+            depth += 1
             _check_group(expression, match.start(), where)
+        elif token == ")":
+            depth -= 1
+            if depth < 0:
+                raise _malformed(where, f"nothing opens the ')' at character {match.start()}")
+    if depth or in_class:
+        raise _malformed(where, f"a '{'[' if in_class else '('}' is not closed")
 
 
 def check_text(text: str, where: str) -> None:
@@ -122,6 +134,11 @@ def _without_nul(expression: str, dot: str) -> Iterator[str]:
             yield rf"[{token}&&[^\x00]]"
         else:
             yield token
+
+
+def _malformed(where: str, why: str) -> GrammarError:
+    """Return the error of what would end the group that an expression is put into."""
+    return GrammarError(f"{where} is not a valid regular expression: {why}")
 
 
 def _check_escape(token: str, in_class: bool, where: str) -> None:

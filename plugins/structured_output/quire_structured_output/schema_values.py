@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.errors import GrammarError
 from quire_structured_output import json_regex
+from quire_structured_output.budget import Budget
 from quire_structured_output.disjoint import json_type_of, keeps_type
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schema_keywords import MAX_DEPTH, Schema, refusal, types_of
@@ -13,7 +14,7 @@ MAX_VALUES = 2_000  # of an enum
 MAX_EXACT_INTEGER = 2**53  # beyond it, readers of JSON disagree
 
 
-def values_regex(word: str, schema: Schema, path: str) -> str:
+def values_regex(word: str, schema: Schema, path: str, budget: Budget) -> str:
     """Return any of the values of `enum` or `const` that also have the schema's type.
 
     Raises:
@@ -31,12 +32,13 @@ def values_regex(word: str, schema: Schema, path: str) -> str:
     if not kept:
         raise GrammarError(f"nothing satisfies both 'type' and '{word}' at {path or '/'}")
     for value in kept:
-        _check_value(value, word, path)
+        _check_value(value, word, path, budget)
     return json_regex.one_of([json_regex.literal(value) for value in kept])
 
 
-def _check_value(value: Any, word: str, path: str, depth: int = 0) -> None:
+def _check_value(value: Any, word: str, path: str, budget: Budget, depth: int = 0) -> None:
     """Look for values that cannot be written so that every reader finds them again."""
+    budget.list_value()
     where = f"'{word}' at {path or '/'}"
     if depth > MAX_DEPTH:
         raise GrammarError(f"{where} is nested more than {MAX_DEPTH} deep")
@@ -49,8 +51,8 @@ def _check_value(value: Any, word: str, path: str, depth: int = 0) -> None:
         raise refusal(word, path, "with a number that is not finite")
     elif kind == "array":
         for part in value:
-            _check_value(part, word, path, depth + 1)
+            _check_value(part, word, path, budget, depth + 1)
     elif kind == "object":
         for name, part in value.items():
             check_text(name, where)
-            _check_value(part, word, path, depth + 1)
+            _check_value(part, word, path, budget, depth + 1)

@@ -14,11 +14,14 @@ there. A call whose object is complete counts, also where `</tool_call>` is miss
 """
 
 import json
-import re
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from quire.errors import GrammarError
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    SchemaPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -26,11 +29,12 @@ from quire.interfaces.tool_parsing import (
     ToolEvent,
     ToolParser,
 )
-from quire_tool_parsers.arguments_regex import arguments_regex
 from quire_tool_parsers.call_object import BLANKS, CallObject
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
+MADE_OF_OTHERS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # no `type` may stand beside them
 
 
 class HermesToolParser(ToolParser):
@@ -56,18 +60,20 @@ class HermesToolParser(ToolParser):
         return _joined(self._end())
 
     @classmethod
-    def call_grammar(cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool) -> str | None:
-        """Return a regex for one or more calls of `tools` and nothing else.
+    def call_grammar(
+        cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
+    ) -> CallGrammar | None:
+        """Return the shape of one or more calls of `tools` and nothing else.
 
-        Arguments follow each tool's schema as far as a regex can say it; a schema that cannot be
-        written as one is taken as any JSON object. Without `at_least_one` there is no such regex:
-        free text and calls are told apart by the parser, not by a grammar.
+        Without `at_least_one` there is none: free text and calls are told apart by the parser, not
+        by a grammar.
+
+        Raises:
+            GrammarError: A tool's parameters are not an object.
         """
         if not tools or not at_least_one:
             return None
-        call = "|".join(_call_regex(tool) for tool in tools)
-        block = f"<tool_call>\\n({call})\\n</tool_call>"
-        return f"{block}(\\n{block})*"
+        return CallGrammar(tuple(_call_shape(tool) for tool in tools), separator="\n")
 
     def _read(self, text: str) -> Iterator[ToolEvent]:
         while text:
@@ -184,6 +190,28 @@ def _joined(events: Iterator[ToolEvent]) -> list[ToolEvent]:
     return joined
 
 
-def _call_regex(tool: dict[str, Any]) -> str:
-    name = re.escape(json.dumps(tool["name"], ensure_ascii=False))
-    return f'\\{{"name": {name}, "arguments": {arguments_regex(tool.get("parameters"))}\\}}'
+def _call_shape(tool: dict[str, Any]) -> CallShape:
+    name = json.dumps(tool["name"], ensure_ascii=False)
+    return CallShape(
+        tool["name"],
+        (
+            f'{OPEN}\n{{"name": {name}, "arguments": ',
+            SchemaPiece(_arguments_schema(tool)),
+            f"}}\n{CLOSE}",
+        ),
+    )
+
+
+def _arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of the arguments, which are an object whatever else the tool says of them."""
+    parameters = tool.get("parameters")
+    if parameters is None:
+        return NO_ARGUMENTS
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise GrammarError(
+            f"the parameters of the tool {tool['name']!r} must be a schema of type object",
+            param="tools",
+        )
+    if parameters.keys() & MADE_OF_OTHERS:
+        return parameters
+    return {"type": "object"} | parameters

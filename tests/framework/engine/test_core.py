@@ -1,3 +1,4 @@
+import msgspec
 from engine_parts import make_core, make_message, run_to_end
 
 from quire.errors import GrammarError
@@ -92,3 +93,26 @@ def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
     assert grammars.released == ["bound"]
     grammars.ready = [("bound", None)]
     assert core.step().outputs == []
+
+
+def test_a_form_begins_behind_the_token_that_ends_the_thinking():
+    core, executor, grammars = make_core()
+    message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(message, thinking_end_token_id=22))
+    grammars.ready = [("bound", None)]
+    masked = []
+    while core.has_work():
+        executor.masks = []
+        core.step()
+        masked.append([mask.slot for mask in executor.masks])
+    assert masked == [[], [], [0], [0], [0]]  # 21 and 22 are thoughts
+    assert grammars.accepted == {"bound": [23, 24]}
+    assert grammars.released == ["bound"]
+
+
+def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_answer():
+    core, _, grammars = make_core()
+    core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))
+    grammars.ready = [("bound", None)]
+    run_to_end(core)
+    assert grammars.accepted == {"bound": [21, 22]}

@@ -76,7 +76,7 @@ def test_blocks_are_sent_once():
 
 
 def test_the_request_that_came_last_gives_its_blocks_back():
-    scheduler = make_scheduler(num_blocks=5)  # four blocks of four tokens
+    scheduler = make_scheduler(num_blocks=6)  # five blocks of four tokens
     scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
     scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
     finish_step(scheduler, scheduler.schedule())
@@ -87,6 +87,15 @@ def test_the_request_that_came_last_gives_its_blocks_back():
     victim = scheduler.waiting[0]
     assert (victim.num_computed_tokens, victim.slot, victim.block_ids) == (0, None, [[]])
     assert len(victim.token_ids) == 9, "its token is kept and computed again"
+
+
+def test_a_request_waits_while_those_that_run_will_need_the_blocks():
+    scheduler = make_scheduler(num_blocks=5)
+    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
+    scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["a"]
+    assert scheduler.num_preemptions == 0
 
 
 def test_preempted_requests_come_back_in_order():

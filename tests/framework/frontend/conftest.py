@@ -1,26 +1,15 @@
-"""Small real parts: a core whose model is a script, and tokenizers of every family."""
+"""Small real parts: tokenizers of every family, and an intake."""
 
 import json
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from quire.errors import QuireError
 from quire.frontend.intake import Intake
 from quire.frontend.tokenizer import FastBackend, Tokenizer
-from quire.messages import (
-    EngineOutput,
-    EngineOutputs,
-    EngineRequest,
-    EngineStats,
-    ErrorReport,
-    TokenLogprobs,
-)
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog",
@@ -28,107 +17,6 @@ TEXTS = (
     '{"name": "find", "arguments": {"city": "São Paulo"}} <tool_call> stop STOP',
 )
 EOS = "<|end|>"
-
-Script = Callable[[EngineRequest], "list[int] | ErrorReport | Exception"]
-
-
-class ScriptedCore:
-    """An engine core with the model left out: each request is answered by a script.
-
-    The script returns the answer's token ids; an `ErrorReport`, which the request ends with; or an
-    exception, which `add` raises if it is a `QuireError` and `step` otherwise.
-    """
-
-    def __init__(self, script: Script, tokens_per_step: int = 1, step_s: float = 0.0) -> None:
-        self._script = script
-        self._tokens_per_step = tokens_per_step
-        self._step_s = step_s
-        self._running: dict[str, tuple[EngineRequest, list[int] | ErrorReport | Exception]] = {}
-        self._num_sent: dict[str, int] = {}
-        self.aborted: list[str] = []
-        self.num_steps = 0
-        self.max_queued = 10**9
-        self.thread_names: set[str] = set()
-        self.is_shut_down = False
-
-    def add(self, request: EngineRequest) -> None:
-        answer = self._script(request)
-        if isinstance(answer, QuireError):
-            raise answer
-        self._running[request.request_id] = (request, answer)
-        self._num_sent[request.request_id] = 0
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if self._running.pop(request_id, None) is not None:
-                self.aborted.append(request_id)
-
-    def step(self) -> EngineOutputs:
-        self.num_steps += 1
-        self.thread_names.add(threading.current_thread().name)
-        time.sleep(self._step_s)
-        outputs = [self._advance(*entry) for entry in list(self._running.values())]
-        return EngineOutputs(outputs, EngineStats(num_running=len(self._running)))
-
-    def has_work(self) -> bool:
-        return bool(self._running)
-
-    def control(self, name: str, argument: object = None) -> object:
-        if name == "fail":
-            raise ValueError(f"cannot {argument}")
-        return (name, argument)
-
-    def shutdown(self) -> None:
-        self.is_shut_down = True
-
-    def _advance(
-        self, request: EngineRequest, answer: list[int] | ErrorReport | Exception
-    ) -> EngineOutput:
-        request_id = request.request_id
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, ErrorReport):
-            del self._running[request_id]
-            return EngineOutput(
-                request_id=request_id, token_ids=[], finish_reason="error", error=answer
-            )
-        start = self._num_sent[request_id]
-        token_ids: list[int] = []
-        reason = None
-        for token_id in answer[start : start + self._tokens_per_step]:
-            token_ids.append(token_id)
-            if token_id in request.stop_token_ids:
-                reason = "stop"
-                break
-            if start + len(token_ids) == request.max_tokens:
-                reason = "length"
-                break
-        self._num_sent[request_id] += len(token_ids)
-        if reason is None and self._num_sent[request_id] >= len(answer):
-            reason = "length"
-        if reason is not None:
-            del self._running[request_id]
-        return EngineOutput(
-            request_id=request_id,
-            token_ids=token_ids,
-            finish_reason=reason,
-            stop_reason=token_ids[-1] if reason == "stop" else None,
-            logprobs=_logprobs(token_ids, request.params.logprobs),
-        )
-
-
-def _logprobs(token_ids: Sequence[int], num: int | None) -> list[TokenLogprobs] | None:
-    if num is None:
-        return None
-    return [
-        TokenLogprobs([i, *range(num)], [-0.5, *(-1.0 - k for k in range(num))], rank=1)
-        for i in token_ids
-    ]
-
-
-def echo(request: EngineRequest) -> list[int]:
-    """Answer with the prompt, and an end of text."""
-    return [*request.token_ids, request.stop_token_ids[0]]
 
 
 def byte_level_backend() -> tokenizers.Tokenizer:
@@ -248,15 +136,3 @@ def tokenizer(folder: Path) -> Tokenizer:
 def intake(tokenizer: Tokenizer) -> Intake:
     """An intake without plugins."""
     return Intake(tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size)
-
-
-@pytest.fixture(scope="session")
-def make_core() -> type[ScriptedCore]:
-    """The core whose model is a script."""
-    return ScriptedCore
-
-
-@pytest.fixture(scope="session")
-def echo_script() -> Script:
-    """The script that answers with the prompt."""
-    return echo

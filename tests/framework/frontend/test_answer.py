@@ -6,6 +6,8 @@ from quire.errors import RequestFailedError
 from quire.frontend.answer import AnswerParser, AnswerParsers, ParsedAnswer, ParserChoice
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -106,6 +108,28 @@ def test_each_request_gets_its_own_parsers():
     assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
     assert make("", with_tools=False).read_whole("-B").text == "B"
     assert AnswerParsers()("", with_tools=True).read_whole("-B").text == "-B"
+
+
+def test_a_call_grammar_comes_from_the_tool_parser(caplog):
+    class Forcing(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return CallGrammar((CallShape(tools[0]["name"], ("A{}",)),)) if at_least_one else None
+
+    class Broken(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            raise ValueError("a bug")
+
+    make = AnswerParsers(tools=ParserChoice(Forcing, ACME))
+    assert make.reads_calls
+    assert make.call_grammar([{"name": "A"}]).shapes[0].tool == "A"
+    assert not AnswerParsers().reads_calls
+    assert AnswerParsers().call_grammar([{"name": "A"}]) is None
+    with pytest.raises(RequestFailedError, match=r"acme.*grammar of a call") as caught:
+        AnswerParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
+    assert "a bug" not in str(caught.value)
+    assert "a bug" in caplog.text
 
 
 def test_a_parser_that_cannot_be_built_ends_the_request():

@@ -1,10 +1,12 @@
 """Streams from the engine's thread: whole, typed, aborted in time, and never left hanging."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
 import pytest
+from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import (
     EngineDeadError,
@@ -26,16 +28,16 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture
-def serve(make_core, echo_script, tokenizer, intake):
+def serve(tokenizer, intake):
     """Run a test's coroutine against a frontend over a scripted core."""
 
-    def run(test, script=None, **options):
-        core = make_core(script or echo_script, **options)
+    def run(test, script=None, stall_limit_s=60.0, **options):
+        core = ScriptedCore(script or echo, **options)
 
         async def main():
             frontend = AsyncFrontend(
                 core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo",
-                {"pirate": AdapterRef("pirate", "path")}, 256,
+                {"pirate": AdapterRef("pirate", "path")}, 256, stall_limit_s=stall_limit_s,
             )  # fmt: skip
             try:
                 await asyncio.wait_for(test(frontend, core), 20)
@@ -166,29 +168,29 @@ def test_wrong_requests_raise_before_the_engine_hears_of_them(serve):
     serve(test)
 
 
-def test_errors_of_one_request_hurt_no_other(serve, tokenizer, echo_script):
-    bad = {tuple(tokenizer.encode("dog")): ErrorReport("invalid_grammar", "no such thing"),
-           tuple(tokenizer.encode("over")): OverloadedError("the queue is full")}  # fmt: skip
-
+def test_errors_of_one_request_hurt_no_other(serve, tokenizer):
     def script(request):
-        return bad.get(tuple(request.token_ids)) or echo_script(request)
+        is_bad = request.token_ids == tokenizer.encode("dog")
+        error = ErrorReport("invalid_grammar", "no such thing")
+        return Reply([], error) if is_bad else echo(request)
 
     async def test(frontend, core):
         other = asyncio.create_task(frontend.generate_whole("the lazy dog jumps", WHOLE))
         with pytest.raises(GrammarError, match="no such thing"):
             await frontend.generate_whole("dog", SamplingParams(n=2))
+        core.max_queued = 0
         with pytest.raises(OverloadedError, match="queue is full"):
-            await frontend.generate_whole("over", WHOLE)
+            await frontend.generate_whole("fox", SamplingParams(n=3))
         assert (await other).outputs[0].text == "the lazy dog jumps"
         assert frontend.is_ready()
 
     serve(test, script, step_s=0.002)
 
 
-def test_an_engine_that_dies_fails_everybody(serve, tokenizer, echo_script, caplog):
+def test_an_engine_that_dies_fails_everybody(serve, tokenizer, caplog):
     def script(request):
         is_fatal = request.token_ids == tokenizer.encode("dog")
-        return RuntimeError("out of smoke") if is_fatal else echo_script(request)
+        return Reply([], RuntimeError("out of smoke")) if is_fatal else echo(request)
 
     async def test(frontend, core):
         waiting = [
@@ -269,6 +271,34 @@ def test_a_slow_reader_does_not_hold_the_engine_up(serve):
     serve(test)
 
 
+def test_a_step_that_hangs_makes_the_engine_not_ready(serve):
+    async def test(frontend, core):
+        assert frontend.is_ready()
+        core.step_s = 0.6
+        task = asyncio.create_task(frontend.generate_whole("fox", SamplingParams(max_tokens=2)))
+        await asyncio.sleep(0.1)
+        assert frontend.is_ready()
+        await eventually(lambda: not frontend.is_ready(), "it counts as stalled")
+        assert frontend.is_stalled
+        core.step_s = 0.0
+        await task
+        await eventually(frontend.is_ready, "it is ready again")
+        await asyncio.sleep(0.4)
+        assert frontend.is_ready()  # an engine without work does not hang
+
+    serve(test, stall_limit_s=0.3)
+
+
+def test_many_steps_are_no_stall(serve):
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("the lazy dog jumps over", WHOLE))
+        while not task.done():
+            assert frontend.is_ready()
+            await asyncio.sleep(0.01)
+
+    assert serve(test, step_s=0.1, stall_limit_s=0.35).num_steps > 4
+
+
 def test_an_idle_engine_does_not_step(serve):
     async def test(frontend, core):
         await frontend.generate_whole("fox", WHOLE)
@@ -292,18 +322,49 @@ def test_chats_are_rendered_and_encoded(serve, tokenizer):
     serve(test)
 
 
-def test_long_prompts_are_tokenized_beside_the_loop(serve):
+@pytest.mark.parametrize(
+    ("prompts", "is_beside"),
+    [
+        (["fox"] * 9, False),
+        (["fox " * 500] * 9, True),
+        ([{"prompt_token_ids": [1] * 500}] * 9, True),
+        ([{"prompt": "fox " * 5000, "prompt_token_ids": [1]}], True),
+    ],
+)
+def test_prompts_that_are_long_in_sum_are_tokenized_beside_the_loop(serve, prompts, is_beside):
     async def test(frontend, core):
-        with pytest.raises(PromptTooLongError):
-            await frontend.submit("fox " * 5000, WHOLE)
+        names = []
+        frontend.intake = Watched(frontend.intake, names)
+        with contextlib.suppress(PromptTooLongError):
+            await frontend.encode(prompts)
+        assert (names[0] != threading.current_thread().name) is is_beside
 
     serve(test)
 
 
-def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, echo_script, caplog):
+class Watched:
+    """An intake that writes down which thread it encodes in."""
+
+    def __init__(self, intake, names):
+        self._intake, self._names = intake, names
+
+    def encode(self, prompt):
+        self._names.append(threading.current_thread().name)
+        return self._intake.encode(prompt)
+
+
+def test_an_encoded_prompt_is_taken_as_it_is(serve):
+    async def test(frontend, core):
+        (encoded,) = await frontend.encode(["the fox"])
+        assert (await frontend.generate_whole(encoded, WHOLE)).outputs[0].text == "the fox"
+
+    serve(test)
+
+
+def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplog):
     def script(request):
         is_bad = request.token_ids == tokenizer.encode("dog")
-        return ["no token id"] if is_bad else echo_script(request)
+        return Reply(["no token id"]) if is_bad else echo(request)
 
     async def test(frontend, core):
         with pytest.raises(RequestFailedError, match="could not be decoded"):
@@ -314,8 +375,8 @@ def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, echo_scr
     assert "TypeError" in caplog.text
 
 
-def test_a_loop_that_is_gone_takes_its_requests_with_it(make_core, echo_script, tokenizer, intake):
-    core = make_core(echo_script, step_s=0.02)
+def test_a_loop_that_is_gone_takes_its_requests_with_it(tokenizer, intake):
+    core = ScriptedCore(echo, step_s=0.02)
     frontend = AsyncFrontend(
         core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo", {}, 256
     )

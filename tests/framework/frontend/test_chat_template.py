@@ -90,16 +90,20 @@ def test_a_wrong_tool_is_refused_by_its_place(tool):
 
 
 @pytest.mark.parametrize(
-    "name", ["documents", "raise_exception", "strftime_now", "bos_token", "_x"]
-)
+    "name",
+    [
+        "add_generation_prompt", "documents", "messages", "tools", "raise_exception",
+        "strftime_now", "bos_token", "_x",
+    ],
+)  # fmt: skip
 def test_further_names_shadow_nothing(name):
     template = ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"})
     with pytest.raises(InvalidRequestError, match=name):
-        template.render(USER, **{name: "x"})
+        template.render(USER, None, {name: False})
 
 
 def test_further_names_reach_the_template():
-    assert ChatTemplate("{{ enable_thinking }}").render(USER, enable_thinking=False) == "False"
+    assert ChatTemplate("{{ enable_thinking }}").render(USER, None, {"enable_thinking": 0}) == "0"
 
 
 def test_special_tokens_reach_the_template():

@@ -2,11 +2,18 @@
 
 import pytest
 
-from quire.errors import InvalidRequestError, PromptTooLongError, RequestError, RequestFailedError
+from quire.errors import (
+    GrammarError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestError,
+    RequestFailedError,
+)
 from quire.frontend.intake import Intake
 from quire.interfaces.sampling import RequestField
+from quire.interfaces.tool_parsing import CallGrammar
 from quire.registry import Source
-from quire.sampling_params import MAX_SEED, SamplingParams
+from quire.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
 
 ACME = Source("acme", "acme-quire", "1.0")
 FIELDS = (
@@ -31,10 +38,17 @@ def test_text_ids_and_dicts_are_prompts(tokenizer, intake):
 
 
 def test_n_answers_differ_in_their_child_alone(intake):
-    requests = intake.admit("fox", SamplingParams(n=3), priority=2).requests
+    requests = intake.admit("fox", SamplingParams(n=3)).requests
     assert [r.child for r in requests] == [0, 1, 2]
     assert len({r.request_id for r in requests}) == 3
     assert len({(r.seed, tuple(r.token_ids), r.max_tokens, r.priority) for r in requests}) == 1
+
+
+@pytest.mark.parametrize("priority", [1, -1])
+def test_a_priority_is_refused_as_nobody_reads_it_yet(intake, priority):
+    with pytest.raises(InvalidRequestError, match="not served yet") as caught:
+        intake.admit("fox", SamplingParams(), priority=priority)
+    assert caught.value.param == "priority"
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_fresh(intake):
@@ -136,3 +150,42 @@ def test_a_plugin_that_fails_is_named_without_its_traceback(tokenizer, caplog):
         make(tokenizer, hooks=[(ACME, fail)]).admit("fox", SamplingParams())
     assert "secret" not in str(caught.value)
     assert "secret detail" in caplog.text
+
+
+def refuse(form):
+    if form.regex == "bug":
+        raise KeyError("secret")
+    raise GrammarError("no")
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        (StructuredOutputsParams(regex="x"), "structured_outputs"),
+        (StructuredOutputsParams(calls=CallGrammar(())), "tools"),
+    ],
+)
+def test_a_form_that_cannot_be_honoured_is_refused_at_once(tokenizer, form, param):
+    intake = make(tokenizer, check_grammar=refuse)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="no") as caught:
+            intake.admit("fox", SamplingParams(structured_outputs=form))
+        assert caught.value.param == param
+
+
+def test_a_backend_that_fails_at_a_form_is_not_quoted(tokenizer, caplog):
+    intake = make(tokenizer, check_grammar=refuse)
+    form = StructuredOutputsParams(regex="bug")
+    with pytest.raises(RequestFailedError) as caught:
+        intake.admit("fox", SamplingParams(structured_outputs=form))
+    assert "secret" not in str(caught.value)
+    assert "secret" in caplog.text
+
+
+def test_the_form_of_a_batch_is_checked_once(tokenizer):
+    checked = []
+    intake = make(tokenizer, check_grammar=checked.append)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="x"))
+    for _ in range(3):
+        intake.admit("fox", params)
+    assert checked == [params.structured_outputs]

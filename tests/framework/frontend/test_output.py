@@ -92,7 +92,10 @@ def test_logprobs_name_the_chosen_token_first(intake, tokenizer):
     assert [entry.logprob for entry in delta.logprobs[0].values()] == [
         LOWEST_LOGPROB, LOWEST_LOGPROB, -1.0,
     ]  # fmt: skip
-    assert len(answers.result().outputs[0].logprobs) == 2
+    row = TokenLogprobs([dog], [-1e30], rank=9)
+    delta, _ = answers.take(output(answers, [dog], logprobs=[row]))
+    assert delta.logprobs[0][dog].logprob == LOWEST_LOGPROB
+    assert len(answers.result().outputs[0].logprobs) == 3
 
 
 def test_logprobs_that_nobody_asked_for_stay_away(intake, tokenizer):

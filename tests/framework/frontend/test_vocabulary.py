@@ -16,6 +16,9 @@ from tokenizers import (
 )
 
 from quire.errors import UnsupportedModelError
+from quire.frontend.decoding import Decoding
+from quire.frontend.spelling import byte_level_bytes, single_byte
+from quire.frontend.tokenizer import FastBackend
 from quire.frontend.vocabulary import parse_vocabulary, read_vocabulary
 
 CORPUS = ["Grüße aus 東京, 3.5 € — naïve\n\t{'a': 1}", "the cat and the dog", "ёлка 😀"] * 5
@@ -64,6 +67,23 @@ def test_the_tokens_of_a_text_spell_the_text(kind, request):
     for text in [*CORPUS[:3], "neverseen \x07 ÿ ﷽ a  b", ""]:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert b"".join(tokens[i] for i in ids) == text.encode()
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_grammars_and_answers_read_the_same_bytes(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    decoding = Decoding.of(FastBackend(tokenizer))
+    tokens = spelled(read_vocabulary(tokenizer, [], tokenizer.get_vocab_size()))
+    assert len(tokens) > 300
+    for token_id, octets in tokens.items():
+        assert decoding.token_bytes(token_id) == octets
+
+
+def test_a_token_outside_the_alphabet_is_its_own_text():
+    assert byte_level_bytes("Ġé") == b" \xe9"
+    assert byte_level_bytes("é b") == "é b".encode()
+    assert single_byte("<0xe9>") == b"\xe9"
+    assert [single_byte(token) for token in ("<0xZZ>", "<0x9>", "0x99", "<0x99>>")] == [None] * 4
 
 
 def test_special_tokens_are_left_out_and_other_added_ones_are_not(byte_level):

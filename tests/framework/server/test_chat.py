@@ -8,6 +8,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from quire.frontend.answer import AnswerParsers
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -99,7 +101,7 @@ def test_a_stream_has_one_role_one_finish_and_one_identity(client):
 )
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
 def test_streamed_and_whole_answers_are_equal(client, served, reply, tokens_per_step):
-    served.core.replies = {"Go": reply}
+    served.texts.by_prompt = {"Go": reply}
     served.core.tokens_per_step = tokens_per_step
     fields = {"tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 2}
     answer = ask(client, "Go", **fields).choices[0]
@@ -114,7 +116,7 @@ def test_streamed_and_whole_answers_are_equal(client, served, reply, tokens_per_
 
 
 def test_thinking_stands_in_fields_of_its_own(client, served):
-    served.core.replies = {"Think": "<t>two and two</t>four"}
+    served.texts.by_prompt = {"Think": "<t>two and two</t>four"}
     message = ask(client, "Think").choices[0].message
     assert message.content == "four"
     assert message.reasoning_content == "two and two"
@@ -122,7 +124,7 @@ def test_thinking_stands_in_fields_of_its_own(client, served):
 
 
 def test_calls_have_ids_names_and_arguments(client, served):
-    served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
     choice = ask(client, "Weather", tools=[WEATHER, CLOCK]).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -139,7 +141,7 @@ def test_calls_have_ids_names_and_arguments(client, served):
 
 
 def test_a_streamed_call_says_its_id_type_and_name_once(client, served):
-    served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
     chunks = stream(client, "Weather", tools=[WEATHER, CLOCK])
     calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
     for index in (0, 1):
@@ -151,7 +153,7 @@ def test_a_streamed_call_says_its_id_type_and_name_once(client, served):
 
 
 def test_the_clients_stream_helper_reads_calls(client, served):
-    served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]]'}
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]]'}
     with client.chat.completions.stream(
         model="demo", messages=[{"role": "user", "content": "Weather"}], tools=[WEATHER]
     ) as events:
@@ -162,7 +164,7 @@ def test_the_clients_stream_helper_reads_calls(client, served):
 
 
 def test_a_call_cut_off_by_max_tokens_ended_by_length(client, served):
-    served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]]'}
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]]'}
     choice = ask(client, "Weather", tools=[WEATHER], max_tokens=8).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls is None
@@ -170,7 +172,7 @@ def test_a_call_cut_off_by_max_tokens_ended_by_length(client, served):
 
 
 def test_a_call_that_breaks_off_is_no_call(client, served):
-    served.core.replies = {"Weather": "[[get_weather {"}
+    served.texts.by_prompt = {"Weather": "[[get_weather {"}
     choice = ask(client, "Weather", tools=[WEATHER]).choices[0]
     assert choice.finish_reason == "stop"
     assert choice.message.tool_calls is None
@@ -179,7 +181,7 @@ def test_a_call_that_breaks_off_is_no_call(client, served):
 
 
 def test_without_tools_nobody_looks_for_calls(client, served):
-    served.core.replies = {"Weather": "[[get_weather {}]]"}
+    served.texts.by_prompt = {"Weather": "[[get_weather {}]]"}
     for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         message = ask(client, "Weather", **fields).choices[0].message
         assert message.content == "[[get_weather {}]]"
@@ -189,27 +191,41 @@ def test_without_tools_nobody_looks_for_calls(client, served):
 
 
 @pytest.mark.parametrize(
-    ("choice", "allowed"),
+    ("choice", "allowed", "separator"),
     [
-        ("required", r"\[\[(get_weather|get_time) \{.*\}\]\]"),
-        ({"type": "function", "function": {"name": "get_time"}}, r"\[\[(get_time) \{.*\}\]\]"),
+        ("required", ["get_weather", "get_time"], ""),
+        ({"type": "function", "function": {"name": "get_time"}}, ["get_time"], None),
     ],
 )
-def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, allowed):
-    served.core.replies = {"Time": "[[get_time {}]]"}
+def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, allowed, separator):
+    served.texts.by_prompt = {"Time": "[[get_time {}]]"}
     answer = ask(client, "Time", tools=[WEATHER, CLOCK], tool_choice=choice).choices[0]
     assert answer.message.tool_calls[0].function.name == "get_time"
     assert answer.finish_reason == "tool_calls"
-    assert served.core.requests[0].params.structured_outputs.regex == allowed
+    calls = served.core.requests[0].params.structured_outputs.calls
+    assert [shape.tool for shape in calls.shapes] == allowed
+    assert calls.separator == separator
 
 
 def test_without_parallel_calls_only_the_first_is_kept(client, served):
-    served.core.replies = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
     fields = {"tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
     answer = ask(client, "Weather", **fields).choices[0]
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
     pieces = joined(stream(client, "Weather", **fields))
     assert list(pieces["calls"]) == [0]
+
+
+def test_tools_that_nobody_could_read_a_call_of_are_refused(serve):
+    served = serve(parsers=AnswerParsers())
+    url = f"{served.url}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
+    error = httpx.post(url, json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_request")
+    assert "--tool-call-parser" in error["message"]
+    assert httpx.post(url, json=body | {"tool_choice": "none"}).status_code == 200
+    assert httpx.post(url, json=body | {"tools": []}).status_code == 200
+    assert httpx.post(url, json=body | {"tool_choice": "required"}).status_code == 400
 
 
 def test_a_second_turn_shows_the_call_and_its_result(client, served):
@@ -237,7 +253,7 @@ class Person(BaseModel):
 
 
 def test_a_schema_reaches_the_engine_and_the_answer_is_parsed(client, served):
-    served.core.replies = {"Who": '{"name": "Ada", "age": 36}'}
+    served.texts.by_prompt = {"Who": '{"name": "Ada", "age": 36}'}
     answer = client.chat.completions.parse(
         model="demo",
         messages=[{"role": "user", "content": "Who?"}],
@@ -259,7 +275,7 @@ def test_json_object_and_our_own_forms_reach_the_engine(client, served):
 
 
 def test_n_answers_have_indexes_and_one_finish_each(client, served):
-    served.core.replies = {"Pick": ["red", "a much longer green", "blue"]}
+    served.texts.by_prompt = {"Pick": ["red", "a much longer green", "blue"]}
     answer = ask(client, "Pick", n=3, seed=7)
     texts = {choice.index: choice.message.content for choice in answer.choices}
     assert texts == {0: "red", 1: "a much longer green", 2: "blue"}
@@ -297,7 +313,7 @@ def test_usage_is_null_in_other_chunks_and_absent_unless_asked_for(served):
 
 
 def test_logprobs_are_finite_and_have_bytes(client, served):
-    served.core.replies = {"Say": "é!"}
+    served.texts.by_prompt = {"Say": "é!"}
     content = ask(client, "Say", logprobs=True, top_logprobs=3).choices[0].logprobs.content
     octets = b"".join(bytes(token.bytes) for token in content)
     assert octets.startswith("é!".encode())
@@ -422,6 +438,11 @@ def test_unknown_fields_are_named_in_a_header(client):
         ({"extra_body": {"structured_outputs": {"regex": "a", "xyz": 1}}}, "structured_outputs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"add_generation_prompt": False}}},
+            "chat_template_kwargs",
+        ),
+        ({"extra_body": {"priority": 1}}, "priority"),
         ({"extra_body": {"warmth": 9}}, "warmth"),
         ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
         ({"n": 0}, "n"),
@@ -447,6 +468,10 @@ def test_what_cannot_be_done_is_refused_by_name(client, fields, param):
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "assistant", "content": "x", "refusal": "I will not"}],
+            "messages[0].refusal",
+        ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages[0].content[0]",

@@ -1,5 +1,7 @@
 """What OpenAI's client sees of /v1/completions."""
 
+import asyncio
+import time
 from collections import Counter
 
 import httpx
@@ -29,7 +31,7 @@ def test_a_text_goes_on(client, served):
 
 
 def test_without_max_tokens_an_answer_has_sixteen(client, served):
-    served.core.replies = {"Once": "one two three four five six seven eight nine ten " * 3}
+    served.texts.by_prompt = {"Once": "one two three four five six seven eight nine ten " * 3}
     answer = client.completions.create(model="demo", prompt="Once")
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 16
@@ -38,7 +40,7 @@ def test_without_max_tokens_an_answer_has_sixteen(client, served):
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
 def test_streamed_and_whole_answers_are_equal(client, lenient, served, logprobs, tokens_per_step):
-    served.core.replies = {"Once": 'über 日本 👩‍👩‍👧 \\ " done'}
+    served.texts.by_prompt = {"Once": 'über 日本 👩‍👩‍👧 \\ " done'}
     served.core.tokens_per_step = tokens_per_step
     whole = complete(client, logprobs=logprobs).choices[0]
     chunks = list(complete(lenient, logprobs=logprobs, stream=True))
@@ -51,12 +53,16 @@ def test_streamed_and_whole_answers_are_equal(client, lenient, served, logprobs,
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         streamed = [x for chunk in chunks for x in getattr(chunk.choices[0].logprobs, name)]
         assert streamed == getattr(whole.logprobs, name)
-    assert whole.logprobs.text_offset[:2] == [0, len(whole.logprobs.tokens[0])]
+    offsets = whole.logprobs.text_offset
+    assert offsets == sorted(offsets)
+    named = [(o, t) for o, t in zip(offsets, whole.logprobs.tokens, strict=True) if t[:1] != "b"]
+    assert [t for o, t in named[:-1] if whole.text[o : o + len(t)] != t] == []
+    assert len(named) > 3
     assert all(len(top) >= max(1, logprobs) for top in whole.logprobs.top_logprobs)
 
 
 def test_several_prompts_and_n_are_numbered_prompt_by_prompt(client, lenient, served):
-    served.core.replies = {"red": ["r0", "r1"], "blue": ["b0 and more", "b1"]}
+    served.texts.by_prompt = {"red": ["r0", "r1"], "blue": ["b0 and more", "b1"]}
     wanted = {0: "r0", 1: "r1", 2: "b0 and more", 3: "b1"}
     answer = complete(client, ["red", "blue"], n=2)
     assert {choice.index: choice.text for choice in answer.choices} == wanted
@@ -139,6 +145,28 @@ def test_one_wrong_prompt_stops_the_others(client, served, wait_for):
     with pytest.raises(openai.BadRequestError):
         complete(client, ["good", ""])
     assert wait_for(lambda: not served.core.running)
+
+
+def test_many_short_prompts_leave_the_event_loop_alone(served):
+    served.texts.by_prompt = {"": "x"}
+    delays = []
+    body = {"prompt": ["word, another. " * 100] * 256, "max_tokens": 1}  # 384,000 characters
+
+    async def main():
+        frontend = served.frontend
+        done = asyncio.create_task(frontend.encode([{"prompt": p} for p in body["prompt"]]))
+        while not done.done():
+            start = time.monotonic()
+            await asyncio.sleep(0.001)
+            delays.append(time.monotonic() - start)
+        return await done
+
+    encoded = asyncio.run(main())
+    assert len(encoded) == 256
+    assert len(delays) > 5
+    assert max(delays) < 0.1  # on the event loop it takes a quarter of a second
+    whole = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+    assert len(whole["choices"]) == 256
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(served):

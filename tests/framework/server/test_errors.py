@@ -158,7 +158,7 @@ def test_a_full_queue_says_when_to_come_back(served, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_before_the_first_token_has_a_status(served, stream):
     report = ErrorReport("request_failed", "sampler failed at 0xabcdef12 in /opt/x/y.py")
-    served.core.replies = {"Hi": ("", report)}
+    served.texts.by_prompt = {"Hi": ("", report)}
     body = CHAT | {"stream": stream}
     response = httpx.post(f"{served.url}/v1/chat/completions", json=body)
     assert response.status_code == 500
@@ -168,7 +168,7 @@ def test_a_failure_before_the_first_token_has_a_status(served, stream):
 
 
 def test_a_failure_after_the_first_token_is_an_event_that_clients_raise(client, served):
-    served.core.replies = {"Hi": ("a few words", ErrorReport("request_failed", "it broke"))}
+    served.texts.by_prompt = {"Hi": ("a few words", ErrorReport("request_failed", "it broke"))}
     chunks = client.chat.completions.create(model="demo", stream=True, **CHAT)
     content = []
     with pytest.raises(openai.APIError, match="it broke"):
@@ -179,7 +179,7 @@ def test_a_failure_after_the_first_token_is_an_event_that_clients_raise(client, 
 
 
 def test_a_grammar_that_the_engine_refuses_is_the_clients_error(client, served):
-    served.core.replies = {"Hi": ("", ErrorReport("invalid_grammar", "keyword minimum"))}
+    served.texts.by_prompt = {"Hi": ("", ErrorReport("invalid_grammar", "keyword minimum"))}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", **CHAT)
     assert caught.value.code == "invalid_grammar"
@@ -197,7 +197,8 @@ def test_another_request_notices_nothing(client, served):
 
 def test_a_dead_engine_answers_503_everywhere_but_livez(serve):
     served = serve()
-    served.core.is_broken = True
+    failure = RuntimeError("a kernel at 0xdeadbeef0000 failed in /opt/secret/kernel.py")
+    served.texts.by_prompt = {"": ("", failure)}
     first = httpx.post(f"{served.url}/v1/chat/completions", json=CHAT)
     second = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"})
     for response in (first, second):

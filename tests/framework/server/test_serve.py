@@ -69,6 +69,20 @@ def test_plugins_are_listed(served):
     assert body == {"object": "list", "data": [{"name": "scripted", "state": "loaded"}]}
 
 
+def test_a_step_that_hangs_is_not_ready(serve, wait_for):
+    served = serve(stall_limit_s=0.2)
+    assert httpx.get(f"{served.url}/readyz").status_code == 200
+    served.core.step_s = 1.5
+    served.core.tokens_per_step = 100
+    thread, results = in_thread(lambda: post(served))
+    assert wait_for(lambda: httpx.get(f"{served.url}/readyz").status_code == 503)
+    assert httpx.get(f"{served.url}/readyz").json() == {"status": "stalled"}
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+    thread.join()
+    assert results[0].status_code == 200
+    assert wait_for(lambda: httpx.get(f"{served.url}/readyz").status_code == 200)
+
+
 def test_livez_answers_at_once_while_a_step_computes(served, wait_for):
     served.core.step_s = 1.0
     served.core.tokens_per_step = 100
@@ -159,7 +173,7 @@ def test_draining_finishes_what_runs_and_turns_newcomers_away(serve, wait_for):
 def test_what_does_not_finish_in_time_is_aborted_and_told(serve, wait_for, by):
     served = serve(shutdown_timeout_s=0.2 if by == "time" else 60.0)
     served.core.step_s = 0.05
-    served.core.replies = {"Hi": "word " * 300}
+    served.texts.by_prompt = {"Hi": "word " * 300}
     whole, results = in_thread(lambda: post(served))
     streamed, events = in_thread(lambda: post(served, stream=True))
     assert wait_for(lambda: len(served.core.running) == 2)
@@ -179,17 +193,13 @@ def test_what_does_not_finish_in_time_is_aborted_and_told(serve, wait_for, by):
 
 
 PROGRAM = """
-import importlib.util, logging, sys
-spec = importlib.util.spec_from_file_location("scripted", sys.argv[1])
-scripted = importlib.util.module_from_spec(spec)
-sys.modules["scripted"] = scripted
-spec.loader.exec_module(scripted)
+from scripted_core import ScriptedCore
+from server_parts import CHECKPOINT, Texts, make_frontend
 from quire.config import ServerSettings
 from quire.frontend.tokenizer import Tokenizer
 from quire.server.serve import serve
-tokenizer = Tokenizer.load(scripted.CHECKPOINT)
-core = scripted.ScriptedCore(tokenizer, step_s=0.05)
-frontend = scripted.make_frontend(tokenizer, core)
+tokenizer = Tokenizer.load(CHECKPOINT)
+frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer), step_s=0.05))
 serve(frontend, ServerSettings(port=0), lambda: [], lambda url: print(url, flush=True))
 print("bye", flush=True)
 """
@@ -197,12 +207,12 @@ print("bye", flush=True)
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_a_process(signum):
-    conftest = str(Path(__file__).with_name("conftest.py"))
+    parts = str(Path(__file__).parents[2] / "parts")
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, conftest],
+        [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": parts},
     )
     try:
         url = process.stdout.readline().strip()

@@ -139,7 +139,7 @@ def test_work_that_ends_first_leaves_nothing_running():
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_a_disconnect_aborts_all_its_requests(served, wait_for, path, stream, n):
     served.core.step_s = 0.02
-    served.core.replies = {"Hi": "word " * 400}
+    served.texts.by_prompt = {"Hi": "word " * 400}
     body = {"stream": stream, "n": n, "max_tokens": 400}
     body |= CHAT if path == "chat/completions" else {"prompt": "Hi"}
     with httpx.Client(timeout=httpx.Timeout(20, read=0.3)) as client:
@@ -157,7 +157,7 @@ def test_a_disconnect_aborts_all_its_requests(served, wait_for, path, stream, n)
 
 def test_a_disconnect_of_several_prompts_aborts_them_all(served, wait_for):
     served.core.step_s = 0.02
-    served.core.replies = {"Hi": "word " * 400}
+    served.texts.by_prompt = {"Hi": "word " * 400}
     body = {"stream": True, "prompt": ["Hi", "Hi there"], "max_tokens": 400}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
@@ -173,7 +173,7 @@ def test_a_normal_end_aborts_nothing(served, client):
 
 
 def test_sixteen_streams_at_once_are_each_whole(served):
-    served.core.replies = {f"n{i}-": f"answer number {i} " * 3 for i in range(16)}
+    served.texts.by_prompt = {f"n{i}-": f"answer number {i} " * 3 for i in range(16)}
 
     async def one(client, i):
         body = {"messages": [{"role": "user", "content": f"n{i}-"}], "stream": True}

@@ -54,3 +54,10 @@ def test_an_adapter_is_small_and_names_the_demo_as_its_base(style):
     assert config["base_model_name_or_path"] == "demo"
     assert len(config["target_modules"]) == 7
     assert (ADAPTERS / style / "adapter_model.safetensors").stat().st_size < 1_000_000
+
+
+def test_the_page_shows_the_measured_results():
+    results = CHECKPOINT.parents[1] / "recipe" / "RESULTS.md"
+    page = CHECKPOINT.parents[3] / "docs" / "demo.md"
+    rows = [line for line in results.read_text("utf-8").splitlines() if line.startswith("|")]
+    assert set(rows) <= set(page.read_text("utf-8").splitlines())

@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire.plugins import load_plugins
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import (
@@ -22,6 +23,61 @@ from quire.testing.structured_output import (
 from quire_structured_output.outlines import OutlinesBackend
 
 S = StructuredOutputsParams
+
+
+def nested_optional(levels, num_properties, leaf):
+    """A schema in which references make every level appear as often as it has properties."""
+    definitions = {"d0": leaf}
+    for level in range(1, levels + 1):
+        part = {"$ref": f"#/$defs/d{level - 1}"}
+        properties = {f"p{i}": part for i in range(num_properties)}
+        definitions[f"d{level}"] = {"type": "object", "properties": properties}
+    return {"$ref": f"#/$defs/d{levels}", "$defs": definitions}
+
+
+def arrays(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def often(part, times):
+    return {"anyOf": [{"$ref": "#/$defs/part"}] * times, "$defs": {"part": part}}
+
+
+COSTLY = {
+    "optional in optional": (nested_optional(7, 10, {"type": "string"}), "1048576 characters"),
+    "two by two": (nested_optional(11, 2, {"type": "null"}), "more than"),
+    "500 of any value": ({"properties": {f"p{i}": {} for i in range(500)}}, "1048576 characters"),
+    "arrays": (arrays(22), "1048576 characters"),
+    "deep arrays": (arrays(60), "more than 24 deep"),
+    "an enum again and again": (often({"enum": list(range(1900))}, 3000), "10000 values"),
+    "a deep value": (often({"const": [[[]]] * 3000}, 3000), "10000 values"),
+    "a pattern again and again": (
+        often({"type": "string", "pattern": "[a-z]{3}" * 2000}, 3000),
+        "1048576 characters",
+    ),
+    "several patterns": (
+        {"anyOf": [{"type": "string", "pattern": "()" * 8000 + str(i)} for i in range(7)]},
+        "32768 characters together",
+    ),
+    "a long oneOf": ({"oneOf": [{"const": i} for i in range(3000)]}, "use anyOf"),
+    "large oneOf": ({"oneOf": [{"enum": list(range(i, i + 1900))} for i in range(5)]}, "use anyOf"),
+    "a long reference": ({"$ref": "#" + "/a" * 20_000}, "more than 1000 characters"),
+}
+DEAR = {
+    "regex": S(regex="()" * 16_000),
+    "nodes": S(json=often({"type": "string"}, 1900)),
+    "required": S(
+        json={
+            "properties": {f"p{i}": {"type": "null"} for i in range(400)},
+            "required": ["p0", *["p399"] * 10_000],
+        }
+    ),
+    "oneOf": S(json={"oneOf": [{"const": i} for i in range(100)]}),
+    "enums": S(json={"anyOf": [{"enum": list(range(i, i + 1900))} for i in range(5)]}),
+}
 
 
 class TestOutlinesContract(StructuredOutputContract):
@@ -48,7 +104,7 @@ def is_spelled(backend, params, text):
 
 def test_it_is_offered_under_its_name_with_its_forms():
     entry = load_plugins().registries.structured_output.entry("outlines")
-    assert entry.capabilities.forms == {"json", "json_object", "regex", "choice"}
+    assert entry.capabilities.forms == {"json", "json_object", "regex", "choice", "calls"}
 
 
 def test_neither_outlines_nor_its_disk_cache_is_loaded():
@@ -120,6 +176,12 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
     ("regex", "reason"),
     [
         ("(", "not a valid regular expression"),
+        ("x)|(y", "nothing opens the ')' at character 1"),
+        ("a)(?:", "nothing opens the ')' at character 1"),
+        ("x{2}){3}(?:y", "nothing opens the ')' at character 4"),
+        ("(?:a", "a '(' is not closed"),
+        ("[(?:a", "a '[' is not closed"),
+        ("a\\", "ends with a backslash"),
         ("a{3,2}", "not a valid regular expression"),
         ("a|^b", "the anchor ^"),
         ("a$b", "the anchor $"),
@@ -135,7 +197,7 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
         (r"[\x00]", "cannot spell"),
         (r"(?P<x>a)(?P=x)", "backreference"),
         (r"\k<x>", "backreference"),
-        ("a" * 200_000, "200000 characters"),
+        ("a" * 40_000, "40000 characters"),
         ("\ud800", "surrogate"),
     ],
 )
@@ -147,6 +209,76 @@ def test_a_regex_that_cannot_be_compiled_is_refused_with_the_reason(backend, reg
 
 def test_escaped_or_listed_parentheses_are_no_lookaround():
     OutlinesBackend.check(S(regex=r"\(?=[(?=]\\\(?!"))
+
+
+@pytest.mark.parametrize("pattern", ["x)|(y", 'x")|(?:"y', "a)(?:", "x{2}){3}(?:y", "[x"])
+def test_a_pattern_that_would_leave_its_string_is_refused(pattern):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    with pytest.raises(GrammarError, match="'pattern' at /properties/a/pattern is not a valid"):
+        OutlinesBackend.check(S(json=schema))
+
+
+@pytest.mark.parametrize("regex", [r"\)a", r"[)]a", r"[^)\]]a", r"(\()a", r"((a)|(b))", r"[]()]a"])
+def test_parentheses_that_balance_or_are_characters_are_taken(backend, regex):
+    OutlinesBackend.check(S(regex=regex))
+    backend.compile(S(regex=regex))
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_multiplies_is_refused_before_it_is_built(name):
+    start = time.process_time()
+    with pytest.raises(GrammarError, match=COSTLY[name][1]):
+        OutlinesBackend.check(S(json=COSTLY[name][0]))
+    assert time.process_time() - start < 0.3  # usual are 30 ms; it was seconds and gigabytes
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_what_is_just_allowed_is_checked_quickly(name):
+    start = time.process_time()
+    OutlinesBackend.check(DEAR[name])
+    assert time.process_time() - start < 0.3  # usual are 30 ms
+
+
+def calls(*schemas, separator=None):
+    shapes = tuple(
+        CallShape(f"t{i}", (f"<t{i}|.*> ", SchemaPiece(schema), ";"))
+        for i, schema in enumerate(schemas)
+    )
+    return S(calls=CallGrammar(shapes, separator))
+
+
+def test_calls_are_their_texts_and_what_satisfies_their_schemas(backend):
+    integer, word = {"type": "integer"}, {"type": "string", "pattern": "a|b"}
+    one, several = calls(integer, word), calls(integer, word, separator=" + ")
+    for form in (one, several):
+        assert is_spelled(backend, form, "<t0|.*> 7;")
+        assert is_spelled(backend, form, '<t1|.*> "b";')
+        for text in ("", "<t0|.*> x;", "<t0|aa> 7;", '<t0|.*> "a";', "<t0|.*> 7;<t0|.*> 7;"):
+            assert not is_spelled(backend, form, text)
+    assert is_spelled(backend, several, '<t0|.*> 7; + <t1|.*> "a"; + <t0|.*> 8;')
+    assert not is_spelled(backend, one, "<t0|.*> 7; + <t0|.*> 7;")
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (
+            calls({"type": "integer"}, {"type": "integer", "minimum": 1}),
+            "tool 't1'.*'minimum' at /",
+        ),
+        (calls(), "no tool"),
+        (calls({"type": "string"}, separator="\0"), r"U\+0000"),
+        (calls(*[{"enum": list(range(1900))}] * 9), "tool 't5'.*10000 values"),
+    ],
+)
+def test_calls_that_cannot_be_honoured_are_refused_with_the_tool(form, reason):
+    with pytest.raises(GrammarError, match=reason):
+        OutlinesBackend.check(form)
+
+
+def test_a_pattern_in_a_call_may_match_no_quote(backend):
+    with pytest.raises(GrammarError, match="'pattern' at /pattern of the tool 't0' may match"):
+        backend.compile(calls({"type": "string", "pattern": "a.c"}))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.errors import GrammarError
 from quire.interfaces.tool_parsing import (
     TextDelta,
     ToolCallArguments,
@@ -17,6 +19,7 @@ from quire.interfaces.tool_parsing import (
     ToolEvent,
 )
 from quire.testing.tool_parsing import ReadAnswer, ToolParserContract, ToolSample, read_events
+from quire_structured_output.call_regex import calls_regex
 from quire_tool_parsers.hermes import HermesToolParser
 
 ARGUMENTS = '{ "city" : "Oslo",\n  "days": [1, 2.5e3, {"a": null}] }'
@@ -204,16 +207,16 @@ class TestCallGrammar:
     }
 
     def matches(self, text: str, *tools: dict[str, object]) -> bool:
-        regex = HermesToolParser.call_grammar(tools, at_least_one=True)
-        assert regex is not None
-        return re.fullmatch(regex, text) is not None
+        calls = HermesToolParser.call_grammar(tools, at_least_one=True)
+        assert calls is not None
+        return re.fullmatch(calls_regex(calls).expression, text) is not None
 
     def test_calls_of_the_tools_fit(self):
         tools = (self.weather, self.free, self.bare)
         good = call("get_weather", '{"city": "Oslo", "days": 2}')
         assert self.matches(good, *tools)
         assert self.matches(f"{good}\n{call('now', '{}')}", *tools)
-        assert self.matches(call("note", '{"a": {"b": [1, "x"]}}'), *tools)
+        assert self.matches(call("note", '{"a": {"b": 1, "c": "x"}}'), *tools)
 
     def test_nothing_else_fits(self):
         tools = (self.weather, self.bare)
@@ -223,8 +226,41 @@ class TestCallGrammar:
         assert not self.matches(call("get_weather", '{"days": 2}'), *tools)
         assert not self.matches(call("now", '{"a": 1}'), *tools)
 
-    def test_a_schema_that_is_no_regex_becomes_any_object(self):
-        assert self.matches(call("odd", '{"a": [true]}'), self.odd)
+    def test_a_schema_that_cannot_be_honoured_is_refused_with_the_tool_and_the_keyword(self):
+        with pytest.raises(GrammarError, match=r"tool 'odd'.*'type' at /properties/a"):
+            self.matches("", self.odd)
+
+    def test_a_tool_takes_an_object_whatever_else_its_schema_says(self):
+        for parameters in ({}, {"properties": {}}, {"description": "none"}):
+            assert self.matches(call("x", '{"a": 1}'), {"name": "x", "parameters": parameters})
+            assert not self.matches(call("x", "[1]"), {"name": "x", "parameters": parameters})
+        with pytest.raises(GrammarError, match="type object") as caught:
+            self.matches("", {"name": "x", "parameters": {"type": "array"}})
+        assert caught.value.param == "tools"
+
+    def test_names_and_patterns_stay_inside_their_place(self):
+        properties = {"a.b|c": {"type": "string", "pattern": "x|y"}}
+        schema = {"type": "object", "properties": properties, "required": ["a.b|c"]}
+        tool = {"name": "t.t", "parameters": schema}
+        assert self.matches(call("t.t", '{"a.b|c": "x"}'), tool)
+        for text in (
+            call("tat", '{"a.b|c": "x"}'),
+            call("t.t", '{"aXb|c": "x"}'),
+            "y",
+            '{"c": "x"}',
+        ):
+            assert not self.matches(text, tool)
+
+    def test_deep_schemas_are_refused_at_once(self):
+        for depth in (22, 60):
+            schema = {"type": "string"}
+            for _ in range(depth):
+                schema = {"type": "array", "items": schema}
+            tool = {"name": "x", "parameters": {"type": "object", "properties": {"a": schema}}}
+            start = time.monotonic()
+            with pytest.raises(GrammarError, match="tool 'x'"):
+                self.matches("", tool)
+            assert time.monotonic() - start < 0.5  # it was seconds, and for ever
 
     def test_what_fits_is_read_as_calls(self):
         text = call("get_weather", '{"city": "Oslo"}') + "\n" + call("now", "{}")

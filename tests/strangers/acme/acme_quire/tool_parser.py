@@ -4,6 +4,9 @@ import json
 import re
 
 from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    SchemaPiece,
     TextDelta,
     ToolCallArguments,
     ToolCallEnd,
@@ -12,7 +15,7 @@ from quire.interfaces.tool_parsing import (
 )
 
 OPEN, CLOSE = "[[call ", "]]"
-VALUES = {"string": r'"[a-z]{1,8}"', "integer": "-?[1-9][0-9]{0,3}", "boolean": "(true|false)"}
+SHORT = {"string": {"pattern": "[a-z]{1,8}"}}
 
 
 class AcmeCalls(ToolParser):
@@ -40,11 +43,10 @@ class AcmeCalls(ToolParser):
 
     @classmethod
     def call_grammar(cls, tools, *, at_least_one):
-        """Return a regex for one call, if all arguments are of simple types."""
-        calls = [_call_regex(tool) for tool in tools]
-        if not at_least_one or not all(calls):
+        """Return the shape of one call."""
+        if not at_least_one:
             return None
-        return rf"\[\[call ({'|'.join(calls)})\]\]"
+        return CallGrammar(tuple(_shape(tool) for tool in tools))
 
     def _text(self, length):
         text, self._held = self._held[:length], self._held[length:]
@@ -74,10 +76,12 @@ def _is_object(text):
         return False
 
 
-def _call_regex(tool):
-    fields = tool.get("parameters", {}).get("properties", {})
-    types = [field.get("type") for field in fields.values()]
-    if not all(kind in VALUES for kind in types):
-        return None
-    pairs = [f'"{re.escape(n)}": {VALUES[k]}' for n, k in zip(fields, types, strict=True)]
-    return rf"{re.escape(tool['name'])} \{{{', '.join(pairs)}\}}"
+def _shape(tool):
+    """Return how a call of the tool is written: short strings of letters, and all arguments."""
+    parameters = tool.get("parameters", {})
+    fields = {
+        name: field | SHORT.get(field.get("type"), {})
+        for name, field in parameters.get("properties", {}).items()
+    }
+    schema = parameters | {"type": "object", "properties": fields, "required": list(fields)}
+    return CallShape(tool["name"], (f"{OPEN}{tool['name']} ", SchemaPiece(schema), CLOSE))

@@ -1,0 +1,80 @@
+"""What one form may cost to translate: spent while it is written, so that nothing large is built.
+
+Many short rules can multiply: optional properties inside optional properties, or a reference that
+is followed a thousand times. So every piece of an expression is paid for when it is made, and the
+one that is too much is never put together. All schemas of a form draw on the same budget.
+"""
+
+from quire.errors import GrammarError
+
+MAX_SCHEMA_CHARACTERS = 128 * 1024
+MAX_NODES = 4_000  # parts of schemas, after references are followed
+MAX_VALUES = 10_000  # of all enums
+MAX_REGEX_LENGTH = 1024 * 1024  # of one piece, the last one included
+MAX_WRITTEN = 4 * MAX_REGEX_LENGTH  # of all pieces: those of the parts, and what they become
+MAX_PATTERNS = 32 * 1024  # characters of all patterns
+MAX_COMPARED = 250_000  # characters that `oneOf` compares
+
+
+class Budget:
+    """What is left."""
+
+    def __init__(self) -> None:
+        self._num_read = 0
+        self._num_nodes = 0
+        self._num_values = 0
+        self._num_written = 0
+        self._num_in_patterns = 0
+        self._num_compared = 0
+
+    def read(self, num_characters: int) -> None:
+        """Pay for the text of a schema; raises a GrammarError."""
+        self._num_read += num_characters
+        if self._num_read > MAX_SCHEMA_CHARACTERS:
+            raise GrammarError(
+                f"the JSON schema has {self._num_read} characters; at most "
+                f"{MAX_SCHEMA_CHARACTERS} are allowed"
+            )
+
+    def visit(self) -> None:
+        """Pay for a part of a schema; raises a GrammarError."""
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            raise GrammarError(
+                f"the JSON schema has more than {MAX_NODES} parts once its references are followed"
+            )
+
+    def list_value(self) -> None:
+        """Pay for a value of an enum, or a part of one; raises a GrammarError."""
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise GrammarError(
+                f"the enums of the JSON schema have more than {MAX_VALUES} values once its "
+                "references are followed"
+            )
+
+    def look_at_pattern(self, num_characters: int) -> None:
+        """Pay for the check of a pattern; raises a GrammarError."""
+        self._num_in_patterns += num_characters
+        if self._num_in_patterns > MAX_PATTERNS:
+            raise GrammarError(
+                f"the patterns of the JSON schema have more than {MAX_PATTERNS} characters together"
+            )
+
+    def write(self, num_characters: int) -> None:
+        """Pay for a piece of an expression, before it is put together; raises a GrammarError."""
+        self._num_written += num_characters
+        if num_characters > MAX_REGEX_LENGTH or self._num_written > MAX_WRITTEN:
+            raise GrammarError(
+                f"the JSON schema becomes a regex of more than {MAX_REGEX_LENGTH} characters. "
+                "Fewer properties, or one that is required in each object, help"
+            )
+
+    def compare(self, num_characters: int) -> None:
+        """Pay for comparing schemas; raises a GrammarError."""
+        self._num_compared += num_characters
+        if self._num_compared > MAX_COMPARED:
+            raise GrammarError(
+                "'oneOf' has too many or too large schemas to see that they exclude each other; "
+                "use anyOf"
+            )

@@ -1,0 +1,94 @@
+"""A connection that does not come to the point is closed; one that does has all its time."""
+
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from quire.server import connections
+
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    + f"Content-Length: {len(CHAT)}\r\n\r\n".encode()
+)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+
+
+def connect(served):
+    host, port = served.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def seconds_until_closed(connection):
+    start = time.monotonic()
+    while connection.recv(65536):
+        pass
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HT", REQUEST[:-2]])
+def test_a_head_that_does_not_end_closes_the_connection(served, hasty, sent):
+    with connect(served) as connection:
+        connection.sendall(sent)
+        assert 0.1 < seconds_until_closed(connection) < 2
+
+
+def test_a_head_that_comes_drop_by_drop_has_no_more_time(served, hasty):
+    with connect(served) as connection:
+        assert drip(connection, 100) < 30
+
+
+def drip(connection, num_drops):
+    """Send one byte after another; return how many were taken."""
+    for num_sent in range(num_drops):
+        try:
+            connection.sendall(b"G")
+        except OSError:
+            return num_sent
+        time.sleep(0.05)
+    return num_drops
+
+
+def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
+    with connect(served) as connection:
+        connection.sendall(REQUEST)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        time.sleep(0.5)  # an idle connection is uvicorn's to close, later
+        connection.sendall(REQUEST[:20])
+        assert 0.1 < seconds_until_closed(connection) < 2
+
+
+def test_a_request_that_has_begun_may_take_its_time(served, hasty):
+    served.core.step_s = 0.5
+    served.core.tokens_per_step = 100
+    with connect(served) as connection:
+        connection.sendall(POST)
+        time.sleep(0.5)
+        connection.sendall(CHAT)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"I am a script." in answer
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(served, monkeypatch, caplog):
+    with connect(served) as first, connect(served) as second:
+        first.sendall(REQUEST)
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")
+        second.sendall(REQUEST)
+        assert second.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+        with connect(served) as third:
+            assert third.recv(65536) == b""
+        first.sendall(REQUEST)
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")
+    assert "closing the newest" in caplog.text
+    monkeypatch.undo()
+    assert httpx.get(f"{served.url}/livez").status_code == 200

@@ -1,0 +1,206 @@
+"""The demo model behind a real engine and a real server: nothing here is scripted."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from server_parts import Served, start_server, stop_servers
+
+from quire.config import Settings
+from quire.frontend.intake import Intake
+from quire.launch import Engine, start_engine
+
+HI = [{"role": "user", "content": "Hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "is_city": {"type": "boolean"}},
+    "required": ["name", "is_city"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+ServeModel = Callable[..., Served]
+
+
+@pytest.fixture(scope="module")
+def serve_model() -> Iterator[ServeModel]:
+    """Start engines with their servers; stop all of them at the end of the module."""
+    running: list[Served] = []
+
+    def start(change: Callable[[Engine], Engine] = lambda engine: engine, **options: Any) -> Served:
+        engine = change(start_engine(Settings.from_options({"model": "demo"} | options)))
+        running.append(start_server(engine.core, engine.async_frontend()))
+        return running[-1]
+
+    yield start
+    stop_servers(running)
+
+
+@pytest.fixture(scope="module")
+def demo(serve_model: ServeModel) -> Served:
+    return serve_model(max_num_seqs=8)
+
+
+@pytest.fixture
+def client(demo: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def ask(client: OpenAI, text: str = "What is quire?", **fields: Any) -> Any:
+    options = {"temperature": 0, "max_tokens": 40} | fields
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="demo", messages=messages, **options)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "temperature": 1, "seed": 7},
+        {"stop": ["e"]},
+        {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
+    ],
+)
+def test_streamed_and_whole_answers_are_equal(client, fields):
+    whole = {choice.index: choice for choice in ask(client, **fields).choices}
+    texts = dict.fromkeys(whole, "")
+    calls = dict.fromkeys(whole, "")
+    finishes = {}
+    for choice in (c for chunk in ask(client, stream=True, **fields) for c in chunk.choices):
+        texts[choice.index] += choice.delta.content or ""
+        for call in choice.delta.tool_calls or []:
+            calls[choice.index] += (call.function.name or "") + (call.function.arguments or "")
+        if choice.finish_reason:
+            finishes[choice.index] = choice.finish_reason
+    assert texts == {i: choice.message.content or "" for i, choice in whole.items()}
+    assert finishes == {i: choice.finish_reason for i, choice in whole.items()}
+    for i, choice in whole.items():
+        made = choice.message.tool_calls or []
+        assert calls[i] == "".join(c.function.name + c.function.arguments for c in made)
+        assert texts[i] or calls[i] or "stop" in fields
+
+
+def test_an_answer_follows_its_schema(client):
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    choice = ask(client, "Oslo is a city.", response_format=form, max_tokens=200).choices[0]
+    place = json.loads(choice.message.content)
+    assert choice.finish_reason == "stop"
+    assert isinstance(place["name"], str)
+    assert isinstance(place["is_city"], bool)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_call_that_is_required_is_made(client, choice):
+    fields = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = ask(client, "Tell me a story.", max_tokens=200, **fields).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"structured_outputs": {"regex": "(never closed"}},
+        {"structured_outputs": {"regex": "a", "backend": "nobody"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "object", "minProperties": 2}},
+            }
+        },
+    ],
+)
+def test_a_grammar_that_cannot_be_honoured_is_the_clients_error(demo, client, form, stream):
+    body = {"messages": HI, "max_tokens": 5, "stream": stream} | form
+    answer = httpx.post(f"{demo.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_grammar"
+    assert ask(client, max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_full_queue_turns_some_away_and_serves_the_others(serve_model):
+    served = serve_model(max_num_seqs=1, max_num_queued=1)
+    body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True}
+
+    def post(_: int) -> httpx.Response:
+        return httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(post, range(12)))
+    refused = [answer for answer in answers if answer.status_code == 503]
+    taken = [answer for answer in answers if answer.status_code == 200]
+    assert len(refused) + len(taken) == 12
+    assert refused
+    assert taken
+    assert {answer.json()["usage"]["completion_tokens"] for answer in taken} == {100}
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "overloaded"
+        assert answer.headers["retry-after"] == "1"
+    assert post(0).status_code == 200
+
+
+def test_several_answers_that_do_not_fit_the_queue_are_refused_together(serve_model):
+    served = serve_model(max_num_seqs=1, max_num_queued=2)
+    with (
+        OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        client.completions.create(model="demo", prompt="Once", n=5, max_tokens=50)
+    assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+    httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    assert not served.core.has_work()  # the answers that had found room were aborted
+
+
+def test_what_does_not_fit_the_cache_is_refused_as_too_long(serve_model):
+    served = serve_model(num_kv_blocks=6)
+    (card,) = httpx.get(f"{served.url}/v1/models").json()["data"]
+    body = {"prompt": [300] * card["max_model_len"], "max_tokens": 1}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    body["prompt"].pop()
+    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_what_the_engine_itself_has_no_room_for_is_refused_as_too_long(serve_model):
+    def believe_in_more_room(engine: Engine) -> Engine:
+        intake = Intake(
+            engine.tokenizer,
+            max_model_len=1024,
+            vocab_size=engine.composition.description.vocab_size,
+            fields=engine.composition.sampler_fields,
+        )
+        return replace(engine, intake=intake)
+
+    served = serve_model(believe_in_more_room, num_kv_blocks=6)
+    body = {"prompt": "Once", "max_tokens": 500}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "KV blocks" in answer.json()["error"]["message"]
+    body["max_tokens"] = 4
+    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200

@@ -1,0 +1,186 @@
+"""An engine core with the model left out: each request is answered by a script.
+
+It does at its edge what `EngineCore` does: tests/framework/frontend/test_engine_client.py holds
+both to the same sentences.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire.errors import CapacityError, OverloadedError
+from quire.messages import (
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    EngineStats,
+    ErrorReport,
+    TokenLogprobs,
+)
+from quire.sampling_params import SamplingParams
+
+
+@dataclass
+class Reply:
+    """What a script says: tokens, and then perhaps the end of the request or of the engine."""
+
+    token_ids: Sequence[int]
+    error: ErrorReport | Exception | None = None
+
+
+Script = Callable[[EngineRequest], Reply]
+
+
+@dataclass
+class Running:
+    """A request, and how far its answer has come."""
+
+    request: EngineRequest
+    reply: Reply
+    num_sent: int = 0
+
+
+def echo(request: EngineRequest) -> Reply:
+    """Answer with the prompt, and an end of text."""
+    return Reply([*request.token_ids, request.stop_token_ids[0]])
+
+
+def counting(request: EngineRequest) -> Reply:
+    """Answer as `CountingExecutor` does: with the last token and one, and so on."""
+    last = request.token_ids[-1]
+    return Reply([last + 1 + i for i in range(request.max_tokens)])
+
+
+class ScriptedCore:
+    """Plays scripts; behind the end of one, its last token comes again and again.
+
+    Args:
+        script: Looks at a request, and says what the model would.
+        tokens_per_step: Tokens that a request gets at most in a step.
+        step_s: How long a step takes.
+        max_num_seqs: Requests that run at the same time, at most.
+        max_queued: Requests that wait, at most.
+        max_request_tokens: Tokens of prompt and answer that fit the cache.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        tokens_per_step: int = 1,
+        step_s: float = 0.0,
+        max_num_seqs: int = 1000,
+        max_queued: int = 1000,
+        max_request_tokens: int = 10**9,
+    ) -> None:
+        self.script = script
+        self.tokens_per_step = tokens_per_step
+        self.step_s = step_s
+        self.max_num_seqs = max_num_seqs
+        self.max_queued = max_queued
+        self.max_request_tokens = max_request_tokens
+        self.waiting: dict[str, Running] = {}
+        self.running: dict[str, Running] = {}
+        self.requests: list[EngineRequest] = []  # all that were taken
+        self.aborted: list[str] = []
+        self.num_steps = 0
+        self.thread_names: set[str] = set()
+        self.is_shut_down = False
+        self._outbox: list[EngineOutput] = []
+
+    def add(self, request: EngineRequest) -> None:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self._outbox.append(_failed(request.request_id, refusal))
+            return
+        self.requests.append(request)
+        self.waiting[request.request_id] = Running(request, self.script(request))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            waits = self.waiting.pop(request_id, None)
+            if waits or self.running.pop(request_id, None):
+                self.aborted.append(request_id)
+
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._outbox)
+
+    def step(self) -> EngineOutputs:
+        self.num_steps += 1
+        self.thread_names.add(threading.current_thread().name)
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request_id = next(iter(self.waiting))
+            self.running[request_id] = self.waiting.pop(request_id)
+        time.sleep(self.step_s)
+        outputs, self._outbox = self._outbox, []
+        outputs += [self._advance(running) for running in list(self.running.values())]
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.running.pop(output.request_id, None)
+        stats = EngineStats(num_running=len(self.running), num_waiting=len(self.waiting))
+        return EngineOutputs(outputs, stats)
+
+    def control(self, name: str, argument: object = None) -> object:
+        if name == "fail":
+            raise ValueError(f"cannot {argument}")
+        return (name, argument)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _refusal(self, request: EngineRequest) -> ErrorReport | None:
+        if len(request.token_ids) + request.max_tokens > self.max_request_tokens:
+            return ErrorReport(CapacityError.code, "prompt and answer can never fit the cache")
+        if len(self.waiting) >= self.max_queued:
+            return ErrorReport(OverloadedError.code, "the queue is full")
+        return None
+
+    def _advance(self, running: Running) -> EngineOutput:
+        request, reply, start = running.request, running.reply, running.num_sent
+        if reply.error is not None and start >= len(reply.token_ids):
+            if isinstance(reply.error, Exception):
+                raise reply.error
+            return _failed(request.request_id, reply.error)
+        num_left = len(reply.token_ids) - start if reply.error else self.tokens_per_step
+        num_new = min(self.tokens_per_step, num_left, request.max_tokens - start)
+        return self._output(running, [_token(reply, start + i) for i in range(num_new)])
+
+    def _output(self, running: Running, drawn: list[int]) -> EngineOutput:
+        request, params = running.request, running.request.params
+        taken: list[int] = []
+        finish_reason, stop_reason = None, None
+        for token_id in drawn:
+            taken.append(token_id)
+            running.num_sent += 1
+            if token_id in request.stop_token_ids and running.num_sent > params.min_tokens:
+                finish_reason = "stop"
+                stop_reason = token_id if token_id in params.stop_token_ids else None
+                break
+            if running.num_sent == request.max_tokens:
+                finish_reason = "length"
+        return EngineOutput(
+            request_id=request.request_id,
+            token_ids=taken,
+            logprobs=_logprobs(taken, params),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+
+
+def _token(reply: Reply, position: int) -> int:
+    return reply.token_ids[min(position, len(reply.token_ids) - 1)]
+
+
+def _failed(request_id: str, error: ErrorReport) -> EngineOutput:
+    return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)
+
+
+def _logprobs(token_ids: list[int], params: SamplingParams) -> list[TokenLogprobs] | None:
+    num = params.logprobs
+    if num is None:
+        return None
+    numbers = [-1.0 - i for i in range(num)]
+    if num > 2:
+        numbers[-1] = float("-inf")
+    alternatives = [300 + i for i in range(num)]
+    return [TokenLogprobs([t, *alternatives], [-0.25, *numbers], 1) for t in token_ids]
