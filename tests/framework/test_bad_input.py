@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import (
     AdapterError,
+    CapacityError,
     CheckpointCorruptError,
     CheckpointNotFoundError,
     GrammarError,
@@ -265,3 +266,19 @@ def test_an_adapter_that_is_not_offered_is_refused(llm):
 def test_every_request_error_is_one(llm):
     with pytest.raises(RequestError):
         llm.generate("x", GREEDY, lora_request="nobody")
+
+
+def test_a_cache_that_is_too_small_for_the_model_shortens_it_or_says_what_fits(folder):
+    with LLM(str(folder), num_kv_blocks=9) as llm:  # eight usable blocks of 16 tokens
+        assert llm.composition.max_model_len == 129
+        assert len(llm.generate("x" * 20, SamplingParams(max_tokens=None))[0].outputs) == 1
+    with pytest.raises(CapacityError, match=r"200 tokens .* 8 blocks .* at most 129"):
+        LLM(str(folder), num_kv_blocks=9, max_model_len=200)
+
+
+def test_a_grammar_comes_before_min_tokens(llm):
+    form = StructuredOutputsParams(choice=("yes", "no"))
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=20, structured_outputs=form)
+    answer = llm.generate("x", params)[0].outputs[0]
+    assert answer.text in ("yes", "no")
+    assert answer.finish_reason == "stop"

@@ -130,3 +130,28 @@ def test_a_config_must_name_its_architecture(architectures):
     checkpoint = Checkpoint("m", Path("m"), {"architectures": architectures})
     with pytest.raises(CheckpointCorruptError, match="names no architecture"):
         _ = checkpoint.architecture
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_a_download_brings_weights_only_when_they_are_needed(shipped, monkeypatch, with_weights):
+    import huggingface_hub
+
+    asked = {}
+
+    def download(name, **options):
+        asked.update(options)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointNotFoundError, match="no network here"):
+        find("acme/model", shipped, with_weights=with_weights)
+    assert "*.json" in asked["allow_patterns"]
+    assert ("*.safetensors" in asked["allow_patterns"]) is with_weights
+
+
+def test_a_folder_that_is_no_checkpoint_does_not_hide_a_shipped_one(shipped, tmp_path, monkeypatch):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find("demo", shipped).config["architectures"] == ["Qwen3ForCausalLM"]
+    with pytest.raises(CheckpointCorruptError, match="no config"):
+        find("./demo", shipped)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from quire.engine.request import Request, Status
 from quire.engine.scheduler import Scheduler, failed_output
-from quire.errors import CapacityError, GrammarError, OverloadedError
+from quire.errors import CapacityError, GrammarError, OverloadedError, RequestError
 from quire.interfaces.executor import Executor
 from quire.messages import (
     EngineOutput,
@@ -34,7 +34,7 @@ class Grammars(Protocol):
     def activate(self, request_id: str) -> None:
         """Let the grammar begin with the next token."""
 
-    def poll(self) -> list[tuple[str, GrammarError | None]]:
+    def poll(self) -> list[tuple[str, RequestError | None]]:
         """Return the requests whose grammar is ready, and those whose grammar failed."""
 
     def wait_for_compile(self, timeout_s: float) -> bool:
@@ -72,7 +72,7 @@ class NoGrammars:
     def activate(self, request_id: str) -> None:
         """Nothing was ever admitted."""
 
-    def poll(self) -> list[tuple[str, GrammarError | None]]:
+    def poll(self) -> list[tuple[str, RequestError | None]]:
         """Refuse what was submitted."""
         refused, self._refused = self._refused, []
         error = GrammarError("structured output is off; start with --structured-output NAME")

@@ -9,6 +9,7 @@ A hostile grammar can hurt nobody else. It compiles in a process of its own, und
 and memory that the kernel keeps; see `grammar_process`.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.config import PluginSettings
-from quire.engine.grammar_link import LinkLostError
+from quire.engine.grammar_link import BackendFailedError, LinkLostError
 from quire.engine.grammar_masks import SharedMasks
 from quire.engine.grammar_nursery import GrammarNursery
 from quire.engine.grammar_pool import GrammarLimits, GrammarPool
 from quire.engine.grammar_wire import (
     Accept,
     Drop,
+    Failure,
     Fill,
     Rollback,
     Setup,
@@ -30,12 +32,16 @@ from quire.engine.grammar_wire import (
     TurnDone,
     VocabularyMessage,
 )
-from quire.errors import GrammarError
+from quire.errors import GrammarError, RequestError, RequestFailedError
 from quire.interfaces.structured_output import Vocabulary
 from quire.messages import RowBitmask
 from quire.sampling_params import StructuredOutputsParams
 
-Outcome = tuple[str, GrammarError | None]
+logger = logging.getLogger(__name__)
+
+MAX_PARAMS_BYTES = 4 * 2**20  # of one grammar, as a message
+
+Outcome = tuple[str, RequestError | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +55,7 @@ class _Request:
     is_active: bool
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False
-    error: GrammarError | None = None
+    error: RequestError | None = None
 
     @property
     def follows_grammar(self) -> bool:
@@ -104,10 +110,11 @@ class GrammarHost:
         self._num_submitted += 1
         request = _Request(request_id, self._num_submitted, b"", params, is_active)
         try:
-            request.key = msgspec.msgpack.encode(params)
+            request.key = _message(params)
             self._queue.append(request)
-        except (RecursionError, OverflowError, UnicodeEncodeError) as error:
-            self._fail(request, f"the grammar cannot be sent to its process: {error}")
+        except (RecursionError, OverflowError, UnicodeEncodeError, GrammarError) as error:
+            reason = f"the grammar cannot be sent to its process: {error}"
+            self._fail(request, GrammarError(reason))
         self._requests[request_id] = request
         self._start_queued()
 
@@ -227,13 +234,13 @@ class GrammarHost:
         try:
             self._take(key, self._pool[key].end_turn())
             return
-        except LinkLostError:
-            pass  # what it knew is known here too
+        except LinkLostError as error:  # what it knew is known here too
+            logger.warning("%s; started again for requests %s", error, self._names(key))
         try:
             self._revive(key)
             self._take(key, self._pool[key].end_turn())
         except LinkLostError as error:
-            self._fail_all(key, str(error))
+            self._fail_all(key, error)
 
     def _revive(self, key: bytes) -> None:
         """Start a grammar's process again and bring its matchers to where they were.
@@ -252,7 +259,7 @@ class GrammarHost:
     def _take(self, key: bytes, done: TurnDone) -> None:
         for request in self._users(key):
             if request.matcher in done.failed:
-                self._fail(request, done.failed[request.matcher])
+                self._fail(request, self._error_of(done.failed[request.matcher], [request]))
                 self._pool[key].forget(request.matcher, Drop(request.matcher))
                 self._pool.leave(key)
         finished = set(done.finished)
@@ -269,7 +276,8 @@ class GrammarHost:
                 link = self._pool.join(request.key, request.params)
             except LinkLostError as error:
                 self._queue.remove(request)
-                self._fail(request, str(error))
+                logger.warning("%s; request %s fails", error, request.request_id)
+                self._fail(request, GrammarError(str(error)))
                 continue
             if link is not None:
                 self._queue.remove(request)
@@ -283,19 +291,38 @@ class GrammarHost:
             self._fail_all(key, error)
         for request in self._users(key):
             self._make_ready(request)
+        self._pool.make_small()
 
     def _make_ready(self, request: _Request) -> None:
         self._pool[request.key].add(Start(request.matcher))
         self._outcomes.append((request.request_id, None))
 
-    def _fail(self, request: _Request, reason: str) -> None:
-        request.error = GrammarError(reason)
+    def _fail(self, request: _Request, error: RequestError) -> None:
+        request.error = error
         self._outcomes.append((request.request_id, request.error))
 
-    def _fail_all(self, key: bytes, reason: str) -> None:
-        for request in self._users(key):
-            self._fail(request, reason)
+    def _fail_all(self, key: bytes, lost: LinkLostError) -> None:
+        failure = Failure(str(lost), not isinstance(lost, BackendFailedError))
+        users = self._users(key)
+        if lost.__cause__ is not None:  # the process itself is gone; otherwise it said why
+            logger.warning("%s; requests %s fail", lost, self._names(key))
+        error = self._error_of(failure, users)
+        for request in users:
+            self._fail(request, error)
         self._pool.cut(key)
+
+    def _error_of(self, failure: Failure, requests: Sequence[_Request]) -> RequestError:
+        """Return what clients are told; what a plugin did not foresee is for the log alone."""
+        if failure.is_for_client:
+            return GrammarError(failure.message)
+        names = ", ".join(request.request_id for request in requests)
+        logger.error("a structured-output backend failed for %s:\n%s", names, failure.message)
+        return RequestFailedError(
+            "the structured-output backend failed on this form; the server's log says how"
+        )
+
+    def _names(self, key: bytes) -> str:
+        return ", ".join(request.request_id for request in self._users(key))
 
     def _users(self, key: bytes) -> list[_Request]:
         return [r for r in self._requests.values() if r.key == key and r.error is None]
@@ -324,3 +351,11 @@ class GrammarHost:
             nursery = GrammarNursery(setup, masks.fd)
             self._started = (GrammarPool(nursery, self._backend, self._limits), masks)
         return self._started
+
+
+def _message(params: StructuredOutputsParams) -> bytes:
+    """Return a grammar as a message, which also tells it from others; raises a GrammarError."""
+    message = msgspec.msgpack.encode(params)
+    if len(message) > MAX_PARAMS_BYTES:
+        raise GrammarError(f"it takes {len(message)} bytes, of {MAX_PARAMS_BYTES} at most")
+    return message

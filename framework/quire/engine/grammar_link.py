@@ -18,7 +18,7 @@ from quire.engine.grammar_wire import (
     receive,
     send,
 )
-from quire.errors import QuireError
+from quire.errors import GrammarError, QuireError
 from quire.sampling_params import StructuredOutputsParams
 
 START_TIMEOUT_S = 30.0  # for the nursery to load its plugins, on top of the compile timeout
@@ -31,6 +31,12 @@ class LinkLostError(QuireError):
     code = "grammar_process_lost"
 
 
+class BackendFailedError(LinkLostError):
+    """A backend raised what it should not have; the message is its traceback, for the log."""
+
+    code = "grammar_backend_failed"
+
+
 class GrammarLink:
     """One grammar, its process, and what is to be told to it in the next turn.
 
@@ -39,6 +45,7 @@ class GrammarLink:
         is_compiling: Whether it has not said yet what became of its grammar.
         deadline: When, by `time.monotonic`, it must have.
         num_users: Requests that follow the grammar.
+        num_bytes: Memory that the grammar takes, once it is compiled.
         is_in_turn: Whether a turn was begun and not ended. If that is so when the next step begins,
             an interrupt broke it off, perhaps within a frame: the process is of no use any more.
     """
@@ -49,6 +56,7 @@ class GrammarLink:
         self.number = number
         self.is_compiling = True
         self.num_users = 0
+        self.num_bytes = 0
         self.is_in_turn = False
         self.deadline = time.monotonic() + timeout_s + START_TIMEOUT_S
         self._connection = connection
@@ -74,6 +82,8 @@ class GrammarLink:
         order = Sprout(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
         try:
             return cls(number, nursery.sprout(order), nursery, timeout_s)
+        except GrammarError as error:
+            raise LinkLostError(str(error)) from error
         except OSError as error:
             raise LinkLostError(f"no grammar process can be started: {error}") from error
 
@@ -86,12 +96,12 @@ class GrammarLink:
         """File descriptor that becomes readable when it has something to say."""
         return self._connection.fileno()
 
-    def compile_error(self) -> str | None:
+    def compile_error(self) -> LinkLostError | None:
         """Take its first word: None if the grammar is ready, else why it is not."""
         try:
             self.wait_until_compiled(0.0 if self.is_late else TURN_TIMEOUT_S)
         except LinkLostError as error:
-            return str(error)
+            return error
         return None
 
     def wait_until_compiled(self, timeout_s: float | None = None) -> None:
@@ -106,9 +116,11 @@ class GrammarLink:
             compiled = receive(self._connection, Compiled)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             raise LinkLostError(self._why_lost()) from error
-        if compiled.error is not None:
-            raise LinkLostError(compiled.error)
+        if (failure := compiled.failure) is not None:
+            kind = LinkLostError if failure.is_for_client else BackendFailedError
+            raise kind(failure.message)
         self.is_compiling = False
+        self.num_bytes = compiled.num_bytes
         self._connection.settimeout(TURN_TIMEOUT_S)
 
     def add(self, operation: Operation) -> None:
@@ -129,7 +141,7 @@ class GrammarLink:
         operations, self._operations = self._operations, []
         try:
             send(self._connection, Turn([*operations, *fills]))
-        except OSError:
+        except (OSError, GrammarError):
             self._is_lost = True
 
     def end_turn(self) -> TurnDone:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from quire.engine.grammar_wire import Fell, Setup, Sprout, send
+from quire.errors import GrammarError
 
 SEND_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -45,6 +46,7 @@ class GrammarNursery:
         """Start a process for a grammar and return the socket to it, at once.
 
         Raises:
+            GrammarError: The order is too long.
             OSError: The nursery cannot be started, or does not listen.
         """
         ours, theirs = socket.socketpair()
@@ -94,6 +96,8 @@ class GrammarNursery:
             self._control = self._start()
         try:
             send(self._control, order, fds)
+        except GrammarError:
+            raise  # nothing was sent
         except BaseException:
             self._hang_up()
             raise

@@ -23,6 +23,8 @@ class GrammarLimits:
         max_compiling: How many compile at the same time; the others wait.
         max_grammars: How many different ones may be in use at the same time; the others wait.
         max_idle: How many stay compiled that nobody uses, the latest used ones.
+        max_bytes: Memory that all of them may take together, as far as it is known: beyond it,
+            unused ones end, and new ones wait for those in use.
     """
 
     timeout_s: float = 10.0
@@ -30,6 +32,7 @@ class GrammarLimits:
     max_compiling: int = 2
     max_grammars: int = 64
     max_idle: int = 16
+    max_bytes: int = 2**30
 
 
 class GrammarPool:
@@ -93,6 +96,18 @@ class GrammarPool:
         if (link.is_compiling or link.is_in_turn) and not link.num_users:
             self.cut(key)
         self._drop_idle(self._limits.max_idle)
+        self.make_small()
+
+    def make_small(self) -> None:
+        """End unused grammars, the least recently used first, until all fit in the memory."""
+        for key in [key for key, link in self._links.items() if not link.num_users]:
+            if self._num_bytes <= self._limits.max_bytes:
+                return
+            self.cut(key)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(link.num_bytes for link in self._links.values())
 
     def cut(self, key: bytes) -> None:
         """End the process of a grammar."""
@@ -133,7 +148,11 @@ class GrammarPool:
             return False
         if len(self._links) >= self._limits.max_grammars:
             self._drop_idle(self._limits.max_idle - 1)
-        return len(self._links) < self._limits.max_grammars
+        self.make_small()
+        return (
+            len(self._links) < self._limits.max_grammars
+            and self._num_bytes <= self._limits.max_bytes
+        )
 
     def _drop_idle(self, num_kept: int) -> None:
         idle = [key for key, link in self._links.items() if not link.num_users]

@@ -7,6 +7,7 @@ owner of the grammar's matchers, so a compiled grammar never has to be sent anyw
 table in shared memory. All of them die with the nursery, and the nursery with the engine's socket.
 """
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -16,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -25,6 +27,7 @@ from quire.engine.grammar_wire import (
     Accept,
     Compiled,
     Drop,
+    Failure,
     Fell,
     Fill,
     Operation,
@@ -48,6 +51,7 @@ from quire.interfaces.structured_output import (
 from quire.plugins import Registries, load_plugins
 
 REAP_INTERVAL_S = 1.0
+MAX_STORY_CHARACTERS = 8_000  # of an exception's traceback, for the log
 _PR_SET_PDEATHSIG = 1
 
 
@@ -75,9 +79,12 @@ class Nursery:
                 order, fds = receive_with_fds(self._control, Sprout | Fell)
             except (EOFError, ConnectionError):
                 return
+            except msgspec.DecodeError as error:
+                print(f"grammar process: an order cannot be read: {error}", file=sys.stderr)
+                continue  # whoever waits for it sees that its socket was closed
             if isinstance(order, Fell):
                 self._fell(order.grammar)
-            else:
+            elif fds:
                 self._sprout(order, socket.socket(fileno=fds[0]))
 
     def _sprout(self, order: Sprout, connection: socket.socket) -> None:
@@ -87,7 +94,8 @@ class Nursery:
                 backend = self._backend(order.backend)
                 pid = os.fork()
             except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
-                send(connection, Compiled(parent, _explain(error)))
+                with contextlib.suppress(OSError):  # nobody waits for it any more
+                    send(connection, Compiled(parent, _explain(error)))
                 return
             if pid == 0:
                 self._control.close()
@@ -140,15 +148,17 @@ def _compile(
 ) -> CompiledGrammar | None:
     """Compile under the alarm, whose default action ends the process wherever it is."""
     signal.setitimer(signal.ITIMER_REAL, order.timeout_s)
-    error = None
+    num_bytes = _num_resident_bytes()
+    failure = None
     compiled = None
     try:
         backend.check(order.params)
         compiled = backend.compile(order.params)
     except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
-        error = _explain(caught)
+        failure = _explain(caught)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    send(connection, Compiled(os.getpid(), error))
+    grown = max(0, _num_resident_bytes() - num_bytes)
+    send(connection, Compiled(os.getpid(), failure, grown))
     return compiled
 
 
@@ -197,15 +207,26 @@ class _Owner:
     def _accept(self, key: int, token_ids: list[int], done: TurnDone) -> None:
         for token_id in token_ids:
             if not self._matchers[key].accept(token_id):
-                done.failed[key] = f"the grammar does not allow token {token_id} here"
+                done.failed[key] = Failure(f"the grammar does not allow token {token_id} here")
                 return
 
 
-def _explain(error: Exception) -> str:
-    """Our own errors speak for themselves; a plugin's get their type in front."""
+def _explain(error: Exception) -> Failure:
+    """Our own errors are for the client; what else a plugin raises is for the log, in full."""
     if isinstance(error, MemoryError):
-        return "the grammar needs more memory than one grammar may have; make it simpler"
-    return str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+        return Failure("the grammar needs more memory than one grammar may have; make it simpler")
+    if isinstance(error, QuireError):
+        return Failure(str(error))
+    story = "".join(traceback.format_exception(error))
+    return Failure(story[-MAX_STORY_CHARACTERS:], is_for_client=False)
+
+
+def _num_resident_bytes() -> int:
+    """Return how much of this process lies in memory; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 def _limit(memory_bytes: int) -> None:

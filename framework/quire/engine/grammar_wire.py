@@ -7,17 +7,20 @@ process -> engine   Compiled once, then one TurnDone for each Turn
 A frame is its length in four bytes, and the message.
 """
 
+import os
 import socket
 import struct
 from typing import Any, TypeVar
 
 import msgspec
 
+from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct("<I")
+_PART_BYTES = 2**20
 
 T = TypeVar("T")
 
@@ -64,11 +67,25 @@ class Fell(msgspec.Struct, frozen=True, tag=True):
     grammar: int
 
 
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a grammar cannot be had or followed any more.
+
+    Attributes:
+        message: What to say.
+        is_for_client: Whether it is about the grammar, for its writer to read. If not, a backend
+            failed, and the message is for the log.
+    """
+
+    message: str
+    is_for_client: bool = True
+
+
 class Compiled(msgspec.Struct, frozen=True):
-    """The first word of a grammar process; `error` is why its grammar cannot be had."""
+    """The first word of a grammar process; `failure` is why its grammar cannot be had."""
 
     pid: int
-    error: str | None = None
+    failure: Failure | None = None
+    num_bytes: int = 0  # memory that the grammar takes in its process
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -116,7 +133,7 @@ class Turn(msgspec.Struct, frozen=True):
 class TurnDone(msgspec.Struct, frozen=True):
     """What came of a turn: matchers that failed, with the reason, and which of those filled end."""
 
-    failed: dict[int, str]
+    failed: dict[int, Failure]
     finished: list[int]
 
 
@@ -124,9 +141,15 @@ def send(connection: socket.socket, message: Any, fds: list[int] | None = None) 
     """Send one message, with file descriptors if there are any.
 
     Raises:
+        GrammarError: The message is longer than a frame may be; nothing was sent.
         OSError: The other end is gone, or does not read within the socket's timeout.
     """
     body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise GrammarError(
+            f"the grammar cannot be sent to its process: {len(body)} bytes, of {MAX_FRAME_BYTES} "
+            "at most"
+        )
     header = _LENGTH.pack(len(body))
     if fds:
         socket.send_fds(connection, [header], fds)
@@ -148,15 +171,32 @@ def receive(connection: socket.socket, kind: type[T]) -> T:
 
 
 def receive_with_fds(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
-    """Receive one message and the file descriptor that may travel with it; raises as `receive`."""
+    """Receive one message and the file descriptor that may travel with it; raises as `receive`.
+
+    After a message that is none, the next one can be received: its frame was read to the end, and
+    its file descriptor closed.
+    """
     header, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
     header += _exactly(connection, _LENGTH.size - len(header)) if header else b""
     if not header:
         raise EOFError("the other end is gone")
-    (length,) = _LENGTH.unpack(header)
+    try:
+        return _decoded(connection, _LENGTH.unpack(header)[0], kind), list(fds)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _decoded(connection: socket.socket, length: int, kind: Any) -> Any:
     if length > MAX_FRAME_BYTES:
+        for start in range(0, length, _PART_BYTES):
+            _exactly(connection, min(_PART_BYTES, length - start))
         raise msgspec.DecodeError(f"a frame of {length} bytes is too long")
-    return msgspec.msgpack.decode(_exactly(connection, length), type=kind), list(fds)
+    try:
+        return msgspec.msgpack.decode(_exactly(connection, length), type=kind)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(f"a frame cannot be read: {error}") from error
 
 
 def _exactly(connection: socket.socket, num_bytes: int) -> bytes:

@@ -6,9 +6,11 @@ import threading
 import msgspec
 import pytest
 
+from quire.engine import grammar_wire
 from quire.engine.grammar_wire import (
     Accept,
     Drop,
+    Failure,
     Fill,
     Rollback,
     Start,
@@ -16,8 +18,10 @@ from quire.engine.grammar_wire import (
     TurnDone,
     VocabularyMessage,
     receive,
+    receive_with_fds,
     send,
 )
+from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 
 
@@ -35,7 +39,7 @@ def test_operations_keep_their_kind_and_order(ends):
 
 
 def test_a_large_message_arrives_in_pieces(ends):
-    done = TurnDone(dict.fromkeys(range(20000), "reason " * 10), [])
+    done = TurnDone(dict.fromkeys(range(20000), Failure("reason " * 10)), [])
     sender = threading.Thread(target=send, args=(ends[0], done))
     sender.start()
     assert receive(ends[1], TurnDone) == done
@@ -49,10 +53,35 @@ def test_an_end_that_is_gone_is_the_end_of_file(ends):
         receive(ends[1], Turn)
 
 
-def test_nonsense_is_refused(ends):
-    ends[0].sendall(b"\xff\xff\xff\xff")
+def test_a_frame_that_is_too_long_is_not_sent(ends, monkeypatch):
+    monkeypatch.setattr(grammar_wire, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(GrammarError, match="of 100 at most"):
+        send(ends[0], Turn([Accept(1, [10**6] * 100)]))
+    send(ends[0], Turn([Drop(1)]))
+    assert receive(ends[1], Turn) == Turn([Drop(1)])
+
+
+def test_after_a_frame_that_is_too_long_the_next_is_read(ends, monkeypatch):
+    turn = Turn([Accept(1, [10**6] * 1000)])
+    send(ends[0], turn)
+    send(ends[0], Turn([Drop(1)]))
+    monkeypatch.setattr(grammar_wire, "MAX_FRAME_BYTES", 100)
     with pytest.raises(msgspec.DecodeError, match="too long"):
         receive(ends[1], Turn)
+    assert receive(ends[1], Turn) == Turn([Drop(1)])
+
+
+def test_the_file_descriptor_of_nonsense_is_closed(ends):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send(ends[0], {"no": "order"}, [theirs.fileno()])
+        theirs.close()
+        with pytest.raises(msgspec.DecodeError):
+            receive_with_fds(ends[1], Turn)
+        assert ours.recv(1) == b""
+
+
+def test_nonsense_is_refused(ends):
     ends[0].sendall(b"\x01\x00\x00\x00\x07")
     with pytest.raises(msgspec.DecodeError):
         receive(ends[1], Turn)

@@ -17,9 +17,9 @@ def read(text, size, allows_parallel):
     answer = ChatAnswer(0, AnswerParser(None, HermesToolParser()), allows_parallel)
     begun = []
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    for piece in pieces:
-        end = "stop" if piece is pieces[-1] else None
-        delta = Delta(0, piece, [], None, end, None, 0)
+    for i, piece in enumerate(pieces, 1):
+        end = "stop" if i == len(pieces) else None
+        delta = Delta(index=0, text=piece, token_ids=[], finish_reason=end)
         begun += [c.function.name for c in answer.read(delta, None).tool_calls or () if c.id]
     message = answer.choice().message
     calls = [(c.function.name, c.function.arguments) for c in message.tool_calls or ()]

@@ -10,7 +10,7 @@ def token_of(tokenizer, octets):
 
 def delta_of(*positions):
     rows = [{i: Logprob(number, 1, "") for i, number in row.items()} for row in positions]
-    return Delta(0, "", [next(iter(row)) for row in rows], rows, None, None, 0)
+    return Delta(index=0, text="", token_ids=[next(iter(row)) for row in rows], logprobs=rows)
 
 
 def test_parts_of_characters_are_told_apart_by_their_bytes(tokenizer):
@@ -29,10 +29,8 @@ def test_offsets_count_the_characters_of_the_text(tokenizer):
     assert shown.tokens[0] == "a"
     assert shown.text_offset == [5, 6, 7, 7, 7, 7]  # a character is where its first byte is
     assert end == 5 + len(text)
-    assert completion_logprobs(Delta(0, "x", [1], None, None, None, 0), 0, 5, tokenizer) == (
-        None,
-        5,
-    )
+    silent = Delta(index=0, text="x", token_ids=[1])
+    assert completion_logprobs(silent, 0, 5, tokenizer) == (None, 5)
 
 
 def test_chats_have_the_bytes_beside_the_text(tokenizer):

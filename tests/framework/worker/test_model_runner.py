@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.model_runner import ModelRunner
 
@@ -102,3 +103,28 @@ def test_logits_that_are_not_numbers_fail_their_request_only(llm):
     reasons = run(llm, [GREEDY, GREEDY, GREEDY])
     assert reasons[1].startswith("error no token can be drawn for this request")
     assert (reasons[0], reasons[2]) == ("length", "length")
+
+
+def test_an_adapter_source_that_raises_fails_its_request_only(llm):
+    class BrokenManager:
+        def load(self, ref, in_use):
+            raise KeyError("half a file")
+
+        def batch(self, indexes, query_lens):
+            return None
+
+    runner = runner_of(llm)
+    runner.adapters = BrokenManager()
+    core, intake = llm._running.core, llm._running.intake
+    adapter = AdapterRef("a", "nowhere")
+    (bad,) = intake.admit("a", GREEDY, adapter=adapter).requests
+    (good,) = intake.admit("b", GREEDY).requests
+    core.add(bad)
+    core.add(good)
+    reasons = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            if output.finish_reason:
+                reasons[output.request_id] = (output.finish_reason, output.error)
+    assert reasons[good.request_id] == ("length", None)
+    assert reasons[bad.request_id][1].message == "loading the adapter failed: KeyError"

@@ -1,0 +1,32 @@
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.interfaces.sampling import RequestField
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (int, 2**63), (int, -(2**63) - 1), (int, 1.5), (int, True), (int, "1"), (int, None),
+        (float, 1e39), (float, float("inf")), (float, float("nan")), (float, "1.0"),
+        (bool, 1), (bool, None),
+    ],
+)  # fmt: skip
+def test_what_the_column_cannot_hold_is_refused_by_name(kind, value):
+    with pytest.raises(InvalidRequestError, match="field") as caught:
+        RequestField("field", kind, kind(0)).check(value)
+    assert caught.value.param == "field"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(int, 2**63 - 1), (int, -(2**63)), (float, 3), (float, -1e38), (bool, True)],
+)
+def test_what_it_can_hold_comes_out_in_its_type(kind, value):
+    checked = RequestField("field", kind, kind(0)).check(value)
+    assert (type(checked), checked) == (kind, value)
+
+
+def test_bounds_are_named():
+    with pytest.raises(InvalidRequestError, match="margin must be a float from 0 to inf, got -1"):
+        RequestField("margin", float, 1.0, 0).check(-1)
