@@ -2,8 +2,8 @@
 
     python benchmarks/livez.py
 
-A random model of 30 million parameters is served with a step budget that holds the whole prompt, so a
-single step computes it; a second thread asks `/livez` over and over meanwhile.
+A random model of 30 million parameters is served with a step budget that holds the whole prompt,
+so a single step computes it; a second thread asks `/livez` over and over meanwhile.
 """
 
 import json

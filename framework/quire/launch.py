@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.checkpoint import Checkpoint, find_checkpoint
-from quire.compose import Choice, Composition, build_spec, compose
+from quire.compose import build_spec, compose
+from quire.composition import Choice, Composition
 from quire.config import PluginSettings, Settings
 from quire.engine.core import EngineCore, NoGrammars
 from quire.engine.grammar import GrammarHost

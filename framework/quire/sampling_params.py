@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from quire.call_grammar import CallGrammar
 from quire.errors import InvalidRequestError
-from quire.interfaces.tool_parsing import CallGrammar
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from quire.cli.options import add_options, read_settings
-from quire.compose import Composition
+from quire.composition import Composition
 from quire.config import DEFAULT_MODEL
 from quire.launch import plan_composition
 

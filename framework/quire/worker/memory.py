@@ -27,8 +27,8 @@ def available_bytes(device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Let freed memory stay in this process, up to `KEPT_BYTES`, where the C library allows it.
 
-    A step allocates and frees the same large tensors each time. glibc hands blocks of that size back
-    to the system and takes new ones, which the system clears page by page: a tenth of a prefill.
+    A step allocates and frees the same large tensors each time. glibc hands blocks of that size
+    back to the system and takes new ones, which are cleared page by page: a tenth of a prefill.
     """
     if platform.libc_ver()[0] != "glibc":
         return

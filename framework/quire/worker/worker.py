@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.compose import Composition
+from quire.composition import Composition
 from quire.config import Settings
 from quire.errors import CapacityError, PluginLoadError, SettingsError
 from quire.interfaces.attention import AttentionBackend, AttentionShape

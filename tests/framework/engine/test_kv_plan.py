@@ -39,11 +39,13 @@ def test_layers_of_different_specs_are_refused_either_way(is_fixed):
         """Equal arithmetic, and another spec all the same."""
 
     mixed = [*specs(1), Other(KVLayer("layers.1", "other", 1, 8), 4, "float32")]
+    plan = (
+        (lambda: fixed_plan(mixed, 10))
+        if is_fixed
+        else (lambda: plan_kv_cache(mixed, 10**6, 10, 5))
+    )
     with pytest.raises(UnsupportedModelError, match="other, whole"):
-        if is_fixed:
-            fixed_plan(mixed, 10)
-        else:
-            plan_kv_cache(mixed, 10**6, 10, 5)
+        plan()
 
 
 @given(st.integers(2, 60), st.integers(1, 400))

@@ -11,6 +11,22 @@ from quire_tool_parsers import plugin
 from quire_tool_parsers.hermes import HermesToolParser
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "tool_parsers.md"
+FORCED = """
+import re
+from acme_calls.forced import ForcedLineCallParser as Parser
+from quire.testing.tool_parsing import read_events
+from quire_structured_output.call_regex import calls_regex
+
+tools = [{"name": "find", "parameters": {"properties": {"days": {"type": "integer"}}}}]
+forced = re.compile(calls_regex(Parser.call_grammar(tools, at_least_one=True)).expression)
+text = 'CALL find {"days": 2}\\nCALL find {}'
+if not forced.fullmatch(text) or forced.fullmatch("CALL find {'days': 'x'}"):
+    raise SystemExit("the shapes are wrong")
+parser = Parser()
+calls = read_events([*parser.feed(text), *parser.close()]).calls
+if calls != [("find", '{"days": 2}'), ("find", "{}")]:
+    raise SystemExit(f"read {calls}")
+"""
 BLOCK = re.compile(r"```\w+\n# (\S+)\n(.*?)```", re.DOTALL)
 
 
@@ -37,7 +53,8 @@ def test_the_table_of_contents_is_light():
 def test_the_example_on_the_page_passes_the_kit(tmp_path):
     files = dict(BLOCK.findall(PAGE.read_text("utf-8")))
     assert set(files) == {
-        "acme_calls/parser.py", "acme_calls/plugin.py", "pyproject.toml", "test_parser.py",
+        "acme_calls/parser.py", "acme_calls/plugin.py", "acme_calls/forced.py", "pyproject.toml",
+        "test_parser.py",
     }  # fmt: skip
     (tmp_path / "acme_calls").mkdir()
     for name, text in files.items():
@@ -48,3 +65,12 @@ def test_the_example_on_the_page_passes_the_kit(tmp_path):
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "6 passed" in run.stdout
+
+
+def test_the_calls_on_the_page_can_be_forced(tmp_path):
+    files = dict(BLOCK.findall(PAGE.read_text("utf-8")))
+    (tmp_path / "acme_calls").mkdir()
+    for name in ("acme_calls/parser.py", "acme_calls/forced.py"):
+        (tmp_path / name).write_text(files[name], "utf-8")
+    (tmp_path / "forced.py").write_text(FORCED, "utf-8")
+    subprocess.run([sys.executable, "forced.py"], cwd=tmp_path, check=True)

@@ -1,0 +1,107 @@
+"""What was decided: every part of an engine, who serves it, why, and why the others do not.
+
+It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checkpoint import Checkpoint
+from quire.interfaces.model import ModelDescription
+from quire.interfaces.sampling import RequestField
+from quire.registry import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A part that was not chosen."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One part of the engine.
+
+    Attributes:
+        role: What it does here, for people: "attention backend", "sampler 2 of 4".
+        entry: Who serves it.
+        why: Why this one.
+        rejected: The others, with reasons.
+    """
+
+    role: str
+    entry: Entry
+    why: str
+    rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+        return self.entry.name
+
+    def __str__(self) -> str:
+        return f"{self.entry.kind.title} {self.name!r} of plugin {self.entry.source}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The choice as JSON data."""
+        source = self.entry.source
+        return {
+            "role": self.role,
+            "kind": self.entry.kind.name,
+            "name": self.name,
+            "plugin": source.plugin,
+            "distribution": source.distribution,
+            "version": source.version,
+            "api": self.entry.api,
+            "reference": self.entry.reference,
+            "why": self.why,
+            "rejected": [{"name": r.name, "reason": r.reason} for r in self.rejected],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """Everything that was decided before anything was loaded."""
+
+    quire_version: str
+    checkpoint: Checkpoint
+    description: ModelDescription
+    device: str
+    dtype: str
+    dtype_why: str
+    kv_dtype: str
+    max_model_len: int
+    block_size: int
+    model: Choice
+    attention_backend: Choice
+    kv_cache_specs: tuple[Choice, ...]
+    samplers: tuple[Choice, ...]
+    structured_output: Choice | None
+    tool_parser: Choice | None
+    reasoning_parser: Choice | None
+    lora_source: Choice | None
+    executor: Choice
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Every part, in the order in which a request meets them."""
+        parts = [self.model, self.attention_backend, *self.kv_cache_specs, *self.samplers]
+        optional = (
+            self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
+        )  # fmt: skip
+        return [*parts, *(part for part in optional if part is not None), self.executor]
+
+    @property
+    def sampler_fields(self) -> list[RequestField]:
+        """The request fields that the samplers read, each once."""
+        every = [field for part in self.samplers for field in part.entry.capabilities.fields]
+        return list({field.name: field for field in every}.values())
+
+    def fingerprint(self) -> list[tuple[str, str, str, str]]:
+        """(kind, name, distribution, version) of each part: what workers must agree on."""
+        return [
+            (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
+            for c in self.choices
+        ]
