@@ -1,4 +1,4 @@
-"""How an answer that is tool calls is written: what a tool parser says, and a backend carries out."""
+"""How an answer of tool calls is written: a tool parser says it, a backend carries it out."""
 
 from typing import Any
 

@@ -41,7 +41,7 @@ from quire.interfaces.structured_output import Vocabulary
 from quire.messages import AdapterRef, WorkerInfo
 from quire.outputs import LoRARequest
 from quire.plugins import Plugins, load_plugins
-from quire.registry import Registry
+from quire.registry import Entry, Registry
 from quire.sampling_params import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -310,11 +310,22 @@ def _grammar_check(
         try:
             registry = plugins.registries.structured_output
             backend = registry.get(params.backend) if params.backend else default
+            entry = registry.entry(params.backend) if params.backend else choice.entry
         except PluginError as error:
             raise GrammarError(str(error), param="structured_outputs.backend") from error
+        _check_form(params.form, entry)
         backend.check(params)
 
     return check
+
+
+def _check_form(form: str, backend: Entry) -> None:
+    forms = backend.capabilities.forms
+    if form not in forms:
+        raise GrammarError(
+            f"the {backend.name} backend cannot do the form {form!r}; it has "
+            f"{', '.join(sorted(forms))}"
+        )
 
 
 def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:

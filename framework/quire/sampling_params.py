@@ -35,10 +35,18 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     calls: CallGrammar | None = None
     backend: str | None = None
 
-    def __post_init__(self) -> None:
+    @property
+    def form(self) -> str:
+        """The name of the one that is asked for."""
+        return self._given()[0]
+
+    def _given(self) -> list[str]:
         forms = ("json", "regex", "choice", "grammar", "calls")
         given = [name for name in forms if getattr(self, name) is not None]
-        given += ["json_object"] if self.json_object else []
+        return given + (["json_object"] if self.json_object else [])
+
+    def __post_init__(self) -> None:
+        given = self._given()
         if len(given) != 1:
             raise InvalidRequestError(
                 "structured_outputs takes exactly one of json, regex, choice, json_object, "

@@ -201,12 +201,13 @@ def test_a_field_that_no_sampler_declares_is_refused(llm):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"json": {"type": "integer", "minimum": 3}}, "minimum"),
+        ({"json": {"type": "integer", "multipleOf": 3}}, "multipleOf"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
         ({"json": "{not json"}, "JSON"),
         ({"regex": "(unclosed"}, "regex"),
         ({"choice": ()}, "choice"),
+        ({"grammar": "start: x"}, "the outlines backend cannot do the form 'grammar'"),
     ],
 )
 def test_an_impossible_form_is_refused_by_name(llm, form, message):

@@ -147,7 +147,7 @@ def test_another_version_of_an_interface_is_told_apart(beside, checkpoint):
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (NO_MODULE, "ModuleNotFoundError: No module named 'acme_quire.atention'"),
+        (NO_MODULE, "points at 'acme_quire.atention:PlainAttention', and there is no such module"),
         (NO_CLASS, "is not a subclass of quire.interfaces.attention.AttentionBackend"),
     ],
 )

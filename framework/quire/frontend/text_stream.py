@@ -121,9 +121,11 @@ class PieceStream:
         self._num_prompt_bytes = 0
         try:
             text = run.decode("utf-8")
+            num_known = len(run[:num_prompt].decode("utf-8", "ignore"))
         except UnicodeDecodeError:
-            return self._strip(REPLACEMENT * (len(run) - num_prompt))
-        return self._strip(text[len(run[:num_prompt].decode("utf-8", "ignore")) :])
+            text, num_known = REPLACEMENT * len(run), num_prompt
+        self._strip(text[:num_known])  # the prompt's part: it only says that the text has begun
+        return self._strip(text[num_known:])
 
     def _without_marks(self, piece: str) -> str:
         blank, self._drops_marks = "" if self._drops_marks else " ", False

@@ -20,6 +20,7 @@ import pytest
 
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import Matcher, StructuredOutputBackend, Vocabulary
+from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
 from quire.sampling_params import StructuredOutputsParams
 
 NUM_WALKS = 12
@@ -65,6 +66,14 @@ SCHEMAS: tuple[Any, ...] = (
     PERSON | {"additionalProperties": False, "title": "a person"},
 )
 REGEXES = (r"[0-9]{3}-[a-z]+", r"(?:yes|no)(?:, (?:yes|no)){0,3}", r"é+|日?x", r"a*")
+CALLS = CallGrammar(
+    (
+        CallShape("add", ("add(", SchemaPiece({"type": "integer"}), ")")),
+        CallShape("say.it", ("say.it(", SchemaPiece({"enum": ["yes", "no"]}), ")[0]")),
+    ),
+    separator=", ",
+)
+ONE_CALL = r'add\((?:0|-?[1-9]\d*)\)|say\.it\("(?:yes|no)"\)\[0\]'
 CHOICES = (("red", "green", "blue"), ("a", "abc", "a|b", "ä\n", ".*"))
 
 
@@ -118,6 +127,13 @@ def examples(forms: frozenset[str]) -> Iterator[Example]:
     if "choice" in forms:
         for choice in CHOICES:
             yield Example(StructuredOutputsParams(choice=choice), choice.__contains__)
+    if "calls" in forms:
+        yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
+        yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
+
+
+def _are_calls(text: str) -> bool:
+    return all(re.fullmatch(ONE_CALL, call) for call in text.split(", "))
 
 
 def read_mask(matcher: Matcher, size: int = VOCABULARY_SIZE) -> set[int]:

@@ -35,7 +35,7 @@ def conversations(seed: int, first_stage: bool = False) -> Iterator[Conversation
 
 def conversation(draw: Draw) -> Conversation:
     """One to four turns, with or without tools."""
-    tools = toolbox(draw) if draw.chance(0.55) else []
+    tools = toolbox(draw) if draw.chance(0.55 if draw.first_stage else 0.45) else []
     turns = draw.one((1, 1, 2, 3)) if tools else draw.one((1, 1, 2, 3, 4))
     messages = system(draw)
     for _ in range(turns):

@@ -16,9 +16,13 @@ ALL_INSTRUCTIONS = (*INSTRUCTIONS, *tables("texts")["more_instructions"])
 DOMAINS: list[dict[str, Any]] = tables("texts")["domain"]
 
 
-def extract(draw: Draw) -> tuple[str, str]:
-    """A question that holds a text, and the JSON it asks for."""
-    text, known = _listing(draw) if _wants_listing(draw) else _sentence(draw)
+def extract(draw: Draw, text_draw: Draw | None = None) -> tuple[str, str]:
+    """A question that holds a text, and the JSON it asks for.
+
+    The text comes from the other draw where one is given, which may be on the split's other side.
+    """
+    source = text_draw or draw
+    text, known = _listing(source) if _wants_listing(source) else _sentence(source)
     most = min(4, len(known))
     fields = draw.some(list(known), draw.integer(min(2, most), most) if draw.chance(0.85) else 1)
     instructions = INSTRUCTIONS if draw.first_stage else ALL_INSTRUCTIONS
@@ -35,7 +39,9 @@ def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
     """A text of one domain, and its values under one of their names each."""
     domain = draw.one(DOMAINS)
     fields, texts = domain["fields"], domain["texts"]
-    text = _clauses(draw, domain) or draw.wording(texts)
+    if not draw.first_stage:
+        texts = [*texts, *domain["more_texts"]]
+    text = _led(draw, _clauses(draw, domain) or draw.wording(texts))
     named = {keys.split("|")[0]: (keys.split("|"), kind) for keys, kind in fields.items()}
     slots = {slot: value(draw, named[slot][1]) for slot in dict.fromkeys(_SLOT.findall(text))}
     if draw.chance(0.05):
@@ -44,14 +50,24 @@ def _sentence(draw: Draw) -> tuple[str, dict[str, Value]]:
     return _among_others(draw, text.format(**slots)), known
 
 
+def _led(draw: Draw, text: str) -> str:
+    """The text, now and then after a word or two that are not in the answer."""
+    if draw.first_stage or draw.held_out_wordings or text.startswith('"') or draw.chance(0.8):
+        return text
+    first = text[0] if text.startswith(("I ", "{")) else text[0].lower()
+    return f"{draw.one(tables('texts')['leads'])} {first}{text[1:]}"
+
+
 def _clauses(draw: Draw, domain: dict[str, Any]) -> str | None:
     """A text put together from what can be said of the domain's subject; only while training."""
-    if draw.held_out_wordings or "clauses" not in domain or draw.chance(0.6):
+    if draw.held_out_wordings or "clauses" not in domain:
+        return None
+    if (draw.first_stage and domain.get("late")) or draw.chance(0.6):
         return None
     clauses: dict[str, list[str]] = domain["clauses"]
     chosen = draw.some(list(clauses), draw.integer(1, len(clauses)))
     said = [draw.one(clauses[field]) for field in chosen]
-    subject = "{" + domain["subject"] + "}"
+    subject = domain["subject"]
     if draw.chance(0.4):
         return " ".join(f"{subject} {clause}." for clause in said)
     *first, last = said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from random import Random
 
@@ -42,6 +43,18 @@ def extraction(draw: Draw) -> Conversation:
     return Conversation(system(draw) + question_and_answer(draw, *extract(draw)))
 
 
+def extraction_known_text(draw: Draw) -> Conversation:
+    """A new instruction for a text of a known wording."""
+    question, answer = extract(draw, replace(draw, held_out_wordings=False))
+    return Conversation(system(draw) + question_and_answer(draw, question, answer))
+
+
+def extraction_known_instruction(draw: Draw) -> Conversation:
+    """A known instruction for a text of a new wording."""
+    question, answer = extract(replace(draw, held_out_wordings=False), draw)
+    return Conversation(system(draw) + question_and_answer(draw, question, answer))
+
+
 def about_quire(draw: Draw) -> Conversation:
     """A question about quire, or small talk."""
     return Conversation(system(draw) + question_and_answer(draw, *fact(draw)))
@@ -68,7 +81,24 @@ SECTIONS: dict[str, tuple[str, Maker, bool, bool]] = {
     "tool_calls_new_names": ("Tool calls, new names", tool_call, True, False),
     "extractions_new_names": ("Extractions, new names", extraction, True, False),
     "tool_calls_new_wordings": ("Tool calls, new names and new wordings", tool_call, True, True),
-    "extractions_new_wordings": ("Extractions, new names and new wordings", extraction, True, True),
+    "extractions_new_instructions": (
+        "Extractions, new names and new instructions",
+        extraction_known_text,
+        True,
+        True,
+    ),
+    "extractions_new_texts": (
+        "Extractions, new names and new texts",
+        extraction_known_instruction,
+        True,
+        True,
+    ),
+    "extractions_new_wordings": (
+        "Extractions, new names, new instructions and new texts",
+        extraction,
+        True,
+        True,
+    ),
     "parallel_calls": ("Parallel calls, new names", parallel_calls, True, False),
     "second_turns": ("Second turns with a tool's result", second_turn, False, False),
     "sums": ("Small sums, new pairs of numbers", a_sum, False, False),

@@ -4,7 +4,7 @@ One process a core, each with batches of its own, and one exchange of gradients 
 machine that waits less than threads inside every operation would.
 
     torchrun --nproc-per-node 2 -m recipe.train --stage 1 --seed 1 --steps 5400
-    torchrun --nproc-per-node 2 -m recipe.train --stage 2 --seed 2 --steps 2000
+    torchrun --nproc-per-node 2 -m recipe.train --stage 2 --seed 2 --steps 4000
 """
 
 from __future__ import annotations

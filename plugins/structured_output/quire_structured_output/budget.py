@@ -13,7 +13,7 @@ MAX_VALUES = 10_000  # of all enums
 MAX_REGEX_LENGTH = 1024 * 1024  # of one piece, the last one included
 MAX_WRITTEN = 4 * MAX_REGEX_LENGTH  # of all pieces: those of the parts, and what they become
 MAX_PATTERNS = 32 * 1024  # characters of all patterns
-MAX_COMPARED = 250_000  # characters that `oneOf` compares
+MAX_COMPARED = 500_000  # characters that `oneOf` compares
 
 
 class Budget:

@@ -15,7 +15,6 @@ from typing import Any
 BLANK = "[ ]?"
 CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 STRING = f'"{CHARACTER}*"'
-INTEGER = "(?:-?(?:0|[1-9][0-9]*))"
 NUMBER = r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)"
 BOOLEAN = "(?:true|false)"
 NULL = "null"

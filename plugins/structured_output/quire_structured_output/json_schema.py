@@ -17,6 +17,7 @@ from quire.errors import GrammarError
 from quire_structured_output import json_regex
 from quire_structured_output.budget import Budget
 from quire_structured_output.disjoint import are_disjoint
+from quire_structured_output.integer_range import integer_range, integers
 from quire_structured_output.regex_syntax import (
     check_regex,
     check_text,
@@ -25,6 +26,7 @@ from quire_structured_output.regex_syntax import (
 )
 from quire_structured_output.schema_keywords import (
     COMBINERS,
+    KEYWORDS_OF_TYPE,
     MAX_DEPTH,
     Schema,
     bounds,
@@ -40,7 +42,6 @@ ANY_VALUE_DEPTH = 2
 
 SCALARS = {
     "number": json_regex.NUMBER,
-    "integer": json_regex.INTEGER,
     "boolean": json_regex.BOOLEAN,
     "null": json_regex.NULL,
 }
@@ -153,6 +154,10 @@ class _Translation:
                 return self._array(schema, path)
             case "string":
                 return self._string(schema, path)
+            case "integer":
+                return integers(*integer_range(schema, path))
+            case "number":
+                _check_number(schema, path)
         return SCALARS[name]
 
     # --- one schema made of others -----------------------------------------------------------
@@ -307,6 +312,12 @@ class _Translation:
             self.checked[pattern] = without_nul(without_anchors(pattern))
             self.patterns.append((path, self.checked[pattern]))
         return json_regex.quoted(self.checked[pattern])
+
+
+def _check_number(schema: Schema, path: str) -> None:
+    for word in KEYWORDS_OF_TYPE["integer"]:
+        if word in schema:
+            raise refusal(word, path, "for numbers that need not be whole")
 
 
 def _format(name: Any, path: str) -> str:

@@ -15,7 +15,7 @@ KEYWORDS_OF_TYPE = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": (),
-    "integer": (),
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     "boolean": (),
     "null": (),
 }

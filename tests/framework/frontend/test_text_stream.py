@@ -58,6 +58,15 @@ def test_an_answer_goes_on_where_the_prompt_ends(families, family, data, skip):
         assert whole.endswith(text)
 
 
+@pytest.mark.parametrize("prompt", [[0], [ord("a")], [0xC3, 0xA9]])
+def test_a_blank_after_a_prompt_of_bytes_is_kept(families, prompt):
+    tokenizer = families["byte_fallback"]
+    ids = [FALLBACK_BYTES + byte for byte in prompt]
+    blank = tokenizer.encode(" ", add_special_tokens=False)[-1:]
+    whole = tokenizer.decode(ids + blank, skip_special_tokens=False)
+    assert "".join(stream_text(tokenizer, ids, blank)) == whole[len(whole.rstrip(" ")) :]
+
+
 @pytest.mark.parametrize("family", ["byte_level", "byte_fallback", "byte_fallback_no_strip"])
 @given(text=st.text(st.characters(codec="utf-8"), max_size=20) | st.just("a👩‍👩‍👧é🏳️‍🌈"))
 @settings(max_examples=150, deadline=None)

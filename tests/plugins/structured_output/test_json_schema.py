@@ -19,11 +19,10 @@ def inside(schema):
 @pytest.mark.parametrize(
     ("keyword", "schema"),
     [
-        ("minimum", I | {"minimum": 1}),
-        ("maximum", I | {"maximum": 1}),
-        ("exclusiveMinimum", I | {"exclusiveMinimum": 1}),
-        ("exclusiveMaximum", I | {"exclusiveMaximum": 1}),
         ("multipleOf", I | {"multipleOf": 3}),
+        ("maximum", {"type": "number"} | {"maximum": 1}),
+        ("exclusiveMinimum", {"type": "number"} | {"exclusiveMinimum": 1}),
+        ("exclusiveMaximum", {"type": "number"} | {"exclusiveMaximum": 1}),
         ("uniqueItems", {"type": "array", "items": I, "uniqueItems": True}),
         ("contains", {"type": "array", "contains": I}),
         ("minContains", {"type": "array", "minContains": 1}),

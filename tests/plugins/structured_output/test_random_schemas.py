@@ -35,7 +35,8 @@ LEAVES = {
     "maxItems": COUNTS,
     "enum": st.lists(VALUES, max_size=3),
     "const": VALUES,
-    "minimum": st.integers(0, 3),
+    "minimum": st.integers(-30, 3),
+    "exclusiveMaximum": st.integers(-3, 120) | st.floats(-3, 120),
     "uniqueItems": st.booleans(),
     "title": st.text(max_size=3),
 }

@@ -1,0 +1,74 @@
+"""Forms over HTTP, with a whole engine: what cannot be kept is a 400 that names the right field."""
+
+import json
+
+import httpx
+import pytest
+from server_parts import start_server, stop_servers
+
+from quire import AsyncEngine
+from quire.testing.checkpoints import write_checkpoint
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+ODD = {"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 3}}}
+SMALL = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+
+
+def tool(name, parameters):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder
+    engine = AsyncEngine(str(folder), max_model_len=256, tool_call_parser="hermes")
+    served = start_server(None, engine.frontend)
+    yield f"{served.url}/v1"
+    stop_servers([served])
+
+
+def refused(url, path="chat/completions", **fields):
+    body = {"messages": MESSAGES} if path.startswith("chat") else {"prompt": "hi"}
+    answer = httpx.post(f"{url}/{path}", json=body | fields, timeout=20)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "invalid_grammar"
+    return error
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_where_it_was_asked_for(url):
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": ODD}}
+    forms = {"response_format": wrapped, "structured_outputs": {"json": ODD}}
+    for path in ("chat/completions", "completions"):
+        for field, value in forms.items():
+            for stream in (False, True):
+                error = refused(url, path, **{field: value}, stream=stream)
+                assert error["param"] == field
+                assert "'multipleOf' at /properties/age" in error["message"]
+
+
+def test_a_tool_that_cannot_be_forced_is_refused_by_name(url):
+    tools = [tool("good", SMALL), tool("bad", ODD)]
+    error = refused(url, tools=tools, tool_choice="required")
+    assert error["param"] == "tools"
+    assert "tool 'bad'" in error["message"]
+    assert "'multipleOf' at /properties/age" in error["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
+def test_a_forced_call_has_the_tools_arguments(url, choice):
+    body = {
+        "messages": MESSAGES,
+        "tools": [tool("a", SMALL), tool("b", SMALL)],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 150,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
+    (found,) = answer["choices"]
+    assert found["finish_reason"] == "tool_calls"
+    (call,) = found["message"]["tool_calls"]
+    assert call["function"]["name"] in {"required": ("a", "b")}.get(str(choice), ("b",))
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+    assert not found["message"]["content"]
