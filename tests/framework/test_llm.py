@@ -76,6 +76,16 @@ def test_a_form_and_free_text_share_a_batch(llm):
     assert len(number.outputs[0].text) == 4
 
 
+def test_a_form_that_cannot_be_kept_is_refused_before_anything_runs(llm):
+    form = StructuredOutputsParams(json={"type": "integer", "multipleOf": 3})
+    before = llm.get_tokenizer().encode("x")
+    with pytest.raises(GrammarError, match="'multipleOf'") as caught:
+        llm.generate(["x", "y"], [GREEDY, SamplingParams(structured_outputs=form)])
+    assert caught.value.param == "structured_outputs"  # the intake's word, not the engine's
+    assert llm.stats().num_running == llm.stats().num_waiting == 0
+    assert llm.generate({"prompt_token_ids": before}, GREEDY)[0].finished
+
+
 def test_structured_output_can_be_off(folder):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     off = pytest.raises(GrammarError, match="structured output is off")
