@@ -1,9 +1,10 @@
-"""quire and `transformers.generate` on the same weights and prompts, in turn, in one process.
+"""quire and `transformers.generate` on the same weights and prompts, in turn, in one run.
 
     python benchmarks/against_transformers.py --shape 5m
     python benchmarks/against_transformers.py --shape qwen3-0.6b --pairs 7
 
-Each pair is one run of both, in alternating order (A B, B A, ...), with greedy decoding and a fixed
+Each engine lives in a process of its own, as its users would run it, and waits while the other one
+computes. A pair is one run of both, in alternating order (A B, B A, ...), greedy and of a fixed
 output length. The figure is the median of the pairs' ratios, with a bootstrap interval; absolute
 figures depend on the machine and its other load.
 """
@@ -14,6 +15,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,8 +59,8 @@ DEFAULT_BATCH = {"5m": 16, "qwen3-0.6b": 8}
 
 
 def main() -> None:
-    """Measure, print, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, print, and write the result; or be one of the two engines."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="5m")
     parser.add_argument("--batch", type=int, help="prompts at the same time")
     parser.add_argument("--input-len", type=int, default=128)
@@ -66,33 +68,66 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--write", action="store_true", help="write into benchmarks/results")
+    parser.add_argument("--engine", choices=RUNNERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.batch = arguments.batch or DEFAULT_BATCH[arguments.shape]
     torch.set_num_threads(arguments.threads)
-    batch = arguments.batch or DEFAULT_BATCH[arguments.shape]
+    if arguments.engine is not None:
+        be_an_engine(arguments)
+        return
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), "Qwen3ForCausalLM", seed=0, **SHAPES[arguments.shape])
-        figures = measure(
-            Path(folder),
-            random_prompts(SHAPES[arguments.shape]["vocab_size"], batch, arguments.input_len),
-            arguments.output_len,
-            arguments.pairs,
-        )
-    report = {
-        "shape": arguments.shape,
-        "batch": batch,
-        "input_len": arguments.input_len,
-        "output_len": arguments.output_len,
-        "pairs": arguments.pairs,
-        **figures,
-        "machine": machine(),
-        "date": date.today().isoformat(),
-        "command": "python " + " ".join(sys.argv),
-    }
+        report = vars(arguments) | measure(Path(folder), arguments.pairs)
+    write = report.pop("write")
+    report = {name: value for name, value in report.items() if value is not None}
+    report["machine"] = machine()
+    report["date"] = date.today().isoformat()
+    report["command"] = "python " + " ".join(sys.argv)
     print(json.dumps(report, indent=2))
-    if arguments.write:
+    if write:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"against_transformers_{arguments.shape}.json"
         path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+class Engine:
+    """One of the two engines, in a process of its own.
+
+    Args:
+        name: Which.
+        folder: The checkpoint.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        command = [sys.executable, *sys.argv, "--engine", name, "--folder", str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self) -> tuple[float, list[list[int]]]:
+        """Generate once; returns the seconds, and the tokens of each answer."""
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the engine has no pipes")
+        print("run", file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        return answer["seconds"], answer["token_ids"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def be_an_engine(arguments: argparse.Namespace) -> None:
+    """Generate as often as the parent asks, and answer with the time and the tokens."""
+    vocab_size = SHAPES[arguments.shape]["vocab_size"]
+    prompts = random_prompts(vocab_size, arguments.batch, arguments.input_len)
+    run = RUNNERS[arguments.engine](arguments.folder, prompts, arguments.output_len)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        token_ids = run()
+        seconds = time.perf_counter() - started
+        print(json.dumps({"seconds": seconds, "token_ids": token_ids}), flush=True)
 
 
 def random_prompts(vocab_size: int, batch: int, input_len: int) -> list[list[int]]:
@@ -101,26 +136,31 @@ def random_prompts(vocab_size: int, batch: int, input_len: int) -> list[list[int
     return [[draw.randrange(3, vocab_size) for _ in range(input_len)] for _ in range(batch)]
 
 
-def measure(folder: Path, prompts: list[list[int]], output_len: int, pairs: int) -> dict[str, Any]:
+def measure(folder: Path, pairs: int) -> dict[str, Any]:
     """Run both in turn; returns rates, ratios and how many tokens agree."""
-    ours = quire_runner(folder, prompts, output_len)
-    theirs = transformers_runner(folder, prompts, output_len)
-    agree = agreement(ours(), theirs())  # the warm-up
-    seconds: dict[str, list[float]] = {"quire": [], "transformers": []}
-    for pair in range(pairs):
-        turns = [("quire", ours), ("transformers", theirs)]
-        for name, run in turns if pair % 2 == 0 else reversed(turns):
-            seconds[name].append(timed(run))
+    engines = {name: Engine(name, folder) for name in RUNNERS}
+    try:
+        answers = {name: engine.run()[1] for name, engine in engines.items()}  # the warm-up
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for pair in range(pairs):
+            names = list(engines) if pair % 2 == 0 else list(reversed(engines))
+            for name in names:
+                seconds[name].append(engines[name].run()[0])
+    finally:
+        for engine in engines.values():
+            engine.close()
     ratios = [t / q for q, t in zip(seconds["quire"], seconds["transformers"], strict=True)]
-    num_tokens = len(prompts) * output_len
-    low, high = interval(ratios)
+    num_tokens = sum(map(len, answers["quire"]))
+    rates = {
+        f"{name}_output_tokens_per_s": num_tokens / statistics.median(times)
+        for name, times in seconds.items()
+    }
     return {
-        "quire_output_tokens_per_s": num_tokens / statistics.median(seconds["quire"]),
-        "transformers_output_tokens_per_s": num_tokens / statistics.median(seconds["transformers"]),
+        **rates,
         "ratio_median": statistics.median(ratios),
-        "ratio_95_interval": [low, high],
+        "ratio_95_interval": interval(ratios),
         "ratios": ratios,
-        "equal_tokens": agree,
+        "equal_tokens": agreement(answers["quire"], answers["transformers"]),
     }
 
 
@@ -162,6 +202,9 @@ def transformers_runner(
     return run
 
 
+RUNNERS = {"quire": quire_runner, "transformers": transformers_runner}
+
+
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
     """Return the share of positions before the first difference; near ties may part two runs."""
     same = total = 0
@@ -171,13 +214,6 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
             (i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), len(other)
         )
     return same / total
-
-
-def timed(run: Callable[[], Any]) -> float:
-    """Return the seconds of one run."""
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
