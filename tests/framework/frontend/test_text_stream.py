@@ -52,10 +52,19 @@ def test_an_answer_goes_on_where_the_prompt_ends(families, family, data, skip):
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
     whole = tokenizer.decode(prompt + answer, skip_special_tokens=skip)
     text = "".join(stream_text(tokenizer, prompt, answer, skip))
-    if whole.startswith(before) and not before.endswith("\ufffd"):
+    is_kept = whole.startswith(before) and not before.endswith("\ufffd")
+    # A blank at the front leaves no trace in `before`, and is a U+FFFD once its run is broken.
+    is_blank = not before and whole.startswith("\ufffd") and ends_with_byte(family, prompt)
+    if is_kept and not is_blank:
         assert before + text == whole
     else:  # the prompt ends inside a character, which belongs to the answer
         assert whole.endswith(text)
+
+
+def ends_with_byte(family, token_ids):
+    """Whether a byte token is among the last ones: special tokens do not end a run."""
+    byte_ids = range(FALLBACK_BYTES, FALLBACK_BYTES + 256)
+    return family.startswith("byte_fallback") and any(i in byte_ids for i in token_ids)
 
 
 @pytest.mark.parametrize("prompt", [[0], [ord("a")], [0xC3, 0xA9]])
