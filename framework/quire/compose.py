@@ -184,10 +184,12 @@ def _choose_attention_backend(
 ) -> Choice:
     registry = registries.attention_backends
     refusals: dict[str, str | None] = {}
+    able: dict[str, Entry] = {}
     for name in registry:
         entry = registry.entry(name) if name == wanted else _ours(registry, name)
         refusals[name] = _refusal(entry, queries) if entry else "several plugins offer it"
-    able = [name for name, refusal in refusals.items() if refusal is None]
+        if entry is not None and refusals[name] is None:
+            able[name] = entry
     if wanted != AUTO:
         entry = registry.entry(wanted)
         check_api(entry)
@@ -201,9 +203,7 @@ def _choose_attention_backend(
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
         raise RefusedError(f"no attention backend can serve this model ({reasons or 'none'})")
-    best = max(
-        (_default_entry(registry, name) for name in able), key=lambda e: e.capabilities.priority
-    )
+    best = max(able.values(), key=lambda entry: entry.capabilities.priority)
     why = "the only one that can" if len(able) == 1 else "the highest priority of those that can"
     rejected = _rejections(refusals, best.name)
     return Choice("attention backend", best, f"auto: {why}", rejected)

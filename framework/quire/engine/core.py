@@ -166,28 +166,31 @@ class EngineCore:
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
         """Run a plan; the masks are filled while the model computes."""
-        followers = self._requests_with_grammar(plan)
-        if followers:
-            self.grammars.request_masks([(slot, r.request_id) for slot, r in followers.items()])
+        bound = self._requests_with_grammar(plan)
+        sampled = [share.slot for share in plan.requests if share.num_samples]
+        rows = [(slot, bound[slot].request_id) for slot in sampled if slot in bound]
+        if rows:
+            self.grammars.request_masks(rows)
         self.executor.execute(plan)
-        masks = self.grammars.collect_masks() if followers else []
-        if followers:
+        masks = self.grammars.collect_masks() if rows else []
+        if rows:
             self._settle_grammars()  # what failed while masks were filled gets an error, no token
         self.executor.sample(plan.plan_id, masks)
         result = self.executor.collect(plan.plan_id)
         outputs = self.scheduler.update(plan, result)
-        if followers:
-            self._advance_grammars({r.request_id for r in followers.values()}, outputs)
+        if bound:
+            self._advance_grammars({r.request_id for r in bound.values()}, outputs)
         return outputs
 
     def _requests_with_grammar(self, plan: StepPlan) -> dict[int, Request]:
-        rows = [share.slot for share in plan.requests if share.num_samples]
-        requests = {slot: self.scheduler.request_in(slot) for slot in rows}
+        """Return them by slot, those too that only compute a chunk: they may fail in it."""
+        slots = [share.slot for share in plan.requests]
+        requests = {slot: self.scheduler.request_in(slot) for slot in slots}
         return {slot: request for slot, request in requests.items() if request.has_grammar}
 
-    def _advance_grammars(self, followers: Set[str], outputs: Sequence[EngineOutput]) -> None:
+    def _advance_grammars(self, bound: Set[str], outputs: Sequence[EngineOutput]) -> None:
         for output in outputs:
-            if output.request_id not in followers:
+            if output.request_id not in bound:
                 continue
             if output.finish_reason is not None:
                 self.grammars.release(output.request_id)

@@ -1,7 +1,16 @@
 import msgspec
-from engine_parts import make_core, make_message, run_to_end
+from engine_parts import (
+    CountingExecutor,
+    ScriptedGrammars,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_to_end,
+)
 
+from quire.engine.core import EngineCore
 from quire.errors import GrammarError
+from quire.messages import ErrorReport, SlotResult, StepResult
 from quire.sampling_params import StructuredOutputsParams
 
 CHOICE = StructuredOutputsParams(choice=("yes", "no"))
@@ -84,6 +93,22 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_only():
     assert outputs["bound"].error.message == "it has no end"
     assert outputs["bound"].error.code == "invalid_grammar"
     assert outputs["free"].finish_reason == "length"
+
+
+def test_a_request_that_fails_in_a_chunk_gives_its_grammar_back():
+    class FailsAtOnce(CountingExecutor):
+        def collect(self, plan_id):
+            slot = self.plan.requests[0].slot
+            report = ErrorReport("request_failed", "the first chunk fails")
+            return StepResult(plan_id=plan_id, results=[SlotResult(slot, [], None, report)])
+
+    grammars = ScriptedGrammars()
+    core = EngineCore(make_scheduler(max_num_batched_tokens=4), FailsAtOnce(), grammars)
+    core.add(make_message("bound", prompt=range(1, 11), structured_outputs=CHOICE))
+    grammars.ready = [("bound", None)]
+    (output,) = core.step().outputs
+    assert output.error.message == "the first chunk fails"
+    assert grammars.released == ["bound"]
 
 
 def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
