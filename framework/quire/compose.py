@@ -16,6 +16,7 @@ from quire.config import (
     DEFAULT_EXECUTOR,
     DEFAULT_LORA_SOURCE,
     DEFAULT_SAMPLERS,
+    DEFAULT_SCHEDULING_POLICY,
     DEFAULT_STRUCTURED_OUTPUT,
     Settings,
 )
@@ -29,7 +30,7 @@ from quire.errors import (
     UnsupportedModelError,
 )
 from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
-from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVSpecCapabilities
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import STAGES, RequestField
 from quire.machine import Machine
@@ -61,6 +62,7 @@ def compose(
         UnsupportedModelError: No plugin offers the architecture, or it cannot be served.
         PluginError: A part that the user named does not exist, fails to load, or cannot serve.
         SettingsError: Options contradict the model.
+        RefusedError: A promise that was asked for cannot be kept.
     """
     machine = machine or Machine.here()
     registries = plugins.registries
@@ -68,7 +70,8 @@ def compose(
     device = machine.device(settings.model.device)
     dtype, dtype_why = machine.dtype(settings.model.dtype, description.checkpoint_dtype, device)
     tp_size = settings.parallel.tensor_parallel_size
-    queries = _attention_queries(settings, description, device, dtype)
+    _check_batch_invariant(settings, device)
+    queries = _attention_queries(settings, registries, description, device, dtype)
     backend = _choose_attention_backend(registries, settings.parts.attention_backend, queries)
     capabilities: AttentionCapabilities = backend.entry.capabilities
     parts = settings.parts
@@ -94,6 +97,12 @@ def compose(
             registries.reasoning_parsers, parts.reasoning_parser, chat_template
         ),
         lora_source=_choose_lora(registries, settings, model),
+        scheduling_policy=_choose_named(
+            registries.scheduling_policies,
+            settings.scheduler.scheduling_policy,
+            DEFAULT_SCHEDULING_POLICY,
+        ),
+        kv_store=_choose_optional(registries.kv_stores, settings.cache.kv_store),
         executor=_choose_executor(registries, settings.parallel.executor, tp_size),
     )
     _check_tensor_parallel(model, description, tp_size)
@@ -110,6 +119,7 @@ def build_spec(
 
     Raises:
         PluginError: The spec's code cannot be loaded.
+        SettingsError: The layer's sizes cannot work.
     """
     choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
     spec = registries.kv_cache_specs.load(choice.entry)
@@ -129,11 +139,6 @@ def _choose_model(
         ) from None
     check_api(entry)
     description = _describe(entry, checkpoint.config)
-    if not description.kv_layers:
-        raise UnsupportedModelError(
-            f"model {architecture!r} of {entry.source} describes no layer with a KV cache; this "
-            "quire serves models with attention only"
-        )
     if description.quantization is not None:
         registries.quantizations.entry(description.quantization)  # raises if nobody serves it
     return Choice("model", entry, "named by the checkpoint"), description
@@ -158,25 +163,35 @@ def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
 
 
 def _attention_queries(
-    settings: Settings, description: ModelDescription, device: str, dtype: str
+    settings: Settings,
+    registries: Registries,
+    description: ModelDescription,
+    device: str,
+    dtype: str,
 ) -> list[AttentionQuery]:
-    """Return what the model asks of a backend, once for each shape of its layers."""
+    """Return what the model asks of a backend, once for each kind of its layers."""
     tp_size = settings.parallel.tensor_parallel_size
-    shapes = dict.fromkeys((layer.num_kv_heads, layer.head_dim) for layer in description.kv_layers)
-    return [
-        AttentionQuery(
+
+    def query(layer: KVLayer) -> AttentionQuery:
+        entry = _default_entry(registries.kv_cache_specs, layer.spec)
+        spec: KVSpecCapabilities = entry.capabilities
+        window = layer.param(spec.window_param) if spec.window_param else None
+        return AttentionQuery(
             device=device,
             dtype=dtype,
             kv_dtype=dtype,
             num_heads=max(1, description.num_heads // tp_size),
-            num_kv_heads=max(1, num_kv_heads // tp_size),
-            head_dim=head_dim,
+            num_kv_heads=max(1, layer.num_kv_heads // tp_size),
+            head_dim=layer.head_dim,
             block_size=settings.cache.block_size,
-            sliding_window=description.sliding_window,
+            layout=spec.layout,
+            sliding_window=window or description.sliding_window,
+            attention_chunk=layer.param(spec.chunk_param) if spec.chunk_param else None,
             logit_soft_cap=description.logit_soft_cap,
+            batch_invariant=settings.model.batch_invariant,
         )
-        for num_kv_heads, head_dim in shapes
-    ]
+
+    return list(dict.fromkeys(map(query, description.kv_layers)))
 
 
 def _choose_attention_backend(
@@ -319,8 +334,10 @@ def _check_fields(entries: Iterable[Entry]) -> None:
 def _choose_optional(
     registry: Registry[Any], wanted: str, default: str | None = None
 ) -> Choice | None:
-    if wanted == NONE:
-        return None
+    return None if wanted == NONE else _choose_named(registry, wanted, default)
+
+
+def _choose_named(registry: Registry[Any], wanted: str, default: str | None = None) -> Choice:
     is_default = wanted == default
     entry = _default_entry(registry, wanted) if is_default else registry.entry(wanted)
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
@@ -379,6 +396,14 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         )
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
     return Choice("executor", entry, "the default" if is_default else "by setting", rejected)
+
+
+def _check_batch_invariant(settings: Settings, device: str) -> None:
+    if settings.model.batch_invariant and device != "cpu":
+        raise RefusedError(
+            f"batch-invariant mode is for the CPU, and the device is {device}; take --device cpu, "
+            "or leave out --batch-invariant"
+        )
 
 
 def _max_model_len(wanted: int | None, description: ModelDescription) -> int:

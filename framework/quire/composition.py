@@ -82,6 +82,8 @@ class Composition:
     tool_parser: Choice | None
     reasoning_parser: Choice | None
     lora_source: Choice | None
+    scheduling_policy: Choice
+    kv_store: Choice | None
     executor: Choice
 
     @property
@@ -90,6 +92,7 @@ class Composition:
         parts = [self.model, self.attention_backend, *self.kv_cache_specs, *self.samplers]
         optional = (
             self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
+            self.scheduling_policy, self.kv_store,
         )  # fmt: skip
         return [*parts, *(part for part in optional if part is not None), self.executor]
 

@@ -27,6 +27,7 @@ DEFAULT_MODEL = "demo"
 DEFAULT_STRUCTURED_OUTPUT = "outlines"
 DEFAULT_LORA_SOURCE = "peft"
 DEFAULT_EXECUTOR = "in_process"
+DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -60,6 +61,9 @@ class ModelSettings:
     dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
     device: str = option("auto", "auto, cpu or cuda.")
     threads: int | None = option(None, "CPU threads that compute; None: one a physical core.")
+    batch_invariant: bool = option(
+        False, "The same request gives the same bits, whatever else is in the batch; slower."
+    )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -77,13 +81,40 @@ class CacheSettings:
     kv_cache_memory_bytes: int | None = option(
         None, "Bytes for the KV cache; None: what max_num_seqs requests can use, within the memory."
     )
+    enable_prefix_caching: bool = option(
+        True, "Keep the KV of finished requests while there is room, and reuse equal beginnings."
+    )
+    kv_store: str = option("none", "Name of an outside KV store, for KV that leaves the pool.")
+    kv_store_options: tuple[str, ...] = option(
+        (), "Repeatable: KEY=VALUE, an option of the KV store.", is_repeated=True
+    )
+    kv_store_timeout_s: float = option(
+        10.0, "Seconds that a KV store may take to load; after that the tokens are computed."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("num_kv_blocks", self.num_kv_blocks, 2)
+        if self.kv_store != "none" and not self.enable_prefix_caching:
+            raise SettingsError(
+                f"kv_store {self.kv_store!r} needs enable_prefix_caching: a store is asked by the "
+                "names of cached blocks"
+            )
+        if self.kv_store_timeout_s <= 0:
+            raise SettingsError(
+                f"kv_store_timeout_s must be more than 0, got {self.kv_store_timeout_s:g}"
+            )
         _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         size = self.block_size
         if size is not None and (size < 1 or size & (size - 1)):
             raise SettingsError(f"block_size must be a power of two, got {size}")
+        for given in self.kv_store_options:
+            if not given.partition("=")[0] or "=" not in given:
+                raise SettingsError(f"kv_store_options are KEY=VALUE each, got {given!r}")
+
+    @property
+    def store_options(self) -> dict[str, str]:
+        """`kv_store_options`, by key; the last one counts."""
+        return dict(given.split("=", 1) for given in self.kv_store_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +125,33 @@ class SchedulerSettings:
     max_num_batched_tokens: int = option(2048, "Tokens in one step over all requests, at most.")
     max_num_queued: int = option(4096, "Requests that wait at most; more are refused.")
     enable_chunked_prefill: bool = option(True, "Cut long prompts to the step's token budget.")
+    max_num_partial_prefills: int = option(
+        4, "Prompts that are computed in pieces at the same time, at most; they share the budget."
+    )
+    max_long_partial_prefills: int = option(
+        1, "Of those, long prompts, at most; shorter ones may go past a long one that waits."
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Prompts with more uncomputed tokens are long; 0: none is."
+    )
+    scheduling_policy: str = option(
+        DEFAULT_SCHEDULING_POLICY, "Who goes first: fcfs, priority, or a plugin's policy."
+    )
+    async_scheduling: bool | None = option(
+        None, "Plan a step while the one before runs; None: if the device runs beside the host."
+    )
+    request_timeout_s: float | None = option(
+        None, "Seconds from its arrival after which an unfinished request fails; None: no limit."
+    )
 
     def __post_init__(self) -> None:
+        _check_at_least("max_num_partial_prefills", self.max_num_partial_prefills, 1)
+        _check_at_least("max_long_partial_prefills", self.max_long_partial_prefills, 1)
+        _check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        if self.request_timeout_s is not None and self.request_timeout_s <= 0:
+            raise SettingsError(
+                f"request_timeout_s must be more than 0, got {self.request_timeout_s:g}"
+            )
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)
         _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_at_least("max_num_queued", self.max_num_queued, 1)
@@ -107,6 +163,9 @@ class ParallelSettings:
 
     tensor_parallel_size: int = option(1, "Devices that share each layer.")
     executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
+    engine_process: bool | None = option(
+        None, "Run the engine in a process of its own; None: when serving on a GPU."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)

@@ -23,6 +23,7 @@
     - ChatTemplateError         the conversation cannot be rendered
     - UnknownModelError         the request names a model or adapter that is not served
     - OverloadedError           the queue is full
+    - RequestTimeoutError       the request did not finish within its time
     - RequestFailedError        a plugin or the model failed while this request ran
 """
 
@@ -175,6 +176,12 @@ class OverloadedError(RequestError):
     """The queue is full; try again later."""
 
     code = "overloaded"
+
+
+class RequestTimeoutError(RequestError):
+    """The request did not finish within its time; whatever it had generated is lost or sent."""
+
+    code = "request_timeout"
 
 
 class RequestFailedError(RequestError):

@@ -13,12 +13,14 @@ from pluggy import HookimplMarker, HookspecMarker
 
 from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
 from quire.interfaces.executor import Executor, ExecutorCapabilities
-from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
+from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
 from quire.interfaces.lora import LoRASource
 from quire.interfaces.model import Model, ModelCapabilities
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
 from quire.interfaces.sampling import SamplerCapabilities, SamplerStep
+from quire.interfaces.scheduling import SchedulingPolicy
 from quire.interfaces.structured_output import GrammarCapabilities, StructuredOutputBackend
 from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire.registry import Kind, Registrar
@@ -41,7 +43,12 @@ KINDS = (
         capabilities=AttentionCapabilities,
         interface=AttentionBackend,
     ),
-    Kind("kv_cache_specs", "KV-cache spec", interface=KVCacheSpec),
+    Kind(
+        "kv_cache_specs",
+        "KV-cache spec",
+        capabilities=KVSpecCapabilities,
+        interface=KVCacheSpec,
+    ),
     Kind(
         "quantizations",
         "quantization method",
@@ -68,6 +75,8 @@ KINDS = (
         interface=ReasoningParser,
     ),
     Kind("lora_sources", "LoRA source", interface=LoRASource),
+    Kind("scheduling_policies", "scheduling policy", interface=SchedulingPolicy),
+    Kind("kv_stores", "KV store", capabilities=KVStoreCapabilities, interface=KVStoreScheduler),
     Kind("executors", "executor", capabilities=ExecutorCapabilities, interface=Executor),
 )
 
@@ -120,6 +129,16 @@ def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> No
 @hookspec
 def register_lora_sources(registry: Registrar[type[LoRASource]]) -> None:
     """Offer LoRA sources, each under the name for `--lora-source`."""
+
+
+@hookspec
+def register_scheduling_policies(registry: Registrar[type[SchedulingPolicy]]) -> None:
+    """Offer scheduling policies, each under the name for `--scheduling-policy`."""
+
+
+@hookspec
+def register_kv_stores(registry: Registrar[type[KVStoreScheduler]]) -> None:
+    """Offer stores for KV outside the pool, each under the name for `--kv-store`."""
 
 
 @hookspec

@@ -11,7 +11,7 @@ from quire.frontend.answer import AnswerParser
 from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend
 from quire.frontend.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
-from quire.messages import AdapterRef, EngineStats
+from quire.messages import AdapterRef, EngineStats, ResetPrefixCache
 from quire.outputs import (
     CompletionOutput,
     Delta,
@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """An engine in this process, for lists of prompts.
+    """An engine for lists of prompts; in this process, unless `engine_process=True`.
 
     Args:
         model: A folder, a hub id, or a checkpoint that a plugin ships.
@@ -68,6 +68,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Continue each prompt; all of them are one batch.
@@ -76,6 +78,10 @@ class LLM:
             prompts: Text, token ids, or a dict with `prompt` or `prompt_token_ids`; or a list.
             sampling_params: For all prompts, or one for each.
             lora_request: An adapter's name or a `LoRARequest`, for all prompts or one for each.
+            priority: Smaller goes first, with the scheduling policy `priority`; for all prompts or
+                one for each.
+            timeout_s: Seconds that each prompt may take, all its waiting included; for all prompts
+                or one for each. One that takes longer ends the call with a `RequestTimeoutError`.
             use_tqdm: Show a progress bar, on a terminal.
 
         Raises:
@@ -83,7 +89,9 @@ class LLM:
             EngineDeadError: The engine was closed.
         """
         several = _as_list(prompts)
-        return self._run(several, sampling_params, lora_request, use_tqdm)
+        return self._run(
+            several, sampling_params, lora_request, use_tqdm, priority=priority, timeout_s=timeout_s
+        )
 
     def chat(
         self,
@@ -92,6 +100,8 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
@@ -102,6 +112,8 @@ class LLM:
             sampling_params: For all, or one for each.
             tools: Tool definitions in OpenAI's shape, for all; or a list of such lists.
             lora_request: For all, or one for each.
+            priority: For all, or one for each; see `generate`.
+            timeout_s: For all, or one for each; see `generate`.
             chat_template_kwargs: Further names for the chat template.
             use_tqdm: Show a progress bar, on a terminal.
 
@@ -117,7 +129,9 @@ class LLM:
             for conversation, offered in zip(conversations, each_tools, strict=True)
         ]
         prompts: list[Prompt] = [{"prompt": t, "add_special_tokens": False} for t in texts]
-        results = self._run(prompts, sampling_params, lora_request, use_tqdm)
+        results = self._run(
+            prompts, sampling_params, lora_request, use_tqdm, priority=priority, timeout_s=timeout_s
+        )
         for text, offered, result in zip(texts, each_tools, results, strict=True):
             for output in result.outputs:
                 parser = engine.answer_parsers(text, with_tools=bool(offered))
@@ -140,7 +154,18 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return a few numbers about the engine, as they are now."""
-        return self._running.core.scheduler.stats(0)
+        return self._running.core.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, so that every later prompt is computed.
+
+        Returns:
+            Whether all are forgotten: False if running requests still use some.
+
+        Raises:
+            EngineDeadError: The engine was closed or has died.
+        """
+        return bool(self._running.core.control(ResetPrefixCache()))
 
     def close(self) -> None:
         """Stop the engine and give its memory back. May be called twice."""
@@ -171,6 +196,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         adapters: Adapter | Sequence[Adapter],
         use_tqdm: bool,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
     ) -> list[RequestOutput]:
         resolve = self._running.resolve_adapter
         refs: AdapterRef | list[AdapterRef | None] | None
@@ -180,7 +207,14 @@ class LLM:
             found = {adapter: resolve(adapter) for adapter in set(adapters)}  # hashes files
             refs = [found[adapter] for adapter in adapters]
         chosen = params if params is not None else SamplingParams()
-        return self._batch.generate(prompts, chosen, adapters=refs, use_progress=use_tqdm)
+        return self._batch.generate(
+            prompts,
+            chosen,
+            adapters=refs,
+            priority=priority,
+            timeout_s=timeout_s,
+            use_progress=use_tqdm,
+        )
 
 
 class AsyncEngine:
@@ -215,15 +249,25 @@ class AsyncEngine:
         *,
         lora_request: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[Delta]:
         """Continue a prompt, piece by piece; leaving the loop early aborts the request.
+
+        Args:
+            prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids`.
+            sampling_params: How to generate.
+            lora_request: Name of a LoRA adapter.
+            priority: Smaller goes first, with the scheduling policy `priority`.
+            timeout_s: Seconds that it may take; then it fails with a `RequestTimeoutError`.
 
         Raises:
             RequestError: The request is wrong or failed.
             EngineDeadError: The engine stopped.
         """
         params = sampling_params or SamplingParams()
-        deltas = self.frontend.generate(prompt, params, adapter=lora_request, priority=priority)
+        deltas = self.frontend.generate(
+            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
+        )
         async for delta in deltas:
             yield delta
 
@@ -234,6 +278,8 @@ class AsyncEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         lora_request: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> RequestOutput:
         """Answer a conversation; thinking and tool calls are split from the text.
 
@@ -244,11 +290,26 @@ class AsyncEngine:
         text = self.frontend.render_chat(messages, tools)
         params = sampling_params or SamplingParams()
         prompt = {"prompt": text, "add_special_tokens": False}
-        result = await self.frontend.generate_whole(prompt, params, adapter=lora_request)
+        result = await self.frontend.generate_whole(
+            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
+        )
         for output in result.outputs:
             parser = self.frontend.make_answer_parser(text, with_tools=bool(tools))
             split_answer(output, parser)
         return result
+
+    @property
+    def stats(self) -> EngineStats:
+        """A few numbers about the engine, after its last step."""
+        return self.frontend.stats
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if running requests still use some.
+
+        Raises:
+            EngineDeadError: The engine stopped.
+        """
+        return bool(await self.frontend.control(ResetPrefixCache()))
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Let running requests finish for so long, then end them and stop the engine."""

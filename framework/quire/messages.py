@@ -4,6 +4,7 @@ frontend -> engine   EngineRequest, and request ids to abort
 engine -> worker     StepPlan: who computes how many tokens, and what changed since the last plan
 worker -> engine     StepResult
 engine -> frontend   EngineOutputs, one message a step
+anybody -> engine    Control: what is done between two steps; some of it goes on to the workers
 
 A running request owns a slot: a row in the worker's tables, the same one as long as it runs. A plan
 names slots and sends differences only: a slot's whole state once, when it is given out, and after
@@ -43,6 +44,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = 0.0  # time.monotonic() of the frontend
+    timeout_s: float | None = None  # from the arrival on; then the request fails
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -60,12 +62,13 @@ class ErrorReport(msgspec.Struct, frozen=True):
     message: str
 
 
-class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step added to one request."""
 
     request_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt tokens that came next
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the token id that ended it, if one did
     num_cached_tokens: int = 0
@@ -80,7 +83,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_scheduled_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_cached_blocks: int = 0  # in no request's table, and ready for a prefix hit
     num_preemptions: int = 0
+    num_evictions: int = 0  # cached blocks that were given away
+    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    num_prefix_hits: int = 0  # of those, found
+    prefix_hit_rate: float = 0.0  # over the last requests
+    num_store_hits: int = 0  # tokens that an outside KV store brought
 
 
 class EngineOutputs(msgspec.Struct, frozen=True):
@@ -102,6 +111,7 @@ class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     child: int
     num_logprobs: int | None = None  # None: no logprobs
+    num_prompt_logprobs: int | None = None  # None: none for the prompt
     min_tokens: int = 0  # before so many, `stop_token_ids` are not drawn
     stop_token_ids: tuple[int, ...] = ()
     adapter: AdapterRef | None = None
@@ -140,6 +150,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     assignments: list[SlotAssignment] = []
     new_blocks: list[NewBlocks] = []
     token_patches: list[TokenPatch] = []
+    kv_transfers: bytes = b""  # from the scheduler's half of a KV store to the worker's
+    kv_loads: list[int] = []  # the transfers that begin with it, by their ids
+    kv_saves: list[int] = []
+    has_transfers: bool = False  # some have not ended: the store is asked, if only for that
     is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
 
 
@@ -158,13 +172,26 @@ class SlotResult(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     error: ErrorReport | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+class TransferReport(msgspec.Struct, frozen=True):
+    """Which transfers of a KV store ended since the last step, by their ids."""
+
+    done: list[int] = []
+    failed: list[int] = []
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step computed: one entry for each scheduled request that sampled or failed."""
+    """What a step computed: an entry for each request that sampled, failed or has prompt logprobs.
+
+    Drafts are verified by the worker: a slot's `token_ids` are those that hold, at least one and at
+    most `num_samples`.
+    """
 
     plan_id: int
     results: list[SlotResult]
+    transfers: TransferReport | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,3 +201,21 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     weight_bytes: int
     available_kv_bytes: int
+    is_asynchronous: bool = False  # a launched step computes while the host goes on
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Have the workers hold an adapter, so that its first request does not wait. No answer.
+
+    The answer may be an error: an AdapterError if it cannot be used with the model.
+    """
+
+    adapter: AdapterRef
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget all cached prefixes. The answer is a bool: False if running requests use some."""
+
+
+Control = LoadAdapter | ResetPrefixCache
+WorkerControl = LoadAdapter  # those that concern the workers

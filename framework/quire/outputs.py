@@ -54,20 +54,36 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] = []
 
 
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """All answers to one prompt."""
+    """All answers to one prompt.
+
+    Attributes:
+        prompt_logprobs: For each token of the prompt, the candidates by token id, the prompt's own
+            token first; None for the first token, which nothing predicts. None if not asked for.
+        num_cached_tokens: Prompt tokens that the first answer found in the prefix cache; the
+            others share its prompt.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: PromptLogprobs | None = None
     finished: bool = True
     num_cached_tokens: int = 0
     lora_request: LoRARequest | None = None
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What one step added to one answer. Texts joined are the answer, character by character."""
+    """What one step added to one answer. Texts joined are the answer, character by character.
+
+    Attributes:
+        prompt_logprobs: Of the prompt tokens that came next, as in `RequestOutput`; only the first
+            of n answers brings them. A long prompt's come in several deltas without any text.
+    """
 
     index: int
     text: str
@@ -76,6 +92,7 @@ class Delta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 Prompt = str | list[int] | dict[str, Any]  # a dict has "prompt" or "prompt_token_ids"

@@ -22,11 +22,13 @@ from quire.interfaces.attention import AttentionBackend
 from quire.interfaces.checkpoint import CheckpointSource
 from quire.interfaces.executor import Executor
 from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.kv_transfer import KVStoreScheduler
 from quire.interfaces.lora import LoRASource
 from quire.interfaces.model import Model
 from quire.interfaces.quantization import Quantization
 from quire.interfaces.reasoning import ReasoningParser
 from quire.interfaces.sampling import SamplerStep
+from quire.interfaces.scheduling import SchedulingPolicy
 from quire.interfaces.structured_output import StructuredOutputBackend
 from quire.interfaces.tool_parsing import ToolParser
 from quire.isolation import PluginRecord, load_candidate
@@ -50,6 +52,8 @@ class Registries:
     tool_parsers: Registry[type[ToolParser]]
     reasoning_parsers: Registry[type[ReasoningParser]]
     lora_sources: Registry[type[LoRASource]]
+    scheduling_policies: Registry[type[SchedulingPolicy]]
+    kv_stores: Registry[type[KVStoreScheduler]]
     executors: Registry[type[Executor]]
 
     def __init__(self, kinds: Iterable[Kind] = hookspecs.KINDS) -> None:

@@ -1,6 +1,5 @@
 """What a caller asks of one generation. The names are those that users of vLLM know."""
 
-import math
 from typing import Any
 
 import msgspec
@@ -72,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         include_stop_str_in_output: Keep the stop string.
         ignore_eos: Go on after the end-of-text token.
         logprobs: Log probabilities of the chosen token and this many others a position.
+        prompt_logprobs: The same for the tokens of the prompt. The prefix cache is not read then.
         skip_special_tokens: Leave special tokens out of the text.
         structured_outputs: A form that the answer must follow.
         extra_args: Fields that sampler plugins declare, by name.
@@ -93,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     extra_args: dict[str, Any] = {}
@@ -118,6 +119,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if len(stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stop):
             raise InvalidRequestError(
                 f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
@@ -132,9 +135,9 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """Check a finite number from `low` (or, with `above`, from just over it) to `high`."""
+    """Check a number from `low` (or, with `above`, from just over it) to `high`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+    if not is_number or not low <= value <= high:  # type: ignore[operator]
         raise InvalidRequestError(
             f"{name} must be a number from {low:g} to {high:g}, got {value!r}", param=name
         )

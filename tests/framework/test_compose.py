@@ -105,7 +105,7 @@ def test_every_part_is_chosen_with_its_source_and_a_reason():
     kinds = {choice.entry.kind.name for choice in composition.choices}
     assert kinds == {
         "models", "attention_backends", "kv_cache_specs", "samplers", "structured_output",
-        "tool_parsers", "lora_sources", "executors",
+        "tool_parsers", "lora_sources", "scheduling_policies", "executors",
     }  # fmt: skip
     for choice in composition.choices:
         assert choice.why
@@ -155,6 +155,80 @@ def test_the_spec_of_a_layer_is_built_from_what_was_chosen():
     layer = composition.description.kv_layers[0]
     spec = build_spec(plugins.registries, composition, layer, 1)
     assert (spec.block_size, spec.page_bytes) == (32, 2 * 32 * 2 * 16 * 4)
+
+
+LAYERED = """
+    from dataclasses import replace
+    from quire import hookimpl
+    from quire.interfaces.kv_cache import KVLayer
+    from quire.interfaces.model import ModelCapabilities
+    from quire_models.llama_config import describe_llama
+
+    @hookimpl
+    def register_models(registry):
+        there = ModelCapabilities(describe="acme:describe")
+        registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
+
+    def describe(config):
+        known = describe_llama(config | {"architectures": ["LlamaForCausalLM"]})
+        return replace(known, kv_layers=(LAYERS,))
+"""
+WINDOW = 'KVLayer("w", "sliding_window", 2, 16, (("window", 8),))'
+CHUNK = 'KVLayer("c", "chunked_local_attention", 2, 16, (("chunk", 8),))'
+STATE = 'KVLayer("s", "recurrent_state", 1, 1, (("state_shapes", ((8, 4),)),))'
+CROSS = 'KVLayer("x", "cross_attention", 2, 16, (("encoder_len", 50),))'
+FULL = 'KVLayer("f", "full_attention", 2, 16)'
+
+
+def layered(site, *layers, backend="", **options):
+    site.install("acme", LAYERED.replace("LAYERS", ", ".join(layers)))
+    if backend:
+        site.install("acme_backend", BACKEND.replace("OPTIONS", backend))
+    return composed(config={"architectures": ["AcmeForCausalLM"]}, **options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (WINDOW, "it does not support sliding windows"),
+        (CHUNK, "it does not support chunked local attention"),
+        (STATE, "layout state is not among kv"),
+        (CROSS, "layout cross is not among kv"),
+    ],
+)
+def test_a_backend_must_serve_every_kind_of_layer(site, layer, reason):
+    with pytest.raises(RefusedError, match=f"cannot serve this model: {reason}"):
+        layered(site, FULL, layer, backend="priority=9", attention_backend="acme")
+
+
+def test_a_backend_that_declares_what_the_layers_need_serves_them(site):
+    able = (
+        "priority=9, sliding_window=True, attention_chunk=True, "
+        "layouts=frozenset({'kv', 'state', 'cross'})"
+    )
+    composition = layered(site, FULL, WINDOW, CHUNK, STATE, CROSS, backend=able)
+    assert composition.attention_backend.name == "acme"
+    assert [choice.name for choice in composition.kv_cache_specs] == [
+        "full_attention", "sliding_window", "chunked_local_attention", "recurrent_state",
+        "cross_attention",
+    ]  # fmt: skip
+
+
+def test_layers_that_no_backend_serves_are_refused_with_each_reason(site):
+    with pytest.raises(RefusedError, match=r"torch_sdpa: layout state is not among kv"):
+        layered(site, FULL, STATE)
+
+
+def test_a_model_that_keeps_nothing_is_composed(site):
+    site.install("acme", LAYERED.replace("(LAYERS,)", "()"))
+    composition = composed(config={"architectures": ["AcmeForCausalLM"]})
+    assert composition.kv_cache_specs == ()
+    assert composition.attention_backend.name == "torch_sdpa"
+
+
+def test_a_spec_that_nobody_offers_is_named(site):
+    with pytest.raises(UnknownNameError, match="unknown KV-cache spec 'ful_attention'"):
+        layered(site, 'KVLayer("f", "ful_attention", 2, 16)')
 
 
 def test_an_unknown_architecture_names_the_nearest_and_how_to_add_it():
@@ -419,3 +493,23 @@ def test_a_model_without_tensor_parallelism_is_refused(site):
 def test_a_broken_plugin_that_nobody_selected_stops_nothing(site):
     site.install("broken", "import no_such_module")
     assert composed().model.name == "LlamaForCausalLM"
+
+
+INVARIANT = {"batch_invariant": True}
+
+
+def test_batch_invariant_mode_is_served_by_a_backend_that_declares_it(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=9"))
+    assert composed(**INVARIANT).attention_backend.name == "torch_sdpa"
+    assert composed().attention_backend.name == "acme"
+
+
+def test_a_backend_that_promises_no_equal_bits_is_refused_with_the_reason(site):
+    site.install("acme", BACKEND.replace("OPTIONS", "priority=9"))
+    with pytest.raises(RefusedError, match=r"'acme' .* does not support batch-invariant mode"):
+        composed(attention_backend="acme", **INVARIANT)
+
+
+def test_batch_invariant_mode_is_for_the_cpu():
+    with pytest.raises(RefusedError, match=r"the device is cuda.*leave out --batch-invariant"):
+        composed(machine=Machine(frozenset({"avx2"}), has_cuda=True), device="cuda", **INVARIANT)

@@ -14,9 +14,9 @@ def folder(tmp_path_factory):
     return str(write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder)
 
 
-@pytest.fixture(scope="module")
-def llm(folder):
-    with LLM(folder, max_model_len=128) as llm:
+@pytest.fixture(scope="module", params=["thread", "process"])
+def llm(folder, request):
+    with LLM(folder, max_model_len=128, engine_process=request.param == "process") as llm:
         yield llm
 
 
@@ -133,13 +133,30 @@ def test_the_composition_says_who_serves_what(llm):
     assert parts["attention backend"] == "torch_sdpa"
 
 
-def test_async_engine_streams_what_llm_returns(folder, llm):
+def test_a_prefix_that_was_forgotten_is_computed_again(llm):
+    prompt = list(range(100, 164))
+    hits = []
+    for is_fresh in (True, False, True):
+        if is_fresh:
+            assert llm.reset_prefix_cache() is True
+        before = llm.stats().num_prefix_hits
+        llm.generate(prompt, GREEDY)
+        hits.append(llm.stats().num_prefix_hits - before)
+    assert hits[0] == hits[2] == 0
+    assert hits[1] > 0
+
+
+@pytest.mark.parametrize("engine_process", [False, True])
+def test_async_engine_streams_what_llm_returns(folder, llm, engine_process):
     async def collect():
-        engine = AsyncEngine(folder, max_model_len=128)
+        engine = AsyncEngine(folder, max_model_len=128, engine_process=engine_process)
         try:
             streams = [stream(engine, text) for text in ("hello", "world")]
             chat = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
-            return await asyncio.gather(*streams, chat)
+            answers = await asyncio.gather(*streams, chat)
+            assert await engine.reset_prefix_cache() is True
+            assert engine.stats.num_running == 0
+            return answers
         finally:
             await engine.shutdown()
 

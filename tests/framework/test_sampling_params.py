@@ -30,6 +30,8 @@ def test_the_defaults_are_those_that_users_of_vllm_know():
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.0),
         ("min_tokens", -1),
         ("logprobs", -1), ("logprobs", 21), ("logprobs", True),
+        ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", 1.0),
+        ("temperature", 10**400), ("top_p", 10**400),
         ("stop", [""]), ("stop", ["x"] * 17), ("stop", [3]),
     ],
 )  # fmt: skip
@@ -45,7 +47,7 @@ def test_a_value_out_of_range_is_refused_and_the_field_is_named(field, value):
         ("n", 128), ("temperature", 0), ("temperature", 100), ("top_p", 1e-6), ("top_p", 1),
         ("top_k", -1), ("top_k", 2**31 - 1), ("min_p", 0), ("min_p", 1), ("seed", 2**63 - 1),
         ("seed", -(2**63)), ("max_tokens", 1), ("max_tokens", None), ("logprobs", 0),
-        ("logprobs", 20), ("stop", ["x"] * 16),
+        ("logprobs", 20), ("prompt_logprobs", 0), ("prompt_logprobs", 20), ("stop", ["x"] * 16),
     ],
 )  # fmt: skip
 def test_the_ends_of_each_range_are_taken(field, value):

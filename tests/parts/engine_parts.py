@@ -1,5 +1,6 @@
 """Small real parts for tests of the engine: a spec, requests, and workers that count."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,11 +8,13 @@ from quire.config import SchedulerSettings
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan
+from quire.engine.kv_transfers import KVTransfers
 from quire.engine.request import Request
 from quire.engine.scheduler import Scheduler
 from quire.errors import GrammarError
 from quire.interfaces.executor import Executor, WorkerLaunch
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVPlan
+from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import (
     AdapterRef,
     EngineRequest,
@@ -20,6 +23,7 @@ from quire.messages import (
     SlotResult,
     StepPlan,
     StepResult,
+    WorkerControl,
     WorkerInfo,
 )
 from quire.sampling_params import SamplingParams
@@ -33,6 +37,8 @@ class WholeContext(KVCacheSpec):
     @property
     def page_bytes(self) -> int:
         return 64 * self.block_size
+
+    needs_whole_prefix = True
 
     def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
         return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
@@ -62,7 +68,8 @@ class CountingExecutor(Executor):
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.blocks: dict[int, list[list[int]]] = {}
-        self.plan: StepPlan | None = None
+        self.plans: deque[StepPlan] = deque()
+        self.results: deque[StepResult] = deque()
         self.num_tokens_per_step: list[int] = []
         self.masks: list[RowBitmask] = []
 
@@ -84,21 +91,23 @@ class CountingExecutor(Executor):
             if share.num_samples != int(is_last):
                 raise AssertionError(f"slot {share.slot} samples at the wrong time")
         self.num_tokens_per_step.append(sum(share.num_tokens for share in plan.requests))
-        self.plan = plan
+        self.plans.append(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        if self.plan is None or self.plan.plan_id != plan_id:
+        plan = self.plans[-1]
+        if plan.plan_id != plan_id:
             raise AssertionError("sample without its plan")
         self.masks = list(masks)
+        rows = [self._draw(share.slot) for share in plan.requests if share.num_samples]
+        self.results.append(StepResult(plan_id=plan_id, results=rows))
 
     def collect(self, plan_id: int) -> StepResult:
-        if self.plan is None or self.plan.plan_id != plan_id:
+        if self.plans.popleft().plan_id != plan_id:
             raise AssertionError("collect without its plan")
-        rows = [self._draw(share.slot) for share in self.plan.requests if share.num_samples]
-        return StepResult(plan_id=plan_id, results=rows)
+        return self.results.popleft()
 
-    def control(self, name: str, argument: Any = None) -> Any:
-        return (name, argument)
+    def control(self, message: WorkerControl) -> Any:
+        return message
 
     def check_health(self) -> None: ...
 
@@ -106,7 +115,8 @@ class CountingExecutor(Executor):
 
     def _draw(self, slot: int) -> SlotResult:
         last = self.tokens[slot][-1]
-        if last == self.fail_on:
+        if self.fail_on in self.tokens[slot]:  # the rows of a step are drawn whatever they hold
+            self.tokens[slot].append(last)
             return SlotResult(slot, [], None, ErrorReport("request_failed", "token is cursed"))
         token_id = (last + 1) % self.vocab_size
         self.tokens[slot].append(token_id)
@@ -153,20 +163,35 @@ class ScriptedGrammars:
     def shutdown(self) -> None: ...
 
 
-def make_scheduler(num_blocks: int = 100, max_adapters: int = 8, **settings: Any) -> Scheduler:
-    manager = KVCacheManager(make_plan(num_blocks))
-    return Scheduler(SchedulerSettings(**settings), manager, max_adapters)
+class InOrder(SchedulingPolicy):
+    """First come, first served."""
+
+    def order(self, request: ScheduledView) -> int:
+        return 0
+
+
+def make_scheduler(
+    num_blocks: int = 100,
+    max_adapters: int = 8,
+    policy: SchedulingPolicy | None = None,
+    enable_prefix_caching: bool = False,
+    kv: KVCacheManager | None = None,
+    transfers: KVTransfers | None = None,
+    **settings: Any,
+) -> Scheduler:
+    if kv is None:
+        plan = make_plan(num_blocks)
+        kv = KVCacheManager(plan, enable_prefix_caching=enable_prefix_caching)
+    limits = SchedulerSettings(**settings)
+    return Scheduler(limits, kv, policy or InOrder(), max_adapters, transfers)
 
 
 def make_core(
-    num_blocks: int = 100, fail_on: int | None = None, **settings: Any
+    num_blocks: int = 100, fail_on: int | None = None, is_ahead: bool = False, **settings: Any
 ) -> tuple[EngineCore, CountingExecutor, ScriptedGrammars]:
     executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
-    return (
-        EngineCore(make_scheduler(num_blocks, **settings), executor, grammars),
-        executor,
-        grammars,
-    )
+    scheduler = make_scheduler(num_blocks, **settings)
+    return EngineCore(scheduler, executor, grammars, is_ahead=is_ahead), executor, grammars
 
 
 def make_message(

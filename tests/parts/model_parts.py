@@ -40,8 +40,9 @@ class DenseAttention(AttentionBackend):
         repeats = q.shape[1] // k.shape[1]
         keys, values = kv_cache[:, :stop].repeat_interleave(repeats, dim=2)
         scores = torch.einsum("thd,chd->htc", q, keys) * layer.scale
-        is_future = torch.arange(stop) > torch.arange(start, stop).unsqueeze(1)
-        weights = scores.masked_fill(is_future, -torch.inf).softmax(-1)
+        behind = torch.arange(start, stop).unsqueeze(1) - torch.arange(stop)  # [T, context]
+        is_hidden = (behind < 0) | (behind >= (layer.sliding_window or MAX_TOKENS))
+        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
         return torch.einsum("htc,chd->thd", weights, values)
 
 

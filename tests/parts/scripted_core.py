@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.errors import CapacityError, OverloadedError
+from quire.errors import AdapterError, CapacityError, EngineDeadError, OverloadedError
 from quire.messages import (
+    Control,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
     EngineStats,
     ErrorReport,
+    LoadAdapter,
     TokenLogprobs,
 )
-from quire.sampling_params import SamplingParams
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Running:
     request: EngineRequest
     reply: Reply
     num_sent: int = 0
+    num_prompt_sent: int = 1  # prompt tokens that were reported on; nothing predicts the first
 
 
 def echo(request: EngineRequest) -> Reply:
@@ -62,6 +64,11 @@ class ScriptedCore:
         max_num_seqs: Requests that run at the same time, at most.
         max_queued: Requests that wait, at most.
         max_request_tokens: Tokens of prompt and answer that fit the cache.
+
+    Attributes:
+        prompt_chunk: Prompt tokens in a step, for requests that ask for prompt_logprobs.
+        num_cached_tokens: Prompt tokens that every request finds in the cache.
+        can_reset: Whether the prefix cache can be forgotten now.
     """
 
     def __init__(
@@ -85,6 +92,11 @@ class ScriptedCore:
         self.aborted: list[str] = []
         self.num_steps = 0
         self.thread_names: set[str] = set()
+        self.is_dead = False  # a test may say so
+        self.prompt_chunk = 1000
+        self.num_cached_tokens = 0
+        self.can_reset = True
+        self.controls: list[Control] = []
         self.is_shut_down = False
         self._outbox: list[EngineOutput] = []
 
@@ -117,13 +129,22 @@ class ScriptedCore:
         for output in outputs:
             if output.finish_reason is not None:
                 self.running.pop(output.request_id, None)
-        stats = EngineStats(num_running=len(self.running), num_waiting=len(self.waiting))
-        return EngineOutputs(outputs, stats)
+        return EngineOutputs(outputs, self.stats())
 
-    def control(self, name: str, argument: object = None) -> object:
-        if name == "fail":
-            raise ValueError(f"cannot {argument}")
-        return (name, argument)
+    def control(self, command: Control) -> object:
+        self.controls.append(command)
+        if isinstance(command, LoadAdapter):
+            raise AdapterError(f"there are no files of {command.adapter.name!r}")
+        return self.can_reset
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.running), num_waiting=len(self.waiting))
+
+    def wake(self) -> None: ...
+
+    def check_health(self) -> None:
+        if self.is_dead:
+            raise EngineDeadError("it died in its sleep")
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -141,11 +162,26 @@ class ScriptedCore:
             if isinstance(reply.error, Exception):
                 raise reply.error
             return _failed(request.request_id, reply.error)
+        prompt_rows = self._prompt_rows(running)
+        if running.num_prompt_sent < len(request.token_ids) and prompt_rows is not None:
+            return EngineOutput(
+                request_id=request.request_id, token_ids=[], prompt_logprobs=prompt_rows
+            )
         num_left = len(reply.token_ids) - start if reply.error else self.tokens_per_step
         num_new = min(self.tokens_per_step, num_left, request.max_tokens - start)
-        return self._output(running, [_token(reply, start + i) for i in range(num_new)])
+        drawn = [_token(reply, start + i) for i in range(num_new)]
+        return self._output(running, drawn, prompt_rows)
 
-    def _output(self, running: Running, drawn: list[int]) -> EngineOutput:
+    def _prompt_rows(self, running: Running) -> list[TokenLogprobs] | None:
+        request, start = running.request, running.num_prompt_sent
+        num = request.params.prompt_logprobs
+        rows = _rows(request.token_ids[start : start + self.prompt_chunk], num)
+        running.num_prompt_sent += len(rows or ())
+        return rows or None
+
+    def _output(
+        self, running: Running, drawn: list[int], prompt_rows: list[TokenLogprobs] | None
+    ) -> EngineOutput:
         request, params = running.request, running.request.params
         taken: list[int] = []
         finish_reason, stop_reason = None, None
@@ -161,7 +197,9 @@ class ScriptedCore:
         return EngineOutput(
             request_id=request.request_id,
             token_ids=taken,
-            logprobs=_logprobs(taken, params),
+            logprobs=_rows(taken, params.logprobs),
+            prompt_logprobs=prompt_rows,
+            num_cached_tokens=self.num_cached_tokens,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
@@ -175,8 +213,7 @@ def _failed(request_id: str, error: ErrorReport) -> EngineOutput:
     return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)
 
 
-def _logprobs(token_ids: list[int], params: SamplingParams) -> list[TokenLogprobs] | None:
-    num = params.logprobs
+def _rows(token_ids: list[int], num: int | None) -> list[TokenLogprobs] | None:
     if num is None:
         return None
     numbers = [-1.0 - i for i in range(num)]

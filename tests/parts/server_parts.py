@@ -179,6 +179,7 @@ def make_frontend(
             RequestField("temperature", float, 1.0),
             RequestField("warmth", float, 0.0, minimum=0.0, maximum=2.0),
         ],
+        has_priorities=True,
     )
     return AsyncFrontend(
         core,

@@ -12,11 +12,13 @@ PARTS = {
     "models": "AcmeForCausalLM",
     "attention_backends": "acme_plain",
     "samplers": "acme_top_n_sigma",
+    "scheduling_policies": "acme_shortest_first",
     "tool_parsers": "acme_calls",
 }
 FLAGS = (
     "--attention-backend", "acme_plain",
     "--samplers", "default", "acme_top_n_sigma",
+    "--scheduling-policy", "acme_shortest_first",
     "--tool-call-parser", "acme_calls",
 )  # fmt: skip
 PROMPT = "A stranger comes to town"

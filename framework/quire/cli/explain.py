@@ -1,13 +1,21 @@
-"""`quire explain MODEL`: what would be composed, without loading a weight or importing torch."""
+"""`quire explain MODEL`: what would be composed, without loading a weight or importing torch.
+
+Who serves each part, and why; and what the memory would be used for. The status is 1 where an
+engine would not start, because its cache does not fit.
+"""
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from quire.cli.options import add_options, read_settings
 from quire.composition import Composition
 from quire.config import DEFAULT_MODEL
-from quire.launch import plan_composition
+from quire.interfaces.kv_cache import KVPlan
+from quire.launch.composing import compose_engine
+from quire.launch.estimate import MemoryEstimate, estimate_memory
+from quire.plugins import load_plugins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,22 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the composition."""
-    composition = plan_composition(read_settings(arguments))
-    facts = describe(composition)
+    """Print the composition and the memory plan."""
+    settings = read_settings(arguments)
+    composed = compose_engine(settings, load_plugins(settings.plugins), with_weights=False)
+    memory = estimate_memory(composed)
+    facts = describe(composed.composition)
     if arguments.json:
-        print(json.dumps(facts | {"parts": [c.as_dict() for c in composition.choices]}, indent=2))
-        return 0
-    for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<18} {value}")
-    print()
-    for choice in composition.choices:
-        source = choice.entry.source
-        print(f"{choice.role:<26} {choice.name}")
-        print(f"{'':<26}   from {source}; {choice.why}")
-        for rejection in choice.rejected:
-            print(f"{'':<26}   not {rejection.name}: {rejection.reason}")
-    return 0
+        parts = [choice.as_dict() for choice in composed.composition.choices]
+        memory_facts = describe_memory(memory, settings.scheduler.max_num_seqs)
+        print(json.dumps(facts | {"memory": memory_facts, "parts": parts}, indent=2))
+    else:
+        print("\n".join(_lines(composed.composition, memory, settings.scheduler.max_num_seqs)))
+    return 1 if memory.problem else 0
 
 
 def describe(composition: Composition) -> dict[str, Any]:
@@ -51,3 +55,105 @@ def describe(composition: Composition) -> dict[str, Any]:
         "max_model_len": composition.max_model_len,
         "block_size": composition.block_size,
     }
+
+
+def describe_memory(memory: MemoryEstimate, max_num_seqs: int) -> dict[str, Any]:
+    """Return what the memory would be used for, as JSON data; all sizes are of one device."""
+    plan = memory.plan
+    return {
+        "weight_bytes": memory.weight_bytes,
+        "max_cache_bytes": memory.cache_limit,
+        "limited_by": memory.limited_by,
+        "problem": memory.problem,
+        "cache_bytes": plan.num_bytes if plan else None,
+        "num_blocks": plan.num_blocks - 1 if plan else None,
+        "block_size": plan.block_size if plan else None,
+        "max_model_len": plan.max_model_len if plan else None,
+        "max_num_seqs": max_num_seqs,
+        "bytes_a_token": sum(group.bytes_a_token for group in memory.groups),
+        "groups": [
+            {
+                "spec": group.spec,
+                "layers": group.num_layers,
+                "block_size": group.block_size,
+                "page_bytes": group.page_bytes,
+                "padding_bytes": group.padding_bytes,
+                "bytes_a_token": group.bytes_a_token,
+                "max_blocks": group.max_blocks,
+            }
+            for group in memory.groups
+        ],
+        "fits": [{"tokens": fit.num_tokens, "requests": fit.num_requests} for fit in memory.fits],
+    }
+
+
+def _lines(composition: Composition, memory: MemoryEstimate, max_num_seqs: int) -> Iterator[str]:
+    for name, value in describe(composition).items():
+        yield f"{name.replace('_', ' '):<18} {value}"
+    yield ""
+    yield from _memory_lines(memory, max_num_seqs)
+    yield ""
+    for choice in composition.choices:
+        yield f"{choice.role:<26} {choice.name}"
+        yield f"{'':<26}   from {choice.entry.source}; {choice.why}"
+        for rejection in choice.rejected:
+            yield f"{'':<26}   not {rejection.name}: {rejection.reason}"
+
+
+def _memory_lines(memory: MemoryEstimate, max_num_seqs: int) -> Iterator[str]:
+    yield f"{'weights':<18} {_size(memory.weight_bytes)}"
+    if memory.cache_limit is not None:
+        yield f"{'cache, at most':<18} {_size(memory.cache_limit)}: {memory.limited_by}"
+    if memory.problem is not None:
+        yield f"{'does not fit':<18} {memory.problem}"
+    elif memory.plan is None:
+        known = "known at start-up, unless kv_cache_memory_bytes or num_kv_blocks is set"
+        yield f"{'cache':<18} {known}"
+    if memory.plan is None:
+        return
+    plan = memory.plan
+    if not plan.groups:
+        yield f"{'cache':<18} none: no layer of this model keeps anything"
+        return
+    yield (
+        f"{'cache':<18} {_size(plan.num_bytes)}: {plan.num_blocks - 1:,} blocks of "
+        f"{plan.block_size} tokens, for requests of {plan.max_model_len:,} tokens at most"
+    )
+    yield f"{'':<18} {_cache_reason(memory, plan, max_num_seqs)}"
+    yield ""
+    yield from _group_lines(memory)
+    yield ""
+    for fit in memory.fits:
+        yield f"{fit.num_requests:>6,} requests of {fit.num_tokens:,} tokens fit at the same time"
+    yield f"{max_num_seqs:>6,} run at the same time, at most (max_num_seqs)"
+
+
+def _cache_reason(memory: MemoryEstimate, plan: KVPlan, max_num_seqs: int) -> str:
+    if memory.cache_limit is None:
+        return f"as {memory.limited_by} says"
+    if plan.num_bytes + plan.num_bytes // plan.num_blocks <= memory.cache_limit:
+        return f"as much as {max_num_seqs} requests can use (max_num_seqs)"
+    return "all that it may take"
+
+
+def _group_lines(memory: MemoryEstimate) -> Iterator[str]:
+    """Return a table of the KV groups; a token costs each group that has not left it behind."""
+    rows = [("group", "spec", "layers", "bytes a token", "padding", "blocks a request, at most")]
+    for index, group in enumerate(memory.groups):
+        padding = f"{group.padding_bytes / group.page_bytes:.0%}"
+        cost, held = f"{group.bytes_a_token:,}", f"{group.max_blocks:,}"
+        rows.append((str(index), group.spec, str(group.num_layers), cost, padding, held))
+    total = sum(group.bytes_a_token for group in memory.groups)
+    rows.append(("", "all", "", f"{total:,}", "", ""))
+    for place, spec, *numbers in rows:
+        columns = zip(numbers, rows[0][2:], strict=True)
+        aligned = "  ".join(number.rjust(len(head)) for number, head in columns)
+        yield f"{place:<6} {spec:<36} {aligned}".rstrip()
+
+
+def _size(num_bytes: int) -> str:
+    """Write a number of bytes for people."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit} ({num_bytes:,} bytes)"
+    return f"{num_bytes} bytes"

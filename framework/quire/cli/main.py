@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's routes",
     "explain": "say which plugin would serve each part of a model, and why",
     "plugins": "list, show and check the installed plugins",
-    "bench": "measure throughput and start-up",
+    "bench": "measure throughput, start-up, the scheduler and the prefix cache",
 }
 
 

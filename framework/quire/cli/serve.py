@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
     settings = read_settings(arguments)
-    engine = start_engine(settings)
+    engine = start_engine(settings, is_serving=True)
     serve(
         engine.async_frontend(),
         settings.server,

@@ -1,104 +1,37 @@
 """The engine loop: schedule, execute, sample, update."""
 
 import logging
-from collections.abc import Sequence, Set
-from typing import Any, Protocol
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from quire.engine.grammars import Grammars
 from quire.engine.request import Request, Status
-from quire.engine.scheduler import Scheduler, failed_output
-from quire.errors import CapacityError, GrammarError, OverloadedError, RequestError
+from quire.engine.results import failed_output
+from quire.engine.scheduler import Scheduler, has_work
+from quire.errors import (
+    CapacityError,
+    OverloadedError,
+    RequestFailedError,
+)
 from quire.interfaces.executor import Executor
 from quire.messages import (
+    Control,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
+    EngineStats,
     ErrorReport,
+    ResetPrefixCache,
     RowBitmask,
     StepPlan,
 )
-from quire.sampling_params import StructuredOutputsParams
 
 GRAMMAR_WAIT_S = 0.1
+STORE_POLL_S = 0.001
 
 logger = logging.getLogger(__name__)
-
-
-class Grammars(Protocol):
-    """What the engine asks of the process that holds the grammars."""
-
-    def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
-    ) -> None:
-        """Begin to compile a request's grammar; it begins at once, or when it is activated."""
-
-    def activate(self, request_id: str) -> None:
-        """Let the grammar begin with the next token."""
-
-    def poll(self) -> list[tuple[str, RequestError | None]]:
-        """Return the requests whose grammar is ready, and those whose grammar failed."""
-
-    def wait_for_compile(self, timeout_s: float) -> bool:
-        """Block until `poll` may have something to say, or the time is up."""
-
-    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tell the grammar which tokens were drawn."""
-
-    def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Begin to fill the masks of a step, for pairs of slot and request."""
-
-    def collect_masks(self) -> list[RowBitmask]:
-        """Return the masks that were asked for."""
-
-    def release(self, request_id: str) -> None:
-        """Forget a request."""
-
-    def shutdown(self) -> None:
-        """End the process. May be called twice."""
-
-
-class NoGrammars:
-    """Structured output is off: every grammar is refused, with the way out."""
-
-    def __init__(self) -> None:
-        self._refused: list[str] = []
-
-    def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
-    ) -> None:
-        """Note the request, to be refused."""
-        del params, is_active
-        self._refused.append(request_id)
-
-    def activate(self, request_id: str) -> None:
-        """Nothing was ever admitted."""
-
-    def poll(self) -> list[tuple[str, RequestError | None]]:
-        """Refuse what was submitted."""
-        refused, self._refused = self._refused, []
-        error = GrammarError("structured output is off; start with --structured-output NAME")
-        return [(request_id, error) for request_id in refused]
-
-    def wait_for_compile(self, timeout_s: float) -> bool:
-        """Return at once: nothing compiles."""
-        del timeout_s
-        return bool(self._refused)
-
-    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Nothing was ever admitted."""
-
-    def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Nothing was ever admitted."""
-
-    def collect_masks(self) -> list[RowBitmask]:
-        """Return no masks."""
-        return []
-
-    def release(self, request_id: str) -> None:
-        """Forget a request."""
-        self._refused = [other for other in self._refused if other != request_id]
-
-    def shutdown(self) -> None:
-        """Nothing to stop."""
 
 
 class EngineCore:
@@ -106,105 +39,201 @@ class EngineCore:
 
     Not thread-safe: one thread calls it. Whether the workers are in this process or in others, the
     engine cannot tell.
+
+    Args:
+        scheduler: What to run next.
+        executor: Who runs it.
+        grammars: Who knows the forms that answers must follow.
+        is_ahead: Plan and launch a step before the one before has landed, so that a device never
+            waits for the host. Answers then come one step later.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        grammars: Grammars,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.grammars = grammars
+        self._max_in_flight = 1 if is_ahead else 0
+        self._in_flight: deque[StepPlan] = deque()  # launched, and their tokens not taken in yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
+        self._num_grammars = 0  # requests that have one
 
     def add(self, message: EngineRequest) -> None:
-        """Take in a request; one that can never run is answered in the next step."""
+        """Take in a request; one that can never run is answered in the next step.
+
+        Raises:
+            InvalidRequestError: A request with this id is not over yet.
+        """
         request = Request(message, len(self.scheduler.kv.specs))
         if (refusal := self._refusal(request)) is not None:
             self._outbox.append(failed_output(message.request_id, refusal))
             return
-        if message.params.structured_outputs is None:
-            self.scheduler.add(request)
+        if request.has_grammar:
+            request.status = Status.PREPARING
+        try:
+            self.scheduler.add(request)  # first, so that an interrupt leaves something to abort
+        except RequestFailedError as error:
+            report = ErrorReport(error.code, str(error))
+            self._outbox.append(failed_output(message.request_id, report))
             return
-        request.status = Status.PREPARING
-        self.scheduler.add(request)  # first, so that an interrupt leaves something to abort
-        self._preparing.add(message.request_id)
-        self.grammars.submit(
-            message.request_id,
-            message.params.structured_outputs,
-            is_active=message.thinking_end_token_id is None,
-        )
+        if message.params.structured_outputs is not None:
+            self._num_grammars += 1
+            self._preparing.add(message.request_id)
+            self.grammars.submit(
+                message.request_id,
+                message.params.structured_outputs,
+                is_active=message.thinking_end_token_id is None,
+            )
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at any moment; unknown ids are ignored, as they may just have finished."""
         for request_id in request_ids:
             request = self.scheduler.remove(request_id)
             if request is not None and request.has_grammar:
-                self._preparing.discard(request_id)
-                self.grammars.release(request_id)
+                self._release_grammar(request_id)
+        self._outbox = [said for said in self._outbox if said.request_id not in request_ids]
 
     def has_work(self) -> bool:
         """Whether `step` would have something to do or to say."""
-        return bool(self.scheduler.requests or self._outbox)
+        return bool(self.scheduler.requests or self._outbox) or not self.scheduler.is_settled
 
     def step(self) -> EngineOutputs:
-        """Compute one step for every request that fits."""
+        """Compute a step for every request that fits; with `is_ahead`, hear of the one before."""
         self._collect_grammars()
+        for request, report in self.scheduler.late():
+            self._fail(request.request_id, report)
         plan = self.scheduler.schedule()
         outputs, self._outbox = self._outbox, []
-        if plan.requests:
-            outputs += self._run(plan)
-        num_tokens = sum(share.num_tokens for share in plan.requests)
+        if has_work(plan):
+            if not (plan.requests or plan.kv_transfers or self._in_flight):
+                time.sleep(STORE_POLL_S)  # this step only asks how far a KV store is
+            outputs += self._launch(plan)
+            num_tokens = sum([share.num_tokens for share in plan.requests])
+            max_in_flight = self._max_in_flight
+        else:
+            num_tokens = max_in_flight = 0
+            if not self._in_flight and not outputs and self.scheduler.is_waiting_for_store:
+                time.sleep(STORE_POLL_S)
+        while len(self._in_flight) > max_in_flight:
+            outputs += self._land()
         return EngineOutputs(outputs, self.scheduler.stats(num_tokens))
 
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something besides steps, on every worker."""
-        return self.executor.control(name, argument)
+    def control(self, message: Control) -> Any:
+        """Do something between two steps; what concerns the workers goes on to them."""
+        if isinstance(message, ResetPrefixCache):
+            self.scheduler.reset_prefix_cache()
+            return True
+        return self.executor.control(message)
+
+    def stats(self) -> EngineStats:
+        """Return a few numbers about now."""
+        return self.scheduler.stats(0)
+
+    def check_health(self) -> None:
+        """Return if every worker lives; for an idle engine, as steps find out by themselves.
+
+        Raises:
+            EngineDeadError: One does not.
+        """
+        self.executor.check_health()
+
+    def wake(self) -> None:
+        """Nothing to do: a step here never waits for another process to finish one."""
 
     def shutdown(self) -> None:
-        """Stop the workers and the grammar process. May be called twice."""
+        """Stop the workers, the KV store and the grammar process. May be called twice."""
         self.grammars.shutdown()
+        if self.scheduler.transfers is not None:
+            self.scheduler.transfers.shutdown()
         self.executor.shutdown()
 
-    def _run(self, plan: StepPlan) -> list[EngineOutput]:
-        """Run a plan; the masks are filled while the model computes."""
-        bound = self._requests_with_grammar(plan)
-        sampled = [share.slot for share in plan.requests if share.num_samples]
-        rows = [(slot, bound[slot].request_id) for slot in sampled if slot in bound]
-        if rows:
-            self.grammars.request_masks(rows)
-        self.executor.execute(plan)
-        masks = self.grammars.collect_masks() if rows else []
-        if rows:
-            self._settle_grammars()  # what failed while masks were filled gets an error, no token
+    def _launch(self, plan: StepPlan) -> list[EngineOutput]:
+        """Launch a plan: its forward pass and, when the masks are there, the draw of its tokens.
+
+        Masks are filled while the model computes. They follow from the tokens before, so where the
+        step before has not landed, it does while this one computes.
+        """
+        outputs: list[EngineOutput] = []
+        masks: Sequence[RowBitmask] = ()
+        if not self._num_grammars:
+            self.executor.execute(plan)
+        elif not self._in_flight:
+            has_masks = self._request_masks(plan)
+            self.executor.execute(plan)
+            masks = self._collect_masks() if has_masks else ()
+        else:
+            self.executor.execute(plan)
+            while self._in_flight:
+                outputs += self._land()
+            masks = self._collect_masks() if self._request_masks(plan) else ()
         self.executor.sample(plan.plan_id, masks)
-        result = self.executor.collect(plan.plan_id)
-        outputs = self.scheduler.update(plan, result)
-        if bound:
-            self._advance_grammars({r.request_id for r in bound.values()}, outputs)
+        self._in_flight.append(plan)
         return outputs
 
-    def _requests_with_grammar(self, plan: StepPlan) -> dict[int, Request]:
-        """Return them by slot, those too that only compute a chunk: they may fail in it."""
-        slots = [share.slot for share in plan.requests]
-        requests = {slot: self.scheduler.request_in(slot) for slot in slots}
-        return {slot: request for slot, request in requests.items() if request.has_grammar}
+    def _land(self) -> list[EngineOutput]:
+        """Wait for the tokens of the oldest step in flight, and take them in."""
+        plan = self._in_flight.popleft()
+        result = self.executor.collect(plan.plan_id)
+        bound = self._bound_requests(plan) if self._num_grammars else {}
+        outputs = self.scheduler.update(plan, result)
+        if bound:
+            self._advance_grammars(bound, outputs)
+        return outputs
 
-    def _advance_grammars(self, bound: Set[str], outputs: Sequence[EngineOutput]) -> None:
+    def _bound_requests(self, plan: StepPlan) -> dict[str, Request]:
+        """Return the requests of a step that have a grammar, by id."""
+        requests = (self.scheduler.request_in(share.slot) for share in plan.requests)
+        return {r.request_id: r for r in requests if r is not None and r.has_grammar}
+
+    def _request_masks(self, plan: StepPlan) -> bool:
+        """Ask for the masks of the rows that draw under a grammar; False if there are none."""
+        rows = []
+        for share in plan.requests:
+            request = self.scheduler.request_in(share.slot)
+            if request is None or not (request.has_grammar and share.num_samples):
+                continue
+            if request.status is Status.RUNNING:
+                rows.append((share.slot, request.request_id))
+        if rows:
+            self.grammars.request_masks(rows)
+        return bool(rows)
+
+    def _collect_masks(self) -> list[RowBitmask]:
+        masks = self.grammars.collect_masks()
+        self._settle_grammars()  # what failed while masks were filled gets an error, no token
+        return masks
+
+    def _advance_grammars(
+        self, bound: Mapping[str, Request], outputs: Sequence[EngineOutput]
+    ) -> None:
         for output in outputs:
-            if output.request_id not in bound:
+            request = bound.get(output.request_id)
+            if request is None:
                 continue
             if output.finish_reason is not None:
-                self.grammars.release(output.request_id)
+                self._release_grammar(output.request_id)
             else:
-                self._advance_grammar(output)
+                self._advance_grammar(request, output)
 
-    def _advance_grammar(self, output: EngineOutput) -> None:
+    def _advance_grammar(self, request: Request, output: EngineOutput) -> None:
         """Tell a grammar what was drawn; one that waits begins behind the end of the thinking."""
-        request = self.scheduler.requests[output.request_id]
         if not request.is_thinking:
             self.grammars.accept(output.request_id, output.token_ids)
         elif request.message.thinking_end_token_id in output.token_ids:
             request.is_thinking = False
             self.grammars.activate(output.request_id)
+
+    def _release_grammar(self, request_id: str) -> None:
+        self._num_grammars -= 1
+        self._preparing.discard(request_id)
+        self.grammars.release(request_id)
 
     def _collect_grammars(self) -> None:
         """Queue the requests whose grammars are ready; wait for one if there is nothing else."""
@@ -225,9 +254,11 @@ class EngineCore:
                 self.scheduler.make_ready(self.scheduler.requests[request_id])
 
     def _fail(self, request_id: str, report: ErrorReport) -> None:
-        """End a request whose grammar failed; one that was aborted meanwhile is no news."""
-        if self.scheduler.remove(request_id) is not None:
-            self.grammars.release(request_id)
+        """End a request from here; one that was aborted meanwhile is no news."""
+        request = self.scheduler.remove(request_id)
+        if request is not None:
+            if request.has_grammar:
+                self._release_grammar(request_id)
             self._outbox.append(failed_output(request_id, report))
 
     def _refusal(self, request: Request) -> ErrorReport | None:

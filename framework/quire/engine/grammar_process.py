@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from types import FrameType
 from typing import NoReturn
 
 import msgspec
@@ -51,6 +52,7 @@ from quire.interfaces.structured_output import (
 from quire.plugins import Registries, load_plugins
 
 REAP_INTERVAL_S = 1.0
+ORPHAN_INTERVAL_S = 0.5
 MAX_STORY_CHARACTERS = 8_000  # of an exception's traceback, for the log
 _PR_SET_PDEATHSIG = 1
 
@@ -130,6 +132,7 @@ def _grow(
 ) -> NoReturn:
     """Live as the process of one grammar, and leave without running the nursery's own end."""
     status = 1
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # from here on it is the compiler's alarm
     try:
         _limit(setup.memory_limit_bytes)
         _be_silent()
@@ -246,6 +249,22 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
+def _end_with_the_engine() -> None:
+    """Look now and then whether the engine lives: while a backend loads, nobody reads its socket.
+
+    Forked processes inherit the handler but no timer.
+    """
+    engine = os.getppid()
+
+    def look(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if os.getppid() != engine:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, ORPHAN_INTERVAL_S, ORPHAN_INTERVAL_S)
+
+
 def _be_silent() -> None:
     """Send what a dying compiler prints to nowhere: clients must not be able to fill the log."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -261,6 +280,7 @@ def main(arguments: list[str]) -> None:
             masks.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which hangs up
+    _end_with_the_engine()
     control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
     with socket.socket(fileno=control_fd) as control:
         with open(setup_fd, "rb") as file:

@@ -2,232 +2,345 @@
 
 There is no prefill phase and no decode phase. Each request has tokens, and a number of tokens that
 are computed; a step lets the second number catch up with the first, within one budget of tokens.
-Running requests come first, in order of arrival, so a long prompt never starves a decode; when the
-pool is short, the request that came last gives its blocks back and is computed again later.
+Those that lack one token come first, so a long prompt never starves a decode. What is left of the
+budget is shared by prompts that run; up to half of it is open to requests that wait, if their
+beginning fits, so that a short prompt need not wait for a long one to end. When the pool is short,
+the last in the policy's order gives its blocks back and is computed again later.
+
+Steps may be planned while others are in flight. A planned step counts as computed, so the next one
+goes on behind it; what it draws is taken in when it lands. A request that leaves in the meantime
+keeps its slot and its blocks until the last step planned before that has landed, and what such a
+step draws for it is dropped.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from quire.config import SchedulerSettings
+from quire.engine.admission import Admission
+from quire.engine.deadlines import Deadlines, report_of
+from quire.engine.guarded_policy import GuardedPolicy
 from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_transfers import NO_TRANSFERS, KVTransfers
+from quire.engine.prompt_sharing import PromptSharing
 from quire.engine.request import Request, Status
+from quire.engine.results import ResultIntake
+from quire.engine.running_set import RunningSet
+from quire.engine.settling import Settling
+from quire.engine.shares import fair_shares
+from quire.engine.step_in_progress import Chunk, StepInProgress
+from quire.engine.waiting_queue import WaitingQueue
+from quire.errors import InvalidRequestError
+from quire.interfaces.scheduling import SchedulingPolicy
 from quire.messages import (
     EngineOutput,
     EngineStats,
     ErrorReport,
-    NewBlocks,
     ScheduledRequest,
-    SlotAssignment,
-    SlotResult,
     StepPlan,
     StepResult,
 )
 
 
 class Scheduler:
-    """First come, first served, within the budgets of one step: tokens, requests, adapters."""
+    """Requests, within the budgets of one step: tokens, requests, adapters, blocks.
 
-    def __init__(self, settings: SchedulerSettings, kv: KVCacheManager, max_adapters: int) -> None:
+    Args:
+        settings: The budgets.
+        kv: Who owns which blocks.
+        policy: Who goes first, who may begin, who has to go.
+        max_adapters: LoRA adapters in one batch.
+        transfers: An outside KV store, if there is one.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        kv: KVCacheManager,
+        policy: SchedulingPolicy,
+        max_adapters: int = 1,
+        transfers: KVTransfers | None = None,
+    ) -> None:
         self.settings = settings
         self.kv = kv
-        self.max_adapters = max_adapters
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.transfers = transfers
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
-        self._free_slots = list(range(settings.max_num_seqs - 1, -1, -1))
-        self._by_slot: dict[int, Request] = {}
-        self._next_plan_id = 0
+        num_slots = settings.max_num_seqs
+        max_running = min(num_slots, settings.max_num_batched_tokens)  # each is owed a token
+        self._policy = GuardedPolicy(policy)
+        self._waiting = WaitingQueue(self._policy)
+        self._running = RunningSet(kv, num_slots, max_running, max_adapters)
+        self._decode_shares = [ScheduledRequest(slot, 1, 1) for slot in range(num_slots)]
+        self._sharing = PromptSharing()
+        self._settling = Settling(kv, self._waiting, self._sharing, transfers)
+        self._admission = Admission(
+            settings, kv, self._policy, self._waiting, self._running, self._sharing, transfers
+        )
+        self._results = ResultIntake(kv, self._running, self._settling, self.remove)
+        self._deadlines = Deadlines(settings.request_timeout_s)
+        self._in_flight: deque[list[Chunk]] = deque()
+        self._last_plan_id = 0
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Those that run, in the policy's order."""
+        return self._running.requests
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Those in the queue."""
+        return self._waiting
+
+    # -- requests come and go --------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
+        """Take in a request; it waits in the queue, or is prepared.
+
+        Raises:
+            InvalidRequestError: Its id is in use.
+        """
+        if request.request_id in self.requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        self._waiting.place(request)
+        self.kv.prepare(request)
+        self._deadlines.add(request)
         self.requests[request.request_id] = request
         if request.status is Status.WAITING:
-            self.waiting.append(request)
+            self._waiting.push(request)
 
     def make_ready(self, request: Request) -> None:
-        """Queue a request that was being prepared."""
+        """Queue a request that stood aside."""
         request.status = Status.WAITING
-        self.waiting.append(request)
+        self._waiting.push(request)
 
     def remove(self, request_id: str) -> Request | None:
-        """Forget a request at any moment; its blocks and its slot are free at once."""
+        """Forget a request at any moment; what it owns is free as soon as no step uses it."""
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
         if request.status is Status.RUNNING:
-            self.running.remove(request)
-            self._release(request)
+            self._leave(request)
         elif request.status is Status.WAITING:
-            self.waiting.remove(request)
+            self._waiting.remove(request)
+        elif request.status is Status.FOLLOWING:
+            self._sharing.leave(request)
+        elif request.status is Status.ASKING:
+            self._admission.asking.remove(request)
+        elif request.status is Status.LOADING and self.transfers is not None:
+            self.transfers.abandon(request)
         request.status = Status.FINISHED
+        if self.transfers is not None:
+            self.transfers.forget_request(request)
         return request
 
-    def schedule(self) -> StepPlan:
-        """Choose the work of the next step."""
-        step = _StepInProgress(self.settings.max_num_batched_tokens)
-        self._schedule_running(step)
-        if not step.has_preempted:
-            self._schedule_waiting(step)
-        self._next_plan_id += 1
-        return StepPlan(
-            plan_id=self._next_plan_id,
-            requests=step.requests,
-            assignments=step.assignments,
-            new_blocks=step.new_blocks,
+    def late(self) -> list[tuple[Request, ErrorReport]]:
+        """Return the requests whose time is up, with what to say to them."""
+        now_s = time.monotonic()
+        return [(request, report_of(request, now_s)) for request in self._deadlines.late(now_s)]
+
+    def request_in(self, slot: int) -> Request | None:
+        """Return the request that owns a slot, or owned it when a step in flight was planned."""
+        return self._running.by_slot[slot]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no step is in flight and no block waits for one, or for a KV store."""
+        num_open = 0 if self.transfers is None else self.transfers.num_open
+        return not (self._in_flight or self._running.has_leaving or num_open)
+
+    @property
+    def is_waiting_for_store(self) -> bool:
+        """Whether a KV store has something to end or to say."""
+        return self.transfers is not None and bool(
+            self.transfers.num_open or self._admission.asking
         )
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        """Take in what a step computed; requests that are over give everything back."""
-        for share in plan.requests:
-            if share.slot in self._by_slot:
-                self._by_slot[share.slot].num_computed_tokens += share.num_tokens
-        return [
-            self._update_request(self._by_slot[row.slot], row)
-            for row in result.results
-            if row.slot in self._by_slot
-        ]
+    def reset_prefix_cache(self) -> None:
+        """Let no request find what was computed until now, here or in a KV store."""
+        self.kv.reset()
+        for request in self._running.requests:
+            request.is_cacheable = False
+        if self.transfers is not None:
+            self.transfers.reset()
 
-    def request_in(self, slot: int) -> Request:
-        """Return the request that owns a slot."""
-        return self._by_slot[slot]
+    def set_drafts(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Guess the next tokens of a request that decodes; the worker verifies them.
+
+        Returns:
+            Whether the guess can be used: the last token is known and nothing is in flight for it.
+        """
+        request = self.requests.get(request_id)
+        if request is None or request.status is not Status.RUNNING:
+            return False
+        if request.num_expected_tokens or request.num_pending_tokens != 1:
+            return False
+        if any(chunk.request is request for chunks in self._in_flight for chunk in chunks):
+            return False
+        room = request.last_computed - len(request.token_ids)
+        request.draft_token_ids = list(token_ids[: max(0, room)])
+        self.kv.set_checkpoint(request)
+        return bool(request.draft_token_ids)
 
     def stats(self, num_scheduled_tokens: int) -> EngineStats:
         """Return a few numbers about now."""
+        pool, prefix = self.kv.pool, self._admission.stats
         return EngineStats(
-            num_running=len(self.running),
-            num_waiting=len(self.requests) - len(self.running),
+            num_running=len(self._running),
+            num_waiting=len(self.requests) - len(self._running),
             num_scheduled_tokens=num_scheduled_tokens,
-            num_blocks=self.kv.pool.num_usable,
-            num_used_blocks=self.kv.pool.num_used,
+            num_blocks=pool.num_usable,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
             num_preemptions=self.num_preemptions,
+            num_evictions=pool.num_evictions,
+            num_prefix_queries=prefix.num_queries,
+            num_prefix_hits=prefix.num_hits,
+            prefix_hit_rate=prefix.hit_rate,
+            num_store_hits=0 if self.transfers is None else self.transfers.num_hits,
         )
 
-    def _schedule_running(self, step: "_StepInProgress") -> None:
-        index = 0
-        while index < len(self.running) and step.budget > 0:
-            request = self.running[index]
-            index += 1
-            num_others = len(self.running) - index  # each is owed a token: decodes go on
-            share = max(1, step.budget - num_others)
-            num_tokens = min(share, request.num_pending_tokens)
-            added = self._grow_or_preempt(request, num_tokens, step)
-            if added is None:
-                return  # the request itself was the last one, and had to go
-            step.take(request, num_tokens, added)
+    # -- plan a step -----------------------------------------------------------------------------
 
-    def _grow_or_preempt(
-        self, request: Request, num_tokens: int, step: "_StepInProgress"
-    ) -> list[list[int]] | None:
-        """Find blocks for a running request, if need be at the cost of those that came later."""
+    def schedule(self) -> StepPlan:
+        """Choose the work of the next step; a plan without any is not to be executed."""
+        step = StepInProgress(self.settings.max_num_batched_tokens)
+        self._admission.call_back()
+        prompts = self._schedule_decodes(step)
+        if prompts or self._waiting:
+            self._schedule_prompts(prompts, step)
+        transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
+        plan, chunks = step.finish(self._last_plan_id + 1, transfers)
+        if has_work(plan):
+            self._last_plan_id += 1
+            self._in_flight.append(chunks)
+        return plan
+
+    def _schedule_decodes(self, step: StepInProgress) -> list[Request]:
+        """Schedule all that lack one token; returns those that lack more."""
+        shares, taken = self._decode_shares, step.decodes
+        prompts = []
+        for request in tuple(self._running.requests):
+            computed = request.num_computed_tokens
+            if len(request.token_ids) - computed > 1:
+                prompts.append(request)
+            elif computed < request.checkpoint or self._can_decode(request, step):
+                request.num_computed_tokens = computed + 1
+                taken.append(shares[request.slot])  # type: ignore[index]
+        return [request for request in prompts if request.status is Status.RUNNING]
+
+    def _can_decode(self, request: Request, step: StepInProgress) -> bool:
+        """Whether one more token can be computed; its blocks are seen to."""
+        if request.status is not Status.RUNNING or request.num_drafts_in_flight:
+            return False
+        if request.num_computed_tokens >= request.last_computed:
+            return False  # its last token is on its way
+        if request.draft_token_ids and self._schedule_drafts(request, step):
+            return False
+        return self._find_blocks(request, request.num_computed_tokens + 1, step)
+
+    def _schedule_drafts(self, request: Request, step: StepInProgress) -> bool:
+        """Let a request's drafts be verified, if the step has room for them."""
+        drafts, request.draft_token_ids = request.draft_token_ids, []
+        num_tokens = 1 + len(drafts)
+        num_owed = len(self._running) - len(step.decodes) - len(step.chunks)
+        total = request.num_computed_tokens + num_tokens
+        is_too_much = num_tokens > step.budget_left - num_owed + 1
+        if is_too_much or (added := self.kv.grow(request, total)) is None:
+            return False
+        step.note_blocks(request, added)
+        step.add(request, num_tokens)
+        step.drafts[request] = drafts
+        request.num_drafts_in_flight = len(drafts)
+        request.checkpoint = 0
+        return True
+
+    def _find_blocks(self, request: Request, num_tokens: int, step: StepInProgress) -> bool:
+        """Find blocks for a running request, if need be at the cost of others."""
         while (added := self.kv.grow(request, num_tokens)) is None:
-            victim = self.running[-1]
-            self._preempt(victim)
-            step.has_preempted = True
+            step.is_short = True
+            missing = self.kv.missing(request, num_tokens) - self.kv.pool.num_free
+            if missing <= self._running.num_leaving_blocks:
+                return False  # they are free as soon as the step in flight has landed
+            victim = self._running.requests[self._policy.victim(self._running.requests)]
+            if victim is request and not self.is_settled:
+                return False  # a step in flight or a KV store may let go of blocks of its own
+            self._preempt(victim, step)
             if victim is request:
-                return None
-        return added
+                return False
+        step.note_blocks(request, added)
+        return True
 
-    def _schedule_waiting(self, step: "_StepInProgress") -> None:
-        while self.waiting and step.budget > 0 and self._free_slots:
-            request = self.waiting[0]
-            num_tokens = self._first_share(request, step.budget)
-            if num_tokens == 0 or not self._has_adapter_room(request):
-                return
-            if self.running and not self.kv.has_room_for(request, len(self.running)):
-                return
-            if self.kv.grow(request, num_tokens) is None:
-                return
-            self.waiting.popleft()
-            self._admit(request)
-            step.take_new(request, num_tokens)
+    def _schedule_prompts(self, prompts: list[Request], step: StepInProgress) -> None:
+        """Share what is left of the budget among prompts that run and requests that wait."""
+        budget = step.budget_left
+        if prompts and not step.is_short:
+            budget = max(len(prompts), budget - self._admission.demand(step))
+        demands = [request.num_pending_tokens for request in prompts]
+        for request, share in zip(prompts, fair_shares(demands, budget), strict=True):
+            self._take_chunk(request, share, step)
+        if not step.is_short:
+            self._admission.admit(prompts, step)
+        for request in prompts:  # what the queue did not need
+            self._extend_chunk(request, step)
 
-    def _first_share(self, request: Request, budget: int) -> int:
-        """Return how many tokens a waiting request may start with; 0 if it must wait."""
-        pending = request.num_pending_tokens
-        if pending <= budget or self.settings.enable_chunked_prefill:
-            return min(pending, budget)
-        is_alone = budget == self.settings.max_num_batched_tokens
-        return budget if is_alone else 0  # longer than any step: cut after all, or it never runs
+    def _take_chunk(self, request: Request, share: int, step: StepInProgress) -> None:
+        if not share or request.status is not Status.RUNNING:
+            return
+        if self._find_blocks(request, request.num_computed_tokens + share, step):
+            step.add(request, share)
 
-    def _has_adapter_room(self, request: Request) -> bool:
-        adapter = request.message.adapter
-        if adapter is None:
-            return True
-        in_use = {r.message.adapter for r in self.running if r.message.adapter is not None}
-        return adapter in in_use or len(in_use) < self.max_adapters
+    def _extend_chunk(self, request: Request, step: StepInProgress) -> None:
+        share = step.chunks.get(request, 0)
+        more = min(step.budget_left, request.num_pending_tokens - share)
+        if not share or more <= 0:
+            return
+        added = self.kv.grow(request, request.num_computed_tokens + share + more)
+        if added is not None:
+            step.note_blocks(request, added)
+            step.add(request, more)
 
-    def _admit(self, request: Request) -> None:
-        request.slot = self._free_slots.pop()
-        request.status = Status.RUNNING
-        self.running.append(request)
-        self._by_slot[request.slot] = request
+    # -- and go ----------------------------------------------------------------------------------
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, step: StepInProgress) -> None:
         """Take everything from a request but its tokens; it will be computed again."""
-        self.running.remove(request)
-        self._release(request)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        request.status = Status.WAITING
-        self.waiting.appendleft(request)
+        step.undo(request)
+        expected = request.num_expected_tokens
+        request.num_tokens_on_their_way = 1 if request.num_drafts_in_flight else expected
+        self._leave(request)
+        request.forget_progress()
         self.num_preemptions += 1
+        self.make_ready(request)
 
-    def _release(self, request: Request) -> None:
-        self.kv.release(request)
-        if request.slot is not None:
-            del self._by_slot[request.slot]
-            self._free_slots.append(request.slot)
-            request.slot = None
+    def _leave(self, request: Request) -> None:
+        """Take a running request's slot and blocks; they are free when no step uses them."""
+        if not self._in_flight:
+            self._settling.settle(request, request.num_computed_tokens)
+        self._settling.withdraw(request)
+        self._running.leave(request, self._last_plan_id if self._in_flight else None)
 
-    def _update_request(self, request: Request, row: SlotResult) -> EngineOutput:
-        if row.error is not None:
-            self.remove(request.request_id)
-            return failed_output(request.request_id, row.error)
-        taken, finish_reason, stop_reason = request.append(row.token_ids)
-        if finish_reason is not None:
-            self.remove(request.request_id)
-        return EngineOutput(
-            request_id=request.request_id,
-            token_ids=taken,
-            logprobs=None if row.logprobs is None else row.logprobs[: len(taken)],
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
+    # -- take in what a step computed ------------------------------------------------------------
 
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Take in the oldest step in flight; requests that are over give everything back."""
+        chunks = self._in_flight.popleft()
+        outputs = self._results.take(result.results)
+        self._settle_chunks(chunks)
+        self._running.land(plan.plan_id)
+        if result.transfers is not None and self.transfers is not None:
+            for request in self.transfers.take(result.transfers):
+                self.make_ready(request)
+        return outputs
 
-class _StepInProgress:
-    """The plan of a step while it is being made."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.has_preempted = False
-        self.requests: list[ScheduledRequest] = []
-        self.assignments: list[SlotAssignment] = []
-        self.new_blocks: list[NewBlocks] = []
-
-    def take(self, request: Request, num_tokens: int, added: Iterable[list[int]]) -> None:
-        """Schedule a running request, and note the blocks that were added to its tables."""
-        slot = self._share(request, num_tokens)
-        self.new_blocks += [
-            NewBlocks(slot, group, block_ids) for group, block_ids in enumerate(added) if block_ids
-        ]
-
-    def take_new(self, request: Request, num_tokens: int) -> None:
-        """Schedule a request that has just received its slot."""
-        self._share(request, num_tokens)
-        self.assignments.append(request.assignment())
-
-    def _share(self, request: Request, num_tokens: int) -> int:
-        if request.slot is None:
-            raise RuntimeError(f"request {request.request_id} is scheduled without a slot")
-        num_samples = int(num_tokens == request.num_pending_tokens)
-        self.requests.append(ScheduledRequest(request.slot, num_tokens, num_samples))
-        self.budget -= num_tokens
-        return request.slot
+    def _settle_chunks(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            request = chunk.request
+            is_there = request.status is Status.RUNNING and request.slot == chunk.slot
+            if is_there and chunk.end > request.num_settled_blocks * self.kv.block_size:
+                self._settling.settle(request, chunk.end)
 
 
-def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
-    """Return the last output of a request that failed."""
-    return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)
+def has_work(plan: StepPlan) -> bool:
+    """Whether a worker has anything to do for a plan."""
+    return bool(plan.requests) or plan.has_transfers

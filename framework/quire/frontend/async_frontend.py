@@ -16,11 +16,13 @@ from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.dispatch import Dispatch
 from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.intake import EncodedPrompt, Intake, RequestHook
+from quire.frontend.intake import Intake, RequestHook
 from quire.frontend.output import Answers
+from quire.frontend.prompt import EncodedPrompt
+from quire.frontend.throughput import Done
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.tool_parsing import CallGrammar
-from quire.messages import AdapterRef, EngineStats
+from quire.messages import AdapterRef, Control, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -98,6 +100,7 @@ class AsyncFrontend:
         *,
         adapter: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AnswerStream:
         """Check a request, hand it to the engine, and return the stream of its deltas.
 
@@ -105,7 +108,8 @@ class AsyncFrontend:
             prompt: Text, token ids, or a dict as `Intake.admit` takes it; or what `encode` gave.
             params: How to generate.
             adapter: Name of a LoRA adapter; None or the model's own name: none.
-            priority: Only 0 is served yet.
+            priority: Smaller goes first, if the scheduling policy reads it.
+            timeout_s: Seconds that the request may take; the engine may allow less.
 
         Raises:
             RequestError: The request is wrong; nothing was queued.
@@ -116,7 +120,11 @@ class AsyncFrontend:
             raise OverloadedError("the server is shutting down and takes no new requests")
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
         admission = self.intake.admit(
-            encoded, params, adapter=self.resolve_adapter(adapter), priority=priority
+            encoded,
+            params,
+            adapter=self.resolve_adapter(adapter),
+            priority=priority,
+            timeout_s=timeout_s,
         )
         answers = Answers(admission, self.tokenizer, self._finished_hooks)
         return self._dispatch.start(answers)
@@ -128,13 +136,17 @@ class AsyncFrontend:
         *,
         adapter: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[Delta]:
         """Generate; the deltas of n answers come interleaved, told apart by `index`.
 
         Closing the iterator or cancelling its task aborts what is not over. Raises what `submit`
         raises, and a `RequestError` if the request fails on the way.
         """
-        async with await self.submit(prompt, params, adapter=adapter, priority=priority) as stream:
+        stream = await self.submit(
+            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+        )
+        async with stream:
             async for delta in stream:
                 yield delta
 
@@ -145,9 +157,13 @@ class AsyncFrontend:
         *,
         adapter: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> RequestOutput:
         """Generate, and return all answers when they are complete; raises as `generate` does."""
-        async with await self.submit(prompt, params, adapter=adapter, priority=priority) as stream:
+        stream = await self.submit(
+            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+        )
+        async with stream:
             async for _ in stream:
                 pass
             return stream.result()
@@ -187,6 +203,11 @@ class AsyncFrontend:
         """What the engine said about itself after the last step."""
         return self._dispatch.stats
 
+    @property
+    def done(self) -> Done:
+        """What the engine has done since its start."""
+        return self._dispatch.throughput.done
+
     def is_ready(self) -> bool:
         """Whether new requests are served."""
         return self._dispatch.death is None and not self._is_draining and not self.is_stalled
@@ -205,9 +226,9 @@ class AsyncFrontend:
         if self._dispatch.death is not None:
             raise EngineDeadError(str(self._dispatch.death)) from self._dispatch.death
 
-    async def control(self, name: str, argument: Any = None) -> Any:
-        """Have the engine do something besides steps; raises what the engine raises."""
-        return await self._dispatch.control(name, argument)
+    async def control(self, command: Control) -> Any:
+        """Have the engine do something between two steps; returns and raises what it does."""
+        return await self._dispatch.control(command)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Refuse new requests, let running ones finish, abort the rest, stop the engine.

@@ -58,7 +58,8 @@ class BatchFrontend:
         params: SamplingParams | Sequence[SamplingParams],
         *,
         adapters: Sequence[AdapterRef | None] | AdapterRef | None = None,
-        priority: int = 0,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
         use_progress: bool = False,
     ) -> list[RequestOutput]:
         """Return the answers to each prompt, in order.
@@ -67,7 +68,8 @@ class BatchFrontend:
             prompts: Each as `Intake.admit` takes it.
             params: For all prompts, or one for each.
             adapters: For all prompts, or one for each.
-            priority: Only 0 is served yet.
+            priority: For all prompts, or one for each; smaller goes first.
+            timeout_s: Seconds that each may take, for all prompts, or one for each.
             use_progress: Show a progress bar, on a terminal.
 
         Raises:
@@ -77,13 +79,18 @@ class BatchFrontend:
         """
         each_params = _for_each(params, len(prompts), "params")
         each_adapter = _for_each(adapters, len(prompts), "adapters")
+        each_priority = _for_each(priority, len(prompts), "priority")
+        each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
+        asked = zip(prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True)
         every = [
             Answers(
-                self._intake.admit(prompt, params, adapter=adapter, priority=priority),
+                self._intake.admit(
+                    prompt, params, adapter=adapter, priority=first, timeout_s=seconds
+                ),
                 self._tokenizer,
                 self._finished_hooks,
             )
-            for prompt, params, adapter in zip(prompts, each_params, each_adapter, strict=True)
+            for prompt, params, adapter, first, seconds in asked
         ]
         run = _Run(self._core, every, self._max_in_flight)
         with _progress(len(prompts), use_progress) as show:
@@ -120,16 +127,18 @@ class _Run:
             self._in_flight[request.request_id] = answers
             self._core.add(request)
 
-    def _step(self) -> EngineOutputs:
+    def _step(self) -> EngineOutputs | None:
         if not self._core.has_work():
             raise EngineDeadError(
                 f"the engine has no work left, but {len(self._in_flight)} requests are not finished"
             )
         return self._core.step()
 
-    def _take(self, outputs: EngineOutputs) -> int:
+    def _take(self, outputs: EngineOutputs | None) -> int:
         """Take what a step said; return how many prompts it finished."""
         num_finished = 0
+        if outputs is None:
+            return num_finished
         for output in outputs.outputs:
             answers = self._in_flight.get(output.request_id)
             if answers is None:

@@ -9,6 +9,7 @@ from typing import Any
 from quire.errors import EngineDeadError
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.engine_thread import EngineThread
+from quire.messages import Control
 
 Answer = asyncio.Future[Any]
 
@@ -21,13 +22,13 @@ class ControlCalls:
         self._waiting: set[Answer] = set()
         self._lock = threading.Lock()
 
-    async def call(self, name: str, argument: Any) -> Any:
-        """Run a verb between two steps; raises what the engine raises."""
+    async def call(self, command: Control) -> Any:
+        """Have a command done between two steps; returns and raises what the engine does."""
         answer: Answer = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.add(answer)
         try:
-            self._thread.post(partial(_run, answer, name, argument))
+            self._thread.post(partial(_run, answer, command))
             return await answer
         finally:
             with self._lock:
@@ -41,9 +42,9 @@ class ControlCalls:
             _send(answer, partial(_set_error, answer, death))
 
 
-def _run(answer: Answer, name: str, argument: Any, core: EngineCoreClient) -> None:
+def _run(answer: Answer, command: Control, core: EngineCoreClient) -> None:
     try:
-        result = core.control(name, argument)
+        result = core.control(command)
     except EngineDeadError:
         raise  # the thread ends, and tells everybody
     except Exception as error:  # noqa: BLE001 - the caller's: it is raised where it waits

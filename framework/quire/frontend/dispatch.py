@@ -20,7 +20,8 @@ from quire.frontend.control_calls import ControlCalls
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.engine_thread import EngineThread
 from quire.frontend.output import Answers
-from quire.messages import EngineOutput, EngineOutputs, EngineStats
+from quire.frontend.throughput import Throughput
+from quire.messages import Control, EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,12 @@ class Dispatch:
 
     Attributes:
         stats: What the engine said about itself after the last step.
+        throughput: What it has done since its start.
     """
 
     def __init__(self, core: EngineCoreClient) -> None:
         self.stats = EngineStats()
+        self.throughput = Throughput()
         self._streams: dict[str, AnswerStream] = {}  # by the engine's request id
         self._lock = threading.Lock()
         self._thread = EngineThread(core, self._deliver, self._announce_death)
@@ -82,9 +85,9 @@ class Dispatch:
         """Abort a request for somebody else than its reader, who is told."""
         self._call(stream.loop, partial(self._end_here, stream))
 
-    async def control(self, name: str, argument: Any = None) -> Any:
-        """Have the engine do something besides steps; raises what the engine raises."""
-        return await self._controls.call(name, argument)
+    async def control(self, command: Control) -> Any:
+        """Have the engine do something between two steps; returns and raises what it does."""
+        return await self._controls.call(command)
 
     def stop(self) -> None:
         """End the thread after the step that runs."""
@@ -99,6 +102,7 @@ class Dispatch:
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
+        self.throughput.take(outputs)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
             for output in outputs.outputs:

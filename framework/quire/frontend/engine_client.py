@@ -1,4 +1,4 @@
-"""The frontend knows the engine by six verbs, in this process or in another one."""
+"""The frontend knows the engine by a few verbs, in this process or in another one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,32 +13,53 @@ from quire.errors import (
     PromptTooLongError,
     RequestError,
     RequestFailedError,
+    RequestTimeoutError,
     UnknownModelError,
 )
-from quire.messages import EngineOutputs, EngineRequest, ErrorReport
+from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats, ErrorReport
 
 
 class EngineCoreClient(Protocol):
-    """An engine core. One thread calls it."""
+    """An engine core. One thread calls it, but for `wake`."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; one that cannot be served is answered with an error by `step`."""
+        """Queue a request; one that cannot be served is answered with an error by `step`.
+
+        Raises:
+            InvalidRequestError: A request with this id is not over yet.
+        """
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; ids that are not known are none of its business."""
 
-    def step(self) -> EngineOutputs:
+    def step(self) -> EngineOutputs | None:
         """Run one step; return what it added to each request.
+
+        Returns:
+            None if `wake` was called before a step that runs elsewhere has ended.
 
         Raises:
             EngineDeadError: The engine cannot go on.
         """
 
+    def wake(self) -> None:
+        """Let a `step` return that only waits for another process; from any thread."""
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
 
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something besides steps."""
+    def control(self, command: Control) -> Any:
+        """Do something between two steps; the answer is the one that the command names."""
+
+    def stats(self) -> EngineStats:
+        """Return a few numbers about now."""
+
+    def check_health(self) -> None:
+        """Return if the engine lives; for one that is idle, as steps find out by themselves.
+
+        Raises:
+            EngineDeadError: It does not.
+        """
 
     def shutdown(self) -> None:
         """Give everything back. May be called twice."""
@@ -54,6 +75,7 @@ _ERRORS: dict[str, Callable[[str], RequestError]] = {
     UnknownModelError.code: UnknownModelError,
     AdapterError.code: InvalidRequestError,
     OverloadedError.code: OverloadedError,
+    RequestTimeoutError.code: RequestTimeoutError,
 }
 
 

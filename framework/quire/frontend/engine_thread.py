@@ -1,7 +1,8 @@
 """One thread owns the engine core: commands go in, outputs come out, and its death is announced.
 
 The core is not thread-safe and need not be. The thread sleeps on a condition while the core has no
-work, and drains the commands before every step, so an abort takes effect within one step.
+work, and drains the commands before every step, so an abort takes effect within one step. While it
+sleeps it looks now and then whether the core still lives.
 """
 
 import logging
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from quire.errors import EngineDeadError
 from quire.frontend.engine_client import EngineCoreClient
 from quire.messages import EngineOutputs
+
+HEALTH_INTERVAL_S = 0.5  # how often an idle engine is looked after
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class EngineThread:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
-        self._busy_since: float | None = None  # when the turn that runs began
+        self._busy_since: float | None = None  # when the last step ended, or the first began
         self._death: EngineDeadError | None = None
         # A daemon, so that a caller who forgets to shut down can still leave the program.
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -56,7 +59,7 @@ class EngineThread:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds that the step or command takes that runs now; 0 while there is nothing to do."""
+        """Seconds since the last step ended; 0 while there is nothing to do."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -71,12 +74,14 @@ class EngineThread:
                 raise EngineDeadError(str(self._death)) from self._death
             self._commands.append(command)
             self._wake.notify()
+        self._core.wake()
 
     def stop(self, timeout_s: float | None = None) -> None:
         """End the thread after the step that runs, and shut the core down. May be called twice."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
+        self._core.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -87,31 +92,37 @@ class EngineThread:
             self._die(EngineDeadError("the engine was shut down"))
         except BaseException as error:  # whoever waits for this thread must hear of it
             logger.critical("the engine died", exc_info=error)
-            death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
-            death.__cause__ = error
-            self._die(death)
+            self._die(_death_by(error))
         finally:
             self._shut_down()
 
     def _turn(self) -> bool:
         """Run the commands and one step; False when the thread is to end."""
-        commands = self._take_commands()
-        self._busy_since = time.monotonic()
-        for command in commands:
+        while not self._wait_for_work():
+            self._core.check_health()
+        if self._busy_since is None:
+            self._busy_since = time.monotonic()
+        for command in self._take_commands():
             command(self._core)
         if self._is_stopping:
             return False
-        if self._core.has_work():
-            outputs = self._core.step()
+        if self._core.has_work() and (outputs := self._core.step()) is not None:
+            self._busy_since = time.monotonic()
             self._on_outputs(outputs)
         return True
 
-    def _take_commands(self) -> list[Command]:
-        has_work = self._core.has_work()
+    def _wait_for_work(self) -> bool:
+        """Wait a while, if need be; whether there is something to do."""
+        if self._core.has_work():
+            return True
         with self._wake:
-            while not (self._commands or has_work or self._is_stopping):
+            if not (self._commands or self._is_stopping):
                 self._busy_since = None
-                self._wake.wait()
+                self._wake.wait(HEALTH_INTERVAL_S)
+            return bool(self._commands or self._is_stopping)
+
+    def _take_commands(self) -> list[Command]:
+        with self._wake:
             commands = list(self._commands)
             self._commands.clear()
         return commands
@@ -127,3 +138,11 @@ class EngineThread:
             self._core.shutdown()
         except Exception:
             logger.exception("the engine did not shut down cleanly")
+
+
+def _death_by(error: BaseException) -> EngineDeadError:
+    if isinstance(error, EngineDeadError):
+        return error
+    death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
+    death.__cause__ = error
+    return death

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -21,6 +21,7 @@ from quire.errors import (
     RequestError,
     RequestFailedError,
 )
+from quire.frontend.prompt import EncodedPrompt, check_token_ids, prompt_parts
 from quire.frontend.thinking import Thinking
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
@@ -32,18 +33,10 @@ from quire.sampling_params import SamplingParams, StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens", "cache_salt")
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_TIMEOUT_S = 1e9
 
 RequestHook = tuple[Source, Callable[..., Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt as text, if it came as text, and as tokens."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +59,7 @@ class Intake:
         hooks: The plugins' `request_received`, with who they belong to.
         check_grammar: Looks at a form before it is queued; raises `GrammarError`.
         thinking: How the model thinks, if it does: a form begins behind it.
+        has_priorities: Whether the scheduling policy looks at priorities.
     """
 
     def __init__(
@@ -78,6 +72,7 @@ class Intake:
         hooks: Sequence[RequestHook] = (),
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
         thinking: Thinking | None = None,
+        has_priorities: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -86,6 +81,7 @@ class Intake:
         self._hooks = tuple(hooks)
         self._check_grammar = check_grammar
         self._thinking = thinking
+        self._has_priorities = has_priorities
         self._checked_form: StructuredOutputsParams | None = None  # a batch's is looked at once
 
     @property
@@ -101,6 +97,7 @@ class Intake:
         *,
         adapter: AdapterRef | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Admission:
         """Check a prompt and what is asked of it.
 
@@ -110,7 +107,8 @@ class Intake:
                 or what `encode` returned.
             params: How to generate.
             adapter: The LoRA adapter, resolved.
-            priority: Only 0 is served yet.
+            priority: Smaller goes first; not 0 only where the scheduling policy reads it.
+            timeout_s: Seconds from now on that the request may take; the engine may allow less.
 
         Raises:
             InvalidRequestError: A value is out of range, or a field does not exist.
@@ -119,11 +117,8 @@ class Intake:
             RequestError: A plugin refuses the request.
             RequestFailedError: A plugin failed.
         """
-        if priority != 0:
-            raise InvalidRequestError(
-                f"priorities are not served yet; leave it out or send 0, got {priority!r}",
-                param="priority",
-            )
+        self._check_priority(priority)
+        _check_timeout(timeout_s)
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
         request_id = uuid.uuid4().hex
         first = EngineRequest(
@@ -139,8 +134,9 @@ class Intake:
             priority=priority,
             cache_salt=encoded.cache_salt,
             arrival_s=time.monotonic(),
+            timeout_s=timeout_s,
         )
-        requests = (first, *(_child(first, request_id, i) for i in range(1, params.n)))
+        requests = (first, *_others(first, request_id))
         for request in requests:
             self._run_hooks(request)
         return Admission(request_id, encoded, requests)
@@ -152,12 +148,12 @@ class Intake:
             InvalidRequestError: It is empty, or not a prompt.
             PromptTooLongError: It is longer than the model's length.
         """
-        parts = _prompt_parts(prompt)
+        parts = prompt_parts(prompt)
         text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
         if token_ids is None:
             token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
         else:
-            _check_token_ids(token_ids, self._vocab_size, "prompt")
+            check_token_ids(token_ids, self._vocab_size, "prompt")
             token_ids = list(token_ids)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
@@ -169,6 +165,21 @@ class Intake:
             )
         return EncodedPrompt(text, token_ids, parts.get("cache_salt"))
 
+    def _check_priority(self, priority: object) -> None:
+        is_int = isinstance(priority, int) and not isinstance(priority, bool)
+        if not is_int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
+            raise InvalidRequestError(
+                f"priority must be a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}, got "
+                f"{priority!r:.100}",
+                param="priority",
+            )
+        if priority != 0 and not self._has_priorities:
+            raise InvalidRequestError(
+                f"priority is {priority}, but this engine serves first come, first served; start "
+                "it with --scheduling-policy priority, or send 0",
+                param="priority",
+            )
+
     def _encode_text(self, text: Any, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
@@ -177,7 +188,7 @@ class Intake:
                 f"the prompt is not valid Unicode: {error}", param="prompt"
             ) from error
         token_ids = self._tokenizer.encode(text, add_special_tokens)
-        _check_token_ids(token_ids, self._vocab_size, "prompt")
+        check_token_ids(token_ids, self._vocab_size, "prompt")
         return token_ids
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
@@ -191,7 +202,7 @@ class Intake:
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
     def _resolve_stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        _check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
+        check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
         own = () if params.ignore_eos else self._tokenizer.eos_token_ids
         return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
 
@@ -263,53 +274,23 @@ class Intake:
                 ) from error
 
 
-def _child(first: EngineRequest, request_id: str, child: int) -> EngineRequest:
-    """Return another answer's request to the same prompt."""
-    return msgspec.structs.replace(first, request_id=f"{request_id}-{child}", child=child)
-
-
-def _prompt_parts(prompt: object) -> dict[str, Any]:
-    """Return a prompt in its dict form, its keys and types checked."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if isinstance(prompt, list | tuple):
-        return {"prompt_token_ids": prompt}
-    if not isinstance(prompt, dict):
-        raise InvalidRequestError(
-            f"a prompt is text, token ids or a dict, got {type(prompt).__name__}", param="prompt"
-        )
-    for key, value in prompt.items():
-        _check_part(key, value)
-    if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
-        raise InvalidRequestError(
-            "a prompt dict needs `prompt` or `prompt_token_ids`", param="prompt"
-        )
-    return prompt
-
-
-def _check_part(key: object, value: object) -> None:
-    kinds: dict[object, type | tuple[type, ...]] = {
-        "prompt": str,
-        "prompt_token_ids": (list, tuple),
-        "add_special_tokens": bool,
-        "cache_salt": str,
-    }
-    if key not in kinds:
-        raise InvalidRequestError(
-            f"a prompt has no part {key!r}; it may have {', '.join(PROMPT_KEYS)}", param="prompt"
-        )
-    if value is not None and not isinstance(value, kinds[key]):
-        raise InvalidRequestError(
-            f"{key} of a prompt cannot be a {type(value).__name__}", param="prompt"
+def _others(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:
+    """Yield the other answers' requests to the same prompt, which the first one reports on."""
+    params = first.params
+    if params.prompt_logprobs is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    for child in range(1, params.n):
+        yield msgspec.structs.replace(
+            first, request_id=f"{request_id}-{child}", child=child, params=params
         )
 
 
-def _check_token_ids(token_ids: Sequence[Any], vocab_size: int, param: str) -> None:
-    for token_id in token_ids:
-        is_int = isinstance(token_id, int) and not isinstance(token_id, bool)
-        if not is_int or not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"{param} holds {token_id!r}; token ids of this model are whole numbers from 0 to "
-                f"{vocab_size - 1}",
-                param=param,
-            )
+def _check_timeout(timeout_s: object) -> None:
+    if timeout_s is None:
+        return
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:  # type: ignore[operator]
+        raise InvalidRequestError(
+            f"timeout_s must be a number of seconds greater than 0, got {timeout_s!r:.100}",
+            param="timeout_s",
+        )

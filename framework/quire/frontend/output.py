@@ -15,7 +15,14 @@ from quire.frontend.engine_client import error_of
 from quire.frontend.intake import Admission, RequestHook
 from quire.frontend.tokenizer import Tokenizer
 from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
-from quire.outputs import CompletionOutput, Delta, Logprob, LoRARequest, RequestOutput
+from quire.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    LoRARequest,
+    PromptLogprobs,
+    RequestOutput,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +47,7 @@ class Answer:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
+        self._prompt_logprobs: PromptLogprobs = []
         self._stop_reason: int | str | None = None
         self._num_cached_tokens = 0
 
@@ -55,7 +63,9 @@ class Answer:
         texts, num_used = self._detokenize(output)
         logprobs = [self._read_logprobs(row) for row in (output.logprobs or ())[:num_used]]
         finish_reason = self._finish(output, texts)
-        return self._add("".join(texts), output.token_ids[:num_used], logprobs, finish_reason)
+        delta = self._add("".join(texts), output.token_ids[:num_used], logprobs, finish_reason)
+        delta.prompt_logprobs = self._read_prompt_logprobs(output)
+        return delta
 
     def abort(self) -> Delta:
         """End the answer from outside; return what was held back."""
@@ -71,6 +81,12 @@ class Answer:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, as far as they are known; None if nobody asked for them."""
+        is_wanted = self.request.params.prompt_logprobs is not None
+        return list(self._prompt_logprobs) if is_wanted else None
 
     @property
     def num_cached_tokens(self) -> int:
@@ -127,6 +143,15 @@ class Answer:
             stop_reason=self._stop_reason,
             num_cached_tokens=self._num_cached_tokens,
         )
+
+    def _read_prompt_logprobs(self, output: EngineOutput) -> PromptLogprobs | None:
+        """Return what a step adds to those of the prompt; nothing predicts its first token."""
+        if self.request.params.prompt_logprobs is None:
+            return None
+        added: PromptLogprobs = [] if self._prompt_logprobs else [None]
+        added += [self._read_logprobs(row) for row in output.prompt_logprobs or ()]
+        self._prompt_logprobs += added
+        return added or None
 
     def _read_logprobs(self, row: TokenLogprobs) -> dict[int, Logprob]:
         """Return the candidates at one position, the chosen one first."""
@@ -196,6 +221,7 @@ class Answers:
     def result(self) -> RequestOutput:
         """Return everything so far."""
         answers = list(self._answers.values())
+        first = answers[0]
         prompt, adapter = self.admission.prompt, self.admission.requests[0].adapter
         return RequestOutput(
             request_id=self.admission.request_id,
@@ -203,7 +229,8 @@ class Answers:
             prompt_token_ids=list(prompt.token_ids),
             outputs=[answer.completion() for answer in answers],
             finished=self.is_finished,
-            num_cached_tokens=max(answer.num_cached_tokens for answer in answers),
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=first.num_cached_tokens,
             lora_request=None if adapter is None else _lora_request(adapter),
         )
 

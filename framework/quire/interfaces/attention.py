@@ -6,9 +6,10 @@ Dimensions, here and in every backend:
     H  query heads, on this device                            D  numbers per head
     K  key/value heads, on this device                        V  vocabulary
 
-A backend is chosen per KV group. It decides how the raw bytes of a KV tensor are laid out (the
-block index is outermost, and one block is contiguous), builds its own metadata once a step, and in
-`forward` writes the new K and V and attends. Block 0 is the null block: padding writes there.
+A backend is chosen per KV group, and built for each head shape in it. It decides how the raw bytes
+of a KV tensor are laid out (the block index is outermost, and one block is contiguous), builds its
+own metadata once a step, and in `forward` writes the new K and V and attends. Block 0 is the null
+block: padding writes there.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class AttentionQuery:
     block_size: int | None = None  # None: the backend's own default will be taken
     layout: str = "kv"  # "kv", "mla", "state": which contract the layer speaks
     sliding_window: int | None = None
+    attention_chunk: int | None = None
     logit_soft_cap: float | None = None
     has_sinks: bool = False
     batch_invariant: bool = False
@@ -50,6 +52,7 @@ class AttentionCapabilities:
 
     Attributes:
         priority: `auto` takes the highest among those that can serve.
+        padded_pages: Its `kv_view` takes pages that are longer than what a layer keeps in them.
         default_block_size: Used when the user does not choose.
         graphs: Which steps it can run inside a captured CUDA graph.
     """
@@ -61,7 +64,9 @@ class AttentionCapabilities:
     block_sizes: frozenset[int] | None = None
     layouts: frozenset[str] = frozenset({"kv"})
     sliding_window: bool = False
+    attention_chunk: bool = False
     logit_soft_cap: bool = False
+    padded_pages: bool = False
     sinks: bool = False
     batch_invariant: bool = False
     graphs: GraphSupport = "none"
@@ -84,6 +89,7 @@ class AttentionCapabilities:
                 return f"{what} {wanted} is not among {known}"
         features = (
             ("sliding windows", query.sliding_window is not None, self.sliding_window),
+            ("chunked local attention", query.attention_chunk is not None, self.attention_chunk),
             ("a logit soft-cap", query.logit_soft_cap is not None, self.logit_soft_cap),
             ("attention sinks", query.has_sinks, self.sinks),
             ("batch-invariant mode", query.batch_invariant, self.batch_invariant),
@@ -96,7 +102,14 @@ class AttentionCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """The sizes that a backend is built for: one KV group on one device."""
+    """The sizes that a backend is built for: one head shape of one KV group on one device.
+
+    Attributes:
+        page_bytes: From one block of a layer to its next, where pages are padded; None: as long as
+            what the layer keeps.
+        batch_invariant: A query's answer must have the same bits whatever else is in the step, and
+            however its context was computed. Only who declares `batch_invariant` gets it.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -107,11 +120,19 @@ class AttentionShape:
     max_blocks_per_request: int
     dtype: torch.dtype
     device: torch.device
+    page_bytes: int | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayerParams:
-    """What differs between layers of one group."""
+    """What differs between layers of one group.
+
+    Attributes:
+        sliding_window: Tokens that a query sees, itself included; None: all.
+        attention_chunk: A query at position p sees from `p // attention_chunk * attention_chunk`
+            on; None: from the beginning.
+    """
 
     scale: float
     sliding_window: int | None = None
@@ -119,6 +140,7 @@ class AttentionLayerParams:
     sinks: Tensor | None = None  # [H]
     k_scale: float = 1.0  # of a quantized cache
     v_scale: float = 1.0
+    attention_chunk: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,15 +173,30 @@ class AttentionBackend(ABC):
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
         """Return this backend's view of the raw bytes of one layer.
 
+        Layers of other KV groups may keep theirs in the same bytes, in other blocks.
+
         Args:
-            raw: uint8, `num_blocks * spec.page_bytes` long; zeroed.
+            raw: uint8, zeroed; `[num_blocks * spec.page_bytes]` or, where pages are padded,
+                `[num_blocks, spec.page_bytes]` whose first stride is `AttentionShape.page_bytes`, a
+                multiple of `spec.row_bytes`. Only who declares `padded_pages` gets the latter.
             spec: The layer's KV-cache spec.
             num_blocks: B.
         """
 
     @abstractmethod
     def prepare(self, step: StepLayout) -> Any:
-        """Build what `forward` needs, once a step; whatever is returned is handed to `forward`."""
+        """Build what `forward` needs, once a step; whatever is returned is handed to `forward`.
+
+        Table entries of tokens that no query of the step may see name the null block, or blocks
+        that others own by now; what lies there may be anything, not-a-number included.
+        """
+
+    def forget_context(self) -> None:  # noqa: B027 (most hold nothing)
+        """Hear that KV was written from outside: by a KV store, or by copying blocks.
+
+        A backend that keeps anything of the cache from step to step must drop it. By default there
+        is nothing to drop.
+        """
 
     @abstractmethod
     def forward(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.interfaces.kv_cache import KVPlan
-    from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
+    from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Worker(ABC):
         """Wait for the tokens of a step whose draw was launched; steps are collected in order."""
 
     @abstractmethod
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something besides steps: load or drop an adapter, sleep, profile."""
+    def control(self, command: WorkerControl) -> Any:
+        """Do something between two steps; the answer is the one that the command names."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -109,12 +109,12 @@ class Executor(ABC):
         """Wait for the tokens of a step; steps are collected in the order of their launch."""
 
     @abstractmethod
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something on every worker; the answer of the first."""
+    def control(self, command: WorkerControl) -> Any:
+        """Do something on every worker, between two steps; the answer of the first."""
 
     @abstractmethod
     def check_health(self) -> None:
-        """Return if every worker is alive.
+        """Return if every worker is alive; asked while the engine is idle. Never blocks.
 
         Raises:
             EngineDeadError: One is not.

@@ -2,7 +2,17 @@
 
 A spec is arithmetic. It has no torch and no state, so the engine can plan with it and `quire
 explain` can print the plan before anything is loaded. A spec describes *one layer*; layers whose
-specs are equal form a KV group, and a request has one block table a group.
+specs use blocks alike form a KV group, and a request has one block table a group.
+
+A table index stands for `block_size` tokens, and a table only grows. What no later token reads goes
+back to the pool while the request runs, and its index then names the null block:
+
+    tokens           0 ......................... n
+    block table      [ 0 | 0 | 0 | 17 | 4 | 29 ]      blocks_needed(n) = 6
+                       freeable      kept             freeable_blocks(n) = range(3)
+
+A prefix hit begins such a table: of `h` blocks only those outside `freeable_blocks(h * block_size)`
+must be there.
 """
 
 from __future__ import annotations
@@ -10,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 
@@ -33,9 +43,29 @@ class KVLayer:
     head_dim: int
     params: tuple[tuple[str, Any], ...] = ()
 
+    def param(self, name: str, default: Any = None) -> Any:
+        """Return what the spec needs besides, by name."""
+        return dict(self.params).get(name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpecCapabilities:
+    """What a KV-cache spec declares at registration, so that a backend is found without its code.
+
+    Attributes:
+        layout: Which contract its layers speak with a backend: "kv", or another that a backend
+            must declare in `AttentionCapabilities.layouts`.
+        window_param: The layer's parameter that holds its sliding window, if it has one.
+        chunk_param: The same for chunks of local attention.
+    """
+
+    layout: str = "kv"
+    window_param: str | None = None
+    chunk_param: str | None = None
+
 
 class KVCacheSpec(ABC):
-    """How one layer uses KV blocks. Pure; equal specs share a KV group.
+    """How one layer uses KV blocks. Pure; layers whose specs have equal keys share a KV group.
 
     Args:
         layer: The layer, as the model describes it.
@@ -43,6 +73,8 @@ class KVCacheSpec(ABC):
         kv_dtype: Element type of the cache, a key of `DTYPE_BYTES`.
         tp_size: Devices that share each layer.
     """
+
+    needs_whole_prefix = False  # a hit ends at the first block that is not cached
 
     def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
         self.layer = layer
@@ -52,15 +84,26 @@ class KVCacheSpec(ABC):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for layers that can share a block table."""
-        layer = self.layer
-        shape = (layer.num_kv_heads, layer.head_dim)
-        return (type(self), self.block_size, self.kv_dtype, shape, layer.params)
+        """Equal for layers whose block tables are always equal, whatever their pages hold."""
+        return (type(self), self.block_size, self.layer.params)
 
     @property
     @abstractmethod
     def page_bytes(self) -> int:
         """Bytes of one block of one layer on one device."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that stay together: one head of one token. Padded pages are whole rows."""
+        return self.layer.head_dim * DTYPE_BYTES[self.kv_dtype]
+
+    def with_block_size(self, block_size: int) -> Self:
+        """Return the same layer's spec with other blocks."""
+        return type(self)(self.layer, block_size, self.kv_dtype, self.tp_size)
+
+    def without_prefix_hits(self) -> Self:
+        """Return the spec for an engine that never looks for a prefix; by default the same."""
+        return self
 
     @abstractmethod
     def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
@@ -87,6 +130,16 @@ class KVCacheSpec(ABC):
             is_cached: For each full block of the prompt, whether the cache holds it.
         """
 
+    def cacheable_blocks(self, fresh: range, num_computed_tokens: int) -> range:
+        """Return those of the `fresh` table indices whose content a later prefix hit could use.
+
+        Args:
+            fresh: Indices of the blocks that have become full and computed.
+            num_computed_tokens: Tokens that are computed now.
+        """
+        del num_computed_tokens
+        return fresh
+
     def snapshot_blocks(self, num_computed_tokens: int) -> range:
         """Return the table indices at whose end a recurrent state must be kept; none for KV."""
         del num_computed_tokens
@@ -95,11 +148,19 @@ class KVCacheSpec(ABC):
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a block table, because their specs are equal."""
+    """Layers that share a block table, because their specs have equal keys.
+
+    Attributes:
+        spec: Speaks for all of them in everything but bytes.
+        layer_names: On one pipeline stage; a stage may have none of a group's layers.
+        layer_specs: Of each layer, in the same order: pages may differ in what they hold.
+        backend: Attention backend that serves the group; "" until composed.
+    """
 
     spec: KVCacheSpec
     layer_names: tuple[str, ...]
-    backend: str = ""  # attention backend that serves the group; "" until composed
+    layer_specs: tuple[KVCacheSpec, ...]
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +177,8 @@ class KVPlan:
 
     Attributes:
         num_blocks: Blocks in every tensor; block 0 is the null block and belongs to nobody.
+        groups: In the order of a request's block tables.
+        tensors: Block `b` of one has the bytes from `b * page_bytes(tensor)` on.
         max_model_len: Tokens of the longest request that will be admitted.
     """
 
@@ -123,3 +186,26 @@ class KVPlan:
     groups: tuple[KVGroup, ...]
     tensors: tuple[KVTensor, ...] = field(default=())
     max_model_len: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block, the same in every group; 0 where no layer keeps anything."""
+        return self.groups[0].spec.block_size if self.groups else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def has_padded_pages(self) -> bool:
+        """Whether a layer keeps less in a page than the page is long."""
+        lengths = {
+            name: self.page_bytes(tensor) for tensor in self.tensors for name in tensor.layer_names
+        }
+        specs = [spec for group in self.groups for spec in group.layer_specs]
+        return any(spec.page_bytes < lengths[spec.layer.name] for spec in specs)
+
+    def page_bytes(self, tensor: KVTensor) -> int:
+        """Bytes from one block of a tensor to the next; more than a layer's own where padded."""
+        return tensor.num_bytes // self.num_blocks

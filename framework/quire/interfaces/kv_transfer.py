@@ -1,20 +1,35 @@
-"""The interface of KV stores outside the engine: host memory, disks, other machines.
+"""The interface of KV stores outside the pool: host memory, disks, other machines.
 
-The store has two halves. The scheduler's half is asked what it has beyond the local prefix hit;
-the answer may be "later". The worker's half moves blocks. What the first half tells the second is
-opaque to the engine. Blocks are held until the store lets go of them, and a load that fails means
-that the tokens are computed after all.
+A store has two halves. The scheduler's half knows what is stored, by content; the worker's half
+moves bytes. What the first tells the second travels in the step's plan and is opaque to the engine.
+
+    lookup          how many blocks beyond the local hit the store has; the answer may be "later"
+    start_load      the engine found room: bring them, into these blocks
+    start_save      these blocks are full and computed: keep what is new, skip what is there
+    plan_step       what the worker's half must know before the next step
+    finish          a transfer ended, well or not
+
+The engine holds every block of a transfer until it has ended; it does not matter how long that
+takes. A request whose load fails is computed after all, and one that is aborted leaves its transfer
+to end by itself. A store that raises is treated as one that has nothing.
+
+The unit is a column: the block of one position in every KV group of the model, stored and loaded as
+one under the hash of its content. Hashes chain: equal hash means equal tokens, beginning included,
+and the same model, adapter and salt.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quire.interfaces.kv_cache import KVPlan
+    from quire.messages import TransferReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,58 +37,166 @@ class KVLookup:
     """What a store has of a prompt.
 
     Attributes:
-        num_tokens: Tokens beyond the local hit, whole blocks.
+        num_blocks: Whole blocks beyond the local hit, without a gap.
         is_pending: The answer is not known yet: ask again next step.
-        is_async: The load goes on beside the steps; the request waits, others do not.
     """
 
-    num_tokens: int = 0
+    num_blocks: int = 0
     is_pending: bool = False
-    is_async: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class KVTransferReport:
-    """What finished since the last step, by request id."""
+class BlockColumn:
+    """One position of a request: its content, and where it lies.
 
-    loaded: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
+    Attributes:
+        block_hash: Of the content.
+        block_ids: The block in each KV group; 0, the null block, where the group does not need it.
+            Such a column is not saved, because it is not whole; of one that is loaded, the rest is.
+    """
+
+    block_hash: bytes
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPiece:
+    """The share of a column that lies in one tensor of the plan, in the block of one KV group.
+
+    Attributes:
+        group: Whose block it is: an index of `BlockColumn.block_ids`.
+        tensor: Where it lies: row `block_ids[group]` of this tensor.
+        offset: Of its first byte, when all pieces of a column stand after each other.
+        num_bytes: Of one row of the tensor.
+    """
+
+    group: int
+    tensor: int
+    offset: int
+    num_bytes: int
+
+
+def column_pieces(plan: KVPlan) -> tuple[ColumnPiece, ...]:
+    """Return all that belongs to a column, in order; the last piece ends at the column's bytes.
+
+    A tensor that several groups share has a piece for each of them. Where a group has no layer in
+    a tensor, its blocks have nothing there.
+    """
+    pieces: list[ColumnPiece] = []
+    offset = 0
+    for group_index, group in enumerate(plan.groups):
+        for tensor_index, tensor in enumerate(plan.tensors):
+            if set(group.layer_names).isdisjoint(tensor.layer_names):
+                continue
+            num_bytes = plan.page_bytes(tensor)
+            pieces.append(ColumnPiece(group_index, tensor_index, offset, num_bytes))
+            offset += num_bytes
+    return tuple(pieces)
+
+
+def column_bytes(plan: KVPlan) -> int:
+    """Return the bytes of one whole column on one device; 0 where no layer keeps anything."""
+    return sum(piece.num_bytes for piece in column_pieces(plan))
 
 
 class KVStoreScheduler(ABC):
-    """The half that runs beside the scheduler."""
+    """The half beside the scheduler, in the engine's process; no torch.
+
+    Args:
+        options: `--kv-store-options`, by key.
+        plan: The memory of the cache: groups, tensors and their sizes.
+
+    Raises:
+        SettingsError: An option is unknown or cannot work.
+    """
 
     @abstractmethod
-    def lookup(
-        self, request_id: str, block_hashes: Sequence[bytes], num_local_blocks: int
-    ) -> KVLookup:
-        """Say how much of the prompt the store has, beyond the blocks found locally."""
+    def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None: ...
 
     @abstractmethod
-    def plan_step(
-        self,
-        loads: Sequence[tuple[str, Sequence[bytes], Sequence[int]]],
-        saves: Sequence[tuple[str, Sequence[bytes], Sequence[int]]],
-    ) -> Any:
-        """Return the message for the worker's half; each entry is a request, hashes, block ids."""
+    def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
+        """Say how many of these blocks, from the first on, the store has.
+
+        Args:
+            request_id: Who asks; the same request may ask again.
+            block_hashes: Of the blocks beyond the local hit, in order.
+        """
 
     @abstractmethod
-    def finish(self, request_id: str) -> bool:
-        """The request is over; True if its blocks must be held until a report names it."""
+    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+        """Bring stored columns into these blocks; they were looked up in this step."""
+
+    @abstractmethod
+    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+        """Keep what is new of a request's computed columns.
+
+        Returns:
+            How many will be written; with 0 the transfer is over at once.
+        """
+
+    @abstractmethod
+    def plan_step(self) -> bytes:
+        """Return the message for the worker's half since the last call; empty if there is none."""
+
+    @abstractmethod
+    def finish(self, transfer_id: int, *, has_failed: bool) -> None:
+        """A transfer ended; what failed to load is not to be offered again."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Offer nothing any more that was stored until now: the weights may have changed."""
+
+    def forget_request(self, request_id: str) -> None:
+        """The request is over; nothing will be asked for it any more."""
+        del request_id
+
+    def shutdown(self) -> None:
+        """Give everything back. May be called twice."""
+        return
 
 
 class KVStoreWorker(ABC):
-    """The half that runs beside the model."""
+    """The half beside the model.
+
+    Args:
+        options: `--kv-store-options`, by key.
+        plan: The memory of the cache.
+    """
 
     @abstractmethod
-    def attach(self, kv_tensors: Sequence[Tensor]) -> None:
-        """Learn where the blocks lie: uint8, block index outermost."""
+    def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None: ...
 
     @abstractmethod
-    def begin_step(self, plan: Any) -> None:
-        """Start the transfers of a step; loads that are not async end before the model reads."""
+    def attach(self, tensors: Sequence[Tensor]) -> None:
+        """Learn where the blocks lie: the plan's tensors, uint8, [num_blocks, bytes a block]."""
 
     @abstractmethod
-    def report(self) -> KVTransferReport:
-        """Say what finished since the last call."""
+    def begin_step(self, message: bytes) -> None:
+        """Start what the scheduler's half planned; called before the step's forward pass.
+
+        What is saved was computed by earlier steps; what is loaded is not read before it is
+        reported as done.
+
+        Args:
+            message: Of `plan_step`; empty if nothing is new.
+        """
+
+    @abstractmethod
+    def report(self) -> TransferReport:
+        """Say what ended since the last call; called after each step's forward pass."""
+
+    def shutdown(self) -> None:
+        """Give everything back. May be called twice."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class KVStoreCapabilities:
+    """What a KV store declares at registration.
+
+    Attributes:
+        worker: Import string of its `KVStoreWorker`; the entry's own reference names the
+            `KVStoreScheduler`.
+    """
+
+    worker: str

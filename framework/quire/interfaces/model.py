@@ -69,7 +69,8 @@ class ForwardBatch:
     """What the layers of a model need besides hidden states; passed to each that asks for it.
 
     Attributes:
-        attention: Per KV group, what its backend prepared for this step.
+        attention: What each attention backend prepared for this step; a layer knows its backend's
+            place.
         adapters: Which rows use which LoRA adapter; None when no row does.
         captures: Fixed buffers for named hidden states, filled by layers that offer the name.
     """

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.layers.activation import SiluAndMul
+    from quire.layers.activation import GeluTanhAndMul, SiluAndMul
     from quire.layers.attention import Attention
     from quire.layers.context import LayerContext
     from quire.layers.embedding import LMHead, VocabParallelEmbedding
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "attention",
     "ColumnParallelLinear": "linear",
+    "GeluTanhAndMul": "activation",
     "LMHead": "embedding",
     "Layer": "layer",
     "LayerContext": "context",
@@ -45,6 +46,7 @@ _HOMES = {
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "GeluTanhAndMul",
     "LMHead",
     "Layer",
     "LayerContext",

@@ -1,17 +1,51 @@
-"""Activations between the two halves of an MLP."""
+"""Activations between the two halves of an MLP; each multiplies the gate in as well.
+
+torch computes the last few numbers of a block by other instructions than the rest, and SiLU and
+GELU may differ between the two by a bit. So batch-invariant mode builds them from exp and tanh,
+which treat every number alike, and from operations that IEEE 754 rounds exactly.
+"""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 from torch.nn import functional
 
+from quire.layers.context import LayerContext
 from quire.layers.layer import Layer
+
+GELU_CUBE = 0.044715
 
 
 class SiluAndMul(Layer):
     """SwiGLU (Shazeer, 2020): the gate's SiLU times the up projection, which stands beside it."""
 
+    def __init__(self, context: LayerContext) -> None:
+        super().__init__()
+        self.batch_invariant = context.batch_invariant
+
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
         gate, up = gate_up.chunk(2, -1)
+        if self.batch_invariant:
+            wide = gate.float()
+            return wide.div(wide.neg().exp_().add_(1)).to(gate.dtype).mul_(up)
         return functional.silu(gate).mul_(up)
+
+
+class GeluTanhAndMul(Layer):
+    """GeGLU (Shazeer, 2020) with the tanh approximation of the GELU."""
+
+    def __init__(self, context: LayerContext) -> None:
+        super().__init__()
+        self.batch_invariant = context.batch_invariant
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        """Return `gelu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
+        gate, up = gate_up.chunk(2, -1)
+        if self.batch_invariant:
+            wide = gate.float()
+            inner = (wide * wide).mul_(wide).mul_(GELU_CUBE).add_(wide).mul_(math.sqrt(2 / math.pi))
+            return inner.tanh_().add_(1).mul_(wide).mul_(0.5).to(gate.dtype).mul_(up)
+        return functional.gelu(gate, approximate="tanh").mul_(up)

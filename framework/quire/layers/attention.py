@@ -23,6 +23,7 @@ class Attention(Layer):
         context: Where and how to build.
         sliding_window: Tokens that a query sees, itself included; None: all.
         logit_soft_cap: Bound on the logits of attention, by tanh.
+        attention_chunk: Tokens of a chunk; a query sees its own chunk only. None: all.
     """
 
     def __init__(
@@ -36,22 +37,25 @@ class Attention(Layer):
         *,
         sliding_window: int | None = None,
         logit_soft_cap: float | None = None,
+        attention_chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.num_heads = len(share("num_attention_heads", num_heads, context.tp))
         self.num_kv_heads = len(share_kv_heads(num_kv_heads, context.tp))
         self.head_dim = head_dim
-        self.params = AttentionLayerParams(scale, sliding_window, logit_soft_cap)
-        self.group = -1
+        self.params = AttentionLayerParams(
+            scale, sliding_window, logit_soft_cap, attention_chunk=attention_chunk
+        )
+        self.place = -1
         self._backend: AttentionBackend | None = None
         self._kv_cache: Tensor | None = None
 
-    def bind(self, backend: AttentionBackend, kv_cache: Tensor, group: int) -> None:
-        """Say who attends, where K and V are kept, and which KV group this layer belongs to."""
+    def bind(self, backend: AttentionBackend, kv_cache: Tensor, place: int) -> None:
+        """Say who attends, where K and V are kept, and the backend's place in the batch."""
         self._backend = backend
         self._kv_cache = kv_cache
-        self.group = group
+        self.place = place
 
     def forward(
         self,
@@ -63,6 +67,6 @@ class Attention(Layer):
         """Keep `k` and `v` in the cache, and attend from `q`."""
         if self._backend is None or self._kv_cache is None:
             raise RuntimeError(f"attention layer {self.name} runs before bind()")
-        metadata = batch.attention[self.group]
+        metadata = batch.attention[self.place]
         out = self._backend.forward(q, k, v, self._kv_cache, metadata, self.params)
         return out.flatten(1)

@@ -19,6 +19,7 @@ class LayerContext:
         device: Where weights lie.
         tp: The devices that share each layer.
         quantization: How linear layers keep their weights; None: as they are.
+        batch_invariant: Whether a row's bits must not depend on the rest of the batch.
         prepack: Whether weights are reordered after loading, for the CPU's matrix library.
         layers: The decoder layers of this pipeline stage; None: all of them.
     """
@@ -28,4 +29,5 @@ class LayerContext:
     tp: TensorParallelGroup = field(default_factory=SingleDevice)
     quantization: Quantization | None = None
     prepack: bool = False
+    batch_invariant: bool = False
     layers: range | None = None

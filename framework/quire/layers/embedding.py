@@ -72,7 +72,7 @@ class LMHead(Layer):
         self.tp = context.tp
         self.vocab_size = vocab_size
         self.rows = vocabulary_share(vocab_size, context.tp)
-        self.method = plain_method(context, is_shared=tied_to is not None)
+        self.method = plain_method("lm_head", context, is_shared=tied_to is not None)
         if tied_to is None:
             self.method.create_weights(self, len(self.rows), hidden_size)
         else:

@@ -7,6 +7,7 @@ way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from quire.layers.layer import Layer, frozen
 from quire.layers.lora import LoRASlice, LoRAStacks
 from quire.layers.parallel import share, share_kv_heads
 from quire.layers.prepacked import Prepacked
+from quire.layers.row_tiles import InTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,7 @@ class ParallelLinear(Layer):
             LoRASlice(self.offsets[part.name], part.rows) for part in self.slices.values()
         )
         context = self.context
-        self.lora = LoRAStacks(
-            places, self.columns, max_loras, max_rank, context.dtype, context.device
-        )
+        self.lora = LoRAStacks(places, self.columns, max_loras, max_rank, context)
 
     def set_adapter(self, index: int, modules: Mapping[str, AdapterModule]) -> None:
         """Place an adapter's matrices, by the last name of the checkpoint's module; none clears.
@@ -239,25 +239,40 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
         """Return all outputs, on every device: `[T, in / tp] -> [T, out]`."""
-        out = self.tp.all_reduce(self._project(x, adapters))
+        out = self._sum(self._project(x, adapters))
         return out if self.bias is None else out.add_(self.bias)
 
+    def _sum(self, partial: Tensor) -> Tensor:  # [T, out], both
+        """Add up the devices' parts; in batch-invariant mode always in the order of ranks."""
+        if self.tp.size == 1 or not self.context.batch_invariant:
+            return self.tp.all_reduce(partial)
+        first, *rest = self.tp.all_gather(partial, -1).chunk(self.tp.size, -1)
+        return functools.reduce(torch.add, rest, first)
 
-def plain_method(context: LayerContext, is_shared: bool = False) -> LinearMethod:
+
+def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> LinearMethod:
     """Return how a layer keeps its weight if no quantization says otherwise.
 
     Args:
+        name: Of the layer, for errors.
         context: Where and how to build.
         is_shared: Another layer reads the weight as it is.
     """
+    method: LinearMethod = Unquantized(context.dtype, context.device)
     if context.prepack:
-        return Prepacked(context.dtype, context.device, is_shared)
-    return Unquantized(context.dtype, context.device)
+        method = Prepacked(context.dtype, context.device, is_shared)
+    return _as_the_mode_asks(method, name, context)
 
 
 def _linear_method(name: str, context: LayerContext) -> LinearMethod:
     chosen = context.quantization and context.quantization.linear_method(name)
-    return chosen or plain_method(context)
+    return _as_the_mode_asks(chosen, name, context) if chosen else plain_method(name, context)
+
+
+def _as_the_mode_asks(method: LinearMethod, name: str, context: LayerContext) -> LinearMethod:
+    if not context.batch_invariant:
+        return method
+    return InTiles(method, name, context.dtype, context.device)
 
 
 def _offsets(slices: tuple[LinearSlice, ...]) -> dict[str, int]:

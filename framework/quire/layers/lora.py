@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.interfaces.lora import AdapterBatch, AdapterModule
+from quire.layers.context import LayerContext
+from quire.layers.row_tiles import Product, in_tiles, largest_tile, random_rows, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ class LoRAStacks:
         columns: range,
         max_loras: int,
         max_rank: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        context: LayerContext,
     ) -> None:
         self.slices = slices
         self.columns = columns
+        self.batch_invariant = context.batch_invariant
+        dtype, device = context.dtype, context.device
         rows = len(slices) * max_rank
         self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
         self.b = [
@@ -77,13 +80,20 @@ class LoRAStacks:
         self._placed: list[_Placed | None] = [None] * max_loras
 
     def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
-        """Place an adapter's matrices, one entry a slice; all None clears the place."""
+        """Place an adapter's matrices, one entry a slice; all None clears the place.
+
+        Raises:
+            RefusedError: In batch-invariant mode, for ranks whose products depend on the batch.
+        """
         first, shares = 0, []
         for number, module in enumerate(modules):
             if module is not None:
                 shares.append(self._place(index, number, first, module))
                 first = shares[-1].last
-        self._placed[index] = _Placed(self.a[index, :first], tuple(shares)) if shares else None
+        placed = _Placed(self.a[index, :first], tuple(shares)) if shares else None
+        if placed is not None and self.batch_invariant:
+            _try(placed)
+        self._placed[index] = placed
 
     def add(self, out: Tensor, x: Tensor, batch: AdapterBatch) -> None:
         """Add each row's adapter to `out` `[T, out]`, in place; `x` is `[T, in]`."""
@@ -91,11 +101,12 @@ class LoRAStacks:
             placed = self._placed[index]
             if placed is None:
                 continue
+            add = _add_in_tiles if self.batch_invariant else _add
             if batch.covers_all:
-                _add(out, x, placed)
+                add(out, x, placed)
             else:
                 chosen = out.index_select(0, rows)
-                _add(chosen, x.index_select(0, rows), placed)
+                add(chosen, x.index_select(0, rows), placed)
                 out.index_copy_(0, rows, chosen)
 
     def _place(self, index: int, number: int, first: int, module: AdapterModule) -> _Share:
@@ -111,3 +122,24 @@ def _add(out: Tensor, x: Tensor, placed: _Placed) -> None:
     hidden = functional.linear(x, placed.a)  # [n, sum of ranks]
     for share in placed.shares:
         out[:, share.start : share.stop].addmm_(hidden[:, share.first : share.last], share.b)
+
+
+def _add_in_tiles(out: Tensor, x: Tensor, placed: _Placed) -> None:
+    """Do the same with products whose rows are independent of each other."""
+    hidden = in_tiles(_product_with(placed.a.t()), x)
+    for share in placed.shares:
+        part = hidden[:, share.first : share.last]
+        out[:, share.start : share.stop] += in_tiles(_product_with(share.b), part)
+
+
+def _try(placed: _Placed) -> None:
+    """Try an adapter's products, as `InTiles` does with a layer's own weight."""
+    products = [(placed.a.t(), "A"), *((share.b, "B") for share in placed.shares)]
+    for matrix, side in products:  # [in, out]
+        sample = random_rows(matrix.shape[0], matrix.dtype, matrix.device)
+        if largest_tile(_product_with(matrix), sample) is None:
+            raise refusal(f"an adapter's product with {side}", matrix.dtype)
+
+
+def _product_with(matrix: Tensor) -> Product:  # [in, out]
+    return lambda rows: rows @ matrix

@@ -12,20 +12,40 @@ from quire.layers.parallel import share, share_kv_heads
 
 
 class RMSNorm(Layer):
-    """Root-mean-square norm (Zhang and Sennrich, 2019) with the residual addition before it."""
+    """Root-mean-square norm (Zhang and Sennrich, 2019) with the residual addition before it.
+
+    Args:
+        hidden_size: Numbers per row.
+        eps: Added to the mean square.
+        context: Where and how to build.
+        weight_offset: Added to the checkpoint's weight: 1 where it is kept as a distance from one
+            (Gemma). Such a weight is float32, and multiplies before the result is rounded.
+    """
 
     weight: Tensor  # [hidden_size]
 
-    def __init__(self, hidden_size: int, eps: float, context: LayerContext) -> None:
+    def __init__(
+        self, hidden_size: int, eps: float, context: LayerContext, *, weight_offset: float = 0.0
+    ) -> None:
         super().__init__()
         self.eps = eps
         self.eps_on_cpu = _eps_on_cpu(eps, context)
         self.shape = (hidden_size,)
-        self.register_parameter("weight", frozen(self.shape, context.dtype, context.device))
+        self.weight_offset = weight_offset
+        dtype = _weight_dtype(weight_offset, context)
+        self.is_wide = dtype is not context.dtype
+        self.register_parameter("weight", frozen(self.shape, dtype, context.device))
+
+    def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
+        """Copy the vector, the offset added."""
+        del part
+        self.get_parameter(parameter).copy_(_moved(tensor, self.weight_offset))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and that sum, the next residual; all `[T, hidden]`."""
         total = x if residual is None else x + residual
+        if self.is_wide:
+            return _normalise_wide(total, self.weight, self.eps), total
         if self.eps_on_cpu is None:
             return functional.rms_norm(total, self.shape, self.weight, self.eps), total
         return _normalise(total, self.eps_on_cpu).mul_(self.weight), total
@@ -35,7 +55,7 @@ class QKNorm(Layer):
     """The norm over each query and key head, for both in one pass.
 
     The checkpoint has one vector for all query heads and one for all key heads; they are kept
-    repeated for each head.
+    repeated for each head. `weight_offset` is as in `RMSNorm`.
     """
 
     weight: Tensor  # [H + K, D]
@@ -49,6 +69,7 @@ class QKNorm(Layer):
         context: LayerContext,
         *,
         parts: tuple[str, str] = ("q_norm", "k_norm"),
+        weight_offset: float = 0.0,
     ) -> None:
         super().__init__()
         heads = len(share("num_attention_heads", num_heads, context.tp))
@@ -57,8 +78,10 @@ class QKNorm(Layer):
         self.eps_on_cpu = _eps_on_cpu(eps, context)
         self.shape = (head_dim,)
         self.rows = {parts[0]: slice(0, heads), parts[1]: slice(heads, heads + kv_heads)}
-        shape = (heads + kv_heads, head_dim)
-        self.register_parameter("weight", frozen(shape, context.dtype, context.device))
+        self.weight_offset = weight_offset
+        shape, dtype = (heads + kv_heads, head_dim), _weight_dtype(weight_offset, context)
+        self.is_wide = dtype is not context.dtype
+        self.register_parameter("weight", frozen(shape, dtype, context.device))
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return `[D]`."""
@@ -67,10 +90,13 @@ class QKNorm(Layer):
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Repeat the vector for each head of its kind."""
-        self.get_parameter(parameter)[self.rows[part]] = tensor.to(self.weight)
+        moved = _moved(tensor, self.weight_offset)
+        self.get_parameter(parameter)[self.rows[part]] = moved.to(self.weight)
 
     def forward(self, qk: Tensor) -> Tensor:
         """Normalise query heads and, after them, key heads: `[T, H + K, D]`."""
+        if self.is_wide:
+            return _normalise_wide(qk, self.weight, self.eps)
         if self.eps_on_cpu is None:
             return functional.rms_norm(qk, self.shape, None, self.eps).mul_(self.weight)
         return _normalise(qk, self.eps_on_cpu).mul_(self.weight)
@@ -80,6 +106,21 @@ def _eps_on_cpu(eps: float, context: LayerContext) -> Tensor | None:
     """The constant of `_normalise`, where that is quicker than torch's own norm."""
     is_float32_cpu = context.device.type == "cpu" and context.dtype is torch.float32
     return torch.full((1,), eps) if is_float32_cpu else None
+
+
+def _weight_dtype(weight_offset: float, context: LayerContext) -> torch.dtype:
+    """The sum of one and a small number needs more digits than half precision has."""
+    return torch.float32 if weight_offset else context.dtype
+
+
+def _moved(tensor: Tensor, offset: float) -> Tensor:
+    return tensor.float() + offset if offset else tensor
+
+
+def _normalise_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise and multiply in float32, and round once."""
+    normed = functional.rms_norm(x.float(), x.shape[-1:], None, eps)
+    return normed.mul_(weight).to(x.dtype)
 
 
 def _normalise(x: Tensor, eps: Tensor) -> Tensor:

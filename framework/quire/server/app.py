@@ -12,6 +12,7 @@ from starlette.routing import Route
 from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.cache import CacheRoutes
 from quire.server.chat import ChatRoute
 from quire.server.completions import CompletionRoute
 from quire.server.errors import handle_disconnect, handle_error
@@ -64,4 +65,5 @@ def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
         Route("/v1/completions", CompletionRoute(frontend).create, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/reset_prefix_cache", CacheRoutes(frontend).reset_prefix_cache, methods=["POST"]),
     ]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.outputs import Delta
+from quire.outputs import Delta, PromptLogprobs
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.answers import json_response
 from quire.server.bodies import Body, read_body
@@ -99,6 +99,7 @@ class ChatRoute:
             typed,
             max_tokens=_max_tokens(typed),
             logprobs=_num_logprobs(typed),
+            prompt_logprobs=typed.prompt_logprobs,
             structured_outputs=form,
             extra_args=extra_args,
         )
@@ -113,6 +114,8 @@ class ChatRoute:
                 params,
                 chosen.adapter,
                 form_field(typed.response_format),
+                priority=typed.priority,
+                timeout_s=typed.timeout_s,
             ),
             tools,
             typed.top_logprobs or 0,
@@ -156,12 +159,14 @@ async def _whole(chat: Chat) -> ChatCompletion:
     async with aclosing(chat.generation.deltas()) as deltas:
         async for index, delta in deltas:
             answers[index].read(delta, _logprobs(chat, delta))
+    of_prompt = chat.generation.prompt_logprobs
     return ChatCompletion(
         id=chat.envelope.id,
         created=chat.envelope.created,
         model=chat.envelope.model,
         choices=[answer.choice() for answer in answers],
         usage=chat.generation.usage(),
+        prompt_logprobs=msgspec.UNSET if of_prompt is None else of_prompt[0],
     )
 
 
@@ -174,6 +179,9 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes]:
                 has_spoken[index] = True
                 opening = ChatDelta(role="assistant", content="")
                 yield _chunk(chat, ChunkChoice(index=index, delta=opening))
+            if delta.prompt_logprobs is not None:
+                choice = ChunkChoice(index=index, delta=_EMPTY)
+                yield _chunk(chat, choice, prompt_logprobs=delta.prompt_logprobs)
             logprobs = _logprobs(chat, delta)
             piece = answers[index].read(delta, logprobs)
             ending = answers[index].finish_reason
@@ -187,13 +195,19 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes]:
         yield _chunk(chat, usage=chat.generation.usage())
 
 
-def _chunk(chat: Chat, choice: ChunkChoice | None = None, usage: Usage | None = None) -> bytes:
+def _chunk(
+    chat: Chat,
+    choice: ChunkChoice | None = None,
+    usage: Usage | None = None,
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET,
+) -> bytes:
     """Return an event; only with `include_usage` do events have a field `usage`."""
     chunk = ChatChunk(
         id=chat.envelope.id,
         created=chat.envelope.created,
         model=chat.envelope.model,
         choices=[] if choice is None else [choice],
+        prompt_logprobs=prompt_logprobs,
     )
     if chat.with_usage:
         chunk.usage = usage

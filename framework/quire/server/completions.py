@@ -3,23 +3,23 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequestError, PromptTooLongError, RequestFailedError
+from quire.errors import InvalidRequestError, PromptTooLongError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.answers import json_response
 from quire.server.bodies import Body, read_body
+from quire.server.completion_answer import CompletionAnswer, Shows
 from quire.server.disconnect import run_while_connected
 from quire.server.fields import check_known, sampler_fields, sort_fields
 from quire.server.generation import Envelope, Generation
-from quire.server.logprobs import completion_logprobs, joined
 from quire.server.models import choose
 from quire.server.params import (
     form_field,
@@ -33,7 +33,6 @@ from quire.server.protocol import (
     Completion,
     CompletionBody,
     CompletionChoice,
-    FinishReason,
     Usage,
 )
 from quire.server.sse import EventStream
@@ -48,15 +47,14 @@ class Run:
     """One completion request, ready to run."""
 
     generation: Generation
-    num_top_logprobs: int
-    with_echo: bool
+    shows: Shows
     with_usage: bool
     envelope: Envelope
 
-    def answers(self) -> list["Answer"]:
+    def answers(self) -> list[CompletionAnswer]:
         """Return a fresh reader for each choice."""
-        n = self.generation.n
-        return [Answer(index, self, index // n) for index in range(self.generation.num_choices)]
+        indexes = range(self.generation.num_choices)
+        return [CompletionAnswer(index, self.generation, self.shows) for index in indexes]
 
 
 class CompletionRoute:
@@ -84,15 +82,12 @@ class CompletionRoute:
             body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
         )
         chosen = choose(self._frontend, typed.model)
-        if typed.echo and typed.logprobs is not None:
-            raise InvalidRequestError(
-                "echo with logprobs is not served: prompts have no log probabilities here",
-                param="echo",
-            )
+        is_prompt_only = bool(typed.echo) and typed.max_tokens == 0
         params = sampling_params(
             typed,
-            max_tokens=DEFAULT_MAX_TOKENS if typed.max_tokens is None else typed.max_tokens,
+            max_tokens=1 if is_prompt_only else _max_tokens(typed),
             logprobs=typed.logprobs,
+            prompt_logprobs=_num_prompt_logprobs(typed),
             structured_outputs=one_form(
                 response_form(typed.response_format), typed.structured_outputs
             ),
@@ -104,10 +99,16 @@ class CompletionRoute:
         prompts = [prompt_parts(prompt, typed, True) for prompt in given]
         return Run(
             Generation(
-                self._frontend, prompts, params, chosen.adapter, form_field(typed.response_format)
+                self._frontend,
+                prompts,
+                params,
+                chosen.adapter,
+                form_field(typed.response_format),
+                priority=typed.priority,
+                timeout_s=typed.timeout_s,
+                is_prompt_only=is_prompt_only,
             ),
-            typed.logprobs or 0,
-            bool(typed.echo),
+            Shows(typed.logprobs, bool(typed.echo), typed.prompt_logprobs is not None),
             wants_usage(typed),
             Envelope.fresh("cmpl", chosen.name),
         )
@@ -146,60 +147,6 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-@dataclass
-class Answer:
-    """Reads one choice."""
-
-    index: int
-    run: Run
-    prompt: int  # which of the prompts
-    pieces: list[CompletionChoice] = field(default_factory=list)
-    num_characters: int = 0
-
-    def read(self, delta: Delta) -> CompletionChoice | None:
-        """Take one delta; return what it adds, if anything is to be seen."""
-        tokenizer = self.run.generation.frontend.tokenizer
-        logprobs, self.num_characters = completion_logprobs(
-            delta, self.run.num_top_logprobs, self.num_characters, tokenizer
-        )
-        piece = CompletionChoice(
-            index=self.index,
-            text=self._echo() + delta.text,
-            logprobs=logprobs,
-            finish_reason=_public(delta),
-            stop_reason=delta.stop_reason,
-        )
-        is_silent = not piece.text and logprobs is None and piece.finish_reason is None
-        self.pieces.append(piece)
-        return None if is_silent else piece
-
-    def choice(self) -> CompletionChoice:
-        """Return the whole answer.
-
-        Raises:
-            RequestFailedError: It has not ended.
-        """
-        if not self.pieces or self.pieces[-1].finish_reason is None:
-            raise RequestFailedError("the answer has no end")
-        logprobs = [piece.logprobs for piece in self.pieces if piece.logprobs is not None]
-        return CompletionChoice(
-            index=self.index,
-            text="".join(piece.text for piece in self.pieces),
-            logprobs=joined(logprobs) if logprobs else None,
-            finish_reason=self.pieces[-1].finish_reason,
-            stop_reason=self.pieces[-1].stop_reason,
-        )
-
-    def _echo(self) -> str:
-        """Return the prompt's text before the first piece, if it was asked for."""
-        if self.pieces or not self.run.with_echo:
-            return ""
-        parts = self.run.generation.prompts[self.prompt]
-        if "prompt" in parts:
-            return str(parts["prompt"])
-        return self.run.generation.frontend.tokenizer.decode(parts["prompt_token_ids"])
-
-
 async def _whole(run: Run) -> Completion:
     answers = run.answers()
     async with aclosing(run.generation.deltas()) as deltas:
@@ -210,7 +157,7 @@ async def _whole(run: Run) -> Completion:
 
 async def _events(run: Run) -> AsyncGenerator[bytes]:
     answers = run.answers()
-    usage = None if run.with_usage else msgspec.UNSET
+    usage = None if run.with_usage else UNSET
     async with aclosing(run.generation.deltas()) as deltas:
         async for index, delta in deltas:
             piece = answers[index].read(delta)
@@ -233,8 +180,25 @@ def _completion(
     )
 
 
-def _public(delta: Delta) -> FinishReason | None:
-    return delta.finish_reason if delta.finish_reason in ("stop", "length") else None
+def _max_tokens(body: CompletionBody) -> int:
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _num_prompt_logprobs(body: CompletionBody) -> int | None:
+    """Return how many candidates a position of the prompt; None for none.
+
+    Raises:
+        InvalidRequestError: An echo of several answers asks for them: each would repeat the prompt.
+    """
+    if not body.echo or body.logprobs is None:
+        return body.prompt_logprobs
+    if (body.n or 1) > 1:
+        raise InvalidRequestError(
+            "echo with logprobs would repeat the prompt's before each answer; send n: 1, or ask "
+            "for prompt_logprobs",
+            param="echo",
+        )
+    return max(body.logprobs, body.prompt_logprobs or 0)
 
 
 def _check_count(prompt: str | list[Any], n: int) -> None:

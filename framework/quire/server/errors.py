@@ -18,12 +18,14 @@ from quire.errors import (
     QuireError,
     RequestError,
     RequestFailedError,
+    RequestTimeoutError,
     UnknownModelError,
 )
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would send what was too slow again
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
 _LONGEST_MESSAGE = 2000
@@ -81,6 +83,8 @@ def status_of(error: Exception) -> int:
             return 404
         case OverloadedError() | EngineDeadError():
             return 503
+        case RequestTimeoutError():
+            return 504
         case RequestFailedError():
             return 500
         case RequestError():
@@ -112,6 +116,8 @@ def headers_of(error: Exception) -> dict[str, str]:
     """Return the headers that go with an error."""
     if isinstance(error, HTTPError):
         return error.headers
+    if isinstance(error, RequestTimeoutError):
+        return NO_RETRY
     return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
 
 

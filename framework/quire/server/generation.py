@@ -8,17 +8,21 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from quire.errors import GrammarError, RequestFailedError
+import msgspec
+
+from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
 from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.intake import EncodedPrompt
+from quire.frontend.prompt import EncodedPrompt
 from quire.messages import FinishReason
-from quire.outputs import Delta
+from quire.outputs import Delta, PromptLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.errors import RETRY_AFTER_S, HTTPError
 from quire.server.protocol import CachedTokens, Usage
 
 T = TypeVar("T")
+
+MAX_PROMPT_LOGPROBS = 2**19  # candidates over all prompts of a request; each is an object
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,13 @@ class Generation:
         params: How to generate; `n` answers a prompt.
         adapter: Name of a LoRA adapter.
         form_field: The field that asked for the form, to be named where the form is refused.
+        priority: Smaller goes first, if the scheduling policy reads it.
+        timeout_s: Seconds that each prompt may take.
+        is_prompt_only: Leave the answers out: what is asked about is the prompt.
+
+    Attributes:
+        encoded: The prompts as tokens; empty before the first delta.
+        prompt_logprobs: Those of each prompt, as far as they came; None if nobody asked for them.
     """
 
     def __init__(
@@ -53,6 +64,10 @@ class Generation:
         params: SamplingParams,
         adapter: str | None = None,
         form_field: str = "structured_outputs",
+        *,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+        is_prompt_only: bool = False,
     ) -> None:
         self.frontend = frontend
         self.prompts = prompts
@@ -60,6 +75,14 @@ class Generation:
         self._params = params
         self._adapter = adapter
         self._form_field = form_field
+        self._priority = priority or 0
+        self._timeout_s = timeout_s
+        self._is_prompt_only = is_prompt_only
+        self.encoded: list[EncodedPrompt] = []
+        is_wanted = params.prompt_logprobs is not None
+        self.prompt_logprobs: list[PromptLogprobs] | None = (
+            [[] for _ in prompts] if is_wanted else None
+        )
         self._num_prompt_tokens = 0
         self._num_completion_tokens = 0
         self._num_cached_tokens = [0] * len(prompts)
@@ -80,7 +103,9 @@ class Generation:
         num_running = self.num_choices
         async with AsyncExitStack() as stack:
             streams = []
-            for encoded in await self.frontend.encode(self.prompts):
+            self.encoded = await self.frontend.encode(self.prompts)
+            self._check_prompt_logprobs()
+            for encoded in self.encoded:
                 stream = await self._submit(encoded)
                 streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
@@ -89,6 +114,8 @@ class Generation:
             async for prompt_index, delta in deltas:
                 _check_finish(delta.finish_reason)
                 num_running -= delta.finish_reason is not None
+                if self._is_prompt_only:
+                    delta = _without_answer(delta)
                 self._count(prompt_index, delta)
                 yield prompt_index * self.n + delta.index, delta
         if num_running:
@@ -96,7 +123,13 @@ class Generation:
 
     async def _submit(self, prompt: EncodedPrompt) -> AnswerStream:
         try:
-            return await self.frontend.submit(prompt, self._params, adapter=self._adapter)
+            return await self.frontend.submit(
+                prompt,
+                self._params,
+                adapter=self._adapter,
+                priority=self._priority,
+                timeout_s=self._timeout_s,
+            )
         except GrammarError as error:
             if error.param == "structured_outputs":
                 error.param = self._form_field
@@ -111,10 +144,25 @@ class Generation:
             prompt_tokens_details=CachedTokens(sum(self._num_cached_tokens)),
         )
 
+    def _check_prompt_logprobs(self) -> None:
+        num_likeliest = self._params.prompt_logprobs
+        if num_likeliest is None:
+            return
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
+        if num_tokens * (num_likeliest + 1) > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"log probabilities of {num_tokens} prompt tokens with {num_likeliest + 1} "
+                f"candidates each are too many for one answer, which holds {MAX_PROMPT_LOGPROBS}; "
+                "ask for fewer candidates, or send fewer or shorter prompts",
+                param="prompt_logprobs",
+            )
+
     def _count(self, prompt_index: int, delta: Delta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
-        cached = self._num_cached_tokens
-        cached[prompt_index] = max(cached[prompt_index], delta.num_cached_tokens)
+        if delta.index == 0:  # the other answers find in the cache what the first one computed
+            self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None and self.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt_index] += delta.prompt_logprobs
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
@@ -156,6 +204,18 @@ async def _feed(
     except Exception as error:  # noqa: BLE001 - it is raised again by whoever reads the queue
         end = _End(error)
     await queue.put(end)
+
+
+def _without_answer(delta: Delta) -> Delta:
+    """Leave out the one token that was generated, as a prompt is not computed for nothing."""
+    return msgspec.structs.replace(
+        delta,
+        text="",
+        token_ids=[],
+        logprobs=None if delta.logprobs is None else [],
+        finish_reason=None if delta.finish_reason is None else "length",
+        stop_reason=None,
+    )
 
 
 def _check_finish(reason: FinishReason | None) -> None:

@@ -15,7 +15,7 @@ def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogpr
     """Return a delta's log probabilities as /v1/chat/completions has them."""
     if delta.logprobs is None:
         return None
-    return ChatLogprobs([_position(found, num_top, tokenizer) for found in delta.logprobs])
+    return ChatLogprobs([position_of(found, num_top, tokenizer) for found in delta.logprobs])
 
 
 def completion_logprobs(
@@ -36,15 +36,25 @@ def completion_logprobs(
         return None, offset
     shown = CompletionLogprobs([], [], [], [])
     for found in delta.logprobs:
-        position = _position(found, num_top, tokenizer)
-        name = _name(position)
-        shown.tokens.append(name)
-        shown.token_logprobs.append(position.logprob)
-        top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
-        shown.top_logprobs.append(top | {name: position.logprob})
-        shown.text_offset.append(offset)
-        offset += sum(byte & 0xC0 != 0x80 for byte in position.bytes or ())  # characters begin here
+        position = position_of(found, num_top, tokenizer)
+        append_position(shown, position, offset)
+        offset += num_characters(bytes(position.bytes or ()))
     return shown, offset
+
+
+def append_position(shown: CompletionLogprobs, position: TokenLogprob, offset: int) -> None:
+    """Add a position to the lists, `offset` characters behind the text's beginning."""
+    name = _name(position)
+    shown.tokens.append(name)
+    shown.token_logprobs.append(position.logprob)
+    top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
+    shown.top_logprobs.append(top | {name: position.logprob})
+    shown.text_offset.append(offset)
+
+
+def num_characters(octets: bytes) -> int:
+    """Return how many characters begin in these bytes."""
+    return sum(byte & 0xC0 != 0x80 for byte in octets)
 
 
 def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
@@ -57,7 +67,7 @@ def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     )
 
 
-def _position(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+def position_of(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
     """Read one position: the chosen token stands first, then the likeliest."""
     chosen, logprob = next(iter(found.items()))
     likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
@@ -66,13 +76,16 @@ def _position(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> 
     return TokenLogprob(text, logprob.logprob, octets, top)
 
 
-def _name(token: TokenLogprob | TopLogprob) -> str:
+def token_name(octets: bytes) -> str:
     """Return the token's text, or its bytes if they are not text."""
-    octets = bytes(token.bytes or ())
     try:
         return octets.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in octets)
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    return token_name(bytes(token.bytes or ()))
 
 
 def _named(

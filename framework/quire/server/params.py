@@ -1,6 +1,5 @@
 """From a body to `SamplingParams`: only what was given is passed on; defaults live there."""
 
-import re
 from typing import Any
 
 from quire.errors import InvalidRequestError
@@ -13,7 +12,6 @@ _SAME_NAME = (
     "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
 MAX_STOP_TOKEN_IDS = 256
-_SALT = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def sampling_params(
@@ -21,6 +19,7 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     structured_outputs: StructuredOutputsParams | None,
     extra_args: dict[str, Any],
 ) -> SamplingParams:
@@ -30,6 +29,7 @@ def sampling_params(
         body: The request.
         max_tokens: Tokens to generate at most; None goes on to the model's length.
         logprobs: Candidates a position; None for no logprobs.
+        prompt_logprobs: The same for the prompt.
         structured_outputs: The form that the answer must follow.
         extra_args: Fields that sampler plugins declare.
 
@@ -45,6 +45,7 @@ def sampling_params(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         structured_outputs=structured_outputs,
         extra_args=extra_args,
     )
@@ -53,19 +54,11 @@ def sampling_params(
 def prompt_parts(
     prompt: str | list[int], body: SamplingBody, add_special_tokens: bool
 ) -> dict[str, Any]:
-    """Return a prompt as the frontend takes it.
-
-    Raises:
-        InvalidRequestError: `cache_salt` is not a short text of plain characters.
-    """
+    """Return a prompt as the frontend takes it, which checks it."""
     parts: dict[str, Any] = {"prompt_token_ids": prompt}
     if isinstance(prompt, str):
         parts = {"prompt": prompt, "add_special_tokens": add_special_tokens}
     if body.cache_salt is not None:
-        if not _SALT.fullmatch(body.cache_salt):
-            raise InvalidRequestError(
-                "cache_salt must be 1 to 128 printable ASCII characters", param="cache_salt"
-            )
         parts["cache_salt"] = body.cache_salt
     return parts
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.outputs import PromptLogprobs
 from quire.sampling_params import StructuredOutputsParams
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -38,7 +39,10 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -121,11 +125,11 @@ class Usage(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Log probabilities as /v1/completions has them: parallel lists."""
+    """Log probabilities as /v1/completions has them: parallel lists; null for a first token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -137,6 +141,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -212,6 +217,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -259,3 +265,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET

@@ -19,6 +19,7 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.app import create_app
 from quire.server.connections import Connection
 from quire.server.lifecycle import Lifecycle
+from quire.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class HTTPServer(uvicorn.Server):
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._stats: asyncio.Task[None] | None = None
         self._abort = asyncio.Event()
 
     def stop(self) -> None:
@@ -68,8 +70,15 @@ class HTTPServer(uvicorn.Server):
         """Start to listen, and say where."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        self._stats = asyncio.create_task(log_stats(self._frontend))
         if self.started and self._on_ready is not None:
             self._on_ready(url_of(self.servers[0].sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is open."""
+        if self._stats is not None:
+            self._stats.cancel()
+        await super().shutdown(sockets)
 
     def _stop(self) -> None:
         if self._stopping is None:

@@ -13,6 +13,7 @@ are not covered.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -39,7 +40,9 @@ HEAD_DIMS = (32, 40, 64, 128)  # tried where a backend declares: any
 BLOCK_SIZES = (1, 8, 16, 64)
 HEADS = ((4, 4), (4, 2), (6, 2), (8, 1))  # query heads, key/value heads
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+INVARIANT_LENGTH = 150
 RAGGED = (1, 37, 16, 5, 64)
+REACHES = (1, 5, 16, 33)  # tokens of a window or a chunk
 
 
 class AttentionBackendContract:
@@ -60,8 +63,12 @@ class AttentionBackendContract:
         cases: dict[str, Sequence[object]] = {
             "sizes": list(self._declared_sizes()),
             "types": list(self._declared_types()),
-            "window": (1, 5, 16, 33) if self.capabilities.sliding_window else (),
+            "window": REACHES if self.capabilities.sliding_window else (),
+            "chunk_size": REACHES if self.capabilities.attention_chunk else (),
             "soft_cap": (2.0, 30.0) if self.capabilities.logit_soft_cap else (),
+            "reach": list(self._declared_reaches()),
+            "page_padding": (1, 7, 64) if self.capabilities.padded_pages else (),
+            "invariant": list(self._declared_invariant()),
         }
         for name in set(cases) & set(metafunc.fixturenames):
             metafunc.parametrize(name, cases[name], ids=_case_name)
@@ -185,14 +192,54 @@ class AttentionBackendContract:
         assert torch.equal(before, scene.raw), "one layer wrote into the cache of another"
 
     def test_windows_hide_what_lies_before(self, window: int) -> None:
-        """Also when the blocks before the window are gone."""
-        scene = self._scene(replace(self._plain(), window=window))
-        numbers = [scene.add(length + 20) for length in (50, 4, 31)]
-        self._check(scene.step([(0, 50), (1, 4), (2, 31)]))
-        for number in numbers:
-            scene.forget_before_window(number)
-        self._check(scene.step([(0, 1), (1, 17), (2, 1)]))
-        self._check(scene.step([(number, 1) for number in numbers]))
+        """For prompts, single tokens, and both in one step."""
+        self._check_reach(replace(self._plain(), window=window))
+
+    def test_chunks_hide_what_lies_before(self, chunk_size: int) -> None:
+        """The query's own chunk is all that it sees, wherever the step cuts."""
+        self._check_reach(replace(self._plain(), chunk=chunk_size))
+
+    @pytest.mark.parametrize("is_taken", [False, True], ids=["null block", "others' blocks"])
+    def test_what_no_query_sees_is_never_read(self, reach: SceneSizes, is_taken: bool) -> None:
+        """It is NaN, which no mask hides: blocks left behind, ends of blocks, the null block."""
+        scene = self._scene(reach)
+        long, short, fresh = scene.add(150), scene.add(40), scene.add(70)
+        self._check(scene.step([(long, 90), (short, 4)], Padding(1, 3)))
+        steps = (
+            [(long, 1), (short, 17)],  # a single token, a chunk
+            [(fresh, 50), (long, 1), (short, 1)],  # a prompt, two single tokens
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(short, 1), (long, 3), (fresh, 9)],
+        )
+        for plan in steps:
+            for number, _ in plan:
+                scene.give_up_unseen(number, is_taken=is_taken)
+            self._check(scene.step(plan, Padding(1, 3)))
+
+    def test_pages_may_be_padded(self, page_padding: int) -> None:
+        """The padding is neither read nor written: another layer may live there."""
+        scene = self._scene(replace(self._plain(), num_padding_rows=page_padding))
+        padding = scene.raw[:, scene.page_bytes :].clone()
+        numbers = [scene.add(length + 3) for length in RAGGED]
+        self._check(scene.step(list(zip(numbers, RAGGED, strict=True))))
+        for _ in range(3):
+            self._check(scene.step([(number, 1) for number in numbers]))
+        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), "padding was written"
+
+    def test_a_write_from_outside_is_seen_after_forget_context(self) -> None:
+        """Between two steps of the same requests, as a KV store or a copied block does it."""
+        scene = self._scene(self._plain())
+        size = scene.sizes.block_size
+        number, other = scene.add(40), scene.add(size)
+        scene.step([(number, 30), (other, size)])
+        for _ in range(2):
+            self._check(scene.step([(number, 1)]))
+        changed, source = scene.requests[number], scene.requests[other]
+        scene.raw[changed.block_ids[0]] = scene.raw[source.block_ids[0]]
+        changed.k[:size], changed.v[:size] = source.k[:size], source.v[:size]
+        scene.backend.forget_context()
+        self._check(scene.step([(number, 1)]))
 
     def test_scores_are_capped(self, soft_cap: float) -> None:
         """The cap acts on the scaled score, before the mask."""
@@ -202,20 +249,41 @@ class AttentionBackendContract:
         self._check(scene.step([(0, 48), (1, 7)]))
         self._check(scene.step([(0, 1), (1, 1)]))
 
-    def test_batch_invariant_answers_are_bit_identical(self) -> None:
-        """Where it is declared: alone or in a batch, the same bits."""
-        if not self.capabilities.batch_invariant:
-            pytest.skip("the backend does not declare it")
-        answers = []
-        for others in ((), (1, 2, 3)):
-            scene = self._scene(self._plain())
-            for length in (34, 90, 7, 61):
-                scene.add(length)
-            scene.step([(0, 33)])
-            for number in others:
-                scene.step([(number, len(scene.requests[number].q) - 1)])
-            answers.append(scene.step([(number, 1) for number in (0, *others)])[0][0])
-        assert torch.equal(*answers), "a decode row differs alone and in a batch"
+    def test_batch_invariant_answers_are_bit_identical(self, invariant: SceneSizes) -> None:
+        """Where it is declared: alone or in any batch, whole or in any chunks, the same bits."""
+        alone = self._answers(invariant, [INVARIANT_LENGTH], [])
+        for chunks, others in (
+            ([1], []),
+            ([1], [5, 90, 200]),
+            ([3, 1, 60, 1, 59], []),
+            ([40], [1, 64, 7, 128, 2, 33]),
+            ([128, 1, 21], [20]),
+        ):
+            answers = self._answers(invariant, chunks, others)
+            assert torch.equal(answers, alone), (
+                f"in chunks of {chunks}, beside requests of {others} tokens, a row differs"
+            )
+
+    def _answers(
+        self, sizes: SceneSizes, chunks: Sequence[int], others: Sequence[int]
+    ) -> Tensor:  # [L, H, D]
+        """Return all answers to one request, computed in chunks beside others."""
+        scene = self._scene(sizes)
+        number = scene.add(INVARIANT_LENGTH)
+        beside = [scene.add(length + INVARIANT_LENGTH) for length in others]
+        if beside:
+            scene.answers(list(zip(beside, others, strict=True)))
+        answers, done = [], 0
+        for chunk in itertools.cycle(chunks):
+            num_new = min(chunk, INVARIANT_LENGTH - done)
+            place = done % (len(beside) + 1)
+            plan = [(other, 1) for other in beside]
+            plan.insert(place, (number, num_new))
+            answers.append(scene.answers(plan)[place])
+            done += num_new
+            if done == INVARIANT_LENGTH:
+                break
+        return torch.cat(answers)
 
     @property
     def _tolerance(self) -> float:
@@ -232,7 +300,9 @@ class AttentionBackendContract:
             head_dim=sizes.head_dim,
             block_size=sizes.block_size,
             sliding_window=sizes.window,
+            attention_chunk=sizes.chunk,
             logit_soft_cap=sizes.soft_cap,
+            batch_invariant=sizes.batch_invariant,
         )
         refusal = self.capabilities.refusal(query)
         assert refusal is None, f"the kit asked for what is not declared: {refusal}"
@@ -266,6 +336,39 @@ class AttentionBackendContract:
                 if dtype in declared.dtypes and kv_dtype in declared.kv_dtypes:
                     yield dtype, kv_dtype
 
+    def _declared_reaches(self) -> Iterator[SceneSizes]:
+        plain, declared = self._plain(), self.capabilities
+        yield plain
+        for tokens in REACHES:
+            if declared.sliding_window:
+                yield replace(plain, window=tokens)
+            if declared.attention_chunk:
+                yield replace(plain, chunk=tokens)
+
+    def _declared_invariant(self) -> Iterator[SceneSizes]:
+        declared = self.capabilities
+        if not declared.batch_invariant:
+            return
+        plain = replace(self._plain(), batch_invariant=True)
+        for dtype, kv_dtype in self._declared_types():
+            if dtype == kv_dtype:
+                yield replace(plain, dtype=dtype, kv_dtype=kv_dtype)
+        for num_heads, num_kv_heads in HEADS[1:]:
+            yield replace(plain, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        if declared.sliding_window:
+            yield replace(plain, window=33)
+        if declared.attention_chunk:
+            yield replace(plain, chunk=100)
+        if declared.logit_soft_cap:
+            yield replace(plain, soft_cap=2.0)
+
+    def _check_reach(self, sizes: SceneSizes) -> None:
+        scene = self._scene(sizes)
+        numbers = [scene.add(length + 20) for length in (50, 4, 31)]
+        self._check(scene.step([(0, 50), (1, 4), (2, 31)]))
+        self._check(scene.step([(0, 1), (1, 17), (2, 1)]))
+        self._check(scene.step([(number, 1) for number in numbers]))
+
     def _check(
         self, pairs: Sequence[tuple[Tensor, Tensor]], tolerance: float | None = None
     ) -> None:
@@ -290,5 +393,8 @@ def _assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the 
 
 def _case_name(case: object) -> str:
     if isinstance(case, SceneSizes):
-        return f"H{case.num_heads}-K{case.num_kv_heads}-D{case.head_dim}-S{case.block_size}"
+        sizes = f"H{case.num_heads}-K{case.num_kv_heads}-D{case.head_dim}-S{case.block_size}"
+        special = {"window": case.window, "chunk": case.chunk, "cap": case.soft_cap}
+        parts = [f"{name}{value}" for name, value in special.items() if value is not None]
+        return "-".join([sizes, *parts, case.dtype])
     return "-".join(case) if isinstance(case, tuple) else str(case)

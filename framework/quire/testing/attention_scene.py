@@ -2,12 +2,14 @@
 
 The scene is small and slow on purpose. It knows the whole context of every request, so the answer
 of any step can be computed in float64 by the definition of attention; the backend sees only what
-the engine would show it. Blocks are given out in random order, and every byte that no step has
-written holds NaN, so that whoever reads it shows it.
+the engine would show it. Blocks are given out in random order. Every byte that no step has written
+holds NaN, so does what padding writes, and so does every block that no query sees any more: whoever
+reads there shows it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +47,10 @@ class SceneSizes:
     kv_dtype: str = "float32"
     device: str = "cpu"
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
+    batch_invariant: bool = False
+    num_padding_rows: int = 0  # between pages, each of D numbers
 
     @property
     def num_blocks(self) -> int:
@@ -55,7 +60,7 @@ class SceneSizes:
     @property
     def params(self) -> AttentionLayerParams:
         """What a layer of this scene gives to `forward`."""
-        return AttentionLayerParams(SCALE, self.window, self.soft_cap)
+        return AttentionLayerParams(SCALE, self.window, self.soft_cap, attention_chunk=self.chunk)
 
 
 @dataclass(slots=True)
@@ -82,7 +87,8 @@ class AttentionScene:
 
     Attributes:
         requests: In the order in which they came.
-        raw: uint8, `[B, page_bytes]`; the bytes behind the backend's view.
+        raw: uint8, `[B, bytes from page to page]`; the bytes behind the backend's view.
+        page_bytes: How many of them, from the first, are the page.
     """
 
     def __init__(
@@ -93,10 +99,12 @@ class AttentionScene:
         self._random = torch.Generator().manual_seed(seed)
         spec = full_attention_spec(sizes)
         device = torch.device(sizes.device)
-        raw = torch.zeros(sizes.num_blocks * spec.page_bytes, dtype=torch.uint8, device=device)
-        self.raw = raw.view(sizes.num_blocks, spec.page_bytes)
-        raw.view(DTYPES[sizes.kv_dtype]).fill_(math.nan)
-        self.kv_cache = backend_class.kv_view(raw, spec, sizes.num_blocks)
+        self.page_bytes = spec.page_bytes
+        distance = spec.page_bytes + sizes.num_padding_rows * spec.row_bytes
+        self.raw = torch.zeros(sizes.num_blocks, distance, dtype=torch.uint8, device=device)
+        self.raw.view(DTYPES[sizes.kv_dtype]).fill_(math.nan)
+        pages = self.raw[:, : spec.page_bytes] if sizes.num_padding_rows else self.raw.view(-1)
+        self.kv_cache = backend_class.kv_view(pages, spec, sizes.num_blocks)
         order = torch.randperm(sizes.num_blocks - 1, generator=self._random) + 1
         self._free = order.tolist()
         self.backend = backend_class(
@@ -110,6 +118,8 @@ class AttentionScene:
                 max_blocks_per_request=sizes.num_blocks,
                 dtype=DTYPES[sizes.dtype],
                 device=device,
+                page_bytes=distance if sizes.num_padding_rows else None,
+                batch_invariant=sizes.batch_invariant,
             )
         )
 
@@ -131,6 +141,14 @@ class AttentionScene:
         request.num_computed = shared
         return number
 
+    def end(self, number: int) -> None:
+        """Give a request's blocks back, as they are; the next request takes them at once."""
+        request = self.requests[number]
+        others = [r.block_ids for r in self.requests if r is not request]
+        shared = {block_id for block_ids in others for block_id in block_ids}
+        self._free += [block_id for block_id in request.block_ids if block_id not in shared | {0}]
+        request.block_ids = []
+
     def step(
         self, plan: Sequence[tuple[int, int]], padding: Padding | None = None
     ) -> list[tuple[Tensor, Tensor]]:
@@ -143,17 +161,22 @@ class AttentionScene:
         Returns:
             For each request of the plan, what the backend said and what is true, `[n, H, D]`.
         """
+        answers = self.answers(plan, padding)
+        shares = zip(answers, plan, strict=True)
+        return [(answer, self.truth(number, num_new)) for answer, (number, num_new) in shares]
+
+    def answers(
+        self, plan: Sequence[tuple[int, int]], padding: Padding | None = None
+    ) -> list[Tensor]:
+        """Run one step of the backend, and return for each request what it said, `[n, H, D]`."""
         padding = padding or Padding()
         metadata = self.backend.prepare(self.layout(plan, padding))
         q, k, v = self.inputs(plan, padding.num_tokens)
-        out = self.backend.forward(q, k, v, self.kv_cache, metadata, self.sizes.params)
-        pairs, start = [], 0
+        out = self.backend.forward(q, k, v, self.kv_cache, metadata, self.sizes.params).cpu()
         for number, num_new in plan:
-            request = self.requests[number]
-            request.num_computed += num_new
-            pairs.append((out[start : start + num_new].cpu(), self.truth(number, num_new)))
-            start += num_new
-        return pairs
+            self.requests[number].num_computed += num_new
+        ends = list(itertools.accumulate(num_new for _, num_new in plan))
+        return [out[end - num_new : end] for end, (_, num_new) in zip(ends, plan, strict=True)]
 
     def truth(self, number: int, num_last: int) -> Tensor:
         """Return the float64 answer for the last computed tokens of a request, `[n, H, D]`."""
@@ -166,26 +189,31 @@ class AttentionScene:
             self.sizes.params,
         )
 
-    def forget_before_window(self, number: int) -> None:
-        """Give up the blocks that a window has left behind, as a sliding-window spec does."""
-        window = self.sizes.window or self.requests[number].num_computed
+    def give_up_unseen(self, number: int, *, is_taken: bool = False) -> None:
+        """Give up the blocks that the next tokens of a request do not see, as its spec does.
+
+        Args:
+            number: The request.
+            is_taken: Whether the table goes on to name them, now that others own them; else it
+                names the null block. Both hold NaN.
+        """
         request = self.requests[number]
-        num_gone = max(0, request.num_computed - window + 1) // self.sizes.block_size
+        num_gone = first_seen(request.num_computed, self.sizes.params) // self.sizes.block_size
         for index in range(num_gone):
             self.raw[request.block_ids[index]].view(DTYPES[self.sizes.kv_dtype]).fill_(math.nan)
-            request.block_ids[index] = 0
+            request.block_ids[index] *= is_taken
 
     def inputs(
         self, plan: Sequence[tuple[int, int]], num_padding: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of a step, `[T, heads, D]`, with ones as padding."""
+        """Return q, k and v of a step, `[T, heads, D]`, with NaN as padding."""
 
         def rows_of(sources: Sequence[Tensor]) -> Tensor:
             rows = [
                 source[request.num_computed : request.num_computed + num_new]
                 for source, (request, num_new) in zip(sources, shares, strict=True)
             ]
-            junk = torch.ones_like(rows[0][:1]).expand(num_padding, -1, -1)
+            junk = torch.full_like(rows[0][:1], math.nan).expand(num_padding, -1, -1)
             return torch.cat([*rows, junk]).to(self.sizes.device)
 
         shares = [(self.requests[number], num_new) for number, num_new in plan]
@@ -245,7 +273,7 @@ def reference_attention(
     group = q.shape[1] // k.shape[1]
     for row in range(len(q)):
         end = len(k) - len(q) + row + 1
-        start = 0 if layer.sliding_window is None else max(0, end - layer.sliding_window)
+        start = first_seen(end - 1, layer)
         for head in range(q.shape[1]):
             keys, values = k[start:end, head // group], v[start:end, head // group]
             scores = keys @ q[row, head] * layer.scale
@@ -253,6 +281,13 @@ def reference_attention(
                 scores = layer.logit_soft_cap * torch.tanh(scores / layer.logit_soft_cap)
             out[row, head] = scores.softmax(0) @ values
     return out
+
+
+def first_seen(position: int, layer: AttentionLayerParams) -> int:
+    """Return the first position that a query at a position sees."""
+    first = 0 if layer.sliding_window is None else max(0, position + 1 - layer.sliding_window)
+    chunk = layer.attention_chunk
+    return first if chunk is None else max(first, position // chunk * chunk)
 
 
 def full_attention_spec(sizes: SceneSizes) -> KVCacheSpec:

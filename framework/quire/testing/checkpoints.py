@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-LAYOUTS = ("llama", "qwen2", "qwen3")
+LAYOUTS = ("llama", "qwen2", "qwen3", "gemma3")
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 CHAT_TEMPLATE = (
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_ARCHITECTURES = {f"{name}ForCausalLM": name.lower() for name in ("Llama", "Qwen2", "Qwen3")}
+_ARCHITECTURES = {f"{name.title()}ForCausalLM": name for name in LAYOUTS}
 _SIZES: Mapping[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -46,6 +46,28 @@ _SIZES: Mapping[str, Any] = {
     "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
     "pad_token_id": 0,
 }
+# What a layout has besides `_SIZES`, or in place of it.
+_LAYOUT_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "rope_theta": 100_000.0,
+        "rope_local_base_freq": 1_000.0,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 20,
+        "sliding_window_pattern": 3,
+    }
+}
+
+
+_LAYER_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +106,7 @@ def write_checkpoint(
         folder: Where to; it is made if it is not there.
         architecture: What config.json says, `LlamaForCausalLM` for example.
         seed: The same seed gives the same file.
-        layout: Which tensors there are: `llama`, `qwen2` or `qwen3`; by default the
+        layout: Which tensors there are: `llama`, `qwen2`, `qwen3` or `gemma3`; by default the
             architecture's own, so an architecture of a third party must say.
         num_shards: Weight files; with more than one there is an index.
         **config: Further values of config.json, in place of the defaults.
@@ -95,7 +117,8 @@ def write_checkpoint(
     layout = layout or _ARCHITECTURES.get(architecture)
     if layout not in LAYOUTS:
         raise ValueError(f"layout for {architecture} must be one of {', '.join(LAYOUTS)}")
-    values = {"architectures": [architecture], "model_type": layout, **_SIZES, **config}
+    sizes = {"model_type": layout, **_SIZES, **_LAYOUT_SIZES.get(layout, {})}
+    values = {"architectures": [architecture], **sizes, **config}
     values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
     folder.mkdir(parents=True, exist_ok=True)
     weights = _random_weights(layout, values, seed)
@@ -170,9 +193,9 @@ def _layer_shapes(layout: str, config: Mapping[str, Any]) -> dict[str, tuple[int
         shapes[f"{name}.weight"] = (rows, columns)
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
-    for name in ("input_layernorm", "post_attention_layernorm"):
+    for name in _LAYER_NORMS[: 4 if layout == "gemma3" else 2]:
         shapes[f"{name}.weight"] = (hidden,)
-    if layout == "qwen3":
+    if layout in ("qwen3", "gemma3"):
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (head_dim,)
     return shapes
 
@@ -181,9 +204,12 @@ def _random_weights(layout: str, config: Mapping[str, Any], seed: int) -> dict[s
     generator = torch.Generator().manual_seed(seed)
     shapes = tensor_shapes(layout, config)
     weights = {name: _random(name, shape, generator) for name, shape in shapes.items()}
+    if layout == "gemma3":
+        weights |= {name: _from_one(name, weights[name]) for name in weights if "norm" in name}
     if config["tie_word_embeddings"]:
         # As a head, an embedding of this size finds its own token again, and output repeats.
-        weights["model.embed_tokens.weight"] *= 1.6 * config["hidden_size"] ** -0.5
+        size = 0.3 if layout == "gemma3" else 1.6  # Gemma enlarges the input again
+        weights["model.embed_tokens.weight"] *= size * config["hidden_size"] ** -0.5
     return weights
 
 
@@ -199,6 +225,11 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     elif "embed_tokens" not in name:
         values = values * (2.2 * shape[-1] ** -0.5)
     return values
+
+
+def _from_one(name: str, weight: Tensor) -> Tensor:
+    """Norms as a distance from one; those after a block so large that layers outweigh the input."""
+    return weight * (3.0 if ".post_" in name else 1.0) - 1.0
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], num_shards: int) -> None:

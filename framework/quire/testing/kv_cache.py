@@ -29,6 +29,7 @@ class KVCacheSpecContract:
         block_sizes: Tokens a block in these tests.
         kv_dtypes: Element types that it allows.
         tp_sizes: Numbers of devices that can share the layer.
+        has_prefix_hits: Whether equal beginnings are ever found; if not, `cached_prefix` is 0.
     """
 
     spec_class: ClassVar[type[KVCacheSpec]]
@@ -36,6 +37,7 @@ class KVCacheSpecContract:
     block_sizes: ClassVar[tuple[int, ...]] = (1, 4, 16, 64)
     kv_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     tp_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    has_prefix_hits: ClassVar[bool] = True
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give tests that take a `spec` one for each block size."""
@@ -43,12 +45,11 @@ class KVCacheSpecContract:
             specs = [self._spec(block_size=size) for size in self.block_sizes]
             metafunc.parametrize("spec", specs, ids=[f"S{size}" for size in self.block_sizes])
 
-    def test_a_page_has_bytes_and_no_part_of_a_number(self) -> None:
+    def test_a_page_has_bytes_and_no_part_of_a_row(self) -> None:
         """For every type, block size and number of devices."""
         for spec in self._every_spec():
-            size = DTYPE_BYTES[spec.kv_dtype]
             assert spec.page_bytes > 0, _name(spec)
-            assert spec.page_bytes % size == 0, f"{_name(spec)}: {spec.page_bytes} bytes"
+            assert spec.page_bytes % spec.row_bytes == 0, f"{_name(spec)}: {spec.page_bytes} bytes"
 
     def test_pages_do_not_shrink_with_what_they_hold(self) -> None:
         """A wider type or a longer block never takes fewer bytes."""
@@ -65,15 +66,33 @@ class KVCacheSpecContract:
             assert share <= whole, f"tp_size {tp_size} needs larger pages"
             assert share * tp_size >= whole, f"tp_size {tp_size} lost bytes"
 
-    def test_layers_of_one_shape_share_a_group(self) -> None:
-        """The key ignores the name, and sees heads and parameters."""
+    def test_layers_that_use_blocks_alike_share_a_group(self) -> None:
+        """The key ignores the name and what a page holds, and sees the block size."""
         layer = self.layer
         twin = KVLayer("another", layer.spec, layer.num_kv_heads, layer.head_dim, layer.params)
         wider = KVLayer("another", layer.spec, layer.num_kv_heads, layer.head_dim * 2, layer.params)
         keys = [self.spec_class(each, 16, self.kv_dtypes[0]).key for each in (layer, twin, wider)]
-        assert keys[0] == keys[1]
+        assert keys[0] == keys[1] == keys[2]
         assert hash(keys[0]) == hash(keys[1])
-        assert keys[0] != keys[2]
+        assert keys[0] != self.spec_class(layer, 32, self.kv_dtypes[0]).key
+
+    def test_other_blocks_are_the_only_change_of_other_blocks(self, spec: KVCacheSpec) -> None:
+        """The plan of a model with several specs makes their blocks equally long."""
+        longer = spec.with_block_size(2 * spec.block_size)
+        assert type(longer) is type(spec)
+        assert longer.key == self._spec(block_size=2 * spec.block_size).key
+        assert longer.page_bytes in (spec.page_bytes, 2 * spec.page_bytes), (
+            "a page is a state, or so many bytes a token"
+        )
+        assert longer.with_block_size(spec.block_size).key == spec.key
+
+    def test_without_prefix_hits_it_holds_no_more(self, spec: KVCacheSpec) -> None:
+        """And no snapshot is taken, as nobody will look for one."""
+        bare = spec.without_prefix_hits()
+        assert bare.page_bytes == spec.page_bytes
+        for length in LENGTHS:
+            assert bare.max_blocks_held(length, 16) <= spec.max_blocks_held(length, 16)
+            assert not bare.snapshot_blocks(length)
 
     def test_more_tokens_never_need_fewer_blocks(self, spec: KVCacheSpec) -> None:
         """Nor does more lookahead; tables are only appended to."""
@@ -98,6 +117,22 @@ class KVCacheSpecContract:
             table = set(range(spec.blocks_needed(length)))
             assert set(spec.snapshot_blocks(length)) <= table, f"after {length} tokens"
 
+    def test_only_blocks_of_the_table_are_kept_for_hits(self, spec: KVCacheSpec) -> None:
+        """Those that have become full, and no other."""
+        for length in LENGTHS:
+            fresh = range(length // 2 // spec.block_size, length // spec.block_size)
+            kept = set(spec.cacheable_blocks(fresh, length))
+            assert kept <= set(fresh) & set(range(spec.blocks_needed(length)))
+            assert self.has_prefix_hits or not kept
+
+    def test_a_longer_request_never_holds_less(self, spec: KVCacheSpec) -> None:
+        """Nor do longer steps; the longest request that fits is found by bisection."""
+        for chunk in CHUNKS:
+            held = [spec.max_blocks_held(length, chunk) for length in LENGTHS]
+            _check_rising(held, f"more tokens in steps of {chunk}")
+        by_step = [spec.max_blocks_held(LENGTHS[-1], chunk) for chunk in CHUNKS]
+        _check_rising(by_step, "longer steps")
+
     @pytest.mark.parametrize("chunk", CHUNKS)
     def test_no_request_holds_more_than_was_planned(self, spec: KVCacheSpec, chunk: int) -> None:
         """Run through a request in chunks and count: held is needed less freed."""
@@ -110,21 +145,25 @@ class KVCacheSpecContract:
             assert held <= planned, f"{held} blocks are held at {step_end}, planned {planned}"
             computed = step_end
 
-    def test_a_prefix_hit_lies_within_what_is_cached(self, spec: KVCacheSpec) -> None:
-        """Nothing from nothing, all from all, and never more than there is."""
+    def test_a_prefix_hit_is_the_longest_that_can_go_on(self, spec: KVCacheSpec) -> None:
+        """All that the next token will read is cached, and no longer hit has that."""
+        for is_cached in _masks(6):
+            usable = [0]
+            if self.has_prefix_hits:
+                usable += [length for length in range(1, 7) if _can_go_on(spec, is_cached[:length])]
+            assert spec.cached_prefix(is_cached) == usable[-1], f"cached: {is_cached}"
         assert spec.cached_prefix([]) == 0
-        assert spec.cached_prefix([False] * 6) == 0
-        assert spec.cached_prefix([True] * 6) == 6
-        for mask in range(2**6):
-            is_cached = [bool(mask >> index & 1) for index in range(6)]
-            hit = spec.cached_prefix(is_cached)
-            assert 0 <= hit <= 6
-            assert hit == 0 or is_cached[hit - 1], f"{is_cached}: block {hit - 1} is not cached"
+
+    def test_a_hit_that_ends_at_the_first_gap_says_so(self, spec: KVCacheSpec) -> None:
+        """`needs_whole_prefix` lets the engine stop looking there."""
+        for is_cached in _masks(6):
+            gap = next((i for i, hit in enumerate(is_cached) if not hit), 6)
+            if spec.needs_whole_prefix:
+                assert spec.cached_prefix(is_cached) == gap, f"cached: {is_cached}"
 
     def test_more_cached_blocks_never_shorten_a_hit(self, spec: KVCacheSpec) -> None:
         """Adding a block to the cache cannot lose one."""
-        for mask in range(2**6):
-            is_cached = [bool(mask >> index & 1) for index in range(6)]
+        for is_cached in _masks(6):
             hit = spec.cached_prefix(is_cached)
             for index in range(6):
                 more = [*is_cached[:index], True, *is_cached[index + 1 :]]
@@ -144,6 +183,18 @@ class KVCacheSpecContract:
 
 def _check_rising(values: list[int], what: str) -> None:
     assert values == sorted(values), f"falls with {what}: {values}"
+
+
+def _masks(num_blocks: int) -> Iterator[list[bool]]:
+    """Return every way in which some of the blocks are cached."""
+    for mask in range(2**num_blocks):
+        yield [bool(mask >> index & 1) for index in range(num_blocks)]
+
+
+def _can_go_on(spec: KVCacheSpec, is_cached: list[bool]) -> bool:
+    """Whether a hit of all these blocks has what later tokens read."""
+    unread = spec.freeable_blocks(len(is_cached) * spec.block_size)
+    return all(hit or index in unread for index, hit in enumerate(is_cached))
 
 
 def _name(spec: KVCacheSpec) -> str:

@@ -1,17 +1,12 @@
 """How much memory the KV cache may take, and what becomes of memory that a step gives back."""
 
 import ctypes
-import math
 import platform
-from pathlib import Path
 
 import torch
 
-MEMORY_INFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # a container's limits, version 2
-CPU_SHARE = 0.4  # of what is free once the weights are loaded: other programs live here too
-CUDA_SHARE = 0.9
-UNKNOWN_BYTES = 2 * 2**30
+from quire.free_memory import cache_bytes, free_host_bytes
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 2**30
 
@@ -20,8 +15,8 @@ def available_bytes(device: torch.device) -> int:
     """Return the bytes that the cache may take on a device, now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return int(_free_host_bytes() * CPU_SHARE)
+        return cache_bytes("cuda", free)
+    return cache_bytes("cpu", free_host_bytes())
 
 
 def keep_freed_memory() -> None:
@@ -35,22 +30,3 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def _free_host_bytes() -> float:
-    if not MEMORY_INFO.is_file():
-        return UNKNOWN_BYTES
-    return min(_free_by_system(), _free_by_container())
-
-
-def _free_by_container() -> float:
-    limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
-    if not limit.is_file() or not used.is_file():
-        return math.inf
-    text = limit.read_text().strip()
-    return math.inf if text == "max" else max(0, int(text) - int(used.read_text()))
-
-
-def _free_by_system() -> float:
-    lines = dict(line.split(":", 1) for line in MEMORY_INFO.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from quire.messages import (
 )
 from quire.worker.adapters import AdapterManager
 from quire.worker.loading import as_module
+from quire.worker.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
 from quire.worker.sampling import Drawn, SamplingPipeline
 from quire.worker.slots import SlotTables
 from quire.worker.step_inputs import StepInputs, build_inputs
@@ -42,11 +44,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows that draw a token, of one forward pass."""
+    """The rows of one forward pass that draw a token."""
 
     slots: list[int]
     hidden_states: Tensor  # [N, hidden_size]
     logits: Tensor  # [N, V] float32
+
+
+_Pass = tuple[_Rows | None, list[PromptLogprobs]]  # what one forward pass is asked for
 
 
 @dataclass(slots=True)
@@ -55,6 +60,7 @@ class _Pending:
 
     plan_id: int
     parts: list[_Rows]
+    prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
 
 
@@ -64,6 +70,7 @@ class _Launched:
 
     plan_id: int
     drawn: list[tuple[list[int], Drawn]]  # slots, and what they drew
+    prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
 
 
@@ -95,10 +102,12 @@ class ModelRunner:
         """Take in what the plan changes, and launch its forward pass."""
         errors = self._take_changes(plan) | self._place_adapters(plan)
         requests = [share for share in plan.requests if share.slot not in errors]
-        parts = self._forward_isolated(requests, errors)
+        passes = self._forward_isolated(requests, errors)
         for share in requests:
             self.tables.num_computed[share.slot] += share.num_tokens
-        self._pending = _Pending(plan.plan_id, parts, errors)
+        parts = [part for part, _ in passes if part is not None]
+        prompts = [prompt for _, found in passes for prompt in found]
+        self._pending = _Pending(plan.plan_id, parts, prompts, errors)
 
     @torch.inference_mode()
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
@@ -110,7 +119,7 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
-        launched = _Launched(plan_id, [], pending.errors)
+        launched = _Launched(plan_id, [], pending.prompts, pending.errors)
         for part in pending.parts:
             self._sample_isolated(part, masks, launched)
         self._launched.append(launched)
@@ -127,7 +136,7 @@ class ModelRunner:
         results = [SlotResult(slot, [], None, error) for slot, error in launched.errors.items()]
         for slots, drawn in launched.drawn:
             results += _results(slots, drawn)
-        return StepResult(plan_id=plan_id, results=results)
+        return StepResult(plan_id=plan_id, results=_with_prompts(results, launched.prompts))
 
     def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Bring the tables up to date; returns the slots that must fail."""
@@ -168,12 +177,12 @@ class ModelRunner:
 
     def _forward_isolated(
         self, requests: Sequence[ScheduledRequest], errors: dict[int, ErrorReport]
-    ) -> list[_Rows]:
+    ) -> list[_Pass]:
         """Compute all requests at once or, if that fails, each alone; failures go to `errors`."""
         if not requests:
             return []
         try:
-            return self._forward(requests)
+            return [self._forward(requests)]
         except Exception as error:  # the edge of model and backend plugins
             logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
             if len(requests) == 1:
@@ -181,9 +190,9 @@ class ModelRunner:
                     f"the forward pass of {self._computed_by}", error
                 )
                 return []
-        return [part for share in requests for part in self._forward_isolated([share], errors)]
+        return [done for share in requests for done in self._forward_isolated([share], errors)]
 
-    def _forward(self, requests: Sequence[ScheduledRequest]) -> list[_Rows]:
+    def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
         inputs = build_inputs(requests, self.tables, self._block_sizes)
         prepared = zip(self.backends, inputs.layouts, strict=True)
         batch = ForwardBatch(
@@ -193,11 +202,14 @@ class ModelRunner:
         hidden_states = self._forward_pass(
             inputs.input_ids, inputs.positions, batch
         )  # [T, hidden_size]
+        prompts = compute_prompt_logprobs(
+            requests, hidden_states, self.tables, self.model.compute_logits
+        )
         if not inputs.sampled:
-            return []
+            return None, prompts
         rows = hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
         slots = [inputs.slots[index] for index in inputs.sampled]
-        return [_Rows(slots, rows, self.model.compute_logits(rows))]
+        return _Rows(slots, rows, self.model.compute_logits(rows)), prompts
 
     def _adapter_batch(self, inputs: StepInputs) -> AdapterBatch | None:
         if self.adapters is None:
@@ -238,6 +250,18 @@ def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
         else SlotResult(slot, [], None, NOT_A_NUMBER)
         for slot, token_id, is_sound, logprobs in rows
     ]
+
+
+def _with_prompts(results: list[SlotResult], prompts: Sequence[PromptLogprobs]) -> list[SlotResult]:
+    """Add the log probabilities of prompts; a chunk that drew nothing has a result for them."""
+    if not prompts:
+        return results
+    by_slot = {result.slot: result for result in results}
+    for prompt in prompts:
+        result = by_slot.get(prompt.slot, SlotResult(prompt.slot, []))
+        if result.error is None:
+            by_slot[prompt.slot] = msgspec.structs.replace(result, prompt_logprobs=prompt.read())
+    return list(by_slot.values())
 
 
 def _report(what: str, error: Exception) -> ErrorReport:

@@ -15,27 +15,10 @@ from torch import Tensor
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, Stage
 from quire.messages import RowBitmask, TokenLogprobs
+from quire.worker.logprobs import RowLogprobs, row_logprobs
 from quire.worker.slots import SlotTables
 
-MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
-
-
-@dataclass(slots=True)
-class DrawnLogprobs:
-    """Log probabilities of some rows, on the device.
-
-    Attributes:
-        token_ids: `[N, 1 + most]`, the chosen token and then the likeliest.
-        values: The same shape.
-        ranks: `[N]`, of the chosen token.
-        wanted: How many others each row asked for; None: nothing at all.
-    """
-
-    token_ids: Tensor
-    values: Tensor
-    ranks: Tensor
-    wanted: list[int | None]
 
 
 @dataclass(slots=True)
@@ -50,24 +33,13 @@ class Drawn:
 
     token_ids: Tensor
     best: Tensor
-    logprobs: DrawnLogprobs | None
+    logprobs: RowLogprobs | None
 
     def read_logprobs(self) -> list[TokenLogprobs | None]:
         """Bring log probabilities to the host, for the rows that asked."""
-        found = self.logprobs
-        if found is None:
+        if self.logprobs is None:
             return [None] * len(self.token_ids)
-        rows = zip(
-            found.wanted,
-            found.token_ids.tolist(),
-            found.values.tolist(),
-            found.ranks.tolist(),
-            strict=True,
-        )
-        return [
-            None if count is None else TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
-            for count, ids, values, rank in rows
-        ]
+        return self.logprobs.read()
 
 
 class SamplingPipeline:
@@ -157,7 +129,7 @@ class SamplingPipeline:
             raise self._blame(index, error) from error
         if best is None:  # the chosen one is the best: no second look at every logit
             best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        logprobs = None if raw is None else _logprobs(raw, token_ids, wanted)
+        logprobs = None if raw is None else row_logprobs(raw, token_ids, wanted)
         return Drawn(token_ids, best, logprobs)
 
     def _blame(self, index: int, error: Exception) -> RequestFailedError:
@@ -186,21 +158,3 @@ class SamplingPipeline:
             num_generated = self.tables.num_known[slot] - info.num_prompt_tokens
             if num_generated < info.min_tokens and info.stop_token_ids:
                 logits[row, list(info.stop_token_ids)] = -torch.inf
-
-
-def _logprobs(
-    logits: Tensor,  # [N, V]
-    token_ids: Tensor,  # [N]
-    wanted: list[int | None],
-) -> DrawnLogprobs:
-    most = max(count for count in wanted if count is not None)
-    logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(1, token_ids.unsqueeze(1))  # [N, 1]
-    ranks = (logprobs > chosen).sum(1) + 1
-    top = logprobs.topk(most)
-    return DrawnLogprobs(
-        token_ids=torch.cat((token_ids.unsqueeze(1), top.indices), 1),
-        values=torch.cat((chosen, top.values), 1).clamp_min(MIN_LOGPROB),
-        ranks=ranks,
-        wanted=wanted,
-    )

@@ -28,6 +28,7 @@ class SlotInfo:
     stop_token_ids: tuple[int, ...]
     fields: Mapping[str, Any]
     adapter: AdapterRef | None
+    num_prompt_logprobs: int | None = None
     adapter_index: int = -1  # for this step
     active_steps: int = 0  # bit i: sampler step i is not neutral
 
@@ -40,6 +41,9 @@ class SlotTables:
         num_prompt_tokens: `[slots]` int64 on the device.
         columns: Sampler field -> `[slots]` on the device; also `seed` and `child`.
         block_tables: Per KV group, `[slots, max_blocks]` int32 on the host; 0 where nothing is.
+            Blocks that no later token reads may still be named, and be somebody else's by now.
+        backend_groups: The KV group of each attention backend; a group whose layers have heads of
+            several shapes has several backends, one that has no layers here has none.
         num_known: `[slots]` tokens in `token_ids`, on the host.
         num_computed: `[slots]` tokens whose KV is computed, on the host.
     """
@@ -51,8 +55,11 @@ class SlotTables:
         max_blocks: Sequence[int],
         fields: Sequence[RequestField],
         device: torch.device,
+        backend_groups: Sequence[int] | None = None,
     ) -> None:
         self.device = device
+        groups = range(len(max_blocks)) if backend_groups is None else backend_groups
+        self.backend_groups = tuple(groups)
         self.token_ids = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self.num_prompt_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.fields = tuple(fields)
@@ -99,6 +106,7 @@ class SlotTables:
             message.stop_token_ids,
             message.fields,
             message.adapter,
+            message.num_prompt_logprobs,
         )
         self.info[slot] = info
         return info

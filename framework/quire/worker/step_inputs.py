@@ -24,7 +24,7 @@ class StepInputs:
     Attributes:
         input_ids: `[T]` int64.
         positions: `[T]` int64.
-        layouts: One for each KV group.
+        layouts: One for each attention backend; those of one KV group share theirs.
         slots: The slot of each request, in order.
         query_lens: Tokens of each request in this step.
         sampled: Indices into `slots` of the requests that draw a token.
@@ -48,7 +48,7 @@ def build_inputs(
     Args:
         requests: What is to be computed.
         tables: The slots' state before the step.
-        block_sizes: Tokens a block, for each KV group.
+        block_sizes: Tokens a block, for each attention backend.
     """
     slots = [share.slot for share in requests]
     query_lens = [share.num_tokens for share in requests]
@@ -68,18 +68,27 @@ def build_inputs(
     position_tensor = torch.from_numpy(positions).to(device)
     row_tensor = torch.from_numpy(rows).to(device)
     sampled = [index for index, share in enumerate(requests) if share.num_samples]
-    step = _HostStep(slot_array, query_lens, query_start, rows, positions, computed + lens)
-    layouts = [
-        _layout(step, table, size, device)
-        for table, size in zip(tables.block_tables, block_sizes, strict=True)
-    ]
+    seq_lens = computed + lens
+    step = _Step(
+        slots=slot_array,
+        rows=rows,
+        positions=positions,
+        query_lens=query_lens,
+        seq_lens=seq_lens.tolist(),
+        query_start=torch.from_numpy(query_start).to(device),
+        seq_lens_tensor=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
+    )
+    by_group = {
+        group: _layout(step, tables.block_tables[group], size, device)
+        for group, size in dict(zip(tables.backend_groups, block_sizes, strict=True)).items()
+    }
     last_rows = None
     if len(sampled) < num_tokens:
         last_rows = torch.from_numpy(query_start[1:][sampled].astype(np.int64) - 1).to(device)
     return StepInputs(
         input_ids=tables.token_ids[row_tensor, position_tensor].to(torch.int64),
         positions=position_tensor,
-        layouts=layouts,
+        layouts=[by_group[group] for group in tables.backend_groups],
         slots=slots,
         query_lens=query_lens,
         sampled=sampled,
@@ -87,20 +96,21 @@ def build_inputs(
     )
 
 
-@dataclass(slots=True)
-class _HostStep:
-    """A step as the host knows it."""
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """What all KV groups share of a step."""
 
     slots: NDArray[np.int64]  # [R]
-    query_lens: list[int]  # [R]
-    query_start: NDArray[np.int32]  # [R + 1]
     rows: NDArray[np.int64]  # [T], the slot of each token
     positions: NDArray[np.int64]  # [T]
-    seq_lens: NDArray[np.int64]  # [R]
+    query_lens: list[int]  # [R]
+    seq_lens: list[int]  # [R]
+    query_start: Tensor  # [R + 1] int32, on the device
+    seq_lens_tensor: Tensor  # [R] int32, on the device
 
 
 def _layout(
-    step: _HostStep,
+    step: _Step,
     table: NDArray[np.int32],  # [slots, max_blocks]
     block_size: int,
     device: torch.device,
@@ -108,14 +118,13 @@ def _layout(
     blocks = step.positions // block_size
     offsets = step.positions - blocks * block_size
     slot_mapping = table[step.rows, blocks] * np.int64(block_size) + offsets
-    seq_lens = step.seq_lens.tolist()
-    width = -(-max(seq_lens) // block_size)
+    width = -(-max(step.seq_lens) // block_size)
     return StepLayout(
-        query_start=torch.from_numpy(step.query_start).to(device),
-        seq_lens=torch.from_numpy(step.seq_lens.astype(np.int32)).to(device),
+        query_start=step.query_start,
+        seq_lens=step.seq_lens_tensor,
         block_table=torch.from_numpy(table[step.slots, :width]).to(device),
         slot_mapping=torch.from_numpy(slot_mapping).to(device),
         num_tokens=len(step.positions),
         query_lens_host=step.query_lens,
-        seq_lens_host=seq_lens,
+        seq_lens_host=step.seq_lens,
     )

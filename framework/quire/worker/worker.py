@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
+import msgspec
 import torch
 
 from quire.composition import Composition
@@ -13,16 +13,17 @@ from quire.config import Settings
 from quire.errors import CapacityError, PluginLoadError, SettingsError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.executor import Worker
-from quire.interfaces.kv_cache import KVGroup, KVPlan
+from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.parallel import TensorParallelGroup
 from quire.layers.prepacked import Prepacked
-from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
+from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
+from quire.worker.kv_store import KVStoreHost, build_kv_store
 from quire.worker.loading import as_module, init_dummy_weights, load_weights
 from quire.worker.memory import available_bytes, keep_freed_memory
 from quire.worker.model_runner import ModelRunner
@@ -65,6 +66,7 @@ class ModelWorker(Worker):
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
         self._adapters: AdapterManager | None = None
+        self._kv_store: KVStoreHost | None = None
 
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
@@ -82,6 +84,7 @@ class ModelWorker(Worker):
             dtype=self.composition.dtype,
             weight_bytes=weight_bytes,
             available_kv_bytes=available_bytes(self.device),
+            is_asynchronous=self.device.type == "cuda",
         )
 
     def allocate(self, plan: KVPlan) -> None:
@@ -89,17 +92,19 @@ class ModelWorker(Worker):
         if self._model is None:
             raise RuntimeError("allocate before load")
         memory = self._allocate_tensors(plan)
-        backends = [self._bind_group(plan, index, memory) for index in range(len(plan.groups))]
-        max_blocks = [
-            group.spec.max_blocks_held(plan.max_model_len, plan.max_model_len)
-            for group in plan.groups
-        ]
+        backends: list[AttentionBackend] = []
+        backend_groups: list[int] = []
+        for index in range(len(plan.groups)):
+            bound = self._bind_group(plan, index, memory, len(backends))
+            backends += bound
+            backend_groups += [index] * len(bound)
         tables = SlotTables(
             self.settings.scheduler.max_num_seqs,
             plan.max_model_len,
-            max_blocks,
+            [group.spec.blocks_needed(plan.max_model_len) for group in plan.groups],
             self.composition.sampler_fields,
             self.device,
+            backend_groups,
         )
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -108,9 +113,14 @@ class ModelWorker(Worker):
         self._runner = ModelRunner(
             self._model, backends, tables, pipeline, self._adapters, computed_by
         )
+        if (choice := self.composition.kv_store) is not None:
+            options = self.settings.cache.store_options
+            self._kv_store = build_kv_store(choice, options, plan, memory, backends)
 
     def execute(self, plan: StepPlan) -> None:
-        """Launch the forward pass of a step."""
+        """Launch the forward pass of a step, and what a KV store moves beside it."""
+        if self._kv_store is not None:
+            self._kv_store.begin_step(plan)
         self._ready_runner().execute(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
@@ -119,23 +129,27 @@ class ModelWorker(Worker):
 
     def collect(self, plan_id: int) -> StepResult:
         """Wait for the tokens of a step."""
-        return self._ready_runner().collect(plan_id)
+        result = self._ready_runner().collect(plan_id)
+        if self._kv_store is None:
+            return result
+        return msgspec.structs.replace(result, transfers=self._kv_store.report())
 
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something besides steps.
+    def control(self, command: WorkerControl) -> None:
+        """Do something between two steps.
 
         Raises:
-            SettingsError: There is no such control.
+            SettingsError: LoRA is off.
             AdapterError: An adapter to load cannot be used.
         """
-        if name == "load_adapter":
-            if self._adapters is None:
-                raise SettingsError("LoRA is off; start with --enable-lora")
-            return self._adapters.load(argument, frozenset())
-        raise SettingsError(f"workers have no control {name!r}; known: load_adapter")
+        if self._adapters is None:
+            raise SettingsError("LoRA is off; start with --enable-lora")
+        self._adapters.load(command.adapter, frozenset())
 
     def shutdown(self) -> None:
         """Let go of the model and the cache."""
+        if self._kv_store is not None:
+            self._kv_store.shutdown()
+        self._kv_store = None
         self._runner = self._model = self._adapters = None
 
     def _ready_runner(self) -> ModelRunner:
@@ -145,7 +159,8 @@ class ModelWorker(Worker):
 
     def _import_parts(self) -> None:
         """Import what will be needed after the weights, so that a broken part fails first."""
-        self.registries.attention_backends.load(self.composition.attention_backend.entry)
+        if self.composition.description.kv_layers:
+            self.registries.attention_backends.load(self.composition.attention_backend.entry)
         for choice in self.composition.samplers:
             self.registries.samplers.load(choice.entry)
 
@@ -173,6 +188,7 @@ class ModelWorker(Worker):
             tp=self.group,
             quantization=quantization,
             prepack=Prepacked.is_available(self.dtype, self.device),
+            batch_invariant=self.settings.model.batch_invariant,
         )
 
     def _build_adapters(self, model: Model) -> AdapterManager | None:
@@ -184,42 +200,62 @@ class ModelWorker(Worker):
         return AdapterManager(model, source, lora.max_loras, lora.max_lora_rank)
 
     def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
-        """Allocate the cache; returns the raw bytes by layer (layers of several groups share)."""
+        """Allocate the cache; layers of several groups share bytes.
+
+        Returns:
+            By layer, uint8 `[num_blocks, page_bytes]`.
+        """
         memory = {}
         for tensor in plan.tensors:
-            raw = self._allocate_bytes(tensor.num_bytes)
+            raw = self._allocate_bytes(tensor.num_bytes).view(plan.num_blocks, -1)
             memory.update(dict.fromkeys(tensor.layer_names, raw))
         return memory
 
     def _bind_group(
-        self, plan: KVPlan, index: int, memory: Mapping[str, torch.Tensor]
-    ) -> AttentionBackend:
-        """Build the backend of a KV group, and give each of its layers its part of the cache."""
+        self, plan: KVPlan, index: int, memory: Mapping[str, torch.Tensor], num_backends: int
+    ) -> list[AttentionBackend]:
+        """Give each layer of a KV group its part of the cache, and a backend for its head shape.
+
+        Args:
+            plan: The memory of the cache.
+            index: Of the group in the plan.
+            memory: As `_allocate_tensors` returns it.
+            num_backends: Those of earlier groups: a layer knows its backend by its place.
+
+        Returns:
+            The backends of this group: one for each head shape, none if there are no layers.
+        """
         group = plan.groups[index]
-        layers = self._attention_layers(group)
-        first = layers[0][1]
-        shape = AttentionShape(
-            num_heads=first.num_heads,
-            num_kv_heads=first.num_kv_heads,
-            head_dim=first.head_dim,
-            block_size=group.spec.block_size,
-            max_num_seqs=self.settings.scheduler.max_num_seqs,
-            max_num_batched_tokens=self.settings.scheduler.max_num_batched_tokens,
-            max_blocks_per_request=group.spec.max_blocks_held(
-                plan.max_model_len, plan.max_model_len
-            ),
-            dtype=self.dtype,
-            device=self.device,
-        )
+        specs = dict(zip(group.layer_names, group.layer_specs, strict=True))
         backend_class = self.registries.attention_backends.load(
             self.composition.attention_backend.entry
         )
-        backend = backend_class(shape)
-        for name, layer in layers:
-            layer.bind(
-                backend, backend_class.kv_view(memory[name], group.spec, plan.num_blocks), index
-            )
-        return backend
+        bound: dict[AttentionShape, tuple[int, AttentionBackend]] = {}
+        for name, layer in self._attention_layers(group):
+            shape = self._attention_shape(plan, group, layer, memory[name].shape[1], specs[name])
+            if shape not in bound:
+                bound[shape] = (num_backends + len(bound), backend_class(shape))
+            place, backend = bound[shape]
+            pages = _own_pages(memory[name], specs[name])
+            layer.bind(backend, backend_class.kv_view(pages, specs[name], plan.num_blocks), place)
+        return [backend for _, backend in bound.values()]
+
+    def _attention_shape(
+        self, plan: KVPlan, group: KVGroup, layer: Attention, page_bytes: int, spec: KVCacheSpec
+    ) -> AttentionShape:
+        return AttentionShape(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            block_size=spec.block_size,
+            max_num_seqs=self.settings.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.settings.scheduler.max_num_batched_tokens,
+            max_blocks_per_request=group.spec.blocks_needed(plan.max_model_len),
+            dtype=self.dtype,
+            device=self.device,
+            page_bytes=None if page_bytes == spec.page_bytes else page_bytes,
+            batch_invariant=self.settings.model.batch_invariant,
+        )
 
     def _attention_layers(self, group: KVGroup) -> list[tuple[str, Attention]]:
         if self._model is None:
@@ -263,6 +299,16 @@ class ModelWorker(Worker):
         return SamplingPipeline(
             steps, draws[0], tables, [str(c) for c in self.composition.samplers]
         )
+
+
+def _own_pages(
+    memory: torch.Tensor,  # [num_blocks, page_bytes]
+    spec: KVCacheSpec,
+) -> torch.Tensor:
+    """Return the bytes that a layer keeps, as `AttentionBackend.kv_view` takes them."""
+    if memory.shape[1] == spec.page_bytes:
+        return memory.view(-1)
+    return memory[:, : spec.page_bytes]
 
 
 def _device(name: str) -> torch.device:

@@ -4,6 +4,12 @@ So it is held, layer by layer, and the next step appends a token instead of gath
 again: on a CPU, where a step is bound by memory, that is half of an attention layer. What is held
 is a copy; the paged cache stays complete, and any other step simply starts a new copy.
 
+Why equal tables mean equal content: between two steps in a row nobody writes to the cache but those
+two steps. So a row whose blocks are those of the row before it, and that has one token more, reads
+what that row read and wrote, whoever's request it is; a request that took over the blocks would
+first have to write its own tokens there. Whoever writes from outside (a KV store, a copied block)
+says so by `forget`.
+
     step 1   gather  [2, n * K, C, D], C = the longest context and room to grow
     step 2   append one row for each of 2 * n * K; read [:, :, :L]
 """
@@ -17,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.interfaces.attention import AttentionShape, StepLayout
-from quire_attention_backends.span_batch import context_rows
+from quire_attention_backends.cache_rows import CacheRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +69,7 @@ class Tenancy:
 
     def advance(self, step: StepLayout) -> None:
         """Take in one more token of each request."""
-        self.block_table, self.seq_lens = step.block_table, step.seq_lens_host
+        self.block_table, self.seq_lens = step.block_table.clone(), list(step.seq_lens_host)
         self.appended += 1
         half = len(self.appended) // 2  # the mask has a row for each of K's, not of V's
         self.mask.view(-1).index_fill_(0, self.appended[:half], 0.0)
@@ -86,11 +92,9 @@ class HeldContext:
 
     Attributes:
         shape: What the backend was built for.
-        head_rows: `[2, K]`, rows of the cache from head 0 of K to each head of K and V.
     """
 
     shape: AttentionShape
-    head_rows: Tensor
     _tenancy: Tenancy | None = None
     _copies: dict[int, _Copy] = field(default_factory=dict)  # by the address of the layer's cache
 
@@ -105,21 +109,26 @@ class HeldContext:
                 self._tenancy = self._move_in(step)
         return self._tenancy
 
+    def forget(self) -> None:
+        """Let the next step gather again: the cache was written from outside."""
+        self._tenancy = None
+
     def read(
-        self, tenancy: Tenancy, cache: Tensor, new: Tensor
+        self, tenancy: Tenancy, cache: Tensor, rows: CacheRows, new: Tensor
     ) -> tuple[Tensor, Tensor]:  # [n * K, L, D] both
         """Return K and V of a layer.
 
         Args:
             tenancy: As `begin` gave it for this step.
             cache: The layer's cache as rows `[rows, D]`; this step's K and V are in it.
+            rows: Where tokens lie in it.
             new: This step's K and then V, `[2 * n * K, D]`.
         """
         copy = self._copies.get(cache.data_ptr())
         if copy is not None and copy.tenancy is tenancy and copy.num_steps == tenancy.num_steps - 1:
             copy.rows.index_copy_(0, tenancy.appended, new)
         else:
-            copy = self._gather(tenancy, cache, copy)
+            copy = self._gather(tenancy, cache, rows, copy)
         copy.num_steps = tenancy.num_steps
         pairs, _, room = tenancy.mask.shape
         k, v = copy.rows[: 2 * pairs * room].view(2, pairs, room, -1)[:, :, : tenancy.length]
@@ -127,7 +136,7 @@ class HeldContext:
 
     def _is_worth_it(self, step: StepLayout) -> bool:
         shape, lens = self.shape, step.seq_lens_host
-        if shape.device.type != "cpu" or shape.dtype != torch.float32:
+        if shape.device.type != "cpu" or shape.dtype != torch.float32 or shape.batch_invariant:
             return False
         if step.query_lens_host != [1] * len(lens) or len(step.slot_mapping) != len(lens):
             return False
@@ -145,13 +154,15 @@ class HeldContext:
         mask = mask.repeat_interleave(num_kv_heads, 0).unsqueeze(1)
         last = (lens - 1).repeat_interleave(num_kv_heads).repeat(2)  # [2 * n * K]
         appended = torch.arange(len(last)) * room + last
-        return Tenancy(step.block_table, step.seq_lens_host, mask, appended)
+        return Tenancy(step.block_table.clone(), list(step.seq_lens_host), mask, appended)
 
-    def _gather(self, tenancy: Tenancy, cache: Tensor, copy: _Copy | None) -> _Copy:
+    def _gather(
+        self, tenancy: Tenancy, cache: Tensor, rows: CacheRows, copy: _Copy | None
+    ) -> _Copy:
         """Copy the whole context."""
         pairs, _, room = tenancy.mask.shape
         if tenancy.context is None:
-            tenancy.context = self._context(tenancy, room)
+            tenancy.context = _context(tenancy, room, rows)
         size = 2 * pairs * room
         if copy is None or len(copy.rows) < size:
             copy = _Copy(cache.new_empty(size, cache.shape[1]), tenancy, 0)
@@ -160,8 +171,9 @@ class HeldContext:
         torch.index_select(cache, 0, tenancy.context, out=copy.rows[:size])
         return copy
 
-    def _context(self, tenancy: Tenancy, room: int) -> Tensor:
-        """Return what to gather; beyond its end a context repeats its last token, masked."""
-        ends = torch.tensor(tenancy.seq_lens).unsqueeze(1)
-        read = torch.minimum(torch.arange(room), ends - 1)  # [n, C]
-        return context_rows(tenancy.block_table, read, self.shape, self.head_rows)
+
+def _context(tenancy: Tenancy, room: int, rows: CacheRows) -> Tensor:
+    """Return what to gather; beyond its end a context repeats its last token, masked."""
+    ends = torch.tensor(tenancy.seq_lens).unsqueeze(1)
+    first = rows.tokens(tenancy.block_table, torch.minimum(torch.arange(room), ends - 1))  # [n, C]
+    return (first[None, :, None, :] + rows.head_rows[:, None, :, None]).view(-1)

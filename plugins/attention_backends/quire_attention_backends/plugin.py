@@ -18,6 +18,9 @@ def register_attention_backends(registry: Registrar[type[AttentionBackend]]) -> 
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
             sliding_window=True,
+            attention_chunk=True,
             logit_soft_cap=True,
+            padded_pages=True,
+            batch_invariant=True,
         ),
     )

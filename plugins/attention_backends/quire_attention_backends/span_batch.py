@@ -1,8 +1,8 @@
 """A batch of spans on the device: which rows of the cache they read, and what they may not see.
 
-A row of the cache is D numbers: the layout [B, 2, K, S, D] seen as [B * 2 * K * S, D]. Positions
-beyond a span's context gather its last token once more, so what nobody wrote is never read; the
-mask hides the copies.
+Only rows that a query of the span may see are ever read. Keys that pad a span to the batch's length
+read such a row once more, and the mask hides the copy: what nobody wrote, or others own, may be
+not-a-number, and no mask hides that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionShape
+from quire_attention_backends.cache_rows import CacheRows
+from quire_attention_backends.reach import Reach
 from quire_attention_backends.spans import Span
 
 
@@ -37,54 +39,74 @@ class SpanBatch:
     is_explicit: bool
 
 
-def first_rows(block_ids: Tensor, offsets: Tensor, shape: AttentionShape) -> Tensor:
-    """Return the cache row of K of head 0 for tokens given by block and offset in the block."""
-    return block_ids * (2 * shape.num_kv_heads * shape.block_size) + offsets
+@dataclass(frozen=True, slots=True)
+class SpanKeys:
+    """The keys of n spans, padded to L.
+
+    Attributes:
+        keys: `[n, L]`, positions.
+        read: `[n, L]`, positions to read in their place: each of them is seen by a query.
+        queries: `[n, q]`, positions.
+    """
+
+    keys: Tensor
+    read: Tensor
+    queries: Tensor
 
 
 def build(
     spans: Sequence[Span],
     block_table: Tensor,  # [R, max_blocks]
     num_tokens: int,  # of the step
-    window: int | None,
+    reach: Reach,
     shape: AttentionShape,
-    head_rows: Tensor,  # [2, K], rows from head 0 of K to each head of K and V
+    rows: CacheRows,
     is_explicit: bool,
 ) -> SpanBatch:
     """Find what a batch of spans reads."""
     device = block_table.device
-    size = spans[0].num_queries
-    ends = [span.context_len for span in spans]
-    starts = [0] * len(spans) if window is None else [max(0, e - size + 1 - window) for e in ends]
-    length = max(end - start for start, end in zip(starts, ends, strict=True))  # L
-    end = torch.tensor(ends, device=device).unsqueeze(1)  # [n, 1]
-    keys = torch.arange(length, device=device) + torch.tensor(starts, device=device).unsqueeze(1)
-    read = torch.minimum(keys, end - 1)  # [n, L]
-    requests = [span.request for span in spans]
-    table = block_table[torch.tensor(requests, device=device)]  # [n, max_blocks]
+    found = span_keys(spans, reach, device)
+    first = rows.tokens(tables_of(spans, block_table), found.read)  # [n, L]
     return SpanBatch(
         len(spans),
-        size,
-        _tokens(spans, num_tokens, device),
-        context_rows(table, read, shape, head_rows),
-        _mask(keys, end, size, window, shape, is_explicit),
+        spans[0].num_queries,
+        tokens_of(spans, num_tokens, device),
+        (first[None, :, None, :] + rows.head_rows[:, None, :, None]).view(-1),
+        _mask(reach.hides(found.keys.unsqueeze(1), found.queries.unsqueeze(2)), shape, is_explicit),
         is_explicit,
     )
 
 
-def context_rows(
-    block_table: Tensor,  # [n, max_blocks]
-    read: Tensor,  # [n, L], positions
-    shape: AttentionShape,
-    head_rows: Tensor,  # [2, K]
-) -> Tensor:  # [2 * n * K * L]
-    """Return the cache rows of K, and then of V, at some positions of each request."""
-    block_ids = block_table.gather(1, read // shape.block_size).long()
-    rows = first_rows(block_ids, read % shape.block_size, shape)  # [n, L]
-    return (rows[None, :, None, :] + head_rows[:, None, :, None]).view(-1)
+def span_keys(spans: Sequence[Span], reach: Reach, device: torch.device, tile: int = 1) -> SpanKeys:
+    """Find the keys that the queries of spans may see.
+
+    Args:
+        spans: All with the same number of queries.
+        reach: How far back they see.
+        device: Where the answer goes.
+        tile: The keys begin and end at multiples of it.
+    """
+    size = spans[0].num_queries
+    ends = [span.context_len for span in spans]
+    seen = [reach.first_key(end - size) for end in ends]
+    starts = [first // tile * tile for first in seen]
+    length = max(end - start for start, end in zip(starts, ends, strict=True))
+    length += -length % tile
+    keys = torch.arange(length, device=device) + torch.tensor(starts, device=device).unsqueeze(1)
+    end = torch.tensor(ends, device=device).unsqueeze(1)  # [n, 1]
+    read = torch.minimum(keys, end - 1)
+    if starts != seen:
+        read = torch.maximum(read, torch.tensor(seen, device=device).unsqueeze(1))
+    return SpanKeys(keys, read, end - size + torch.arange(size, device=device))
 
 
-def _tokens(spans: Sequence[Span], num_tokens: int, device: torch.device) -> Tensor | None:
+def tables_of(spans: Sequence[Span], block_table: Tensor) -> Tensor:  # [n, max_blocks]
+    """Return the block table of each span."""
+    return block_table[torch.tensor([s.request for s in spans], device=block_table.device)]
+
+
+def tokens_of(spans: Sequence[Span], num_tokens: int, device: torch.device) -> Tensor | None:
+    """Return where the queries of spans stand in a step, `[n * q]`; None: they are all of it."""
     size = spans[0].num_queries
     firsts = [span.first_token for span in spans]
     if firsts == list(range(0, num_tokens, size)):
@@ -93,23 +115,12 @@ def _tokens(spans: Sequence[Span], num_tokens: int, device: torch.device) -> Ten
     return (torch.tensor(firsts, device=device).unsqueeze(1) + steps).view(-1)
 
 
-def _mask(
-    keys: Tensor,  # [n, L], positions
-    end: Tensor,  # [n, 1], context length
-    size: int,
-    window: int | None,
-    shape: AttentionShape,
-    is_explicit: bool,
-) -> Tensor:
-    """Return what hides keys after a query, or out of its window, broadcastable to the scores."""
-    queries = end - size + torch.arange(size, device=end.device)  # [n, q], positions
-    is_hidden = keys.unsqueeze(1) > queries.unsqueeze(2)  # [n, q, L]
-    if window is not None:
-        is_hidden |= keys.unsqueeze(1) <= queries.unsqueeze(2) - window
-    mask = torch.zeros(is_hidden.shape, dtype=shape.dtype, device=end.device)
+def _mask(is_hidden: Tensor, shape: AttentionShape, is_explicit: bool) -> Tensor:  # [n, q, L]
+    """Return what hides keys, broadcastable to the scores."""
+    num_spans, size, length = is_hidden.shape
+    mask = torch.zeros(is_hidden.shape, dtype=shape.dtype, device=is_hidden.device)
     mask = mask.masked_fill_(is_hidden, -math.inf)[:, None, :, None]  # [n, 1, q, 1, L]
     heads = shape.num_kv_heads if is_explicit else 1  # a batched product wants them spelled out
     group = shape.num_heads // shape.num_kv_heads if size > 1 else 1
-    num_spans, length = keys.shape
     mask = mask.expand(num_spans, heads, size, group, length)
     return mask.reshape(num_spans, heads, size * group, length).contiguous()

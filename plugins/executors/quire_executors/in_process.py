@@ -10,7 +10,7 @@ from quire.interfaces.executor import Executor, Worker, WorkerLaunch
 
 if TYPE_CHECKING:
     from quire.interfaces.kv_cache import KVPlan
-    from quire.messages import RowBitmask, StepPlan, StepResult, WorkerInfo
+    from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 
 
 class InProcessExecutor(Executor):
@@ -58,9 +58,9 @@ class InProcessExecutor(Executor):
         """Wait for the tokens of a step."""
         return self._running().collect(plan_id)
 
-    def control(self, name: str, argument: Any = None) -> Any:
-        """Do something besides steps."""
-        return self._running().control(name, argument)
+    def control(self, command: WorkerControl) -> Any:
+        """Do something between two steps."""
+        return self._running().control(command)
 
     def check_health(self) -> None:
         """Return if the worker is there: in one process it lives as long as we do.

@@ -1,11 +1,35 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_kv_cache_specs(registry: Registrar[type[KVCacheSpec]]) -> None:
     """Offer the KV-cache specs below."""
-    registry.add("full_attention", "quire_kv_cache_specs.full_attention:FullAttentionSpec")
+    registry.add(
+        "full_attention",
+        "quire_kv_cache_specs.full_attention:FullAttentionSpec",
+        capabilities=KVSpecCapabilities(),
+    )
+    registry.add(
+        "sliding_window",
+        "quire_kv_cache_specs.sliding_window:SlidingWindowSpec",
+        capabilities=KVSpecCapabilities(window_param="window"),
+    )
+    registry.add(
+        "chunked_local_attention",
+        "quire_kv_cache_specs.chunked_local:ChunkedLocalAttentionSpec",
+        capabilities=KVSpecCapabilities(chunk_param="chunk"),
+    )
+    registry.add(
+        "cross_attention",
+        "quire_kv_cache_specs.cross_attention:CrossAttentionSpec",
+        capabilities=KVSpecCapabilities(layout="cross"),
+    )
+    registry.add(
+        "recurrent_state",
+        "quire_kv_cache_specs.recurrent_state:RecurrentStateSpec",
+        capabilities=KVSpecCapabilities(layout="state"),
+    )

@@ -1,8 +1,6 @@
 """The decoder that Llama and its descendants share; a model's file says only how it differs.
 
-A step's hidden states travel as a pair: the output of the last block, and the residual that it is
-still to be added to, so that addition and norm are one operation. Letters as in
-`quire.interfaces.attention`.
+Letters as in `quire.interfaces.attention`.
 """
 
 from __future__ import annotations
@@ -10,113 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from quire.interfaces.model import ForwardBatch, Model, StageTensors
 from quire.layers import (
-    Attention,
     Layer,
     LayerContext,
     LMHead,
-    MergedColumnParallelLinear,
-    QKNorm,
-    QKVParallelLinear,
-    RMSNorm,
     RotaryEmbedding,
-    RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
-    rotate,
 )
-from quire.layers.rotary import Rotation
 from quire_models.decoder_config import DecoderConfig
-
-
-class DecoderAttention(Layer):
-    """Grouped-query self-attention with a rotary embedding."""
-
-    def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
-        super().__init__()
-        name = f"model.layers.{layer}.self_attn"
-        hidden, head_dim = config.hidden_size, config.head_dim
-        heads = (config.num_heads, config.num_kv_heads, head_dim)
-        self.qkv_proj = QKVParallelLinear(
-            f"{name}.qkv_proj", hidden, *heads, bias=config.qkv_bias, context=context
-        )
-        self.qk_norm = QKNorm(*heads, config.rms_norm_eps, context) if config.has_qk_norm else None
-        self.attention = Attention(
-            config.attention_name(layer), *heads, scale=head_dim**-0.5, context=context
-        )
-        self.o_proj = RowParallelLinear(
-            f"{name}.o_proj",
-            config.num_heads * head_dim,
-            hidden,
-            bias=config.output_bias,
-            context=context,
-        )
-        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        self.num_heads = num_heads
-        self.num_rotated = num_heads + num_kv_heads
-        self.shape = (-1, self.num_rotated + num_kv_heads, head_dim)
-
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """Attend: `[T, hidden] -> [T, hidden]`."""
-        qkv = self.qkv_proj(x, batch.adapters).view(self.shape)  # [T, H + 2K, D]
-        qk, v = qkv[:, : self.num_rotated], qkv[:, self.num_rotated :]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = rotate(qk, rotation)
-        out = self.attention(qk[:, : self.num_heads], qk[:, self.num_heads :], v, batch)
-        projected: Tensor = self.o_proj(out, batch.adapters)
-        return projected
-
-
-class DecoderMLP(Layer):
-    """SwiGLU."""
-
-    def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
-        super().__init__()
-        name, hidden, width = (
-            f"model.layers.{layer}.mlp",
-            config.hidden_size,
-            config.intermediate_size,
-        )
-        bias = config.mlp_bias
-        parts = {"gate_proj": width, "up_proj": width}
-        self.gate_up_proj = MergedColumnParallelLinear(
-            f"{name}.gate_up_proj", hidden, parts, bias=bias, context=context
-        )
-        self.activation = SiluAndMul()
-        self.down_proj = RowParallelLinear(
-            f"{name}.down_proj", width, hidden, bias=bias, context=context
-        )
-
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """Transform each token by itself: `[T, hidden] -> [T, hidden]`."""
-        gate_up = self.gate_up_proj(x, batch.adapters)
-        out: Tensor = self.down_proj(self.activation(gate_up), batch.adapters)
-        return out
-
-
-class DecoderLayer(Layer):
-    """Attention and MLP, each behind a norm."""
-
-    def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
-        super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, context)
-        self.self_attn = DecoderAttention(layer, config, context)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, context)
-        self.mlp = DecoderMLP(layer, config, context)
-
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rotation: Rotation, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Return the MLP's output and the residual that it is to be added to."""
-        x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, rotation, batch)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x, batch), residual
+from quire_models.decoder_layer import decoder_norm, make_layer
 
 
 class DecoderStage(Layer):
@@ -129,27 +33,28 @@ class DecoderStage(Layer):
         needs_embedding = is_first or (is_last and config.tie_word_embeddings)
         sizes = (config.vocab_size, config.hidden_size)
         self.embed_tokens = VocabParallelEmbedding(*sizes, context) if needs_embedding else None
-        self.layers = nn.ModuleDict(
-            {str(layer): DecoderLayer(layer, config, context) for layer in mine}
+        self.embedding_scale = _rounded(config.embedding_scale, context.dtype)
+        self.layers = nn.ModuleDict({str(i): make_layer(i, config, context) for i in mine})
+        self.norm = decoder_norm(config, context) if is_last else None
+        self.rotaries = nn.ModuleList(
+            RotaryEmbedding(config.head_dim, max_model_len, rope, context) for rope in config.ropes
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context) if is_last else None
-        self.rotary = RotaryEmbedding(config.head_dim, max_model_len, config.rope, context)
-        self._in_order = tuple(self.layers.values())
+        self._in_order = tuple((self.layers[str(i)], config.rope_index(i)) for i in mine)
 
     def embed(self, input_ids: Tensor | None) -> Tensor:
-        """Return the vectors of token ids, `[T, hidden]`."""
+        """Return the vectors of token ids, scaled, `[T, hidden]`."""
         if self.embed_tokens is None or input_ids is None:
             raise RuntimeError("this pipeline stage needs the hidden states of the stage before it")
         vectors: Tensor = self.embed_tokens(input_ids)
-        return vectors
+        return vectors if self.embedding_scale == 1.0 else vectors.mul_(self.embedding_scale)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, batch: ForwardBatch
     ) -> Tensor | StageTensors:
         """Return `[T, hidden]` after the last norm, or what the next stage needs."""
-        rotation = self.rotary(positions)
-        for layer in self._in_order:
-            x, residual = layer(x, residual, rotation, batch)
+        rotations = [rotary(positions) for rotary in self.rotaries]
+        for layer, rope in self._in_order:
+            x, residual = layer(x, residual, rotations[rope], batch)
         if self.norm is None:
             return StageTensors(x, residual)
         normed: Tensor = self.norm(x, residual)[0]
@@ -194,7 +99,8 @@ class DecoderForCausalLM(Layer, Model):
         if self.lm_head is None:
             raise RuntimeError("only the last pipeline stage computes logits")
         logits: Tensor = self.lm_head(hidden_states)
-        return logits
+        cap = self.config.final_logit_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def map_weight_name(self, name: str) -> str | None:
         """Leave out a tied head's own copy, and what other pipeline stages hold."""
@@ -220,3 +126,8 @@ class DecoderForCausalLM(Layer, Model):
         config = self.config
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         return LMHead(config.vocab_size, config.hidden_size, context, tied_to=tied_to)
+
+
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    """Round as the model was trained: a factor in the dtype of what it multiplies."""
+    return float(torch.tensor(scale, dtype=dtype))

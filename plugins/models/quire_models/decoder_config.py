@@ -15,7 +15,7 @@ from quire.layers.rope_parameters import RopeParameters, read_rope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A Llama-like decoder: pre-norm, rotary embedding, grouped-query attention, SwiGLU.
+    """A Llama-like decoder: norms, rotary embedding, grouped-query attention, gated MLP.
 
     Attributes:
         qkv_bias: The query, key and value projections have biases.
@@ -23,6 +23,15 @@ class DecoderConfig:
         mlp_bias: The MLP's three projections have them.
         has_qk_norm: Each query and key head is normalised before the rotation.
         tie_word_embeddings: The LM head uses the embedding's matrix.
+        activation: Of the MLP's gate: `silu` or `gelu_tanh`.
+        norm_weight_offset: Added to the weights of all norms.
+        has_sandwich_norms: What attention and MLP give is normalised too, before it is added.
+        embedding_scale: Factor on the vectors of token ids.
+        query_scale: Factor on the logits of attention; None: one over the root of `head_dim`.
+        final_logit_soft_cap: Bound on the logits of tokens, by tanh.
+        windows: For each layer, how many tokens a query sees, itself included; None: all. Empty:
+            every layer sees all.
+        local_rope: The rotary embedding of layers with a window; None: the same as the others'.
     """
 
     vocab_size: int
@@ -40,10 +49,36 @@ class DecoderConfig:
     mlp_bias: bool = False
     has_qk_norm: bool = False
     tie_word_embeddings: bool = False
+    activation: str = "silu"
+    norm_weight_offset: float = 0.0
+    has_sandwich_norms: bool = False
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
+    final_logit_soft_cap: float | None = None
+    windows: tuple[int | None, ...] = ()
+    local_rope: RopeParameters | None = None
 
     def attention_name(self, layer: int) -> str:
         """Return the module path of a layer's attention."""
         return f"model.layers.{layer}.self_attn.attention"
+
+    def window(self, layer: int) -> int | None:
+        """Return how many tokens a query of a layer sees, itself included; None: all."""
+        return self.windows[layer] if self.windows else None
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the logits of attention."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def ropes(self) -> tuple[RopeParameters, ...]:
+        """The rotary embeddings that layers use."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_index(self, layer: int) -> int:
+        """Return which of `ropes` a layer uses."""
+        return int(self.local_rope is not None and self.window(layer) is not None)
 
     @property
     def num_params(self) -> int:
@@ -53,9 +88,19 @@ class DecoderConfig:
         qkv = (queries + 2 * keys) * (hidden + self.qkv_bias)
         output = hidden * (queries + self.output_bias)
         mlp = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
-        norms = 2 * hidden + 2 * self.head_dim * self.has_qk_norm
+        norms = (4 if self.has_sandwich_norms else 2) * hidden
+        norms += 2 * self.head_dim * self.has_qk_norm
         vocabulary = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return vocabulary + self.num_layers * (qkv + output + mlp + norms) + hidden
+
+
+def read_llama_like(values: ConfigValues, *, head_dim: int | None = None) -> dict[str, Any]:
+    """Read what Llama and its near relatives have in common: sizes, SwiGLU, one rotary embedding.
+
+    Arguments and errors are those of `read_sizes`.
+    """
+    require_activation(values, "hidden_act", "silu")
+    return {**read_sizes(values, head_dim=head_dim), "rope": read_rope(values)}
 
 
 def read_sizes(values: ConfigValues, *, head_dim: int | None = None) -> dict[str, Any]:
@@ -68,11 +113,6 @@ def read_sizes(values: ConfigValues, *, head_dim: int | None = None) -> dict[str
     Raises:
         UnsupportedModelError: A value is missing, wrong, or asks for what is not built here.
     """
-    activation = values.text("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModelError(
-            f"{values.architecture}: hidden_act {activation!r} is not supported; it must be 'silu'"
-        )
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     kv_heads = values.count("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -90,9 +130,21 @@ def read_sizes(values: ConfigValues, *, head_dim: int | None = None) -> dict[str
         "head_dim": _head_dim(values, head_dim, hidden, heads),
         "max_positions": values.count("max_position_embeddings"),
         "rms_norm_eps": values.positive("rms_norm_eps", 1e-6),
-        "rope": read_rope(values),
         "tie_word_embeddings": values.flag("tie_word_embeddings", False),
     }
+
+
+def require_activation(values: ConfigValues, key: str, wanted: str) -> None:
+    """Check the activation of the MLP's gate; a config that does not say has the wanted one.
+
+    Raises:
+        UnsupportedModelError: It is another.
+    """
+    activation = values.text(key, wanted)
+    if activation != wanted:
+        raise UnsupportedModelError(
+            f"{values.architecture}: {key} {activation!r} is not supported; it must be {wanted!r}"
+        )
 
 
 def refuse_sliding_window(values: ConfigValues) -> None:
@@ -135,11 +187,13 @@ def describe_decoder(
 
 
 def _kv_layer(decoder: DecoderConfig, layer: int) -> KVLayer:
+    window = decoder.window(layer)
     return KVLayer(
         name=decoder.attention_name(layer),
-        spec="full_attention",
+        spec="full_attention" if window is None else "sliding_window",
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
+        params=() if window is None else (("window", window),),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.interfaces.model import ModelDescription
 from quire.layers.config_values import ConfigValues
-from quire_models.decoder_config import DecoderConfig, describe_decoder, read_sizes
+from quire_models.decoder_config import DecoderConfig, describe_decoder, read_llama_like
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -26,7 +26,7 @@ def read_llama(config: Mapping[str, Any]) -> DecoderConfig:
     values = ConfigValues(config, ARCHITECTURE)
     attention_bias = values.flag("attention_bias", False)
     return DecoderConfig(
-        **read_sizes(values),
+        **read_llama_like(values),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=values.flag("mlp_bias", False),

@@ -4,7 +4,12 @@ from quire import hookimpl
 from quire.interfaces.model import Model, ModelCapabilities
 from quire.registry import Registrar
 
-MODELS = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+MODELS = {
+    "Gemma3ForCausalLM": "gemma3",
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from quire.layers.config_values import ConfigValues
 from quire_models.decoder_config import (
     DecoderConfig,
     describe_decoder,
-    read_sizes,
+    read_llama_like,
     refuse_sliding_window,
 )
 
@@ -30,4 +30,4 @@ def read_qwen2(config: Mapping[str, Any]) -> DecoderConfig:
     """Read how the decoder is built; raises as `describe_qwen2` does."""
     values = ConfigValues(config, ARCHITECTURE)
     refuse_sliding_window(values)
-    return DecoderConfig(**read_sizes(values), qkv_bias=True)
+    return DecoderConfig(**read_llama_like(values), qkv_bias=True)

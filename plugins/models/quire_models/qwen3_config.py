@@ -10,7 +10,7 @@ from quire.layers.config_values import ConfigValues
 from quire_models.decoder_config import (
     DecoderConfig,
     describe_decoder,
-    read_sizes,
+    read_llama_like,
     refuse_sliding_window,
 )
 
@@ -32,7 +32,7 @@ def read_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
     refuse_sliding_window(values)
     attention_bias = values.flag("attention_bias", False)
     return DecoderConfig(
-        **read_sizes(values, head_dim=128),
+        **read_llama_like(values, head_dim=128),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         has_qk_norm=True,

@@ -4,6 +4,10 @@ Tokens are ranked by their logits. Top-k keeps the ranks below k. Top-p looks at
 of what is left, and keeps a token if those before it do not yet add up to p. What both keep ends at
 some logit, and every token with at least that logit stays, so equal tokens stay or go together.
 That is the order of transformers: temperature, top-k, top-p.
+
+How many tokens are ranked depends on the other rows of the batch, and what a row keeps must not. So
+sums over ranks run from the likeliest on, where more ranks change nothing before them, and the sum
+over all tokens is the one of log_softmax, which treats each row by itself.
 """
 
 from __future__ import annotations
@@ -53,12 +57,12 @@ class TopKTopP(LogitsStep):
         """
         count = min(self._enough(fields), self.vocab_size)
         ranked = logits.topk(count).values if count < self.vocab_size else _sorted(logits)
-        total = _total(ranked, limit, logits)
+        total = _total(ranked, limit, logits, self.vocab_size)
         lowest, is_certain = _lowest(ranked, limit, top_p, total, self.vocab_size)
         if count == self.vocab_size or not self._can_look or bool(is_certain.all()):
             return lowest
         ranked = _sorted(logits)
-        total = _total(ranked, limit, logits)
+        total = _total(ranked, limit, logits, self.vocab_size)
         return _lowest(ranked, limit, top_p, total, self.vocab_size)[0]
 
     def _enough(self, fields: Sequence[Mapping[str, Any]]) -> int:
@@ -73,12 +77,18 @@ def _sorted(logits: Tensor) -> Tensor:  # [N, V]
     return logits.sort(dim=-1, descending=True).values
 
 
-def _total(ranked: Tensor, limit: Tensor, logits: Tensor) -> Tensor:  # [N, 1]
+def _total(
+    ranked: Tensor,  # [N, M], falling
+    limit: Tensor,  # [N, 1]
+    logits: Tensor,  # [N, V]
+    vocab_size: int,
+) -> Tensor:  # [N, 1]
     """Return the log of the weight that top-p shares out: of the first k, or of all tokens."""
-    within = torch.arange(ranked.shape[1], device=ranked.device) < limit
-    of_k = ranked.masked_fill(~within, -math.inf).logsumexp(-1, keepdim=True)
-    of_all = logits.logsumexp(-1, keepdim=True)
-    return torch.where(limit <= ranked.shape[1], of_k, of_all)
+    best = ranked[:, :1]
+    sums = (ranked - best).exp().cumsum(-1)
+    of_k = sums.gather(1, limit.clamp(max=ranked.shape[1]) - 1).log() + best
+    of_all = best - logits.log_softmax(-1).amax(-1, keepdim=True)
+    return torch.where(limit < vocab_size, of_k, of_all)
 
 
 def _lowest(

@@ -98,7 +98,8 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_only():
 def test_a_request_that_fails_in_a_chunk_gives_its_grammar_back():
     class FailsAtOnce(CountingExecutor):
         def collect(self, plan_id):
-            slot = self.plan.requests[0].slot
+            slot = self.plans[0].requests[0].slot
+            super().collect(plan_id)
             report = ErrorReport("request_failed", "the first chunk fails")
             return StepResult(plan_id=plan_id, results=[SlotResult(slot, [], None, report)])
 

@@ -1,114 +1,178 @@
-"""Scheduler and KV cache under any order of events: nothing is lost, nothing is owned twice."""
+"""The engine under any order of events: see `engine_trial` for what must hold after each of them.
 
-from collections import Counter
+That it can fail was tried with the engine broken on purpose. Who sees what:
 
-from engine_parts import CountingExecutor, ScriptedGrammars, make_message, make_scheduler
-from hypothesis import settings
+    blocks are free while a step in flight uses them           a block in use has no owner
+    blocks are found when planned, before they are computed    a written block has other readers
+    a hit may reach the last known token                       a request that never goes on
+    salt, adapter content or parent left out of the name       a name that is not its tokens' hash
+    a window lets go of one block too many                     a block in use has no owner
+    rejected drafts stay computed                              engine and worker differ
+    a hit does not own its blocks; a used block is evicted     references and owners differ
+    a reset leaves running requests cacheable                  a read from before the reset
+    a load under way survives a reset                          a read from before the reset
+    a load or a step that failed is kept                       a block that is found holds garbage
+    a switched-off store gives back blocks it still writes     a transfer ends that is not open
+    followers stay when their leader goes                      work waits and nothing happens
+    a silent store is not asked again                          work waits and nothing happens
+    a request preempts itself for what is still in flight      work is left after a bounded drain
+    prompts in pieces, or tokens, beyond their limit           the plan is over a budget
+    the length is looked at one step late                      a share beyond the longest answer
+    prompt logprobs are sent again after a preemption          not those of the next position
+    an adapter is not counted out                              work waits and nothing happens
+    a late request keeps its grammar                           released and submitted differ
+
+Two are seen by tests of their own only, as the events for them are rare: groups that do not agree
+on the length of a hit (`test_kv_cache`), drafts beside a chunk in flight (`test_core_ahead`).
+"""
+
+from dataclasses import replace
+
+import pytest
+from engine_trial import EngineTrial
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from random_trial import run_trial
+from trial_scene import MIXES, POLICIES, Scene
+from trial_wishes import ADAPTERS, SALTS, Wish
 
-from quire.engine.core import EngineCore
-
-NUM_BLOCKS = 12
-BUDGET = 9
-MAX_SEQS = 4
+INDICES = st.integers(0, 9)
+FLAGS = st.booleans()
+SCENES = st.builds(
+    Scene,
+    mix=st.integers(0, len(MIXES) - 1),
+    block_size=st.sampled_from([4, 2, 1]),
+    num_blocks=st.sampled_from([16, 8, 40]),
+    is_ahead=FLAGS,
+    has_cache=st.sampled_from([True, True, False]),
+    has_store=FLAGS,
+    policy=st.integers(0, len(POLICIES) - 1),
+    is_chunked=st.sampled_from([True, True, False]),
+    budget=st.sampled_from([9, 30, 1, 3]),
+    max_seqs=st.sampled_from([4, 1, 2]),
+    max_partial=st.sampled_from([2, 1, 4]),
+    long_threshold=st.sampled_from([0, 6]),
+    max_queued=st.sampled_from([10_000, 3]),
+    store_timeout_s=st.sampled_from([1000.0, 0.0]),
+)
+WISHES = st.builds(
+    Wish,
+    family=st.integers(0, 1),
+    length=st.integers(0, 24),
+    tail=st.lists(st.integers(1, 3), max_size=4).map(tuple),
+    max_tokens=st.integers(1, 30),
+    n=st.sampled_from([1, 1, 3]),
+    adapter=st.integers(0, len(ADAPTERS) - 1),
+    salt=st.sampled_from([0, 0, *range(len(SALTS))]),
+    priority=st.integers(-1, 1),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    has_timeout=FLAGS,
+)
+ODDITIES = st.sampled_from(
+    ["has_form", "has_old_name", "is_cursed", "has_other_stop", "has_prompt_logprobs"]
+)
 
 
 class EngineMachine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        scheduler = make_scheduler(
-            NUM_BLOCKS, max_adapters=2, max_num_seqs=MAX_SEQS, max_num_batched_tokens=BUDGET
-        )
-        self.executor = CountingExecutor(vocab_size=10**9)
-        self.core = EngineCore(scheduler, self.executor, ScriptedGrammars())
-        self.expected: dict[str, list[int]] = {}
-        self.answers: dict[str, list[int]] = {}
-        self.count = 0
-        self.idle_steps = 0
+    """Events in the order that Hypothesis likes."""
 
-    @rule(
-        length=st.integers(1, 20),
-        max_tokens=st.integers(1, 20),
-        adapter=st.sampled_from([None, "one", "two", "three"]),
-    )
-    def add(self, length, max_tokens, adapter):
-        self.count += 1
-        start = 10_000 * self.count
-        prompt = range(start, start + length)
-        name = f"r{self.count}"
-        self.core.add(make_message(name, prompt=prompt, max_tokens=max_tokens, adapter=adapter))
-        self.expected[name] = list(range(start + length, start + length + max_tokens))
+    num_rules = 0
 
-    @precondition(lambda self: self.core.scheduler.requests)
-    @rule(data=st.data())
-    def abort(self, data):
-        name = data.draw(st.sampled_from(sorted(self.core.scheduler.requests)))
-        self.core.abort([name])
-        del self.expected[name]
-        self.answers.pop(name, None)
+    @initialize(scene=SCENES)
+    def begin(self, scene):
+        self.trial = EngineTrial(scene)
+
+    @rule(wish=WISHES)
+    def add(self, wish):
+        self.trial.add(wish)
+
+    @rule(wish=WISHES, oddity=ODDITIES)
+    def add_an_odd_one(self, wish, oddity):
+        self.trial.add(replace(wish, **{oddity: True}))
+
+    @rule(index=INDICES)
+    def abort(self, index):
+        self.trial.abort(index)
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count):
+        for _ in range(count):
+            self.trial.step()
+            self.trial.check()
+        type(self).num_rules += count - 1
+
+    @rule(index=INDICES, num_right=st.integers(0, 3), num_wrong=st.integers(0, 2))
+    def draft_and_step(self, index, num_right, num_wrong):
+        self.trial.draft(index, num_right, num_wrong)
+        self.trial.step()
+
+    @rule(count=st.sampled_from([0, 1, 2, 99]))
+    def accept_at_most(self, count):
+        self.trial.accept_at_most(count)
+
+    @rule(has_failed=st.sampled_from([False, False, True]))
+    def ready_grammars(self, has_failed):
+        self.trial.ready_grammars(has_failed)
+
+    @rule(index=INDICES)
+    def fail_grammar(self, index):
+        self.trial.fail_grammar(index)
+
+    @rule(index=INDICES)
+    def fail_in_worker(self, index):
+        self.trial.fail_in_worker(index)
 
     @rule()
-    def step(self):
-        had_work = self.core.has_work()
-        for output in self.core.step().outputs:
-            if output.error:
-                assert output.error.code == "out_of_capacity"
-                del self.expected[output.request_id]
-                continue
-            self.answers.setdefault(output.request_id, []).extend(output.token_ids)
-            answer = self.answers[output.request_id]
-            assert answer == self.expected[output.request_id][: len(answer)]
-            if output.finish_reason:
-                assert self.answers.pop(output.request_id) == self.expected.pop(output.request_id)
-        if had_work and self.core.has_work():
-            assert self.executor.plan is not None
-            assert self.executor.plan.requests, "work is waiting and nothing was scheduled"
+    def step_much_later(self):
+        self.trial.step_much_later()
+
+    @rule()
+    def reset(self):
+        self.trial.reset()
+
+    @rule(index=st.integers(1, len(ADAPTERS) - 1))
+    def swap_adapter(self, index):
+        self.trial.swap_adapter(index)
+
+    @rule(mood=st.sampled_from(["latency", "is_pending", "fails"]), value=INDICES)
+    def change_the_mood_of_the_store(self, mood, value):
+        self.trial.set_mood(mood, value)
+
+    @rule(mood=st.sampled_from(["raising", "is_dead"]), value=INDICES)
+    def break_the_store(self, mood, value):
+        self.trial.set_mood(mood, value)
 
     @invariant()
-    def every_block_has_one_owner(self):
-        pool = self.core.scheduler.kv.pool
-        owned = Counter(
-            block
-            for request in self.core.scheduler.requests.values()
-            for table in request.block_ids
-            for block in table
-        )
-        assert 0 not in owned, "the null block belongs to nobody"
-        assert not owned or max(owned.values()) == 1
-        assert owned.total() == pool.num_used
-        assert pool.num_used + pool.num_free == NUM_BLOCKS - 1
-
-    @invariant()
-    def nothing_is_over_budget(self):
-        scheduler = self.core.scheduler
-        assert len(scheduler.running) <= MAX_SEQS
-        assert all(tokens <= BUDGET for tokens in self.executor.num_tokens_per_step)
-        adapters = {r.message.adapter for r in scheduler.running if r.message.adapter}
-        assert len(adapters) <= 2
-
-    @invariant()
-    def computed_tokens_are_known_and_have_blocks(self):
-        for request in self.core.scheduler.requests.values():
-            assert request.num_computed_tokens <= len(request.token_ids)
-            assert all(len(t) * 4 >= request.num_computed_tokens for t in request.block_ids)
-
-    @invariant()
-    def the_worker_agrees(self):
-        for request in self.core.scheduler.running:
-            assert self.executor.blocks[request.slot] == request.block_ids
-            assert self.executor.tokens[request.slot] == request.token_ids
-            assert self.executor.computed[request.slot] == request.num_computed_tokens
+    def all_holds(self):
+        type(self).num_rules += 1
+        self.trial.check()
 
     def teardown(self):
-        for _ in range(2000):
-            if not self.core.has_work():
-                break
-            self.step()
-        assert not self.core.has_work(), "work is left after 2,000 steps"
-        assert not self.expected
-        assert self.core.scheduler.kv.pool.num_used == 0
+        if hasattr(self, "trial"):
+            self.trial.drain()
 
 
-TestEngineState = EngineMachine.TestCase
-TestEngineState.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_the_engine_holds_under_any_order_of_events():
+    EngineMachine.num_rules = 0
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=200,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+    assert EngineMachine.num_rules >= 10_000
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_engine_holds_in_a_long_random_run(seed):
+    run_trial(seed, num_events=400)

@@ -9,6 +9,7 @@ import pytest
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import (
+    AdapterError,
     EngineDeadError,
     GrammarError,
     InvalidRequestError,
@@ -20,7 +21,7 @@ from quire.errors import (
 from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
-from quire.messages import AdapterRef, ErrorReport
+from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
 from quire.sampling_params import SamplingParams
 
 WHOLE = SamplingParams(max_tokens=None)
@@ -127,7 +128,7 @@ def test_a_finished_request_is_not_aborted(serve):
         async with await frontend.submit("fox", WHOLE) as stream:
             async for _ in stream:
                 pass
-        await frontend.control("ping")
+        await frontend.control(ResetPrefixCache())
 
     assert serve(test).aborted == []
 
@@ -208,17 +209,28 @@ def test_an_engine_that_dies_fails_everybody(serve, tokenizer, caplog):
         with pytest.raises(EngineDeadError):
             await frontend.submit("fox", WHOLE)
         with pytest.raises(EngineDeadError):
-            await frontend.control("ping")
+            await frontend.control(ResetPrefixCache())
 
     serve(test, script, step_s=0.01)
     assert "out of smoke" in caplog.text
 
 
+def test_an_engine_that_dies_while_it_is_idle_is_not_ready(serve):
+    async def test(frontend, core):
+        await frontend.generate_whole("fox", WHOLE)
+        core.is_dead = True
+        await eventually(lambda: not frontend.is_ready(), "its death is seen", 2.0)
+        with pytest.raises(EngineDeadError, match="in its sleep"):
+            await frontend.submit("fox", WHOLE)
+
+    serve(test)
+
+
 def test_controls_answer_and_fail_where_they_are_awaited(serve):
     async def test(frontend, core):
-        assert await frontend.control("reset", 7) == ("reset", 7)
-        with pytest.raises(ValueError, match="cannot fly"):
-            await frontend.control("fail", "fly")
+        assert await frontend.control(ResetPrefixCache()) is True
+        with pytest.raises(AdapterError, match="no files of 'ghost'"):
+            await frontend.control(LoadAdapter(AdapterRef("ghost", "nowhere")))
         assert frontend.is_ready()
 
     serve(test)

@@ -1,8 +1,9 @@
-"""What the engine says is understood, and the scripted core says what the real one would."""
+"""What the engine says is understood; a core behind a channel and a scripted one say the same."""
 
 import pytest
 from engine_parts import make_core, make_message, run_to_end
 from scripted_core import Reply, ScriptedCore, counting
+from served_core import serve_core
 
 import quire.errors
 from quire.errors import (
@@ -18,7 +19,7 @@ from quire.errors import (
     RequestFailedError,
 )
 from quire.frontend.engine_client import error_of
-from quire.messages import ErrorReport
+from quire.messages import ErrorReport, ResetPrefixCache
 from quire.server.errors import status_of
 
 CURSED = 50
@@ -45,9 +46,21 @@ def scripted(max_num_seqs=64, max_num_queued=4096, num_blocks=100):
     )
 
 
-@pytest.fixture(params=[real, scripted])
-def make(request):
-    return request.param
+@pytest.fixture(params=["real", "remote", "scripted"])
+def make(request, tmp_path_factory):
+    if request.param != "remote":
+        yield real if request.param == "real" else scripted
+        return
+    started = []
+
+    def remote(**options):
+        started.append(serve_core(real(**options), tmp_path_factory.mktemp("s")))
+        return started[-1][0]
+
+    yield remote
+    for core, thread in started:
+        core.shutdown()
+        thread.join()
 
 
 def finish(core, max_steps=100):
@@ -173,6 +186,16 @@ def test_a_request_that_fails_takes_no_other_with_it(make):
 
 def test_controls_are_answered_and_shutdown_may_come_twice(make):
     core = make()
-    assert core.control("ping", 3) == ("ping", 3)
+    assert core.control(ResetPrefixCache()) is True
     core.shutdown()
     core.shutdown()
+
+
+def test_an_idle_engine_is_healthy_and_says_what_it_has(make):
+    core = make()
+    core.check_health()
+    core.add(make_message("a", max_tokens=1))
+    core.add(make_message("b", max_tokens=1))
+    assert (core.stats().num_running + core.stats().num_waiting) in (0, 2)  # none if it stepped on
+    finish(core)
+    assert (core.stats().num_running, core.stats().num_waiting) == (0, 0)

@@ -44,11 +44,62 @@ def test_n_answers_differ_in_their_child_alone(intake):
     assert len({(r.seed, tuple(r.token_ids), r.max_tokens, r.priority) for r in requests}) == 1
 
 
+def test_the_first_answer_reports_on_the_prompt_for_all(intake):
+    requests = intake.admit("fox", SamplingParams(n=3, prompt_logprobs=2)).requests
+    assert [request.params.prompt_logprobs for request in requests] == [2, None, None]
+
+
 @pytest.mark.parametrize("priority", [1, -1])
-def test_a_priority_is_refused_as_nobody_reads_it_yet(intake, priority):
-    with pytest.raises(InvalidRequestError, match="not served yet") as caught:
+def test_a_priority_that_nobody_reads_is_refused_with_the_way_out(intake, priority):
+    with pytest.raises(InvalidRequestError, match="--scheduling-policy priority") as caught:
         intake.admit("fox", SamplingParams(), priority=priority)
     assert caught.value.param == "priority"
+
+
+@pytest.mark.parametrize("priority", [0, -(2**31), 2**31 - 1])
+def test_a_priority_reaches_the_engine_where_it_is_read(tokenizer, priority):
+    intake = make(tokenizer, has_priorities=True)
+    requests = intake.admit("fox", SamplingParams(n=2), priority=priority).requests
+    assert [request.priority for request in requests] == [priority] * 2
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.0, True, "1", None, 10**400])
+def test_a_priority_that_is_none_is_refused(tokenizer, priority):
+    with pytest.raises(InvalidRequestError, match="whole number from -2147483648") as caught:
+        make(tokenizer, has_priorities=True).admit("fox", SamplingParams(), priority=priority)
+    assert caught.value.param == "priority"
+
+
+@pytest.mark.parametrize("salt", ["a", "tenant 7", "ünïcödé-漢字", "x" * 128, "é" * 128])
+def test_a_salt_reaches_the_engine(intake, salt):
+    prompt = {"prompt": "fox", "cache_salt": salt}
+    assert intake.admit(prompt, SamplingParams()).requests[0].cache_salt == salt
+
+
+@pytest.mark.parametrize(
+    "salt",
+    ["", "x" * 129, "a\nb", "\x00", "a\x7f", "\ud800", "\u200b", "\u2028", "\ue000", b"a", 7, True],
+)
+def test_an_odd_salt_is_refused_by_name(intake, salt):
+    with pytest.raises(InvalidRequestError, match="1 to 128 printable") as caught:
+        intake.admit({"prompt": "fox", "cache_salt": salt}, SamplingParams())
+    assert caught.value.param == "cache_salt"
+
+
+@pytest.mark.parametrize("timeout_s", [None, 1e-3, 5, 1e9])
+def test_a_timeout_reaches_the_engine(intake, timeout_s):
+    (request,) = intake.admit("fox", SamplingParams(), timeout_s=timeout_s).requests
+    assert request.timeout_s == timeout_s
+    assert request.arrival_s > 0
+
+
+@pytest.mark.parametrize(
+    "timeout_s", [0, -1, float("nan"), float("inf"), 2e9, 10**400, True, "1", [1]]
+)
+def test_a_timeout_that_is_none_is_refused(intake, timeout_s):
+    with pytest.raises(InvalidRequestError, match="seconds greater than 0") as caught:
+        intake.admit("fox", SamplingParams(), timeout_s=timeout_s)
+    assert caught.value.param == "timeout_s"
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_fresh(intake):

@@ -147,6 +147,44 @@ def test_the_output_names_its_adapter_and_prompt(intake, tokenizer):
     assert (result.lora_request.lora_name, result.num_cached_tokens) == ("pirate", 2)
 
 
+def test_the_cache_is_told_by_the_first_answer(intake, tokenizer):
+    answers = start(intake, tokenizer, n=2)
+    answers.take(output(answers, [1], child=1, finish_reason="length", num_cached_tokens=2))
+    assert answers.result().num_cached_tokens == 0  # what child 0 computed, for both of them
+
+
+def test_prompt_logprobs_of_chunks_are_one_list(intake, tokenizer):
+    ids = [20, 21, 22, 23, 24, 25]
+    answers = start(intake, tokenizer, prompt=ids, n=2, prompt_logprobs=1)
+    rows = [TokenLogprobs([token_id, 9], [-2.0, -1.0], 2) for token_id in ids[1:]]
+    parts = ((0, [], rows[:1]), (1, [5], None), (0, [], rows[1:2]), (0, [5], rows[2:]))
+    deltas = [
+        answers.take(output(answers, drawn, child=child, prompt_logprobs=given))[0]
+        for child, drawn, given in parts
+    ]
+    assert deltas[1].prompt_logprobs is None
+    told = [row for i in (0, 2, 3) for row in deltas[i].prompt_logprobs]
+    assert told == answers.result().prompt_logprobs
+    assert told[0] is None
+    assert [next(iter(row)) for row in told[1:]] == ids[1:]
+    assert [(row[9].rank, row[9].logprob) for row in told[1:]] == [(1, -1.0)] * (len(ids) - 1)
+    assert told[1][ids[1]].decoded_token == tokenizer.token_text(ids[1])
+    later = answers.take(output(answers, [5]))[0]
+    assert later.prompt_logprobs is None
+
+
+def test_a_prompt_of_one_token_has_nothing_to_say(intake, tokenizer):
+    answers = start(intake, tokenizer, prompt=[5], prompt_logprobs=1)
+    delta, _ = answers.take(output(answers, [1], finish_reason="length"))
+    assert delta.prompt_logprobs == answers.result().prompt_logprobs == [None]
+
+
+def test_nobody_who_did_not_ask_gets_prompt_logprobs(intake, tokenizer):
+    answers = start(intake, tokenizer)
+    delta, _ = answers.take(output(answers, [1], finish_reason="length"))
+    assert delta.prompt_logprobs is answers.result().prompt_logprobs is None
+
+
 def test_plugins_hear_of_the_end_and_their_errors_change_nothing(intake, tokenizer, caplog):
     seen = []
 

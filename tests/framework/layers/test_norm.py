@@ -70,3 +70,31 @@ def test_query_and_key_heads_have_norms_of_their_own():
     normed = norm(qk)
     torch.testing.assert_close(normed[:, :3], by_formula(qk[:, :3], q_weight, 1e-6))
     torch.testing.assert_close(normed[:, 3:], by_formula(qk[:, 3:], k_weight, 1e-6))
+
+
+def test_a_weight_kept_as_a_distance_from_one_is_added_to_it():
+    norm = RMSNorm(16, 1e-6, CONTEXT, weight_offset=1.0)
+    norm.load_weight("weight", numbers(16, seed=1), "norm")
+    x = numbers(3, 16)
+    torch.testing.assert_close(norm(x)[0], by_formula(x, 1 + numbers(16, seed=1), 1e-6))
+
+
+def test_a_distance_from_one_keeps_all_its_digits_in_half_precision():
+    half = replace(CONTEXT, dtype=torch.bfloat16)
+    distance = (numbers(64, seed=1) * 1e-3).bfloat16()  # one and this: the same in bfloat16
+    x = numbers(3, 64).bfloat16()
+    norm = RMSNorm(64, 1e-6, half, weight_offset=1.0)
+    norm.load_weight("weight", distance, "norm")
+    expected = by_formula(x, 1 + distance.double(), 1e-6).bfloat16()
+    assert torch.equal(norm(x)[0], expected)
+    assert norm(x)[0].dtype is torch.bfloat16
+
+
+def test_query_and_key_norms_take_the_offset_too():
+    for dtype in (torch.float32, torch.bfloat16):
+        norm = QKNorm(1, 1, 8, 1e-6, replace(CONTEXT, dtype=dtype), weight_offset=1.0)
+        norm.load_weight("weight", numbers(8, seed=1), "q_norm")
+        norm.load_weight("weight", numbers(8, seed=2), "k_norm")
+        qk = numbers(4, 2, 8).to(dtype)
+        expected = by_formula(qk, 1 + torch.stack((numbers(8, seed=1), numbers(8, seed=2))), 1e-6)
+        torch.testing.assert_close(norm(qk), expected.to(dtype))

@@ -341,6 +341,8 @@ def test_sampling_fields_reach_the_engine(client, served):
             "stop_token_ids": [7],
             "warmth": 1.5,
             "cache_salt": "tenant-1",
+            "priority": -3,
+            "timeout_s": 2.5,
         },
     )
     request = served.core.requests[0]
@@ -350,6 +352,38 @@ def test_sampling_fields_reach_the_engine(client, served):
     assert not params.skip_special_tokens
     assert request.fields["warmth"] == 1.5
     assert request.cache_salt == "tenant-1"
+    assert (request.priority, request.timeout_s) == (-3, 2.5)
+
+
+@pytest.mark.parametrize("prompt_chunk", [3, 1000])
+def test_prompt_logprobs_are_those_of_the_rendered_prompt(client, served, prompt_chunk):
+    served.core.prompt_chunk = prompt_chunk
+    fields = {"n": 2, "extra_body": {"prompt_logprobs": 1}}
+    whole = ask(client, **fields).prompt_logprobs
+    ids = served.core.requests[0].token_ids
+    assert len(ids) > 6
+    assert whole[0] is None
+    assert [next(iter(row)) for row in whole[1:]] == [str(token_id) for token_id in ids[1:]]
+    assert whole[1]["300"] == {
+        "logprob": -1.0,
+        "rank": 1,
+        "decoded_token": served.frontend.tokenizer.token_text(300),
+    }
+    chunks = stream(client, **fields)
+    streamed = [chunk.model_extra.get("prompt_logprobs") or [] for chunk in chunks]
+    assert [row for rows in streamed for row in rows] == whole
+    assert len([rows for rows in streamed if rows]) == -(-(len(ids) - 1) // prompt_chunk)
+    pieces = [c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == 0]
+    assert "".join(pieces) == "I am a script."
+    assert not hasattr(ask(client), "prompt_logprobs")
+
+
+def test_cached_tokens_are_those_of_the_prompt_counted_once(client, served):
+    served.core.num_cached_tokens = 4
+    for answer in (ask(client), ask(client, n=3)):
+        assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    last = stream(client, n=3, stream_options={"include_usage": True})[-1]
+    assert last.usage.prompt_tokens_details.cached_tokens == 4
 
 
 def test_a_stop_string_ends_the_answer_and_is_named(client, served):
@@ -442,7 +476,13 @@ def test_unknown_fields_are_named_in_a_header(client):
             {"extra_body": {"chat_template_kwargs": {"add_generation_prompt": False}}},
             "chat_template_kwargs",
         ),
-        ({"extra_body": {"priority": 1}}, "priority"),
+        ({"extra_body": {"priority": 2**31}}, "priority"),
+        ({"extra_body": {"priority": 0.5}}, "priority"),
+        ({"extra_body": {"timeout_s": 0}}, "timeout_s"),
+        ({"extra_body": {"timeout_s": "1"}}, "timeout_s"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"extra_body": {"cache_salt": "a\nb"}}, "cache_salt"),
+        ({"extra_body": {"cache_salt": "x" * 129}}, "cache_salt"),
         ({"extra_body": {"warmth": 9}}, "warmth"),
         ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
         ({"n": 0}, "n"),

@@ -9,7 +9,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from quire.frontend.prompt import EncodedPrompt
+from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
+from quire.server.echo import Echo
 from quire.server.generation import Generation
 
 
@@ -102,6 +105,95 @@ def test_echo_puts_the_prompt_before_every_answer(client, lenient, served):
     assert (texts[0, True], texts[1, True]) == (1, 1)
 
 
+@pytest.mark.parametrize("prompt_chunk", [2, 1000])
+def test_echo_with_logprobs_tells_how_likely_the_prompt_was(lenient, served, prompt_chunk):
+    served.core.prompt_chunk = prompt_chunk
+    prompt = "Straße in 日本, 👩‍👩‍👧 and more"
+    fields = {"echo": True, "logprobs": 2}
+    choice = complete(lenient, prompt, **fields).choices[0]
+    ids = served.core.requests[0].token_ids
+    shown = choice.logprobs
+    assert choice.text == prompt + "I am a script."
+    assert len(shown.tokens) == len(shown.token_logprobs) == len(shown.text_offset)
+    assert (shown.token_logprobs[0], shown.top_logprobs[0]) == (None, None)
+    assert shown.token_logprobs[1 : len(ids)] == [-0.25] * (len(ids) - 1)
+    assert all(len(top) >= 2 for top in shown.top_logprobs[1:])
+    placed = zip(shown.tokens, shown.text_offset, strict=True)
+    named = [(token, o) for token, o in placed if not token.startswith("bytes:")]
+    assert [t for t, o in named[:-1] if choice.text[o : o + len(t)] != t] == []
+    assert shown.text_offset[len(ids)] == len(prompt)
+    assert len(named) > 10
+    pieces = [
+        c for chunk in complete(lenient, prompt, stream=True, **fields) for c in chunk.choices
+    ]
+    assert "".join(piece.text for piece in pieces) == choice.text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        streamed = [x for piece in pieces for x in getattr(piece.logprobs, name)]
+        assert streamed == getattr(shown, name)
+
+
+def test_an_echo_of_no_tokens_is_the_prompt_alone(lenient, served):
+    fields = {"model": "demo", "prompt": "one two three", "max_tokens": 0, "echo": True}
+    choice = (answer := lenient.completions.create(**fields, logprobs=1)).choices[0]
+    ids = served.core.requests[0].token_ids
+    assert (choice.text, choice.finish_reason) == ("one two three", "length")
+    assert len(choice.logprobs.tokens) == len(ids) == answer.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 0
+    assert "".join(choice.logprobs.tokens) == "one two three"
+    chunks = list(lenient.completions.create(**fields, stream=True))
+    assert "".join(c.text for chunk in chunks for c in chunk.choices) == "one two three"
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be"):
+        lenient.completions.create(**(fields | {"echo": False}))
+
+
+def test_an_echo_leaves_no_room_for_tokens_that_its_text_does_not_show(served):
+    tokenizer = served.frontend.tokenizer
+    special = tokenizer.eos_token_ids[0]
+    ids = [special, *tokenizer.encode("one two", add_special_tokens=False)]
+    rows = [None, *({i: Logprob(-1.0, 1)} for i in ids[1:])]
+    shown = Echo(EncodedPrompt("one two", ids), tokenizer, 0).logprobs(rows)
+    assert shown.text_offset[:2] == [0, 0]
+    spelt = tokenizer.decode([special], skip_special_tokens=False)
+    shown = Echo(EncodedPrompt(spelt + "one two", ids), tokenizer, 0).logprobs(rows)
+    assert shown.text_offset[:2] == [0, len(spelt)]
+
+
+@pytest.mark.parametrize("prompt_chunk", [2, 1000])
+def test_prompt_logprobs_stand_with_the_first_choice_of_each_prompt(
+    client, lenient, served, prompt_chunk
+):
+    served.core.prompt_chunk = prompt_chunk
+    prompts = [[300, 301, 302, 303], [304]]
+    fields = {"n": 2, "extra_body": {"prompt_logprobs": 0}}
+    choices = sorted(complete(client, prompts, **fields).choices, key=lambda c: c.index)
+    wanted = [None, *({str(i): [-0.25, 1]} for i in prompts[0][1:])]
+
+    def plain(rows):
+        return [
+            row and {key: [found["logprob"], found["rank"]] for key, found in row.items()}
+            for row in rows
+        ]
+
+    assert plain(choices[0].prompt_logprobs) == wanted
+    assert plain(choices[2].prompt_logprobs) == [None]
+    assert not any(hasattr(choices[i], "prompt_logprobs") for i in (1, 3))
+    streamed = {0: [], 2: []}
+    for chunk in complete(lenient, prompts, stream=True, **fields):
+        for choice in chunk.choices:
+            rows = choice.model_extra.get("prompt_logprobs")
+            if rows:
+                streamed[choice.index] += plain(rows)
+    assert streamed == {0: wanted, 2: [None]}
+
+
+def test_too_many_prompt_logprobs_for_one_answer_are_refused(client, served):
+    prompts = [[300] * 500] * 60  # 30,000 tokens
+    with pytest.raises(openai.BadRequestError, match="30000 prompt tokens") as caught:
+        complete(client, prompts, extra_body={"prompt_logprobs": 20})
+    assert caught.value.param == "prompt_logprobs"
+    assert served.core.requests == []
+
+
 def test_usage_ends_a_stream_that_asks_for_it(client, lenient):
     chunks = list(complete(lenient, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1].choices == []
@@ -130,10 +222,12 @@ def test_a_schema_reaches_the_engine(client, served):
         (["a"] * 200, {"n": 100}, "prompt"),
         ("a", {"suffix": "z"}, "suffix"),
         ("a", {"best_of": 3}, "best_of"),
-        ("a", {"echo": True, "logprobs": 1}, "echo"),
+        ("a", {"echo": True, "logprobs": 1, "n": 2}, "echo"),
+        ("a", {"extra_body": {"cache_salt": "\u200b"}}, "cache_salt"),
+        ("a", {"extra_body": {"timeout_s": -1}}, "timeout_s"),
         ("a", {"logprobs": 21}, "logprobs"),
         ("a", {"logit_bias": {"1": 1}}, "logit_bias"),
-        ("a", {"extra_body": {"messages": 1, "prompt_logprobs": 1}}, "prompt_logprobs"),
+        ("a", {"extra_body": {"prompt_logprobs": -1}}, "prompt_logprobs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(client, prompt, fields, param):

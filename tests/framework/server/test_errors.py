@@ -6,6 +6,7 @@ import re
 import httpx
 import openai
 import pytest
+from openai import OpenAI
 
 from quire.errors import (
     EngineDeadError,
@@ -14,6 +15,7 @@ from quire.errors import (
     OverloadedError,
     PromptTooLongError,
     RequestFailedError,
+    RequestTimeoutError,
     UnknownModelError,
 )
 from quire.messages import ErrorReport
@@ -40,6 +42,7 @@ def check_shape(response):
         (GrammarError("bad regex"), 400, "invalid_grammar"),
         (UnknownModelError("no such model"), 404, "model_not_found"),
         (OverloadedError("full"), 503, "overloaded"),
+        (RequestTimeoutError("too slow"), 504, "request_timeout"),
         (EngineDeadError("died at 0xdeadbeef"), 503, "engine_dead"),
         (RequestFailedError("plugin x failed"), 500, "request_failed"),
         (ValueError("/opt/secret 0xdeadbeef"), 500, "internal_error"),
@@ -153,6 +156,31 @@ def test_a_full_queue_says_when_to_come_back(served, stream):
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert check_shape(response)["code"] == "overloaded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_too_long_is_a_504_that_nobody_repeats(served, stream):
+    late = ErrorReport("request_timeout", "the request was not over 1.5 s after its arrival")
+    served.texts.by_prompt = {"Hi": ("", late)}
+    with (
+        OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=3) as client,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        client.chat.completions.create(model="demo", stream=stream, **CHAT)
+    assert caught.value.status_code == 504
+    assert caught.value.code == "request_timeout"
+    assert "1.5 s" in caught.value.message
+    assert len(served.core.requests) == 1
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_event(client, served):
+    late = ErrorReport("request_timeout", "the request was not over 1.5 s after its arrival")
+    served.texts.by_prompt = {"Hi": ("half an answer", late)}
+    chunks = client.chat.completions.create(model="demo", stream=True, **CHAT)
+    said = []
+    with pytest.raises(openai.APIError, match=r"1\.5 s") as caught:
+        said.extend(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert caught.value.code == "request_timeout"
 
 
 @pytest.mark.parametrize("stream", [False, True])

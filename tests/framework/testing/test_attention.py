@@ -18,7 +18,9 @@ CAPABILITIES = AttentionCapabilities(
     head_dims=frozenset({32}),
     block_sizes=frozenset({16}),
     sliding_window=True,
+    attention_chunk=True,
     logit_soft_cap=True,
+    padded_pages=True,
     batch_invariant=True,
 )
 SIZES = SceneSizes(head_dim=32)
@@ -52,6 +54,29 @@ class WindowOneWider(TorchSDPABackend):
         window = layer.sliding_window
         layer = layer if window is None else replace(layer, sliding_window=window + 1)
         return super().forward(q, k, v, kv_cache, metadata, layer)
+
+
+class NoChunks(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, attention_chunk=None))
+
+
+class ChunkAsWindow(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        layer = replace(layer, attention_chunk=None, sliding_window=layer.attention_chunk)
+        return super().forward(q, k, v, kv_cache, metadata, layer)
+
+
+class WritesBehindThePage(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        page = kv_cache[0].numel()
+        kv_cache.as_strided((len(kv_cache),), kv_cache.stride()[:1], page).zero_()
+        return super().forward(q, k, v, kv_cache, metadata, layer)
+
+
+class ForgetsNothing(TorchSDPABackend):
+    def forget_context(self):
+        pass
 
 
 class NoSoftCap(TorchSDPABackend):
@@ -159,8 +184,8 @@ def test_wrong_answers_are_noticed_at_the_first_sizes(broken):
         (ForgetsTheContext, "test_prompts_and_single_tokens_share_a_step"),
         (SidesOutermost, "test_a_block_is_contiguous_and_outermost"),
         (WritesToTheNeighbour, "test_only_the_slots_of_a_step_are_written"),
+        (ForgetsNothing, "test_a_write_from_outside_is_seen_after_forget_context"),
         (KeepsTheFirstLayersCache, "test_layers_share_the_metadata_of_a_step"),
-        (NoiseByBatch, "test_batch_invariant_answers_are_bit_identical"),
     ],
 )
 def test_broken_promises_are_noticed(broken, test):
@@ -177,6 +202,32 @@ def test_padding_in_somebodys_block_is_noticed():
 def test_a_wrong_window_is_noticed(broken):
     with pytest.raises(AssertionError, match="off by"):
         contract(broken).test_windows_hide_what_lies_before(5)
+
+
+@pytest.mark.parametrize("broken", [NoChunks, ChunkAsWindow])
+def test_wrong_chunks_are_noticed(broken):
+    with pytest.raises(AssertionError, match="off by"):
+        contract(broken).test_chunks_hide_what_lies_before(5)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("reach", [{}, {"window": 20}, {"chunk": 40}])
+def test_reading_what_no_query_sees_is_noticed(reach, is_taken):
+    sizes = replace(SIZES, **reach)
+    contract(TorchSDPABackend).test_what_no_query_sees_is_never_read(sizes, is_taken)
+    with pytest.raises(AssertionError, match="nan"):
+        contract(HidesWhatItReads).test_what_no_query_sees_is_never_read(sizes, is_taken)
+
+
+def test_writing_between_pages_is_noticed():
+    with pytest.raises(AssertionError, match="padding was written"):
+        contract(WritesBehindThePage).test_pages_may_be_padded(2)
+
+
+def test_noise_that_depends_on_the_batch_is_noticed():
+    sizes = replace(SIZES, batch_invariant=True)
+    with pytest.raises(AssertionError, match="a row differs"):
+        contract(NoiseByBatch).test_batch_invariant_answers_are_bit_identical(sizes)
 
 
 def test_a_missing_soft_cap_is_noticed():

@@ -52,6 +52,36 @@ class CountsPastAGap(FullAttentionSpec):
         return sum(is_cached)
 
 
+class GivesUpTooEarly(FullAttentionSpec):
+    def cached_prefix(self, is_cached):
+        return max(0, super().cached_prefix(is_cached) - 1)
+
+
+class HitsBehindAGap(FullAttentionSpec):
+    def cached_prefix(self, is_cached):
+        return len(is_cached) if is_cached[-1:] == [True] else 0
+
+
+class KeepsWhatIsNotFull(FullAttentionSpec):
+    def cacheable_blocks(self, fresh, num_computed_tokens):
+        return range(fresh.start, fresh.stop + 1)
+
+
+class HoldsLessInTheEnd(FullAttentionSpec):
+    def max_blocks_held(self, num_tokens, max_step_tokens):
+        return 20 - num_tokens // self.block_size
+
+
+class ForgetsItsBlocks(FullAttentionSpec):
+    def with_block_size(self, block_size):
+        return self
+
+
+class SnapshotsForNobody(FullAttentionSpec):
+    def snapshot_blocks(self, num_computed_tokens):
+        return range(num_computed_tokens // self.block_size)
+
+
 class KeyedByName(FullAttentionSpec):
     @property
     def key(self):
@@ -62,7 +92,7 @@ class KeyedByName(FullAttentionSpec):
     ("broken", "test"),
     [
         (LosesBytes, "test_devices_share_the_bytes_and_lose_none"),
-        (KeyedByName, "test_layers_of_one_shape_share_a_group"),
+        (KeyedByName, "test_layers_that_use_blocks_alike_share_a_group"),
     ],
 )
 def test_a_wrong_size_is_noticed(broken, test):
@@ -77,7 +107,13 @@ def test_a_wrong_size_is_noticed(broken, test):
         (RoundsDown, "test_more_tokens_never_need_fewer_blocks"),
         (FreesWhatIsNotThere, "test_what_is_freeable_exists_and_stays_freeable"),
         (TakesBlocksBack, "test_what_is_freeable_exists_and_stays_freeable"),
-        (CountsPastAGap, "test_a_prefix_hit_lies_within_what_is_cached"),
+        (CountsPastAGap, "test_a_prefix_hit_is_the_longest_that_can_go_on"),
+        (GivesUpTooEarly, "test_a_prefix_hit_is_the_longest_that_can_go_on"),
+        (HitsBehindAGap, "test_a_hit_that_ends_at_the_first_gap_says_so"),
+        (KeepsWhatIsNotFull, "test_only_blocks_of_the_table_are_kept_for_hits"),
+        (HoldsLessInTheEnd, "test_a_longer_request_never_holds_less"),
+        (ForgetsItsBlocks, "test_other_blocks_are_the_only_change_of_other_blocks"),
+        (SnapshotsForNobody, "test_without_prefix_hits_it_holds_no_more"),
     ],
 )
 def test_wrong_arithmetic_is_noticed(broken, test):

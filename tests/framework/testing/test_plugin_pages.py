@@ -22,7 +22,9 @@ def write_snippets(page, folder):
 def test_the_documented_plugins_pass_their_kits(tmp_path):
     written = write_snippets("attention_backends.md", tmp_path)
     written += write_snippets("samplers.md", tmp_path)
-    assert sum(path.startswith("test_") for path in written) == 2
+    written += write_snippets("scheduling_policies.md", tmp_path)
+    written += write_snippets("kv_cache_specs.md", tmp_path)
+    assert sum(path.startswith("test_") for path in written) == 4
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
@@ -37,7 +39,11 @@ def test_the_documented_plugins_pass_their_kits(tmp_path):
 def test_the_documented_tables_of_contents_import_no_torch(tmp_path):
     write_snippets("attention_backends.md", tmp_path)
     write_snippets("samplers.md", tmp_path)
-    code = "import sys, acme_attention.plugin, acme_sampling.plugin; print('torch' in sys.modules)"
+    write_snippets("scheduling_policies.md", tmp_path)
+    write_snippets("kv_cache_specs.md", tmp_path)
+    pages = "acme_attention.plugin, acme_sampling.plugin, acme_scheduling.plugin"
+    pages += ", acme_streaming.plugin, acme_streaming.spec"
+    code = f"import sys, {pages}; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3ForCausalLM",
         {"num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
+    "gemma3": ("Gemma3ForCausalLM", {"sliding_window": 9}),
 }
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from quire.testing.attention_scene import AttentionScene, SceneSizes
+from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 
 
@@ -70,3 +70,79 @@ def test_large_or_very_uneven_batches_are_not_held():
     scene, numbers = started([3, 500, 8])
     decode(scene, numbers)
     assert scene.backend._held._tenancy is None
+
+
+def test_a_request_that_takes_over_row_and_blocks_reads_its_own():
+    # One ends with two whole blocks; the next begins with them, and computes one token: to the
+    # backend that looks like the same request, and indeed all that is held is right.
+    scene, (first,) = started([30])
+    decode(scene, [first])
+    decode(scene, [first])
+    size = scene.sizes.block_size
+    assert scene.requests[first].num_computed == 2 * size
+    second = scene.add_with_prefix_of(first, 2, 2 * size + 40)
+    scene.end(first)
+    for _ in range(3):
+        decode(scene, [second])
+
+
+def test_a_tail_block_that_was_taken_over_is_read_anew():
+    scene, (first,) = started([20])
+    decode(scene, [first])
+    tail = scene.requests[first].block_ids[-1]
+    second = scene.add_with_prefix_of(first, 1, 60)
+    scene.end(first)
+    check(scene.step([(second, 5)]))
+    assert scene.requests[second].block_ids[-1] == tail
+    decode(scene, [second])  # 22 tokens, one more than the first one had, in the same blocks
+
+
+def test_children_of_one_prompt_change_places():
+    scene, (parent,) = started([32])
+    children = [scene.add_with_prefix_of(parent, 2, 100) for _ in range(3)]
+    scene.end(parent)
+    for order in ([0, 1, 2], [0, 1, 2], [2, 0, 1], [2, 0, 1], [1, 0], [1, 0], [0, 1, 2]):
+        decode(scene, [children[index] for index in order])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_pass_from_request_to_request(seed):
+    draw = random.Random(seed)
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(block_size=4))
+    running = [scene.add(400)]
+    check(scene.step([(running[0], 12)]))
+    for _ in range(120):
+        event = draw.random()
+        if event < 0.7:
+            decode(scene, running)
+        elif event < 0.8 and len(running) < 5:
+            donor = draw.choice(running)
+            num_whole = scene.requests[donor].num_computed // 4
+            running.append(scene.add_with_prefix_of(donor, draw.randint(0, num_whole), 400))
+            check(scene.step([(running[-1], draw.choice([1, 1, 3]))]))
+        elif event < 0.9 and len(running) > 1:
+            scene.end(running.pop(draw.randrange(len(running))))
+        else:
+            draw.shuffle(running)
+
+
+def test_what_was_written_from_outside_is_read():
+    scene, (number,) = started([30])
+    decode(scene, [number])
+    request = scene.requests[number]
+    request.v[:16] *= 2
+    scene.kv_cache[request.block_ids[0], 1] *= 2
+    scene.backend.forget_context()
+    decode(scene, [number])
+
+
+def test_a_layout_whose_buffers_are_used_again_is_not_mistaken_for_the_last_one():
+    scene, (one, other) = started([30, 30])
+    table = torch.zeros(1, 3, dtype=torch.int32)
+    for number in (one, other):  # the other one has a token more, and other blocks
+        scene.requests[number].num_computed = 30 + (number == other)
+        layout = scene.layout([(number, 1)], Padding())
+        table.copy_(torch.nn.functional.pad(layout.block_table, (0, 3))[:, :3])
+        layout.block_table = table
+        metadata = scene.backend.prepare(layout)
+        assert metadata.tenancy.num_steps == 0

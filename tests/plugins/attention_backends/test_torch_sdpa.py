@@ -9,7 +9,7 @@ from quire.interfaces.attention import StepLayout
 from quire.interfaces.kv_cache import KVLayer
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
+from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes, first_seen
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
@@ -106,7 +106,7 @@ def plan_of(scene, numbers):
     metadata = scene.backend.prepare(layout)
     q, k, v = scene.inputs([(number, 1) for number in numbers])
     scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
-    return metadata.by_window[None].batches
+    return metadata.readings[None, None].batches
 
 
 def test_a_prompt_row_is_the_same_beside_others():
@@ -134,3 +134,43 @@ def test_a_step_of_padding_alone_is_zeros():
     metadata = scene.backend.prepare(layout)
     out = scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
     assert not out.any()
+
+
+def poison_unseen(scene, plan):
+    """Put NaN into every row that no query of a plan may see; return what was there."""
+    cache = scene.kv_cache.movedim(3, 1)  # [B, S, 2, K, D]
+    is_seen = torch.zeros(cache.shape[:2], dtype=torch.bool)
+    for number, num_new in plan:
+        request, size = scene.requests[number], scene.sizes.block_size
+        start = first_seen(request.num_computed, scene.sizes.params)
+        for position in range(start, request.num_computed + num_new):
+            is_seen[request.block_ids[position // size], position % size] = True
+    before = cache.clone()
+    cache[~is_seen] = torch.nan
+    return before, is_seen
+
+
+REACHES = [{}, {"window": 5}, {"window": 16}, {"window": 40}, {"chunk": 5}, {"chunk": 48}]
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_no_row_is_read_that_no_query_of_the_step_may_see(reach, soft_cap, batch_invariant):
+    sizes = SceneSizes(soft_cap=soft_cap, batch_invariant=batch_invariant, **reach)
+    scene = AttentionScene(TorchSDPABackend, sizes)
+    long, short, idle = scene.add(330), scene.add(40), scene.add(20)
+    steps = (
+        [(idle, 20)],
+        [(long, 90), (short, 4)],
+        [(long, 160)],  # two spans
+        [(short, 17), (long, 1)],
+        *[[(long, 1), (short, 1)]] * 3,
+        [(short, 3), (long, 20)],
+    )
+    for plan in steps:
+        scene.layout(plan, Padding())  # gives out the blocks
+        before, is_seen = poison_unseen(scene, plan)
+        for answer, truth in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+        scene.kv_cache.movedim(3, 1)[~is_seen] = before[~is_seen]

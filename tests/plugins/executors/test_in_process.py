@@ -5,11 +5,20 @@ import pytest
 from quire.errors import EngineDeadError, RefusedError
 from quire.interfaces.executor import Worker, WorkerGrid, WorkerLaunch
 from quire.interfaces.kv_cache import KVPlan
-from quire.messages import RowBitmask, SlotResult, StepPlan, StepResult, WorkerInfo
+from quire.messages import (
+    AdapterRef,
+    LoadAdapter,
+    RowBitmask,
+    SlotResult,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 from quire.plugins import load_plugins
 from quire_executors.in_process import InProcessExecutor
 
 INFO = WorkerInfo(device="cpu", dtype="float32", weight_bytes=3, available_kv_bytes=5)
+PIRATE = LoadAdapter(AdapterRef("pirate", "adapters/pirate"))
 MASK = RowBitmask(0, 0, b"\x03\x00\x00\x00")
 
 
@@ -40,8 +49,8 @@ class CountingWorker(Worker):
         results = [SlotResult(mask.slot, [plan_id]) for mask in self.masks]
         return StepResult(plan_id=plan_id, results=results)
 
-    def control(self, name, argument=None):
-        return (name, argument, self.rank)
+    def control(self, command):
+        return (command, self.rank)
 
     def shutdown(self):
         self.num_shutdowns += 1
@@ -70,7 +79,7 @@ def test_a_step_goes_through_the_worker_and_back():
 
 def test_the_worker_is_rank_zero_and_answers_controls():
     executor, _ = started()
-    assert executor.control("sleep", 2) == ("sleep", 2, 0)
+    assert executor.control(PIRATE) == (PIRATE, 0)
 
 
 def test_what_the_worker_raises_is_not_changed():
@@ -113,7 +122,7 @@ def test_without_a_worker_every_call_says_so(is_shut_down):
         lambda: executor.execute(StepPlan(plan_id=1, requests=[])),
         lambda: executor.sample(1, []),
         lambda: executor.collect(1),
-        lambda: executor.control("profile"),
+        lambda: executor.control(PIRATE),
     ):
         with pytest.raises(EngineDeadError, match="not running"):
             call()
@@ -123,7 +132,7 @@ def test_it_can_be_started_again_after_a_shutdown():
     executor, first = started()
     executor.shutdown()
     executor.start()
-    assert executor.control("x")[2] == 0
+    assert executor.control(PIRATE)[1] == 0
     assert first.num_shutdowns == 1
 
 

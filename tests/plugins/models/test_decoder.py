@@ -56,6 +56,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-mqa-biases": ("Qwen3ForCausalLM", {"num_key_value_heads": 1, "attention_bias": True}),
     "qwen3-tied": ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "rope_theta": 1000000.0}),
     "qwen3-llama3": ("Qwen3ForCausalLM", {"rope_scaling": LLAMA3}),
+    "gemma3": ("Gemma3ForCausalLM", {}),
+    "gemma3-untied-mqa": (
+        "Gemma3ForCausalLM",
+        {"tie_word_embeddings": False, "num_key_value_heads": 1, "sliding_window": 7},
+    ),
+    "gemma3-biases-wide-heads": (
+        "Gemma3ForCausalLM",
+        {"attention_bias": True, "head_dim": 24, "sliding_window": 64},
+    ),
+    "gemma3-every-other-capped": (
+        "Gemma3ForCausalLM",
+        {"sliding_window_pattern": 2, "sliding_window": 2, "final_logit_softcapping": 0.5},
+    ),
 }
 
 
@@ -153,7 +166,7 @@ def swap_kv_heads(model: Any) -> None:
 
 def rotate_neighbours(model: Any) -> None:
     """Rotate number 2i against 2i + 1, as other models do, and not the halves."""
-    table = model.model.rotary.table
+    table = model.model.rotaries[0].table
     half = table.shape[-1] // 2
     table.copy_(table[..., :half].repeat_interleave(2, -1))
 

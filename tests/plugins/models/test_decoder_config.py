@@ -34,10 +34,11 @@ def test_the_description_has_what_the_engine_plans_with(architecture):
     assert description.max_model_len == 77
     assert description.checkpoint_dtype == "bfloat16"
     assert description.quantization is None
+    spec = "sliding_window" if architecture == "Gemma3ForCausalLM" else "full_attention"
     assert [
         (layer.name, layer.spec, layer.num_kv_heads, layer.head_dim)
         for layer in description.kv_layers
-    ] == [(f"model.layers.{i}.self_attn.attention", "full_attention", 2, 8) for i in range(2)]
+    ] == [(f"model.layers.{i}.self_attn.attention", spec, 2, 8) for i in range(2)]
 
 
 @pytest.mark.parametrize("architecture", MODELS)

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling import LogitsStepContract, sampled_rows
 from quire_samplers.plugin import TOP_K, TOP_P
-from quire_samplers.top_k_top_p import TopKTopP
+from quire_samplers.top_k_top_p import TopKTopP, _total
 
 CAPABILITIES = SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P))
 
@@ -107,3 +107,16 @@ def test_rows_with_different_limits_do_not_disturb_each_other():
     for row, each in enumerate(fields):
         alone = apply(logits[row : row + 1], each["top_k"], each["top_p"])
         assert torch.equal(together[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 200, 512, 700, 40_000])
+def test_the_weight_that_is_shared_out_has_the_same_bits_in_every_batch(top_k):
+    logits = torch.randn(4, 40_000, generator=torch.Generator().manual_seed(3)) * 4
+    limit = torch.full((4, 1), top_k)
+    ranked = logits.sort(dim=-1, descending=True).values
+    whole = _total(ranked, limit, logits, 40_000)
+    for count in (n for n in (1, 5, 7, 200, 512, 513, 700, 39_999) if n >= top_k):
+        assert torch.equal(_total(ranked[:, :count], limit, logits, 40_000), whole)
+    for row in range(4):
+        one = slice(row, row + 1)
+        assert torch.equal(_total(ranked[one], limit[one], logits[one], 40_000), whole[one])

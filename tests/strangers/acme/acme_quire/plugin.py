@@ -47,6 +47,12 @@ def register_samplers(registry):
 
 
 @hookimpl
+def register_scheduling_policies(registry):
+    """Offer the policy that lets short requests go first."""
+    registry.add("acme_shortest_first", "acme_quire.policy:ShortestFirst")
+
+
+@hookimpl
 def register_tool_parsers(registry):
     """Offer a parser for calls written as `[[call NAME {...}]]`."""
     registry.add(

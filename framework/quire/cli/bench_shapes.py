@@ -1,0 +1,53 @@
+"""Sizes of known models, to be measured with random weights: a config and a tokenizer, no file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_COMMON = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "5m": {
+        "vocab_size": 8192,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10_000.0,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000.0,
+    },
+}
+
+
+def write_shape(folder: Path, shape: str) -> None:
+    """Write a checkpoint without weights; `load_format=dummy` draws them.
+
+    Raises:
+        KeyError: No such shape.
+    """
+    from quire.testing.checkpoints import write_tokenizer  # loads torch
+
+    config: dict[str, Any] = _COMMON | SHAPES[shape]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_tokenizer(folder, config["vocab_size"])

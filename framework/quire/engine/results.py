@@ -1,0 +1,134 @@
+"""Take in what a step drew: tokens go to their requests, and what is to be said, to the frontend.
+
+Nearly every row is one token for a request that runs; that way is short, the other rows have one of
+their own.
+"""
+
+from collections.abc import Callable, Sequence
+
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.request import Request, Status
+from quire.engine.running_set import RunningSet
+from quire.engine.settling import Settling
+from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
+
+
+class ResultIntake:
+    """Turns the rows of a step into outputs.
+
+    Args:
+        kv: Who owns which blocks.
+        running: Whose slots the rows name.
+        settling: What follows from computed tokens.
+        remove: Forgets a request that is over.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        running: RunningSet,
+        settling: Settling,
+        remove: Callable[[str], Request | None],
+    ) -> None:
+        self._kv = kv
+        self._running = running
+        self._settling = settling
+        self._remove = remove
+
+    def take(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
+        """Take in the rows of the oldest step in flight.
+
+        Raises:
+            RuntimeError: A row is for a slot that no request of that step had.
+        """
+        outputs: list[EngineOutput] = []
+        by_slot, running = self._running.by_slot, Status.RUNNING
+        for row in rows:
+            request = by_slot[row.slot]
+            if request is None:
+                raise RuntimeError(f"slot {row.slot} has a result and no request")
+            token_ids = row.token_ids
+            if (
+                len(token_ids) != 1
+                or request.status is not running
+                or request.num_drafts_in_flight
+                or row.error is not None
+                or row.prompt_logprobs is not None
+            ):
+                outputs += self._take_other(request, row)
+                continue
+            known = request.token_ids
+            known.append(token_ids[0])
+            if len(known) > request.next_block_end:
+                self._settling.settle(request, len(known) - 1)
+            finish_reason = stop_reason = None
+            if token_ids[0] in request.stop_token_ids or len(known) >= request.max_total_tokens:
+                finish_reason, stop_reason = request.end(token_ids[0])
+                if finish_reason is not None:
+                    self._finish(request)
+            outputs.append(
+                EngineOutput(
+                    request_id=request.request_id,
+                    token_ids=token_ids,
+                    logprobs=row.logprobs,
+                    finish_reason=finish_reason,
+                    stop_reason=stop_reason,
+                    num_cached_tokens=request.num_cached_tokens,
+                )
+            )
+        return outputs
+
+    def _take_other(self, request: Request, row: SlotResult) -> list[EngineOutput]:
+        """Take in a row of drafts, of a prompt, of an error, or of a request that had to go."""
+        if request.status is Status.FINISHED:
+            return []  # it ended while this step ran: the surplus is dropped
+        if row.error is not None:
+            request.is_cacheable = False  # what this step wrote is not to be trusted
+            self._remove(request.request_id)
+            return [failed_output(request.request_id, row.error)]
+        if request.slot != row.slot and not row.token_ids:
+            return []  # of a prompt that is computed again
+        prompt_logprobs = _fresh_prompt_logprobs(request, row)
+        num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
+        if request.status is not Status.RUNNING:
+            request.num_tokens_on_their_way -= bool(row.token_ids)
+        taken, finish_reason, stop_reason = request.append(row.token_ids)
+        if num_drafts and request.status is Status.RUNNING:
+            request.num_computed_tokens = len(request.token_ids) - 1  # rejected ones do not count
+            self._kv.set_checkpoint(request)
+        if finish_reason is not None:
+            self._finish(request)
+        elif taken and request.status is Status.RUNNING:
+            self._settling.settle(request, len(request.token_ids) - 1)
+        return [
+            EngineOutput(
+                request_id=request.request_id,
+                token_ids=taken,
+                logprobs=None if row.logprobs is None else row.logprobs[: len(taken)],
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=finish_reason,
+                stop_reason=stop_reason,
+                num_cached_tokens=request.num_cached_tokens,
+            )
+        ]
+
+    def _finish(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self._settling.settle(request, len(request.token_ids) - 1)
+        self._remove(request.request_id)
+
+
+def _fresh_prompt_logprobs(request: Request, row: SlotResult) -> list[TokenLogprobs] | None:
+    """Return those that were not sent yet: after a preemption the prompt is computed again."""
+    if row.prompt_logprobs is None:
+        return None
+    num_known = max(0, request.num_prompt_logprobs_sent - request.num_prompt_logprobs_seen)
+    request.num_prompt_logprobs_seen += len(row.prompt_logprobs)
+    fresh = row.prompt_logprobs[num_known:]
+    request.num_prompt_logprobs_sent += len(fresh)
+    return fresh
+
+
+def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
+    """Return the last output of a request that failed."""
+    return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)

@@ -1,0 +1,89 @@
+"""A prompt is text, token ids, or a dict that says more; what it holds is checked part by part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequestError
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens", "cache_salt")
+MAX_SALT_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as text, if it came as text, and as tokens."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+
+
+def prompt_parts(prompt: object) -> dict[str, Any]:
+    """Return a prompt in its dict form, its keys and types checked.
+
+    Raises:
+        InvalidRequestError: It is none; `param` says which part is to blame.
+    """
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, list | tuple):
+        return {"prompt_token_ids": prompt}
+    if not isinstance(prompt, dict):
+        raise InvalidRequestError(
+            f"a prompt is text, token ids or a dict, got {type(prompt).__name__}", param="prompt"
+        )
+    for key, value in prompt.items():
+        _check_part(key, value)
+    _check_salt(prompt.get("cache_salt"))
+    if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
+        raise InvalidRequestError(
+            "a prompt dict needs `prompt` or `prompt_token_ids`", param="prompt"
+        )
+    return prompt
+
+
+def _check_part(key: object, value: object) -> None:
+    kinds: dict[object, type | tuple[type, ...]] = {
+        "prompt": str,
+        "prompt_token_ids": (list, tuple),
+        "add_special_tokens": bool,
+        "cache_salt": object,  # checked by itself
+    }
+    if key not in kinds:
+        raise InvalidRequestError(
+            f"a prompt has no part {key!r}; it may have {', '.join(PROMPT_KEYS)}", param="prompt"
+        )
+    if value is not None and not isinstance(value, kinds[key]):
+        raise InvalidRequestError(
+            f"{key} of a prompt cannot be a {type(value).__name__}", param="prompt"
+        )
+
+
+def _check_salt(salt: object) -> None:
+    """Check what keeps prefixes apart: a line that people can read and compare."""
+    if salt is None:
+        return
+    is_text = isinstance(salt, str) and salt.isprintable()
+    if not is_text or not 1 <= len(salt) <= MAX_SALT_CHARACTERS:  # type: ignore[arg-type]
+        raise InvalidRequestError(
+            f"cache_salt must be text of 1 to {MAX_SALT_CHARACTERS} printable characters, such as "
+            "the hex form of a hash",
+            param="cache_salt",
+        )
+
+
+def check_token_ids(token_ids: Sequence[Any], vocab_size: int, param: str) -> None:
+    """Check that ids exist.
+
+    Raises:
+        InvalidRequestError: One does not.
+    """
+    for token_id in token_ids:
+        is_int = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not is_int or not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{param} holds {token_id!r}; token ids of this model are whole numbers from 0 to "
+                f"{vocab_size - 1}",
+                param=param,
+            )

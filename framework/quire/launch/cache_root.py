@@ -1,0 +1,56 @@
+"""What all KV of an engine depends on: the root of every chain of block hashes.
+
+Whatever changes a key or a value, or where its bytes lie in a block, has to be in here: an outside
+KV store may outlive the engine and meet the next one.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.checkpoint import CONFIG, WEIGHT_FILES
+from quire.composition import Choice, Composition
+from quire.config import ModelSettings
+from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
+
+
+def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) -> bytes:
+    """Return 32 bytes that are equal for engines whose KV is the same, and for no others."""
+    facts = {
+        "checkpoint": _content(composition.checkpoint.folder, settings),
+        "parts": [
+            _part(choice)
+            for choice in (
+                composition.model, composition.attention_backend, *composition.kv_cache_specs
+            )
+        ],
+        "dtypes": [composition.dtype, composition.kv_dtype],
+        "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
+    }  # fmt: skip
+    return hashlib.sha256(msgspec.msgpack.encode(facts, enc_hook=repr)).digest()
+
+
+def _content(folder: Path, settings: ModelSettings) -> list[Any]:
+    """Tell a checkpoint from others: by its config, and by its weight files' sizes and times.
+
+    A copy counts as another checkpoint; that costs a miss. Reading all weights would cost more.
+    """
+    config = hashlib.sha256((folder / CONFIG).read_bytes()).digest()
+    if settings.load_format == "dummy":
+        return [config, "dummy", settings.dummy_seed]
+    weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    stats = [(path.name, path.stat()) for path in weights]
+    return [config, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]]
+
+
+def _part(choice: Choice) -> tuple[str, str, str, str]:
+    source = choice.entry.source
+    return choice.entry.kind.name, choice.name, source.distribution, source.version
+
+
+def _layer(spec: KVCacheSpec) -> list[Any]:
+    layer = spec.layer
+    shape = (layer.num_kv_heads, layer.head_dim, spec.tp_size, spec.page_bytes)
+    return [layer.name, layer.spec, shape, layer.params, spec.block_size, spec.kv_dtype]

@@ -1,0 +1,144 @@
+"""A running engine in parts; the core may be another process's, and nothing above can tell."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from quire.composition import Composition
+from quire.config import Settings
+from quire.frontend.answer import AnswerParsers
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat_template import ChatTemplate
+from quire.frontend.engine_client import EngineCoreClient
+from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.tokenizer import Tokenizer
+from quire.launch.adapters import find_adapters, resolve_adapter
+from quire.launch.composing import Composed, compose_engine, log_composition
+from quire.launch.core import start_core
+from quire.launch.grammars import make_grammar_check
+from quire.launch.parsers import load_parsers, make_thinking
+from quire.launch.remote_core import RemoteCore
+from quire.messages import AdapterRef, LoadAdapter
+from quire.outputs import LoRARequest
+from quire.plugins import Plugins, load_plugins
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine, in parts; `LLM`, `AsyncEngine` and the server are built on it."""
+
+    settings: Settings
+    plugins: Plugins
+    composition: Composition
+    core: EngineCoreClient
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    intake: Intake
+    answer_parsers: AnswerParsers
+    adapters: Mapping[str, AdapterRef]
+
+    @property
+    def model_name(self) -> str:
+        """What requests call the model."""
+        return self.settings.model.served_model_name or self.composition.checkpoint.name
+
+    def resolve_adapter(self, adapter: str | LoRARequest | None) -> AdapterRef | None:
+        """Return the adapter that a caller means.
+
+        Raises:
+            UnknownModelError: It is not offered here.
+            AdapterError: Its files are not there.
+        """
+        if adapter is None:
+            return None
+        registries = self.plugins.registries
+        return resolve_adapter(adapter, self.adapters, self.composition, registries)
+
+    @property
+    def finished_hooks(self) -> list[RequestHook]:
+        """The plugins' `request_finished`."""
+        return self.plugins.hooks("request_finished")
+
+    def async_frontend(self) -> AsyncFrontend:
+        """Hand the engine to a thread of its own; from then on only the frontend may use it."""
+        return AsyncFrontend(
+            self.core,
+            tokenizer=self.tokenizer,
+            intake=self.intake,
+            chat_template=self.chat_template,
+            make_answer_parser=self.answer_parsers,
+            model_name=self.model_name,
+            adapters=dict(self.adapters),
+            max_model_len=self.composition.max_model_len,
+            finished_hooks=self.finished_hooks,
+        )
+
+
+def has_engine_process(
+    settings: Settings, composition: Composition, *, is_serving: bool = False
+) -> bool:
+    """Whether the engine runs in a process of its own: as asked for, or as a GPU server does."""
+    wanted = settings.parallel.engine_process
+    return wanted if wanted is not None else is_serving and composition.device == "cuda"
+
+
+def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
+    """Start an engine with its workers.
+
+    Args:
+        settings: What the user asked for.
+        is_serving: Whether it is for a server, which by default has its engine on a GPU in another
+            process: what the event loop does then never delays a step.
+
+    Raises:
+        QuireError: It cannot be started; the message says why and what would help.
+    """
+    started = time.perf_counter()
+    plugins = load_plugins(settings.plugins)
+    for record in plugins.failed:
+        logger.warning("plugin %s failed to load: %s", record.source, record.error)
+    composed = compose_engine(settings, plugins)
+    log_composition(composed.composition)
+    # Imported first: a broken part stops us before the weights are loaded.
+    parsers = load_parsers(composed.composition, plugins.registries)
+    check_grammar = make_grammar_check(composed.composition, plugins)
+    adapters = find_adapters(settings, composed.composition, plugins.registries)
+    core, max_model_len = _start_core(composed, is_serving)
+    try:
+        for adapter in adapters.values():  # what cannot be used stops start-up, not a request
+            core.control(LoadAdapter(adapter))
+    except BaseException:
+        core.shutdown()
+        raise
+    composition = replace(composed.composition, max_model_len=max_model_len)
+    intake = Intake(
+        composed.tokenizer,
+        max_model_len=max_model_len,
+        vocab_size=composition.description.vocab_size,
+        fields=composition.sampler_fields,
+        hooks=plugins.hooks("request_received"),
+        check_grammar=check_grammar,
+        thinking=make_thinking(composition, parsers, composed.tokenizer),
+        has_priorities=composition.scheduling_policy.name != "fcfs",  # a plugin's may look at them
+    )
+    logger.info("ready after %.2f s", time.perf_counter() - started)
+    return Engine(
+        settings=settings,
+        plugins=plugins,
+        composition=composition,
+        core=core,
+        tokenizer=composed.tokenizer,
+        chat_template=composed.chat_template,
+        intake=intake,
+        answer_parsers=parsers,
+        adapters=adapters,
+    )
+
+
+def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, int]:
+    if has_engine_process(composed.settings, composed.composition, is_serving=is_serving):
+        return RemoteCore.start(composed)
+    return start_core(composed)

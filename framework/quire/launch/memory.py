@@ -1,0 +1,142 @@
+"""Give the KV cache what the weights have left, and no more than its requests can use."""
+
+import logging
+from dataclasses import replace
+
+from quire.compose import build_spec
+from quire.composition import Composition
+from quire.config import Settings
+from quire.engine.kv_plan import (
+    NULL_BLOCKS,
+    blocks_held,
+    fixed_plan,
+    longest_request,
+    plan_kv_cache,
+)
+from quire.errors import CapacityError, RefusedError
+from quire.interfaces.attention import AttentionCapabilities
+from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
+from quire.plugins import Registries
+
+logger = logging.getLogger(__name__)
+
+
+def plan_memory(
+    settings: Settings, composition: Composition, registries: Registries, available_bytes: int
+) -> KVPlan:
+    """Plan the KV cache of a loaded model.
+
+    Args:
+        settings: What the user asked for.
+        composition: What was chosen.
+        registries: Where the KV-cache specs are found.
+        available_bytes: What the worker has left.
+
+    Raises:
+        CapacityError: The cache, or the longest request that was asked for, does not fit.
+        RefusedError: The attention backend cannot use the blocks that the plan needs.
+    """
+    plan = _plan_blocks(settings, composition, registries, available_bytes)
+    _check_backend(composition, plan)
+    return replace(plan, max_model_len=_fitting_length(settings, composition, plan))
+
+
+def layer_specs(
+    settings: Settings, composition: Composition, registries: Registries
+) -> list[KVCacheSpec]:
+    """Return the KV-cache spec of each layer that keeps something.
+
+    Raises:
+        PluginError: A spec's code cannot be loaded.
+        SettingsError: A layer's sizes cannot work.
+    """
+    tp_size = settings.parallel.tensor_parallel_size
+    specs = [
+        build_spec(registries, composition, layer, tp_size)
+        for layer in composition.description.kv_layers
+    ]
+    if settings.cache.enable_prefix_caching:
+        return specs
+    return [spec.without_prefix_hits() for spec in specs]
+
+
+def log_memory(plan: KVPlan) -> None:
+    """Say in the log what the cache takes."""
+    logger.info(
+        "KV cache: %d blocks of %d tokens in %d group(s), %.1f MB",
+        plan.num_blocks - 1,
+        plan.block_size,
+        len(plan.groups),
+        plan.num_bytes / 1e6,
+    )
+
+
+def _plan_blocks(
+    settings: Settings, composition: Composition, registries: Registries, available_bytes: int
+) -> KVPlan:
+    specs = layer_specs(settings, composition, registries)
+    if settings.cache.num_kv_blocks is not None:
+        return fixed_plan(specs, settings.cache.num_kv_blocks)
+    return plan_kv_cache(
+        specs,
+        settings.cache.kv_cache_memory_bytes or available_bytes,
+        composition.max_model_len,
+        settings.scheduler.max_num_seqs,
+        settings.scheduler.max_num_batched_tokens,
+    )
+
+
+def _check_backend(composition: Composition, plan: KVPlan) -> None:
+    """Check what could not be asked before there was a plan.
+
+    Raises:
+        RefusedError: The backend cannot do it.
+    """
+    backend = composition.attention_backend
+    capabilities: AttentionCapabilities = backend.entry.capabilities
+    sizes = capabilities.block_sizes
+    if plan.groups and sizes is not None and plan.block_size not in sizes:
+        raise RefusedError(
+            f"the layers of this model share memory in blocks of {plan.block_size} tokens, and "
+            f"attention backend {backend.name!r} serves {', '.join(map(str, sorted(sizes)))}; "
+            "choose another with attention_backend"
+        )
+    if plan.has_padded_pages and not capabilities.padded_pages:
+        raise RefusedError(
+            "the layers of this model share memory, and keep more in a block in some than in "
+            f"others; attention backend {backend.name!r} does not support such padded pages; "
+            "choose another with attention_backend"
+        )
+
+
+def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) -> int:
+    """Return the longest request that fits the cache and the model.
+
+    Raises:
+        CapacityError: The user asks for a longer one.
+    """
+    wanted = composition.max_model_len
+    step = settings.scheduler.max_num_batched_tokens
+    longest = longest_request(plan, wanted, step)
+    if longest == wanted:
+        return wanted
+    if settings.model.max_model_len is not None or longest < 2:
+        raise CapacityError(_what_would_fit(plan, wanted, longest, step))
+    logger.warning(
+        "max_model_len is %d, not the model's %d: that is what fits the KV cache", longest, wanted
+    )
+    return longest
+
+
+def _what_would_fit(plan: KVPlan, wanted: int, longest: int, max_step_tokens: int) -> str:
+    num_blocks = blocks_held(plan, wanted - 1, max_step_tokens) + NULL_BLOCKS
+    num_bytes = plan.num_bytes // plan.num_blocks * num_blocks
+    steps = ""
+    if longest_request(plan, wanted, plan.block_size) > longest:
+        steps = ", or compute in smaller steps (max_num_batched_tokens)"
+    return (
+        f"one request of {wanted} tokens does not fit the KV cache of {plan.num_blocks - 1} blocks "
+        f"of {plan.block_size} tokens; set max_model_len to at most {longest}, or give the cache "
+        f"{num_bytes:,} bytes (kv_cache_memory_bytes) or {num_blocks:,} blocks (num_kv_blocks)"
+        f"{steps}"
+    )

@@ -1,0 +1,38 @@
+"""Parsers are imported before the weights are loaded: a broken one stops start-up early."""
+
+from typing import Any
+
+from quire.composition import Choice, Composition
+from quire.frontend.answer import AnswerParsers, ParserChoice
+from quire.frontend.thinking import Thinking
+from quire.frontend.tokenizer import Tokenizer
+from quire.plugins import Registries
+from quire.registry import Registry
+
+
+def load_parsers(composition: Composition, registries: Registries) -> AnswerParsers:
+    """Return what splits answers into thinking, tool calls and text.
+
+    Raises:
+        PluginError: A parser cannot be imported.
+    """
+    return AnswerParsers(
+        _load_parser(registries.reasoning_parsers, composition.reasoning_parser),
+        _load_parser(registries.tool_parsers, composition.tool_parser),
+    )
+
+
+def make_thinking(
+    composition: Composition, parsers: AnswerParsers, tokenizer: Tokenizer
+) -> Thinking | None:
+    """Return what knows where an answer's thinking ends; None without a reasoning parser."""
+    choice = composition.reasoning_parser
+    if choice is None or parsers.reasoning is None:
+        return None
+    return Thinking(parsers.reasoning, choice.entry.capabilities.end_marker, tokenizer)
+
+
+def _load_parser(registry: Registry[Any], choice: Choice | None) -> ParserChoice[Any] | None:
+    if choice is None:
+        return None
+    return ParserChoice(registry.load(choice.entry), choice.entry.source)

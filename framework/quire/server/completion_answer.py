@@ -1,0 +1,104 @@
+"""One answer of a completion: deltas in, OpenAI's pieces out; joined, they are the whole."""
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from quire.errors import RequestFailedError
+from quire.outputs import Delta
+from quire.server.echo import Echo
+from quire.server.generation import Generation
+from quire.server.logprobs import completion_logprobs, joined
+from quire.server.protocol import CompletionChoice, CompletionLogprobs, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """What an answer shows besides what was generated.
+
+    Attributes:
+        num_top_logprobs: Candidates a position beside the chosen one; None: no `logprobs`.
+        echo: The prompt before the answer.
+        prompt_logprobs: The field `prompt_logprobs`.
+    """
+
+    num_top_logprobs: int | None
+    echo: bool
+    prompt_logprobs: bool
+
+
+class CompletionAnswer:
+    """Reads one choice.
+
+    Args:
+        index: Which of the choices.
+        generation: Knows the prompts, once it runs.
+        shows: What is asked for.
+    """
+
+    def __init__(self, index: int, generation: Generation, shows: Shows) -> None:
+        self.index = index
+        self._generation = generation
+        self._shows = shows
+        self._tokenizer = generation.frontend.tokenizer
+        self._pieces: list[CompletionChoice] = []
+        self._num_characters = 0
+        self._echo: Echo | None = None
+
+    def read(self, delta: Delta) -> CompletionChoice | None:
+        """Take one delta; return what it adds, if anything is to be seen."""
+        piece = CompletionChoice(
+            index=self.index,
+            text=self._begin() + delta.text,
+            logprobs=self._logprobs(delta),
+            finish_reason=_public(delta),
+            stop_reason=delta.stop_reason,
+        )
+        if self._shows.prompt_logprobs and delta.prompt_logprobs is not None:
+            piece.prompt_logprobs = delta.prompt_logprobs
+        self._pieces.append(piece)
+        says = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
+        return None if says == ("", None, None, UNSET) else piece
+
+    def choice(self) -> CompletionChoice:
+        """Return the whole answer.
+
+        Raises:
+            RequestFailedError: It has not ended.
+        """
+        if not self._pieces or self._pieces[-1].finish_reason is None:
+            raise RequestFailedError("the answer has no end")
+        logprobs = [piece.logprobs for piece in self._pieces if piece.logprobs is not None]
+        of_prompt = [piece.prompt_logprobs for piece in self._pieces if piece.prompt_logprobs]
+        return CompletionChoice(
+            index=self.index,
+            text="".join(piece.text for piece in self._pieces),
+            logprobs=joined(logprobs) if logprobs else None,
+            finish_reason=self._pieces[-1].finish_reason,
+            stop_reason=self._pieces[-1].stop_reason,
+            prompt_logprobs=[row for rows in of_prompt for row in rows] if of_prompt else UNSET,
+        )
+
+    def _begin(self) -> str:
+        """Return the prompt's text before the first piece, if it was asked for."""
+        if self._pieces or not self._shows.echo:
+            return ""
+        prompt = self._generation.encoded[self.index // self._generation.n]
+        self._echo = Echo(prompt, self._tokenizer, self._shows.num_top_logprobs or 0)
+        self._num_characters = len(self._echo.text)
+        return self._echo.text
+
+    def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
+        if self._shows.num_top_logprobs is None:
+            return None
+        shown, self._num_characters = completion_logprobs(
+            delta, self._shows.num_top_logprobs, self._num_characters, self._tokenizer
+        )
+        if self._echo is None or delta.prompt_logprobs is None:
+            return shown
+        of_prompt = self._echo.logprobs(delta.prompt_logprobs)
+        return of_prompt if shown is None else joined([of_prompt, shown])
+
+
+def _public(delta: Delta) -> FinishReason | None:
+    return delta.finish_reason if delta.finish_reason in ("stop", "length") else None

@@ -1,0 +1,61 @@
+"""One line every ten seconds while there is work says how the engine is doing."""
+
+import asyncio
+import logging
+import time
+
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.throughput import Done
+from quire.messages import EngineStats
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+
+
+class StatsLine:
+    """Turns two looks at an engine into a line.
+
+    Args:
+        now_s: When it started, on the monotonic clock.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._done = Done()
+        self._num_preemptions = 0
+
+    def next(self, stats: EngineStats, done: Done, now_s: float) -> str | None:
+        """Return what happened since the last call; None if nothing did and nothing waits.
+
+        Args:
+            stats: What the engine said about itself last.
+            done: What it has done since its start.
+            now_s: The monotonic clock.
+        """
+        before, self._done = self._done, done
+        seconds, self._since_s = now_s - self._since_s, now_s
+        num_preemptions = stats.num_preemptions - self._num_preemptions
+        self._num_preemptions = stats.num_preemptions
+        is_idle = done.num_steps == before.num_steps
+        if seconds <= 0 or (is_idle and not stats.num_running and not stats.num_waiting):
+            return None
+        computed = (done.num_computed_tokens - before.num_computed_tokens) / seconds
+        generated = (done.num_generated_tokens - before.num_generated_tokens) / seconds
+        usage = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        return (
+            f"computed: {computed:.1f} tokens/s, generated: {generated:.1f} tokens/s, "
+            f"running: {stats.num_running} reqs, waiting: {stats.num_waiting} reqs, "
+            f"KV cache usage: {usage:.1%}, prefix cache hit rate: {stats.prefix_hit_rate:.1%}, "
+            f"preemptions: {num_preemptions}"
+        )
+
+
+async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> None:
+    """Write lines until cancelled."""
+    line = StatsLine(time.monotonic())
+    while True:
+        await asyncio.sleep(interval_s)
+        text = line.next(frontend.stats, frontend.done, time.monotonic())
+        if text is not None:
+            logger.info(text)

@@ -1,0 +1,275 @@
+"""A scene for KV stores: both halves, a small cache, and an engine that keeps to its own rules.
+
+The halves meet only in messages, as if each had a process of its own. What a column holds follows
+from its hash, so the scene knows what a load must bring; and every block that is in no transfer is
+poisoned and looked at after each step, so that whoever writes to it, or too late, shows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVLayer, KVPlan, KVTensor
+from quire.interfaces.kv_transfer import (
+    BlockColumn,
+    KVStoreScheduler,
+    KVStoreWorker,
+    column_bytes,
+    column_pieces,
+)
+from quire.messages import TransferReport
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 97
+POISON = 0xA5
+MAX_WAIT_S = 20.0  # for a transfer to end
+PAUSE_S = 0.001
+
+
+class ScenePages(KVCacheSpec):
+    """Full attention, as far as a store can tell."""
+
+    @property
+    def page_bytes(self) -> int:
+        """One head of `head_dim` numbers, K and V."""
+        return 2 * self.block_size * self.row_bytes
+
+    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
+        """As many as the tokens fill."""
+        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
+
+    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
+        """All of them."""
+        del max_step_tokens
+        return self.blocks_needed(num_tokens)
+
+    def freeable_blocks(self, num_computed_tokens: int) -> range:
+        """None."""
+        del num_computed_tokens
+        return range(0)
+
+    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
+        """Up to the first gap."""
+        return [*is_cached, False].index(False)
+
+
+def one_group_plan() -> KVPlan:
+    """Return two layers that share a block table, with pages of different sizes."""
+    return _plan([["a0", "a1"]], [(("a0",), 96), (("a1",), 160)])
+
+
+def three_groups_plan() -> KVPlan:
+    """Return five layers in three groups that share two tensors; the last group has one layer."""
+    groups = [["a0", "a1"], ["b0", "b1"], ["c0"]]
+    return _plan(groups, [(("a0", "b0", "c0"), 128), (("a1", "b1"), 128)])
+
+
+def _plan(groups: list[list[str]], tensors: list[tuple[tuple[str, ...], int]]) -> KVPlan:
+    return KVPlan(
+        NUM_BLOCKS,
+        tuple(_group(index, names) for index, names in enumerate(groups)),
+        tuple(KVTensor(NUM_BLOCKS * num_bytes, names) for names, num_bytes in tensors),
+        max_model_len=1024,
+    )
+
+
+def _group(index: int, names: list[str]) -> KVGroup:
+    params = (("group", index),)
+    layers = [KVLayer(name, "scene", 1, 3, params) for name in names]
+    specs = tuple(ScenePages(layer, BLOCK_SIZE, "float32") for layer in layers)
+    return KVGroup(specs[0], tuple(names), specs)
+
+
+@dataclass(frozen=True, slots=True)
+class SceneTransfer:
+    """A transfer that the engine has not heard the end of."""
+
+    columns: tuple[BlockColumn, ...]
+    is_load: bool
+
+
+class StoreScene:
+    """A store beside a cache of `NUM_BLOCKS` blocks.
+
+    Attributes:
+        open: Transfers that have not ended, by their ids.
+        done: Ids of those that ended well.
+        failed: Ids of those that did not.
+    """
+
+    def __init__(
+        self,
+        scheduler_class: type[KVStoreScheduler],
+        worker_class: type[KVStoreWorker],
+        options: Mapping[str, str],
+        plan: KVPlan,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.column_bytes = column_bytes(plan)
+        self.scheduler = scheduler_class(dict(options), plan)
+        self.worker = worker_class(dict(options), plan)
+        self.tensors = [
+            torch.full((plan.num_blocks, plan.page_bytes(t)), POISON, dtype=torch.uint8)
+            for t in plan.tensors
+        ]
+        self.worker.attach(self.tensors)
+        self.open: dict[int, SceneTransfer] = {}
+        self.done: list[int] = []
+        self.failed: list[int] = []
+        self._pieces = column_pieces(plan)
+        self._free = list(range(1, plan.num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._last_id = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks in no transfer."""
+        return len(self._free)
+
+    def lookup(self, block_hashes: Sequence[bytes]) -> int:
+        """Ask, and step until there is an answer; returns how many blocks the store has."""
+        deadline = time.monotonic() + MAX_WAIT_S
+        while time.monotonic() < deadline:
+            answer = self.scheduler.lookup("request", block_hashes)
+            assert 0 <= answer.num_blocks <= len(block_hashes), f"a lookup says {answer}"
+            if not answer.is_pending:
+                return answer.num_blocks
+            self.step()
+            time.sleep(PAUSE_S)
+        raise AssertionError(f"a lookup is pending after {MAX_WAIT_S:g} s")
+
+    def start_save(self, block_hashes: Sequence[bytes], *, null_group: int | None = None) -> int:
+        """Compute columns and offer them; returns how many will be written.
+
+        Args:
+            block_hashes: Of the columns.
+            null_group: A KV group in which they have no block.
+        """
+        columns = tuple(self._column(name, null_group) for name in block_hashes)
+        for column in columns:
+            self._write(column, content(column.block_hash, self.column_bytes))
+        transfer_id = self._start(SceneTransfer(columns, is_load=False))
+        num_written = self.scheduler.start_save(transfer_id, columns)
+        assert 0 <= num_written <= len(columns), f"{num_written} of {len(columns)} are written"
+        if not num_written:
+            self._free_blocks(self.open.pop(transfer_id))
+        return num_written
+
+    def start_load(self, block_hashes: Sequence[bytes], *, null_group: int | None = None) -> int:
+        """Ask for columns that were looked up; returns the transfer's id."""
+        columns = tuple(self._column(name, null_group) for name in block_hashes)
+        transfer_id = self._start(SceneTransfer(columns, is_load=True))
+        self.scheduler.start_load(transfer_id, columns)
+        return transfer_id
+
+    def step(self) -> TransferReport:
+        """Let the worker's half have a step, and take its report to the scheduler's half."""
+        message = self.scheduler.plan_step()
+        assert type(message) is bytes, "what the halves say to each other is bytes"
+        self.worker.begin_step(message)
+        report = self.worker.report()
+        for transfer_id in (*report.done, *report.failed):
+            assert transfer_id in self.open, f"transfer {transfer_id} is not open, and is reported"
+            self.end(transfer_id, has_failed=transfer_id in report.failed)
+        self.check_blocks()
+        return report
+
+    def settle(self) -> None:
+        """Step until every transfer has ended."""
+        deadline = time.monotonic() + MAX_WAIT_S
+        while self.open:
+            assert time.monotonic() < deadline, f"transfers {sorted(self.open)} do not end"
+            report = self.step()
+            if not (report.done or report.failed):
+                time.sleep(PAUSE_S)
+
+    def end(self, transfer_id: int, *, has_failed: bool) -> None:
+        """Tell the scheduler's half of a transfer's end, and look at what it brought."""
+        transfer = self.open.pop(transfer_id)
+        (self.failed if has_failed else self.done).append(transfer_id)
+        if transfer.is_load and not has_failed:
+            for column in transfer.columns:
+                self._check_column(column, "a load brought other bytes than were saved")
+        self._free_blocks(transfer)
+        self.scheduler.finish(transfer_id, has_failed=has_failed)
+
+    def save(self, block_hashes: Sequence[bytes]) -> int:
+        """Save columns and wait; returns how many were written."""
+        num_written = self.start_save(block_hashes)
+        self.settle()
+        return num_written
+
+    def load(self, block_hashes: Sequence[bytes]) -> bool:
+        """Load columns, and wait; returns whether it succeeded."""
+        transfer_id = self.start_load(block_hashes)
+        self.settle()
+        return transfer_id in self.done
+
+    def check_blocks(self) -> None:
+        """Look for writes where none are allowed: free blocks, the null block, saved blocks."""
+        untouchable = torch.tensor([0, *self._free])
+        for tensor in self.tensors:
+            is_clean = (tensor[untouchable] == POISON).all(dim=1)
+            assert bool(is_clean.all()), f"{untouchable[~is_clean].tolist()} were written to"
+        for transfer in self.open.values():
+            for column in () if transfer.is_load else transfer.columns:
+                self._check_column(column, "a block was written to while it was saved")
+
+    def shutdown(self) -> None:
+        """End both halves."""
+        self.scheduler.shutdown()
+        self.worker.shutdown()
+
+    def _start(self, transfer: SceneTransfer) -> int:
+        self._last_id += 1
+        self.open[self._last_id] = transfer
+        return self._last_id
+
+    def _column(self, block_hash: bytes, null_group: int | None) -> BlockColumn:
+        groups = range(len(self.plan.groups))
+        return BlockColumn(
+            block_hash, tuple(0 if g == null_group else self._free.pop() for g in groups)
+        )
+
+    def _rows(self, column: BlockColumn) -> list[tuple[Tensor, int]]:
+        """Return where each piece of a column lies in the cache, and its offset in the content."""
+        return [
+            (self.tensors[piece.tensor][column.block_ids[piece.group]], piece.offset)
+            for piece in self._pieces
+            if column.block_ids[piece.group]
+        ]
+
+    def _write(self, column: BlockColumn, data: Tensor) -> None:
+        for row, offset in self._rows(column):
+            row.copy_(data[offset : offset + row.numel()])
+
+    def _check_column(self, column: BlockColumn, message: str) -> None:
+        data = content(column.block_hash, self.column_bytes)
+        for row, offset in self._rows(column):
+            assert torch.equal(row, data[offset : offset + row.numel()]), message
+
+    def _free_blocks(self, transfer: SceneTransfer) -> None:
+        for column in transfer.columns:
+            for row, _ in self._rows(column):
+                row.fill_(POISON)
+            self._free[:0] = [block_id for block_id in column.block_ids if block_id]
+
+
+def content(block_hash: bytes, num_bytes: int) -> Tensor:  # [num_bytes] uint8
+    """Return the bytes that the column of this hash holds."""
+    return torch.frombuffer(
+        bytearray(hashlib.shake_128(block_hash).digest(num_bytes)), dtype=torch.uint8
+    )
+
+
+def chain(name: str, length: int) -> list[bytes]:
+    """Return the block hashes of a prompt; prompts of different names share nothing."""
+    return [hashlib.blake2b(f"{name} {i}".encode(), digest_size=32).digest() for i in range(length)]

@@ -1,0 +1,142 @@
+"""The conformance kit of scheduling policies: whatever the order, everybody gets an answer.
+
+    from quire.testing.scheduling import SchedulingPolicyContract
+
+    class TestShortest(SchedulingPolicyContract):
+        policy = ShortestFirst
+
+pytest collects the tests of the contract with the class. They drive the engine's own scheduler with
+a cache that is too small for all, and no model.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import ClassVar
+
+from quire.config import SchedulerSettings
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_plan import fixed_plan
+from quire.engine.request import Request
+from quire.engine.scheduler import Scheduler
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.scheduling import SchedulingPolicy
+from quire.messages import EngineRequest, SlotResult, StepPlan, StepResult
+from quire.sampling_params import SamplingParams
+
+NUM_BLOCKS = 24
+BLOCK_SIZE = 4
+MAX_STEPS = 5000
+
+
+class _WholeContext(KVCacheSpec):
+    """Every token stays."""
+
+    needs_whole_prefix = True
+
+    @property
+    def page_bytes(self) -> int:
+        return self.block_size
+
+    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
+        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
+
+    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
+        del max_step_tokens
+        return self.blocks_needed(num_tokens)
+
+    def freeable_blocks(self, num_computed_tokens: int) -> range:
+        del num_computed_tokens
+        return range(0)
+
+    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
+        return next((i for i, hit in enumerate(is_cached) if not hit), len(is_cached))
+
+
+class SchedulingPolicyContract:
+    """Inherit from it and name the policy; pytest does the rest.
+
+    Attributes:
+        policy: The class under test.
+        num_requests: How many are scheduled in each run.
+    """
+
+    policy: ClassVar[type[SchedulingPolicy]]
+    num_requests: ClassVar[int] = 40
+
+    def test_keys_can_be_compared_and_do_not_change(self) -> None:
+        """Any two keys are in order, and a request asked twice has the same one."""
+        policy, requests = self.policy(), _requests(self.num_requests, seed=1)
+        keys = [policy.order(request) for request in requests]
+        _expect(keys == [policy.order(r) for r in requests], "a key changed between two questions")
+        for one in keys:
+            for other in keys:
+                places = (one < other) + (one == other) + (other < one)
+                _expect(places == 1, f"the keys {one!r} and {other!r} have no order")
+
+    def test_the_victim_is_one_of_those_that_run(self) -> None:
+        """Whoever has to go is in the list."""
+        policy, requests = self.policy(), _requests(self.num_requests, seed=2)
+        for count in range(1, len(requests) + 1):
+            index = policy.victim(requests[:count])
+            _expect(0 <= index < count, f"victim {index} of {count} that run")
+
+    def test_everybody_gets_an_answer(self) -> None:
+        """With too little memory for all, every request ends, and the pool is empty again."""
+        for seed in range(5):
+            requests = _requests(self.num_requests, seed)
+            scheduler = _scheduler(self.policy())
+            for request in requests:
+                scheduler.add(request)
+            finished = _run(scheduler)
+            missing = {request.request_id for request in requests} - finished
+            _expect(not missing, f"after {MAX_STEPS} steps {len(missing)} requests still wait")
+            _expect(not scheduler.kv.pool.num_used, "blocks are still owned after the last answer")
+
+
+def _requests(count: int, seed: int) -> list[Request]:
+    """Make requests that differ in all that a policy may look at."""
+    rng = random.Random(seed)
+    return [
+        Request(
+            EngineRequest(
+                request_id=f"{seed}-{index}",
+                token_ids=[rng.randrange(1, 9) for _ in range(rng.randrange(1, 40))],
+                params=SamplingParams(max_tokens=40),
+                max_tokens=rng.randrange(1, 40),
+                seed=index,
+                priority=rng.randrange(-3, 4),
+                arrival_s=float(index),
+            ),
+            num_groups=1,
+        )
+        for index in range(count)
+    ]
+
+
+def _scheduler(policy: SchedulingPolicy) -> Scheduler:
+    layer = KVLayer("layers.0", "whole_context", num_kv_heads=1, head_dim=1)
+    plan = fixed_plan([_WholeContext(layer, BLOCK_SIZE, "float32")], NUM_BLOCKS)
+    settings = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=16)
+    return Scheduler(settings, KVCacheManager(plan), policy)
+
+
+def _run(scheduler: Scheduler) -> set[str]:
+    """Step until nobody is left, or for too long; returns those who finished."""
+    finished: set[str] = set()
+    for _ in range(MAX_STEPS):
+        if not scheduler.requests:
+            break
+        plan = scheduler.schedule()
+        outputs = scheduler.update(plan, _draw(plan)) if plan.requests else []
+        finished |= {o.request_id for o in outputs if o.finish_reason is not None}
+    return finished
+
+
+def _draw(plan: StepPlan) -> StepResult:
+    rows = [SlotResult(share.slot, [1]) for share in plan.requests if share.num_samples]
+    return StepResult(plan_id=plan.plan_id, results=rows)
+
+
+def _expect(is_true: bool, message: str) -> None:
+    if not is_true:
+        raise AssertionError(message)

@@ -1,0 +1,46 @@
+"""Cross-attention reads the encoder's tokens: a fixed table, which decoding never touches."""
+
+from collections.abc import Sequence
+
+from quire.interfaces.kv_cache import KVLayer
+from quire_kv_cache_specs.kv_pages import KVPagesSpec
+from quire_kv_cache_specs.sizes import size_param
+
+
+class CrossAttentionSpec(KVPagesSpec):
+    """K and V of the encoder's output; the layer's parameter `encoder_len` is its length in tokens.
+
+    What the encoder saw is not among the tokens that name a prefix, so no prefix is ever found.
+
+    Raises:
+        SettingsError: There is no encoder length, or it is not positive; else as for `KVPagesSpec`.
+    """
+
+    def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
+        super().__init__(layer, block_size, kv_dtype, tp_size)
+        self.encoder_len = size_param(layer, "encoder_len")
+
+    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
+        """Return the blocks of the encoder's tokens, whatever the decoder has."""
+        del num_tokens, num_lookahead_tokens
+        return self.blocks_of(self.encoder_len)
+
+    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Return the same: all of them, from the first step to the end."""
+        del num_tokens, max_step_tokens
+        return self.blocks_of(self.encoder_len)
+
+    def freeable_blocks(self, num_computed_tokens: int) -> range:
+        """Return nothing: every token reads the whole encoder output."""
+        del num_computed_tokens
+        return range(0)
+
+    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
+        """Return no hit."""
+        del is_cached
+        return 0
+
+    def cacheable_blocks(self, fresh: range, num_computed_tokens: int) -> range:
+        """Return nothing: the table is not by position, so no hash names its blocks."""
+        del fresh, num_computed_tokens
+        return range(0)

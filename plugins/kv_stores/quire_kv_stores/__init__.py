@@ -1,0 +1,1 @@
+"""KV stores that ship with quire."""

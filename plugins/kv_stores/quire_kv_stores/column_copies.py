@@ -1,0 +1,70 @@
+"""Copies between blocks and host memory; on a GPU they run beside the computation, in order.
+
+On a CPU a copy is over when the call returns. On a GPU it is queued on a stream of its own, behind
+everything that was launched before, and an event tells when it is over.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from quire.interfaces.kv_transfer import ColumnPiece
+
+
+class ColumnCopies:
+    """Copy whole columns of one cache.
+
+    Args:
+        pieces: What a column consists of.
+        tensors: The cache, as in `KVStoreWorker.attach`.
+    """
+
+    def __init__(self, pieces: Sequence[ColumnPiece], tensors: Sequence[Tensor]) -> None:
+        self._pieces = pieces
+        self._tensors = tensors
+        on_cuda = [tensor.device for tensor in tensors if tensor.device.type == "cuda"]
+        self._stream = _stream(on_cuda[0]) if on_cuda else None
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Copy within this: not before the work that is launched already, and beside later work."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return an event that is reached when all copies so far are over; None: they are."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def wait(self) -> None:
+        """Wait until all copies are over."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def save(self, block_ids: Sequence[int], slot: Tensor) -> None:
+        """Copy from blocks; block 0 has nothing to save."""
+        for stored, block in self._pairs(block_ids, slot):
+            stored.copy_(block, non_blocking=True)
+
+    def load(self, slot: Tensor, block_ids: Sequence[int]) -> None:
+        """Copy to blocks, except to block 0."""
+        for stored, block in self._pairs(block_ids, slot):
+            block.copy_(stored, non_blocking=True)
+
+    def _pairs(
+        self, block_ids: Sequence[int], slot: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:  # both [num_bytes] uint8
+        for piece in self._pieces:
+            block_id = block_ids[piece.group]
+            if block_id:
+                stored = slot[piece.offset : piece.offset + piece.num_bytes]
+                yield stored, self._tensors[piece.tensor][block_id]
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there

@@ -1,0 +1,210 @@
+"""The scheduler's half of the host-memory tier: it alone knows what is stored, and in which slot.
+
+No bytes pass here, and nothing waits: a column is offered once the worker's half has reported it as
+written. What does not fit is not stored, and nobody is the worse for it.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.interfaces.kv_cache import KVPlan
+from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler, column_bytes
+from quire_kv_stores.column_index import Column, ColumnIndex
+from quire_kv_stores.options import read_options
+from quire_kv_stores.orders import ColumnMove, StepOrders, TransferOrder, encode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Columns on their way to blocks."""
+
+    columns: tuple[Column, ...]
+    is_lost: bool = False  # something of it was evicted since it was looked up
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """Columns on their way from blocks, and what became of the others that were offered."""
+
+    columns: tuple[Column, ...]
+    num_offered: int
+    num_known: int  # stored, or being stored, already
+    num_partial: int  # with no block in some KV group
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What happened so far, in bytes and columns of one device."""
+
+    saved_bytes: int = 0
+    loaded_bytes: int = 0
+    num_known: int = 0  # offered and stored already
+    num_without_room: int = 0  # offered while everything in the store moved
+    num_failed: int = 0  # transfers
+
+
+class HostMemoryScheduler(KVStoreScheduler):
+    """Content-addressed columns in host memory, bounded in bytes."""
+
+    def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
+        chosen = read_options(options)
+        self.counts = StoreCounts()
+        self.index = ColumnIndex(chosen.num_slots(plan))
+        self.column_bytes = column_bytes(plan)
+        self._block_size = plan.block_size
+        self._loads: dict[int, _Load] = {}
+        self._saves: dict[int, _Save] = {}
+        self._orders = StepOrders()
+        logger.info(
+            "host_memory: room for %s tokens (%s columns of %s bytes)",
+            f"{self.index.num_slots * plan.block_size:,}",
+            f"{self.index.num_slots:,}",
+            f"{self.column_bytes:,}",
+        )
+
+    def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
+        """Count what is stored up to the first gap; it becomes the most recently used."""
+        del request_id
+        num_blocks = 0
+        while num_blocks < len(block_hashes) and self.index.find(block_hashes[num_blocks]):
+            num_blocks += 1
+        self.index.touch(block_hashes[:num_blocks])
+        return KVLookup(num_blocks)
+
+    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+        """Order the copies; what was evicted since the lookup makes the transfer fail.
+
+        Raises:
+            ValueError: The transfer is open already, or empty.
+        """
+        self._check_new(transfer_id)
+        if not columns:
+            raise ValueError(f"host_memory: load {transfer_id} has no columns")
+        found = [self.index.find(column.block_hash) for column in columns]
+        stored = tuple(column for column in found if column is not None)
+        if len(stored) < len(columns):
+            logger.info("host_memory: load %d: evicted since it was looked up", transfer_id)
+            self._loads[transfer_id] = _Load((), is_lost=True)
+            self._orders.lost.append(transfer_id)
+            return
+        self.index.begin_reading(stored)
+        self._loads[transfer_id] = _Load(stored)
+        self._orders.loads.append(_order(transfer_id, stored, columns))
+
+    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+        """Order the copies of what is new and has room; the rest is skipped.
+
+        Raises:
+            ValueError: The transfer is open already.
+        """
+        self._check_new(transfer_id)
+        self.index.touch([column.block_hash for column in columns])
+        whole = [column for column in columns if all(column.block_ids)]
+        new = list(self._new(whole))
+        claimed = self._claim(new)
+        save = _Save(tuple(claimed), len(columns), len(whole) - len(new), len(columns) - len(whole))
+        self.counts.num_known += save.num_known
+        self.counts.num_without_room += len(new) - len(claimed)
+        if not claimed:
+            self._log_save(transfer_id, save)
+            return 0
+        self._saves[transfer_id] = save
+        self._orders.saves.append(_order(transfer_id, claimed, new))
+        return len(claimed)
+
+    def plan_step(self) -> bytes:
+        """Return what was ordered since the last call."""
+        orders, self._orders = self._orders, StepOrders()
+        return encode(orders)
+
+    def finish(self, transfer_id: int, *, has_failed: bool) -> None:
+        """Offer what was saved; forget what could not be loaded.
+
+        Raises:
+            ValueError: There is no such transfer.
+        """
+        if transfer_id in self._loads:
+            self._finish_load(transfer_id, self._loads.pop(transfer_id), has_failed)
+        elif transfer_id in self._saves:
+            self._finish_save(transfer_id, self._saves.pop(transfer_id), has_failed)
+        else:
+            raise ValueError(f"host_memory: transfer {transfer_id} is not open")
+
+    def reset(self) -> None:
+        """Forget all content."""
+        self.index.forget_all()
+
+    def _finish_load(self, transfer_id: int, load: _Load, has_failed: bool) -> None:
+        if has_failed:
+            self.counts.num_failed += 1
+            self.index.forget(load.columns)
+        else:
+            self.counts.loaded_bytes += len(load.columns) * self.column_bytes
+        self.index.end_reading(load.columns)
+        num_tokens = len(load.columns) * self._block_size
+        end = "failed" if has_failed else "done"
+        logger.debug("host_memory: load %d: %d tokens, %s", transfer_id, num_tokens, end)
+
+    def _finish_save(self, transfer_id: int, save: _Save, has_failed: bool) -> None:
+        if has_failed:
+            self.counts.num_failed += 1
+            self.index.retire(save.columns)
+            level = logging.WARNING if self.counts.num_failed == 1 else logging.DEBUG
+            logger.log(level, "host_memory: save %d failed", transfer_id)
+            return
+        self.counts.saved_bytes += len(save.columns) * self.column_bytes
+        self.index.end_writing(save.columns)
+        self._log_save(transfer_id, save)
+
+    def _check_new(self, transfer_id: int) -> None:
+        """See that no open transfer has this id.
+
+        Raises:
+            ValueError: One has.
+        """
+        if transfer_id in self._loads or transfer_id in self._saves:
+            raise ValueError(f"host_memory: transfer {transfer_id} is open already")
+
+    def _new(self, columns: Sequence[BlockColumn]) -> Iterator[BlockColumn]:
+        """Yield the columns that are neither stored nor being stored, each content once."""
+        seen = set()
+        for column in columns:
+            if column.block_hash not in self.index and column.block_hash not in seen:
+                seen.add(column.block_hash)
+                yield column
+
+    def _claim(self, columns: Sequence[BlockColumn]) -> list[Column]:
+        """Find slots, up to the first column that gets none: nobody looks behind a gap."""
+        claimed: list[Column] = []
+        for column in columns:
+            slot = self.index.claim(column.block_hash)
+            if slot is None:
+                break
+            claimed.append(slot)
+        return claimed
+
+    def _log_save(self, transfer_id: int, save: _Save) -> None:
+        """Say what became of all that was offered; a request's later blocks only in detail."""
+        size, num_written = self._block_size, len(save.columns)
+        num_skipped = save.num_offered - save.num_known - save.num_partial - num_written
+        logger.log(
+            logging.INFO if save.num_known else logging.DEBUG,
+            "host_memory: save %d: %d tokens, %d stored already, %d written%s%s",
+            transfer_id, save.num_offered * size, save.num_known * size, num_written * size,
+            f", {save.num_partial * size} not whole" if save.num_partial else "",
+            f", {num_skipped * size} without room" if num_skipped else "",
+        )  # fmt: skip
+
+
+def _order(
+    transfer_id: int, stored: Sequence[Column], blocks: Sequence[BlockColumn]
+) -> TransferOrder:
+    """Say which slots and blocks belong together; there may be more blocks than slots."""
+    pairs = zip(stored, blocks, strict=False)
+    moves = [
+        ColumnMove(column.slot, column.block_hash, list(block.block_ids)) for column, block in pairs
+    ]
+    return TransferOrder(transfer_id, moves)

@@ -1,0 +1,15 @@
+"""The table of contents of this plugin. Imports nothing heavy."""
+
+from quire import hookimpl
+from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
+from quire.registry import Registrar
+
+
+@hookimpl
+def register_kv_stores(registry: Registrar[type[KVStoreScheduler]]) -> None:
+    """Offer the KV stores below."""
+    registry.add(
+        "host_memory",
+        "quire_kv_stores.host_memory:HostMemoryScheduler",
+        capabilities=KVStoreCapabilities(worker="quire_kv_stores.host_memory_worker:HostMemory"),
+    )

@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from quire.cli.bench import MEASURES
+from quire.cli.main import main
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_explains_itself(measure, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", measure, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: quire bench {measure}" in capsys.readouterr().out
+
+
+def test_a_measure_must_be_named(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench"])
+    assert caught.value.code == 2
+    assert "MEASURE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_count_is_a_whole_number_from_one_on(text, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "scheduler", "--rounds", text])
+    assert caught.value.code == 2
+    assert "argument --rounds" in capsys.readouterr().err
+
+
+def test_throughput_counts_what_it_generates(capsys):
+    argv = ["bench", "throughput", "--num-prompts", "2", "--input-len", "8", "--output-len", "4"]
+    assert main([*argv, "--repeats", "2", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["model"] == "demo"
+    assert figures["seconds_min"] <= figures["seconds_median"] <= figures["seconds_max"]
+    assert figures["output_tokens_per_s"] == pytest.approx(8 / figures["seconds_median"])
+    assert figures["total_tokens_per_s"] == pytest.approx(24 / figures["seconds_median"])
+
+
+def test_startup_says_why_a_fresh_process_failed(tmp_path, capsys):
+    assert main(["bench", "startup", str(tmp_path), "--repeats", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "a fresh process failed" in error
+    assert "config.json" in error
+    assert "[engine_dead]" in error

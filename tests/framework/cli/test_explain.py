@@ -1,0 +1,113 @@
+"""`quire explain`: what would serve a model and what its memory is for, before anything loads."""
+
+import json
+
+import pytest
+
+from quire.cli.explain import describe_memory
+from quire.cli.main import main
+from quire.launch.estimate import MemoryEstimate
+from quire.testing.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("m")
+    sizes = {"num_hidden_layers": 7, "sliding_window": 32, "sliding_window_pattern": 3}
+    write_checkpoint(folder, "Gemma3ForCausalLM", max_position_embeddings=4096, **sizes)
+    return str(folder)
+
+
+def explained(capsys, *argv):
+    status = main(["explain", *argv])
+    return status, capsys.readouterr().out
+
+
+def memory_of(capsys, *argv):
+    status, out = explained(capsys, *argv, "--json")
+    return status, json.loads(out)["memory"]
+
+
+def test_the_plan_is_told_before_anything_is_loaded(mixed, capsys):
+    status, out = explained(capsys, mixed, "--num-kv-blocks", "1001", "--block-size", "8")
+    assert status == 0
+    assert "1,000 blocks of 8 tokens" in out
+    assert "as num_kv_blocks says" in out
+    assert "sliding_window (window 32)" in out
+    assert "requests of 1,024 tokens fit at the same time" in out
+    assert "run at the same time, at most (max_num_seqs)" in out
+
+
+def test_the_numbers_add_up(mixed, capsys):
+    options = ("--num-kv-blocks", "1001", "--max-num-batched-tokens", "64")
+    status, memory = memory_of(capsys, mixed, *options)
+    assert status == 0
+    # 2 full layers and 5 windows in groups of 2: 1 + 3 groups, of which one has 1 idle page.
+    assert [group["layers"] for group in memory["groups"]] == [2, 2, 1, 2]
+    # A page: K and V * 16 tokens * 2 heads * 16 numbers * 4 bytes = 4,096; two tensors.
+    assert {group["page_bytes"] for group in memory["groups"]} == {2 * 4096}
+    assert [group["padding_bytes"] for group in memory["groups"]] == [0, 0, 4096, 0]
+    assert memory["bytes_a_token"] == 4 * 2 * 4096 // 16
+    assert memory["cache_bytes"] == 1001 * 2 * 4096
+    assert (memory["num_blocks"], memory["block_size"]) == (1000, 16)
+    # Of 1,024 tokens 1,023 are computed: 64 blocks of full attention. Under a window of 32 lie 3
+    # blocks when it decodes (1 + ceil(31 / 16)), and 7 in a step of 64 (1 + ceil(94 / 16)), in 3
+    # groups. 1 + (1,000 - 64 - 21) // (64 + 9) = 13 requests.
+    assert {"tokens": 1024, "requests": 13} in memory["fits"]
+
+
+def test_what_the_user_sets_is_followed(mixed, capsys):
+    _, few = memory_of(capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100")
+    assert few["max_model_len"] == 100
+    assert few["fits"][-1]["tokens"] == 100
+    assert few["num_blocks"] == 2 * 4 * 7, "four groups of ceil(100 / 16) blocks, two requests"
+    _, given = memory_of(capsys, mixed, "--kv-cache-memory-bytes", "5000000")
+    assert 5_000_000 - 2 * 4096 < given["cache_bytes"] <= 5_000_000
+
+
+def test_what_limits_the_cache_is_named(mixed, capsys):
+    _, out = explained(capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100")
+    assert "as much as 2 requests can use (max_num_seqs)" in out
+    _, out = explained(capsys, mixed, "--kv-cache-memory-bytes", "5000000")
+    assert "all that it may take" in out
+
+
+def test_a_cache_that_does_not_fit_names_the_option_that_helps(mixed, capsys):
+    argv = (mixed, "--kv-cache-memory-bytes", "1000000", "--max-model-len", "4000")
+    status, out = explained(capsys, *argv)
+    assert status == 1
+    assert "does not fit" in out
+    assert "set max_model_len to at most" in out
+    assert "(kv_cache_memory_bytes)" in out
+    assert "attention backend" in out, "the parts are told all the same"
+    status, memory = memory_of(capsys, *argv)
+    assert status == 1
+    assert memory["num_blocks"] is None
+    needed = memory["problem"].partition(" bytes (kv_cache_memory_bytes)")[0].split()[-1]
+    status, memory = memory_of(
+        capsys, mixed, "--kv-cache-memory-bytes", needed.replace(",", ""), *argv[3:]
+    )
+    assert (status, memory["problem"]) == (0, None), "what it says does help"
+    assert memory["max_model_len"] == 4000
+
+
+def test_the_demo_fits(capsys):
+    status, memory = memory_of(capsys, "demo")
+    assert status == 0
+    assert memory["weight_bytes"] == 1_771_456 * 4
+    assert memory["fits"][0]["requests"] >= 1
+
+
+def test_what_only_start_up_can_tell_is_no_failure(mixed, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "no such device")
+    status, out = explained(capsys, mixed, "--device", "cuda")
+    assert status == 0
+    assert "known at start-up, unless kv_cache_memory_bytes or num_kv_blocks is set" in out
+    status, out = explained(capsys, mixed, "--device", "cuda", "--num-kv-blocks", "50")
+    assert "49 blocks" in out
+
+
+def test_the_memory_of_nothing_is_data_too():
+    facts = describe_memory(MemoryEstimate(10, None, "nothing", problem="none"), 4)
+    assert (facts["weight_bytes"], facts["num_blocks"], facts["groups"]) == (10, None, [])
+    assert json.loads(json.dumps(facts)) == facts

@@ -1,0 +1,199 @@
+import msgspec
+import pytest
+from engine_parts import InOrder, make_core, make_message, make_request, make_scheduler, run_to_end
+
+from quire.engine.request import Request
+from quire.errors import InvalidRequestError
+from quire.messages import SlotResult, StepResult
+from quire_scheduling_policies.priority import PriorityFirst
+
+
+def land(scheduler, plan):
+    rows = [SlotResult(s.slot, [7]) for s in plan.requests if s.num_samples]
+    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=rows))
+
+
+def step(scheduler):
+    """Tokens of each request in the next step, by name."""
+    plan = scheduler.schedule()
+    tokens = {scheduler.request_in(s.slot).request_id: s.num_tokens for s in plan.requests}
+    land(scheduler, plan)
+    return tokens
+
+
+def add(scheduler, name, num_tokens, max_tokens=50, priority=0):
+    message = make_message(name, prompt=range(num_tokens), max_tokens=max_tokens)
+    scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+def test_a_short_prompt_passes_a_long_one_that_is_being_computed():
+    scheduler = make_scheduler(max_num_batched_tokens=20)
+    add(scheduler, "long", 200)
+    assert step(scheduler) == {"long": 20}
+    add(scheduler, "short", 6)
+    assert step(scheduler) == {"long": 14, "short": 6}
+
+
+def test_those_that_wait_get_half_of_the_budget_at_most():
+    scheduler = make_scheduler(num_blocks=300, max_num_batched_tokens=20)
+    add(scheduler, "first", 200)
+    step(scheduler)
+    add(scheduler, "second", 200)
+    assert step(scheduler) == {"first": 10, "second": 10}
+
+
+def test_what_the_queue_does_not_need_goes_to_those_that_run():
+    scheduler = make_scheduler(
+        num_blocks=300, max_num_batched_tokens=20, max_num_partial_prefills=1
+    )
+    add(scheduler, "first", 200)
+    step(scheduler)
+    add(scheduler, "second", 200)
+    assert step(scheduler) == {"first": 20}, "no second prompt may be in pieces"
+
+
+def test_prompts_share_the_budget_evenly():
+    scheduler = make_scheduler(num_blocks=300, max_num_batched_tokens=24)
+    for name in "abc":
+        add(scheduler, name, 200)
+        step(scheduler)
+    assert step(scheduler) == {"a": 8, "b": 8, "c": 8}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_prompts_in_pieces_are_limited(most):
+    scheduler = make_scheduler(max_num_batched_tokens=12, max_num_partial_prefills=most)
+    for name in "abcd":
+        add(scheduler, name, 100)
+    for _ in range(4):
+        tokens = step(scheduler)
+    assert len(tokens) == most
+
+
+def test_long_prompts_are_limited_and_short_ones_pass_them():
+    scheduler = make_scheduler(
+        max_num_batched_tokens=12,
+        max_num_partial_prefills=3,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=50,
+    )
+    for name, num_tokens in (("long", 100), ("longer", 120), ("short", 40), ("shorter", 30)):
+        add(scheduler, name, num_tokens)
+    for _ in range(3):
+        tokens = step(scheduler)
+    assert tokens.keys() == {"long", "short", "shorter"}
+    assert names(scheduler.waiting) == ["longer"]
+
+
+def test_no_short_prompt_is_passed():
+    scheduler = make_scheduler(
+        max_num_batched_tokens=12, max_num_partial_prefills=1, long_prefill_token_threshold=90
+    )
+    for name, num_tokens in (("a", 80), ("b", 80), ("c", 2)):
+        add(scheduler, name, num_tokens)
+    step(scheduler)
+    assert step(scheduler).keys() == {"a"}
+    assert names(scheduler.waiting) == ["b", "c"]
+
+
+def test_decodes_never_wait_for_prompts():
+    scheduler = make_scheduler(max_num_batched_tokens=4, max_num_seqs=8)
+    for name in "ab":
+        add(scheduler, name, 2)
+    step(scheduler)
+    for index in range(5):
+        add(scheduler, f"long{index}", 100)
+        tokens = step(scheduler)
+        assert (tokens["a"], tokens["b"]) == (1, 1)
+        assert sum(tokens.values()) == 4
+
+
+def test_no_more_run_than_a_step_has_tokens():
+    scheduler = make_scheduler(max_num_batched_tokens=3, max_num_seqs=8)
+    for name in "abcde":
+        add(scheduler, name, 1)
+    for _ in range(4):
+        assert step(scheduler).keys() == set("abc")
+
+
+def test_without_chunks_a_prompt_longer_than_any_step_is_cut_after_all():
+    scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    add(scheduler, "long", 20)
+    assert [step(scheduler) for _ in range(3)] == [{"long": 8}, {"long": 8}, {"long": 4}]
+
+
+def test_the_lowest_priority_number_goes_first_and_the_highest_has_to_go():
+    scheduler = make_scheduler(num_blocks=8, policy=PriorityFirst())
+    for name, priority in (("late", 5), ("usual", 0), ("urgent", -1)):
+        add(scheduler, name, 8, max_tokens=8, priority=priority)
+    land(scheduler, scheduler.schedule())
+    assert names(scheduler.running) == ["urgent", "usual"]
+    assert names(scheduler.waiting) == ["late"]
+    while not scheduler.num_preemptions and len(scheduler.running) == 2:
+        land(scheduler, scheduler.schedule())
+    assert scheduler.num_preemptions == 1
+    assert names(scheduler.running) == ["urgent"]
+    assert names(scheduler.waiting) == ["usual", "late"]
+
+
+def test_an_urgent_request_that_arrives_late_goes_before_those_that_wait():
+    scheduler = make_scheduler(max_num_seqs=1, policy=PriorityFirst())
+    for name, priority in (("a", 0), ("b", 0), ("urgent", -1)):
+        add(scheduler, name, 4, priority=priority)
+    step(scheduler)
+    assert names(scheduler.running) == ["urgent"]
+    assert names(scheduler.waiting) == ["a", "b"]
+
+
+class OneAtATime(InOrder):
+    """Admits nobody beside another, and sends the first away."""
+
+    def admits(self, request, running):
+        return False
+
+
+class FirstHasToGo(InOrder):
+    """Chooses the first as the victim."""
+
+    def victim(self, running):
+        return 0
+
+
+def test_a_policy_decides_who_may_begin_and_nothing_stops():
+    core, executor, _ = make_core(policy=OneAtATime())
+    for name in "abc":
+        core.add(make_message(name))
+    assert run_to_end(core).keys() == set("abc")
+    assert len(executor.tokens) == 1, "one slot was ever used"
+
+
+def test_a_policy_decides_who_has_to_go():
+    scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
+    for name in "ab":
+        add(scheduler, name, 8, max_tokens=8)
+    step(scheduler)
+    step(scheduler)
+    assert names(scheduler.running) == ["b"]
+    assert names(scheduler.waiting) == ["a"]
+
+
+def test_a_request_id_that_is_in_use_is_refused():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a"))
+    with pytest.raises(InvalidRequestError, match="request id 'a' is in use"):
+        scheduler.add(make_request("a"))
+    scheduler.remove("a")
+    scheduler.add(make_request("a"))
+
+
+def test_many_that_follow_one_prompt_are_looked_at_a_few_at_a_time():
+    core, _, _ = make_core(enable_prefix_caching=True, max_num_seqs=4, max_num_queued=500)
+    for index in range(300):
+        core.add(make_message(f"r{index}", prompt=range(100, 120), max_tokens=2))
+    answers = run_to_end(core)
+    assert len(answers) == 300
+    assert all(answer == [120, 121] for answer in answers.values())

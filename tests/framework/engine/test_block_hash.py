@@ -1,0 +1,85 @@
+import struct
+from hashlib import sha256
+
+import msgspec
+import pytest
+from engine_parts import make_message
+
+from quire.engine.block_hash import BlockHasher
+from quire.messages import AdapterRef
+
+TOKENS = [7, 8, 9, 10, 11, 12]
+
+
+def names(message, root=b"model", block_size=2, num_blocks=3):
+    hasher = BlockHasher(block_size, root)
+    hashes = [hasher.start(message)]
+    hasher.extend(hashes, message.token_ids, num_blocks)
+    return hashes
+
+
+def with_adapter(name, content_hash="", path="somewhere"):
+    message = make_message("a", prompt=TOKENS)
+    return msgspec.structs.replace(message, adapter=AdapterRef(name, path, content_hash))
+
+
+def with_salt(salt):
+    return msgspec.structs.replace(make_message("a", prompt=TOKENS), cache_salt=salt)
+
+
+def test_the_chain_is_the_one_worked_out_by_hand():
+    root = struct.pack("<Q5sQQ", 5, b"model", 0, 0)
+    first = sha256(sha256(root).digest() + struct.pack("<2i", 7, 8)).digest()
+    second = sha256(first + struct.pack("<2i", 9, 10)).digest()
+    assert names(make_message("a", prompt=TOKENS), num_blocks=2)[1:] == [first, second]
+
+
+def test_a_name_depends_on_all_tokens_before():
+    one = names(make_message("a", prompt=[1, 2, 3, 4]), num_blocks=2)
+    other = names(make_message("a", prompt=[9, 2, 3, 4]), num_blocks=2)
+    assert one[2] != other[2]
+
+
+def test_the_request_itself_is_not_in_the_name():
+    one, other = make_message("a", prompt=TOKENS), make_message("b", prompt=TOKENS, max_tokens=9)
+    assert names(one) == names(other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        with_salt("mine"),
+        with_salt(""),
+        with_adapter("one"),
+        with_adapter("one", content_hash="1"),
+        with_adapter("one", content_hash="2"),
+        with_adapter("one", path="elsewhere"),
+    ],
+)
+def test_another_salt_or_adapter_content_shares_no_name(other):
+    assert not set(names(with_salt("yours"))) & set(names(other))
+    assert not set(names(make_message("a", prompt=TOKENS))) & set(names(other))
+
+
+def test_adapters_of_the_same_content_share_names_whatever_they_are_called():
+    assert names(with_adapter("one", "same")) == names(with_adapter("two", "same", "elsewhere"))
+
+
+def test_a_salt_cannot_pass_for_an_adapter():
+    assert names(with_salt("adapter:1")) != names(with_adapter("one", "1"))
+
+
+def test_another_model_shares_no_name():
+    message = make_message("a", prompt=TOKENS)
+    assert not set(names(message, root=b"model")) & set(names(message, root=b"mode"))
+
+
+def test_names_are_made_once_and_go_on_where_they_ended():
+    hasher, tokens = BlockHasher(2, b""), list(TOKENS)
+    hashes = [hasher.start(make_message("a"))]
+    hasher.extend(hashes, tokens, 2)
+    tokens[0] = 99  # would change every name if it were looked at again
+    before = list(hashes)
+    hasher.extend(hashes, tokens, 3)
+    assert hashes[:3] == before
+    assert len(hashes) == 4

@@ -1,0 +1,230 @@
+"""An outside KV store, seen from the engine; the trial checks every block and token on the way."""
+
+import logging
+
+import pytest
+from engine_trial import EngineTrial
+from fickle_store import FickleStore
+from trial_scene import Scene
+from trial_wishes import Wish
+
+from quire.engine.request import Status
+from quire.interfaces.kv_transfer import KVLookup
+
+PROMPT = Wish(length=24, max_tokens=1)  # six blocks; the last token of the answer is not computed
+LONGER = Wish(length=24, tail=(3, 3, 3, 3, 1, 1, 1, 1), max_tokens=1)
+
+
+def make_trial(**scene):
+    return EngineTrial(Scene(has_store=True, **{"num_blocks": 40, "budget": 100, **scene}))
+
+
+def finish(trial):
+    """Step until every request is over, and nothing is left."""
+    trial.drain()
+    trial.check()
+
+
+def stored_trial(**scene):
+    """A trial whose store has the prompt, and whose pool has forgotten it."""
+    trial = make_trial(**scene)
+    trial.add(PROMPT)
+    finish(trial)
+    trial.kv.reset()
+    return trial
+
+
+def status(trial, index=0):
+    return list(trial.scheduler.requests.values())[index].status
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_what_was_computed_is_saved(is_ahead):
+    trial = make_trial(is_ahead=is_ahead)
+    trial.add(PROMPT)
+    finish(trial)
+    assert (trial.store.num_written, trial.store.num_skipped) == (6, 0)
+    assert len(trial.store.stored) == 6
+
+
+def test_what_is_stored_already_is_skipped():
+    """Of 32 tokens with 24 known only 8 are written."""
+    trial = stored_trial()
+    trial.add(Wish(**{**vars(LONGER), "has_prompt_logprobs": True}))  # computes all, reads nothing
+    finish(trial)
+    assert (trial.store.num_written, trial.store.num_skipped) == (6 + 2, 6)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("latency", [0, 3])
+def test_a_load_spares_computing(is_ahead, latency):
+    trial = stored_trial(is_ahead=is_ahead)
+    trial.set_mood("latency", latency)
+    trial.add(LONGER)
+    trial.step()
+    if latency:
+        assert status(trial) is Status.LOADING
+    finish(trial)
+    assert trial.transfers.num_hits == 24
+    assert trial.core.stats().num_store_hits == 24
+    assert trial.core.stats().num_prefix_hits == 24, "it is found like any other's"
+
+
+def test_an_answer_may_come_later_and_others_run_meanwhile():
+    trial = stored_trial()
+    trial.set_mood("is_pending", 1)
+    trial.add(LONGER)
+    trial.add(Wish(length=1, max_tokens=4))  # too short to ask
+    trial.step()
+    assert status(trial) is Status.ASKING
+    assert status(trial, 1) is Status.RUNNING
+    trial.set_mood("is_pending", 0)
+    finish(trial)
+    assert trial.transfers.num_hits == 24
+
+
+def test_a_load_that_fails_is_computed_and_the_request_does_not_notice():
+    trial = stored_trial()
+    trial.set_mood("fails", 1)
+    trial.add(LONGER)
+    finish(trial)
+    assert trial.counts["ends"] == 2
+    assert trial.transfers.num_hits == 0
+
+
+def test_a_load_that_takes_too_long_is_computed_and_its_blocks_are_held(caplog):
+    trial = stored_trial(store_timeout_s=0.0)
+    trial.store.moods.latency = 20
+    trial.add(PROMPT)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            trial.step()
+            trial.check()
+    assert "did not load within 0 s; computing instead" in caplog.text
+    assert trial.counts["ends"] == 2
+    assert trial.transfers.num_open > 0
+    assert trial.kv.pool.num_used >= 5, "the store may still write them"
+    finish(trial)
+
+
+def test_a_store_that_hangs_costs_its_blocks_and_no_answer():
+    trial = stored_trial(store_timeout_s=0.0)
+    trial.store.moods.latency = 10**9
+    trial.add(LONGER)
+    for _ in range(10):
+        trial.step()
+        trial.check()
+    assert trial.counts["ends"] == 2
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("method", ["lookup", "start_load", "start_save", "plan_step", "finish"])
+def test_a_store_that_raises_is_switched_off(method, is_ahead, caplog):
+    trial = stored_trial(is_ahead=is_ahead)
+    trial.store.moods.raising.add(method)
+    trial.add(LONGER)
+    finish(trial)
+    written = trial.store.num_written
+    trial.add(Wish(family=1, length=20, max_tokens=3))
+    finish(trial)
+    assert trial.counts["ends"] == 3
+    assert trial.store.num_written == written, "it is not asked any more"
+    assert "fickle failed and is switched off" in caplog.text
+
+
+def test_a_worker_half_that_died_fails_what_is_open():
+    trial = stored_trial()
+    trial.store.moods.latency = 3
+    trial.add(LONGER)
+    trial.step()
+    assert status(trial) is Status.LOADING
+    trial.set_mood("is_dead", 1)
+    finish(trial)
+    assert trial.counts["ends"] == 2
+
+
+def test_an_aborted_request_leaves_its_load_to_end_by_itself():
+    trial = stored_trial()
+    trial.store.moods.latency = 3
+    trial.add(LONGER)
+    trial.step()
+    trial.abort(0)
+    assert trial.transfers.num_open == 1
+    assert trial.kv.pool.num_used == 6
+    finish(trial)
+    assert trial.kv.pool.num_cached == 6, "what was loaded can be found"
+
+
+def test_a_reset_reaches_what_is_on_its_way():
+    trial = stored_trial()
+    trial.store.moods.latency = 3
+    trial.add(LONGER)
+    trial.step()
+    trial.reset()
+    finish(trial)
+    assert trial.transfers.num_hits == 0
+
+
+def test_a_save_holds_its_blocks_after_the_request_is_over():
+    trial = make_trial()
+    trial.store.moods.latency = 3
+    trial.add(PROMPT)
+    while trial.answers:
+        trial.step()
+        trial.check()
+    assert trial.kv.pool.num_used == 6
+    finish(trial)
+
+
+def test_a_prompt_that_looks_at_itself_is_not_loaded():
+    trial = stored_trial()
+    trial.add(Wish(length=24, max_tokens=1, has_prompt_logprobs=True))
+    finish(trial)
+    assert trial.transfers.num_hits == 0
+
+
+def test_a_load_that_cannot_begin_may_have_cost_the_hit_before_it():
+    trial = make_trial(num_blocks=9)
+    trial.add(PROMPT)
+    finish(trial)
+    trial.kv.pool.give_back(trial.kv.pool.take(5))  # the end of the prompt is gone
+    trial.store.moods.raising.add("start_load")
+    trial.add(Wish(family=1, length=20, max_tokens=1, has_prompt_logprobs=True))
+    finish(trial)
+    assert trial.kv.pool.num_blank == 0, "a load takes what was used last long ago: the hit"
+    trial.add(LONGER)
+    finish(trial)
+    assert trial.counts["ends"] == 3
+
+
+class Boasting(FickleStore):
+    """A store that answers nonsense."""
+
+    answer = KVLookup()
+
+    def lookup(self, request_id, block_hashes):
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [KVLookup(-3), None, 5, KVLookup(None)])
+def test_an_answer_that_makes_no_sense_is_a_miss(answer):
+    trial = make_trial()
+    boasting = Boasting({}, None)
+    boasting.answer = answer
+    trial.transfers.store = boasting
+    trial.add(PROMPT)
+    finish(trial)
+    assert trial.counts["ends"] == 1
+    assert trial.transfers.num_hits == 0
+
+
+def test_a_failed_store_is_tried_again_by_the_next_request_and_not_by_this_one():
+    trial = stored_trial()
+    trial.set_mood("fails", 1)
+    trial.add(LONGER)
+    finish(trial)
+    trial.set_mood("fails", 0)
+    trial.kv.reset()
+    trial.add(LONGER)
+    finish(trial)
+    assert trial.transfers.num_hits == 24

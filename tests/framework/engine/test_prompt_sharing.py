@@ -1,0 +1,86 @@
+import msgspec
+import pytest
+from engine_parts import make_core, make_message, make_request, run_to_end
+
+from quire.engine.prompt_sharing import PromptSharing
+
+NAMES = [bytes([i]) for i in range(10)]
+
+
+def leader_of(sharing, names=NAMES[:4]):
+    leader = make_request("leader")
+    sharing.promise(leader, names)
+    return leader
+
+
+def test_who_lacks_what_is_promised_follows_to_the_last_common_block():
+    sharing = PromptSharing()
+    leader, follower = leader_of(sharing), make_request("follower")
+    assert sharing.follow(follower, [*NAMES[:4], NAMES[8]])
+    assert (follower.leader, follower.awaited) == (leader, NAMES[3])
+    assert sharing.arrived(leader, lambda name: name in NAMES[:3]) == []
+    assert sharing.arrived(leader, lambda name: name in NAMES[:4]) == [follower]
+    assert follower.leader is None
+
+
+def test_half_is_enough_and_less_is_not():
+    sharing = PromptSharing()
+    leader_of(sharing, NAMES[:2])
+    assert sharing.follow(make_request("half"), [*NAMES[:2], *NAMES[5:7]])
+    assert not sharing.follow(make_request("less"), [*NAMES[:2], *NAMES[5:8]])
+    assert not sharing.follow(make_request("other"), NAMES[5:])
+    assert not sharing.follow(make_request("nothing"), [])
+
+
+def test_followers_are_free_when_their_leader_goes():
+    sharing = PromptSharing()
+    leader, follower = leader_of(sharing), make_request("follower")
+    sharing.follow(follower, NAMES[:4])
+    assert sharing.withdraw(leader) == [follower]
+    assert not sharing.follow(make_request("late"), NAMES[:4]), "nothing is promised any more"
+
+
+def test_a_follower_that_leaves_is_called_no_more():
+    sharing = PromptSharing()
+    leader, follower = leader_of(sharing), make_request("follower")
+    sharing.follow(follower, NAMES[:4])
+    sharing.leave(follower)
+    assert sharing.withdraw(leader) == []
+
+
+def test_the_first_promise_of_a_block_counts():
+    sharing = PromptSharing()
+    leader = leader_of(sharing)
+    second = make_request("second")
+    sharing.promise(second, NAMES[2:6])
+    assert second.promises == NAMES[4:6]
+    sharing.withdraw(second)
+    assert sharing.follow(make_request("follower"), NAMES[:4])
+    assert len(leader.followers) == 1
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("budget", [8, 2048])
+def test_eight_answers_to_one_prompt_compute_it_once(is_ahead, budget):
+    core, executor, _ = make_core(
+        is_ahead=is_ahead, enable_prefix_caching=True, max_num_batched_tokens=budget
+    )
+    for child in range(8):
+        message = make_message(f"r{child}", prompt=range(100, 133), max_tokens=5)
+        core.add(msgspec.structs.replace(message, child=child))
+    answers = run_to_end(core)
+    assert all(answers[f"r{child}"] == list(range(133, 138)) for child in range(8))
+    num_answers = 8 * 4  # the last token of an answer is not computed
+    num_last_blocks = 7  # of one token each: 32 of 33 are shared
+    assert sum(executor.num_tokens_per_step) == 33 + num_last_blocks + num_answers
+    assert core.stats().num_prefix_hits == 7 * 32
+
+
+def test_followers_compute_for_themselves_when_their_leader_is_aborted():
+    core, _, _ = make_core(enable_prefix_caching=True, max_num_batched_tokens=8)
+    for name in "ab":
+        core.add(make_message(name, prompt=range(100, 140), max_tokens=3))
+    core.step()
+    assert [request.request_id for request in core.scheduler.running] == ["a"]
+    core.abort(["a"])
+    assert run_to_end(core) == {"b": [140, 141, 142]}

@@ -1,0 +1,63 @@
+import pytest
+from engine_parts import EOS, make_request
+
+
+def test_one_token_is_next_whether_it_is_known_or_expected():
+    request = make_request("a", prompt=[1, 2, 3])
+    assert (request.num_pending_tokens, request.num_expected_tokens) == (3, 0)
+    request.num_computed_tokens = 3  # a launched step draws the fourth token
+    assert (request.num_pending_tokens, request.num_expected_tokens) == (0, 1)
+    request.append([7])
+    assert (request.num_pending_tokens, request.num_expected_tokens) == (1, 0)
+
+
+def test_the_last_token_of_an_answer_is_never_computed():
+    request = make_request("a", prompt=[1, 2, 3], max_tokens=4)
+    assert (request.max_total_tokens, request.last_computed) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "taken", "reason", "stop_reason"),
+    [
+        ([5, 6], [5, 6], None, None),
+        ([5, EOS, 7], [5, EOS], "stop", None),
+        ([5, 9, 7], [5, 9], "stop", 9),
+        ([5, 6, 7, 8, 5], [5, 6, 7, 8], "length", None),
+        ([5, 6, 7, 9], [5, 6, 7, 9], "stop", 9),
+    ],
+)
+def test_what_comes_behind_the_end_is_left_out(drawn, taken, reason, stop_reason):
+    request = make_request("a", prompt=[1], max_tokens=4, stop_token_ids=(9,))
+    assert request.append(drawn) == (taken, reason, stop_reason)
+    assert request.token_ids == [1, *taken]
+
+
+def test_a_stop_token_within_min_tokens_is_no_end():
+    request = make_request("a", prompt=[1], max_tokens=9, min_tokens=2)
+    assert request.append([EOS, EOS])[1] is None
+    assert request.append([EOS])[1] == "stop"
+
+
+def test_a_preemption_forgets_what_is_computed_and_keeps_the_tokens():
+    request = make_request("a", prompt=[1, 2])
+    request.append([7])
+    request.num_computed_tokens = 2
+    request.draft_token_ids = [8]
+    request.forget_progress()
+    assert request.token_ids == [1, 2, 7]
+    assert (request.num_computed_tokens, request.draft_token_ids) == (0, [])
+    assert request.num_preemptions == 1
+
+
+def test_a_request_without_a_slot_has_nothing_to_say_to_a_worker():
+    with pytest.raises(RuntimeError, match="request a has no slot"):
+        make_request("a").assignment()
+
+
+def test_an_assignment_is_a_copy():
+    request = make_request("a", prompt=[1, 2])
+    request.slot = 3
+    given = request.assignment()
+    request.append([7])
+    request.block_ids[0].append(5)
+    assert (given.slot, given.token_ids, given.block_ids) == (3, [1, 2], [[]])

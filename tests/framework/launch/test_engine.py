@@ -1,0 +1,43 @@
+"""An engine is started where it was asked for, and says the same wherever it runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.config import Settings
+from quire.engine.core import EngineCore
+from quire.launch import start_engine
+from quire.launch.composing import compose_engine
+from quire.launch.engine import has_engine_process
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM").folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "is_serving", "expected"),
+    [
+        (None, "cpu", True, False),
+        (None, "cuda", True, True),
+        (None, "cuda", False, False),
+        (True, "cpu", False, True),
+        (False, "cuda", True, False),
+    ],
+)
+def test_by_default_only_a_server_on_a_gpu_has_its_engine_elsewhere(
+    folder, asked, device, is_serving, expected
+):
+    settings = Settings.from_options({"model": folder, "engine_process": asked})
+    composition = compose_engine(settings, load_plugins(settings.plugins)).composition
+    composition = replace(composition, device=device)
+    assert has_engine_process(settings, composition, is_serving=is_serving) is expected
+
+
+def test_a_server_on_a_cpu_has_its_engine_beside_it(folder):
+    engine = start_engine(Settings.from_options({"model": folder}), is_serving=True)
+    assert isinstance(engine.core, EngineCore)
+    engine.core.shutdown()

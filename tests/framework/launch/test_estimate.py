@@ -1,0 +1,115 @@
+"""What is told before start-up is what start-up does."""
+
+import json
+
+import pytest
+
+from quire import LLM
+from quire.config import Settings
+from quire.free_memory import cache_bytes, free_host_bytes
+from quire.launch.composing import compose_engine
+from quire.launch.estimate import Fit, MemoryEstimate, estimate_memory
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(
+        tmp_path_factory.mktemp("m"),
+        "Gemma3ForCausalLM",
+        num_hidden_layers=5,
+        sliding_window=32,
+        sliding_window_pattern=3,
+        max_position_embeddings=2048,
+    )
+
+
+def estimated(checkpoint, **options) -> MemoryEstimate:
+    settings = Settings.from_options({"model": str(checkpoint.folder)} | options)
+    return estimate_memory(compose_engine(settings, load_plugins(settings.plugins)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_memory_bytes": 20_000_000},
+        {"num_kv_blocks": 700, "block_size": 8},
+        {"max_num_seqs": 2, "max_model_len": 300, "max_num_batched_tokens": 64},
+    ],
+)
+def test_the_engine_has_the_blocks_and_the_length_that_were_told(folder, options):
+    plan = estimated(folder, **options).plan
+    with LLM(str(folder.folder), **options) as llm:
+        assert llm.stats().num_blocks == plan.num_blocks - 1
+        assert llm._running.composition.max_model_len == plan.max_model_len
+
+
+def test_the_weights_are_what_the_checkpoint_holds(folder):
+    assert estimated(folder).weight_bytes == folder.num_params * 4
+    assert estimated(folder, dtype="bfloat16").weight_bytes == folder.num_params * 2
+
+
+def test_what_is_free_is_shared_after_the_weights_are_off(folder):
+    memory = estimated(folder)
+    now = cache_bytes("cpu", free_host_bytes() - memory.weight_bytes)
+    assert memory.cache_limit == pytest.approx(now, rel=0.3)  # others use this machine too
+    assert "what is free on this cpu" in memory.limited_by
+
+
+def test_each_group_says_what_it_costs(folder):
+    memory = estimated(folder, num_kv_blocks=700, max_num_batched_tokens=64)
+    # 4 windows and 1 full layer, in groups of 1. A page: K and V * 16 tokens * 2 heads * 16 * 4.
+    page = 2 * 16 * 2 * 16 * 4
+    windows, (full,) = memory.groups[:4], memory.groups[4:]
+    assert {group.spec for group in windows} == {"sliding_window (window 32)"}
+    assert (full.spec, full.num_layers, full.padding_bytes) == ("full_attention", 1, 0)
+    assert full.page_bytes == page
+    assert full.bytes_a_token == page // 16
+    # Under a window of 32 and a step of 64, 95 tokens, lie 1 + ceil(94 / 16) = 7 blocks.
+    assert {group.max_blocks for group in windows} == {7}
+    assert full.max_blocks == 128
+
+
+def test_so_many_requests_fit_as_it_says(folder):
+    memory = estimated(folder, num_kv_blocks=700, max_num_batched_tokens=64)
+    for fit in memory.fits:
+        computed = fit.num_tokens - 1
+        decoding = sum(g.spec.max_blocks_held(computed, 1) for g in memory.plan.groups)
+        largest = sum(g.spec.max_blocks_held(computed, 64) for g in memory.plan.groups)
+        assert largest + (fit.num_requests - 1) * decoding <= 699
+        assert largest + fit.num_requests * decoding > 699
+
+
+def test_a_cache_that_does_not_fit_is_a_problem_with_a_way_out(folder):
+    memory = estimated(folder, kv_cache_memory_bytes=1000)
+    assert memory.plan is None
+    assert "set kv_cache_memory_bytes" in memory.problem
+    assert memory.fits == ()
+    longer = estimated(folder, num_kv_blocks=20, max_model_len=2048)
+    assert "max_model_len to at most" in longer.problem
+
+
+def test_weights_that_do_not_fit_are_the_problem(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "m", "LlamaForCausalLM")
+    config = tmp_path / "m" / "config.json"
+    huge = json.loads(config.read_text()) | {"vocab_size": 10**12}
+    config.write_text(json.dumps(huge))
+    memory = estimated(checkpoint, load_format="dummy", num_kv_blocks=10)
+    assert memory.plan is None
+    assert "are free on this cpu; a smaller dtype" in memory.problem
+
+
+def test_a_gpu_that_cannot_be_asked_leaves_the_size_open(folder):
+    memory = estimated(folder, device="cuda", kv_cache_memory_bytes=20_000_000)
+    assert memory.plan.num_bytes <= 20_000_000
+
+
+def test_full_attention_alone_by_hand(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "m", "LlamaForCausalLM", max_position_embeddings=4096)
+    memory = estimated(checkpoint, num_kv_blocks=1001)
+    (group,) = memory.groups
+    # 3 layers * K and V * 2 heads * 16 numbers * 4 bytes = 768 bytes a token.
+    assert (group.bytes_a_token, group.page_bytes, group.padding_bytes) == (768, 768 * 16, 0)
+    # 1,000 blocks: 1,024 tokens are 1,023 computed, 64 blocks; 4,096 are 256 blocks.
+    assert memory.fits == (Fit(1024, 15), Fit(4096, 3))

@@ -1,0 +1,141 @@
+"""The plan of an engine follows the user's options, and says which of them would help."""
+
+import pytest
+from installed import sites
+
+from quire.config import Settings
+from quire.errors import CapacityError, RefusedError
+from quire.launch.composing import Composed, compose_engine
+from quire.launch.memory import layer_specs, plan_memory
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+
+site = pytest.fixture(sites)
+
+# 3 layers with 2 heads of 16 numbers: a block of 16 tokens has 3 * 2 * 16 * 2 * 16 * 4 bytes.
+BLOCK_BYTES = 12_288
+BACKEND = """
+    from quire import hookimpl
+    from quire.interfaces.attention import AttentionCapabilities
+
+    @hookimpl
+    def register_attention_backends(registry):
+        some = frozenset({"float32"})
+        there = AttentionCapabilities(
+            devices=frozenset({"cpu"}), dtypes=some, kv_dtypes=some, OPTIONS
+        )
+        registry.add("acme", "quire.errors:QuireError", capabilities=there)
+"""
+MODEL = """
+    from dataclasses import replace
+    from quire import hookimpl
+    from quire.interfaces.kv_cache import KVLayer
+    from quire.interfaces.model import ModelCapabilities
+    from quire_models.llama_config import describe_llama
+
+    @hookimpl
+    def register_models(registry):
+        there = ModelCapabilities(describe="acme_model:describe")
+        registry.add("AcmeForCausalLM", "quire.errors:QuireError", capabilities=there)
+
+    def describe(config):
+        window = KVLayer("w", "sliding_window", 1, 16, (("window", 32),))
+        return replace(describe_llama(config | {"architectures": ["LlamaForCausalLM"]}),
+                       kv_layers=(KVLayer("f", "full_attention", 2, 16), window, LAYERS))
+"""
+
+
+def composed(folder, architecture="LlamaForCausalLM", **options) -> Composed:
+    written = write_checkpoint(folder / "m", architecture, layout="llama")
+    settings = Settings.from_options({"model": str(written.folder)} | options)
+    return compose_engine(settings, load_plugins(settings.plugins))
+
+
+def planned(its: Composed, available=10**9):
+    return plan_memory(its.settings, its.composition, its.plugins.registries, available)
+
+
+def test_the_memory_that_is_left_makes_the_blocks(tmp_path):
+    plan = planned(composed(tmp_path), available=100 * BLOCK_BYTES + 1)
+    assert plan.num_blocks == 100
+    assert plan.max_model_len == 512
+
+
+def test_a_given_size_goes_before_what_is_left(tmp_path):
+    its = composed(tmp_path, kv_cache_memory_bytes=50 * BLOCK_BYTES)
+    assert planned(its).num_blocks == 50
+
+
+def test_a_given_number_of_blocks_goes_before_all(tmp_path):
+    its = composed(tmp_path, num_kv_blocks=40, kv_cache_memory_bytes=50 * BLOCK_BYTES)
+    assert planned(its, available=0).num_blocks == 40
+
+
+def test_no_more_is_planned_than_the_requests_can_use(tmp_path):
+    its = composed(tmp_path, max_num_seqs=3, max_model_len=100)
+    assert planned(its).num_blocks == 3 * 7 + 1
+
+
+def test_requests_become_shorter_where_the_cache_is_small(tmp_path):
+    plan = planned(composed(tmp_path, num_kv_blocks=5))
+    assert plan.max_model_len == 4 * 16 + 1
+
+
+def test_a_length_that_was_asked_for_and_does_not_fit_names_what_would(tmp_path):
+    its = composed(tmp_path, num_kv_blocks=5, max_model_len=100)
+    # 99 computed tokens are 7 blocks, and the null block.
+    with pytest.raises(
+        CapacityError, match=r"at most 65, .* 98,304 bytes .* or 8 blocks"
+    ) as caught:
+        planned(its)
+    assert "smaller steps" not in str(caught.value)
+    assert planned(composed(tmp_path, num_kv_blocks=8, max_model_len=100)).max_model_len == 100
+
+
+def test_smaller_steps_are_named_where_they_would_help(site, tmp_path):
+    site.install("acme_model", MODEL.replace("LAYERS", ""))
+    options = {"num_kv_blocks": 45, "max_model_len": 512}
+    # 511 tokens are 32 blocks; with steps of 16 the window holds 1 + ceil(46 / 16) = 4 more.
+    with pytest.raises(CapacityError, match=r"or compute in smaller steps"):
+        planned(composed(tmp_path, "AcmeForCausalLM", **options))
+    small = composed(tmp_path, "AcmeForCausalLM", max_num_batched_tokens=16, **options)
+    assert planned(small).max_model_len == 512
+
+
+def test_without_prefix_caching_no_snapshot_is_planned(site, tmp_path):
+    state = 'KVLayer("s", "recurrent_state", 1, 1, (("state_shapes", ((8, 4),)),))'
+    site.install("acme_model", MODEL.replace("LAYERS", state))
+    site.install("acme", BACKEND.replace("OPTIONS", SERVES_ALL))
+
+    def state_blocks(enable):
+        options = {"enable_prefix_caching": enable, "attention_backend": "acme"}
+        its = composed(tmp_path, "AcmeForCausalLM", **options)
+        spec = layer_specs(its.settings, its.composition, its.plugins.registries)[-1]
+        return spec.blocks_needed(500)
+
+    assert state_blocks(True) == 32
+    assert state_blocks(False) == 1
+
+
+SERVES_ALL = (
+    "sliding_window=True, padded_pages=True, layouts=frozenset({'kv', 'state'}), priority=9"
+)
+LARGE_STATE = 'KVLayer("s", "recurrent_state", 1, 1, (("state_shapes", ((64, 32),)),))'
+
+
+def test_a_backend_that_cannot_use_padded_pages_is_refused(site, tmp_path):
+    site.install("acme_model", MODEL.replace("LAYERS", ""))
+    site.install("acme", BACKEND.replace("OPTIONS", "sliding_window=True"))
+    its = composed(tmp_path, "AcmeForCausalLM", attention_backend="acme")
+    with pytest.raises(RefusedError, match="'acme' does not support such padded pages"):
+        planned(its)
+
+
+def test_a_backend_that_cannot_use_the_common_blocks_is_refused(site, tmp_path):
+    site.install("acme_model", MODEL.replace("LAYERS", LARGE_STATE))
+    sizes = "block_sizes=frozenset({16}), "
+    site.install("acme", BACKEND.replace("OPTIONS", sizes + SERVES_ALL))
+    its = composed(tmp_path, "AcmeForCausalLM", attention_backend="acme")
+    # The state has 64 * 32 * 4 = 8,192 bytes, a page of 16 tokens 2 * 16 * 2 * 16 * 4 = 4,096.
+    with pytest.raises(RefusedError, match=r"blocks of 32 tokens, and .* 'acme' serves 16"):
+        planned(its)

@@ -1,0 +1,68 @@
+"""The server says how it does while it has something to do, and is silent otherwise."""
+
+import asyncio
+import logging
+
+from quire.frontend.throughput import Done
+from quire.messages import EngineStats
+from quire.sampling_params import SamplingParams
+from quire.server.stats_log import StatsLine, log_stats
+
+STATS = EngineStats(
+    num_running=3,
+    num_waiting=2,
+    num_blocks=200,
+    num_used_blocks=50,
+    num_preemptions=4,
+    prefix_hit_rate=0.754,
+)
+
+
+def test_a_line_has_the_rates_since_the_last_one():
+    line = StatsLine(100.0)
+    assert line.next(STATS, Done(5, 1000, 50), 110.0) == (
+        "computed: 100.0 tokens/s, generated: 5.0 tokens/s, running: 3 reqs, waiting: 2 reqs, "
+        "KV cache usage: 25.0%, prefix cache hit rate: 75.4%, preemptions: 4"
+    )
+    second = line.next(STATS, Done(9, 1100, 150), 115.0)
+    assert second.startswith("computed: 20.0 tokens/s, generated: 20.0 tokens/s")
+    assert second.endswith("preemptions: 0")
+
+
+def test_nothing_is_said_of_nothing():
+    line = StatsLine(0.0)
+    idle = EngineStats(num_blocks=200)
+    assert line.next(idle, Done(), 10.0) is None
+    assert line.next(idle, Done(1, 8, 1), 20.0) is not None  # work that has ended by now
+    assert line.next(idle, Done(1, 8, 1), 30.0) is None
+
+
+def test_work_that_does_not_get_on_is_told():
+    line = StatsLine(0.0)
+    assert "generated: 0.0 tokens/s, running: 3 reqs" in line.next(STATS, Done(), 10.0)
+
+
+def test_a_model_without_a_cache_uses_none_of_it():
+    assert "usage: 0.0%" in StatsLine(0.0).next(EngineStats(num_running=1), Done(), 1.0)
+
+
+def test_a_busy_server_writes_lines_and_an_idle_one_none(served, caplog):
+    async def generate():
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        await served.frontend.generate_whole("one two", params)
+
+    async def main(work):
+        lines = asyncio.create_task(log_stats(served.frontend, 0.02))
+        await work()
+        await asyncio.sleep(0.1)
+        lines.cancel()
+        await asyncio.gather(lines, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO, "quire.server.stats_log"):
+        asyncio.run(main(generate))
+        said = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        asyncio.run(main(lambda: asyncio.sleep(0)))
+    assert said
+    assert all("generated: " in line for line in said)
+    assert len(caplog.records) <= 1  # the new log's first look, at what was done before it

@@ -1,0 +1,121 @@
+"""Whatever the engine does to be quick, the same request gets the same answer.
+
+Tokens are equal and log probabilities within 1e-4, with the pool at a quarter, a half and all of
+what is needed, with prefix caching and without, in chunks, one step ahead, in a process of its own,
+behind a KV store, and in mixtures of these. `test_truth` holds the answers against transformers.
+"""
+
+import random
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.testing.checkpoints import write_checkpoint
+
+MAX_TOKENS = 40
+BLOCK_SIZE = 8
+NEEDED = 12 * 14  # blocks: twelve requests of up to 8 x 14 tokens
+PLAIN = {"enable_prefix_caching": False}
+WAYS = {
+    "quarter": {"num_kv_blocks": NEEDED // 4 + 1},
+    "half": {"num_kv_blocks": NEEDED // 2 + 1},
+    "whole": {"num_kv_blocks": NEEDED + 1},
+    "quarter-uncached": {"num_kv_blocks": NEEDED // 4 + 1} | PLAIN,
+    "half-uncached": {"num_kv_blocks": NEEDED // 2 + 1} | PLAIN,
+    "chunks-of-7": {"max_num_batched_tokens": 7},
+    "chunks-of-33-shared": {"max_num_batched_tokens": 33, "max_num_partial_prefills": 4},
+    "no-chunks": {"enable_chunked_prefill": False, "max_num_batched_tokens": 80},
+    "ahead": {"async_scheduling": True},
+    "ahead-quarter": {"async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1},
+    "ahead-chunks": {"async_scheduling": True, "max_num_batched_tokens": 19},
+    "few-at-once": {"max_num_seqs": 3},
+    "priority": {"scheduling_policy": "priority", "num_kv_blocks": NEEDED // 4 + 1},
+    "process": {"engine_process": True},
+    "process-ahead-quarter": {
+        "engine_process": True, "async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1,
+    },
+    "store-quarter": {"kv_store": "host_memory", "num_kv_blocks": NEEDED // 4 + 1},
+    "store-ahead-quarter": {
+        "kv_store": "host_memory", "async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    return write_checkpoint(folder, "Qwen3ForCausalLM", seed=11, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint):
+    """Twelve prompts of which most begin alike, one of whole blocks among them."""
+    draw = random.Random(3)
+    vocab_size = checkpoint.config["vocab_size"]
+
+    def some(count):
+        return [draw.randrange(3, vocab_size) for _ in range(count)]
+
+    system, turn = some(24), some(13)
+    beginnings = [system, system, system, system + turn, system + turn, [], []]
+    lengths = [16, 1, 30, 9, 22, 3, 48]
+    first = [start + some(count) for start, count in zip(beginnings, lengths, strict=True)]
+    return [*first, first[0], first[2], first[3] + some(11), some(64), system]
+
+
+def params():
+    """Half of them greedy, half drawn; two end at a token that they are likely to meet."""
+    return [
+        SamplingParams(
+            max_tokens=MAX_TOKENS,
+            temperature=0.0 if index % 2 else 0.9,
+            top_p=1.0 if index % 3 else 0.95,
+            seed=index,
+            logprobs=3,
+            ignore_eos=True,
+            stop_token_ids=() if index % 5 else tuple(range(0, 320, 9)),
+        )
+        for index in range(12)
+    ]
+
+
+def answers(checkpoint, prompts, **options):
+    """Ask everything twice, so that the second round may find what the first has left."""
+    options = {"block_size": BLOCK_SIZE, "max_model_len": 120} | options
+    with LLM(str(checkpoint.folder), dtype="float32", **options) as llm:
+        rounds = [llm.generate(prompts, params()) for _ in range(2)]
+        stats = llm.stats()
+    return [[result.outputs[0] for result in one] for one in rounds], stats
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint, prompts):
+    (first, second), _ = answers(checkpoint, prompts, **PLAIN)
+    assert [a.token_ids for a in first] == [a.token_ids for a in second]
+    assert any(a.finish_reason == "stop" for a in first)
+    assert len({token for a in first for token in a.token_ids}) > 100
+    return first
+
+
+def assert_alike(one, other):
+    assert one.token_ids == other.token_ids
+    assert one.finish_reason == other.finish_reason
+    for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        assert list(mine) == list(theirs)
+        for token_id, found in mine.items():
+            assert abs(found.logprob - theirs[token_id].logprob) < 1e-4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_does_not_depend_on_the_way(checkpoint, prompts, expected, way):
+    rounds, stats = answers(checkpoint, prompts, **WAYS[way])
+    for one_round in rounds:
+        for one, other in zip(one_round, expected, strict=True):
+            assert_alike(one, other)
+    assert stats.num_used_blocks == 0
+    if "quarter" in way:
+        assert stats.num_preemptions > 0
+    if WAYS[way].get("enable_prefix_caching", True):
+        assert stats.num_prefix_hits > 0
+    if "store" in way:
+        assert stats.num_store_hits > 0

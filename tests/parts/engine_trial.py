@@ -1,0 +1,303 @@
+"""An engine under trial: everything that can happen to it, and what must hold after each event.
+
+The same trial is driven by Hypothesis, which finds the shortest way to a failure, and by a random
+generator, which goes a long way.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+from checking_executor import CheckingExecutor
+from counting_grammars import CountingGrammars
+from engine_invariants import check_all, check_as_new, check_budgets
+from fickle_store import FickleStore, FickleStoreWorker
+from kv_contents import KVContents
+from kv_memory import KVMemory
+from trial_scene import MIXES, POLICIES, Scene, make_spec, settings_of
+from trial_wishes import ADAPTERS, Wish, message_of
+
+from quire.engine.core import EngineCore
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_plan import fixed_plan
+from quire.engine.kv_transfers import KVTransfers
+from quire.engine.request import Request
+from quire.engine.scheduler import Scheduler
+from quire.errors import GrammarError
+from quire.messages import (
+    EngineOutput,
+    EngineRequest,
+    ResetPrefixCache,
+)
+
+MUCH_LATER_S = 10_000.0
+
+
+@dataclass
+class Answer:
+    """What a request must say, and has said."""
+
+    message: EngineRequest
+    expected: list[int]
+    reason: str
+    told: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    may_fail: set[str] = field(default_factory=set)
+
+
+class EngineTrial:
+    """One engine, the events, and the account that is kept beside it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        specs = [make_spec(kind, index, scene) for index, kind in enumerate(MIXES[scene.mix])]
+        plan = fixed_plan(specs, scene.num_blocks)
+        kv = KVCacheManager(
+            plan, enable_prefix_caching=scene.has_cache, max_step_tokens=scene.budget
+        )
+        self.contents = KVContents(kv.block_size)
+        memory = KVMemory(kv.specs, scene.num_blocks, self.contents)
+        self.store = FickleStore({}, plan) if scene.has_store and scene.has_cache else None
+        worker = FickleStoreWorker(self.store, memory) if self.store else None
+        transfers = KVTransfers(self.store, kv, scene.store_timeout_s, "fickle") if worker else None
+        policy = POLICIES[scene.policy]()
+        self.kv, self.memory, self.transfers = kv, memory, transfers
+        self.scheduler = Scheduler(settings_of(scene), kv, policy, 2, transfers)
+        self.executor = CheckingExecutor(memory, kv.pool, worker)
+        self.grammars = CountingGrammars()
+        self.core = EngineCore(
+            self.scheduler, self.executor, self.grammars, is_ahead=scene.is_ahead
+        )
+        self.answers: dict[str, Answer] = {}
+        self.versions: Counter[str] = Counter()
+        self.old_names: list[str] = []
+        self.num_added = 0
+        self.num_idle = 0
+        self.counts: Counter[str] = Counter()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def add(self, wish: Wish) -> None:
+        """Add a request, or several with one prompt."""
+        for child in range(wish.n):
+            self.num_added += 1
+            name = f"r{self.num_added}"
+            if wish.has_old_name and self.old_names:
+                name = self.old_names.pop()
+            self._add(name, wish, child)
+
+    def abort(self, index: int) -> None:
+        """End one of the requests."""
+        if names := sorted(self.answers):
+            name = names[index % len(names)]
+            self.core.abort([name, "unknown"])
+            del self.answers[name]
+            self.old_names.append(name)
+
+    def step(self) -> None:
+        """Let the engine step, and look at what it says and did."""
+        had_work, is_stuck = self.core.has_work(), self._waits_for_others()
+        self.executor.last_plan = None
+        outputs = self.core.step().outputs
+        for output in outputs:
+            self._take(output)
+        if self.executor.last_plan is not None:
+            check_budgets(self, self.executor.last_plan)
+        self.counts["steps"] += 1
+        has_moved = bool(outputs or self.executor.last_plan)
+        self.num_idle = 0 if has_moved or is_stuck or not had_work else self.num_idle + 1
+        assert self.num_idle < 4, f"work is waiting and nothing happens: {self.describe()}"
+
+    def step_much_later(self) -> None:
+        """Step when every deadline has passed."""
+        later_s = time.monotonic() + MUCH_LATER_S
+        with patch("time.monotonic", lambda: later_s):
+            for answer in self.answers.values():
+                if answer.message.timeout_s is not None:
+                    answer.may_fail.add("request_timeout")
+            self.step()
+
+    def reset(self) -> None:
+        """Reset the prefix cache."""
+        self.executor.epoch += 1
+        self.core.control(ResetPrefixCache())
+
+    def swap_adapter(self, index: int) -> None:
+        """Put another content under an adapter's name."""
+        self.versions[ADAPTERS[index] or ""] += 1
+
+    def fail_in_worker(self, index: int) -> None:
+        """Let the next share of a running request fail."""
+        if running := self.scheduler.running:
+            request = running[index % len(running)]
+            self.executor.failing_seed = request.message.seed
+            self.answers[request.request_id].may_fail.add("request_failed")
+
+    def draft(self, index: int, num_right: int, num_wrong: int) -> None:
+        """Guess the next tokens of a running request, some of them rightly."""
+        running = [r for r in self.scheduler.running if not r.has_grammar]
+        if not running or any(self.memory.is_state(g) for g in range(len(self.kv.specs))):
+            return
+        request = running[index % len(running)]
+        answer = self.answers[request.request_id]
+        right = answer.expected[len(answer.told) :][:num_right]
+        if self.scheduler.set_drafts(request.request_id, [*right, *[7] * num_wrong]):
+            self.counts["drafts"] += 1
+
+    def accept_at_most(self, count: int) -> None:
+        """Let the worker accept so many drafts, even where more are right."""
+        self.executor.max_accepted = count
+
+    def ready_grammars(self, has_failed: bool) -> None:
+        """Let the grammars that are being compiled be ready, or not."""
+        due, self.grammars.due = self.grammars.due, []
+        for name in due:
+            self._end_grammar(name, has_failed)
+
+    def fail_grammar(self, index: int) -> None:
+        """Let a grammar fail while its request runs."""
+        running = [r for r in self.scheduler.running if r.has_grammar]
+        if running:
+            self._end_grammar(running[index % len(running)].request_id, True)
+
+    def set_mood(self, mood: str, value: int) -> None:
+        """Change how the store behaves; `raising` and `is_dead` are for ever."""
+        if self.store is None:
+            return
+        moods = self.store.moods
+        if mood == "raising":
+            methods = ("lookup", "start_load", "start_save", "plan_step", "finish", "reset")
+            moods.raising.add(methods[value % len(methods)])
+        elif mood == "latency":
+            moods.latency = value % 4
+        elif mood == "is_pending":
+            moods.is_pending = bool(value % 2)
+        elif mood == "fails":
+            moods.fails = bool(value % 2)
+        else:
+            moods.is_dead = True
+
+    def drain(self) -> None:
+        """Step until nothing is left; then the engine must be as new."""
+        self.ready_grammars(False)
+        if self.store is not None:
+            self.store.moods.is_pending = False
+        most = 200 + 6 * sum(len(a.message.token_ids) + len(a.expected) + 2 for a in self.live)
+        for _ in range(most):
+            if not self.core.has_work():
+                break
+            self.step()
+            self.ready_grammars(False)
+            self.check()
+        assert not self.core.has_work(), f"work is left after {most} steps: {self.describe()}"
+        assert not self.answers, f"no answer for {sorted(self.answers)}"
+        check_as_new(self)
+
+    def check(self) -> None:
+        """See that every invariant holds."""
+        check_all(self)
+
+    @property
+    def live(self) -> Sequence[Answer]:
+        """The requests that are not over."""
+        return list(self.answers.values())
+
+    def describe(self) -> str:
+        """Say where every request stands."""
+        return ", ".join(
+            f"{r.request_id} {r.status.value} {r.num_computed_tokens}/{len(r.token_ids)}"
+            for r in self.scheduler.requests.values()
+        )
+
+    # -- the account -----------------------------------------------------------------------------
+
+    def _add(self, name: str, wish: Wish, child: int) -> None:
+        version = self.versions[ADAPTERS[wish.adapter] or ""]
+        message = message_of(wish, name, child, self.num_added, version)
+        answer = self._expect(message)
+        if wish.is_cursed:
+            answer.reason = "error"
+            answer.may_fail.add("request_failed")
+        self.answers[name] = answer
+        self.executor.salts[message.seed] = message.cache_salt
+        self.executor.limits[message.seed] = len(message.token_ids) + message.max_tokens - 1
+        if wish.has_form:
+            self.executor.bound.add(message.seed)
+        self.core.add(message)
+
+    def _expect(self, message: EngineRequest) -> Answer:
+        """Answer a request alone, without an engine."""
+        adapter = "" if message.adapter is None else message.adapter.content_hash
+        root = self.contents.root(adapter, message.cache_salt)
+        node = self.contents.path(root, message.token_ids)[-1]
+        expected: list[int] = []
+        while len(expected) < message.max_tokens:
+            is_short = len(expected) < message.params.min_tokens
+            forbidden = message.stop_token_ids if is_short else ()
+            token = self.contents.drawn(node, message.child, forbidden)
+            expected.append(token)
+            node = self.contents.child(node, token)
+            if token in message.stop_token_ids and not is_short:
+                return Answer(message, expected, "stop")
+        return Answer(message, expected, "length")
+
+    def _take(self, output: EngineOutput) -> None:
+        answer = self.answers[output.request_id]
+        if output.error is not None:
+            self._take_error(answer, output)
+            return
+        assert answer.reason != "error" or not output.token_ids
+        answer.told += output.token_ids
+        assert answer.told == answer.expected[: len(answer.told)], f"{output.request_id} is wrong"
+        self._take_logprobs(answer, output)
+        num_cached = output.num_cached_tokens
+        assert num_cached < len(answer.message.token_ids)
+        assert not (num_cached and answer.message.params.prompt_logprobs)
+        self.counts["hits"] += bool(num_cached)
+        if output.finish_reason is not None:
+            self._take_end(answer, output)
+
+    def _take_error(self, answer: Answer, output: EngineOutput) -> None:
+        code = output.error.code if output.error else ""
+        if code == "out_of_capacity":
+            request = Request(answer.message, len(self.kv.specs))
+            assert self.kv.blocks_to_finish(request) > self.kv.pool.num_usable
+        elif code == "overloaded":
+            assert self.scene.max_queued < 10_000
+        else:
+            assert code in answer.may_fail, f"{output.request_id}: {output.error}"
+        self.counts[code] += 1
+        del self.answers[output.request_id]
+
+    def _take_logprobs(self, answer: Answer, output: EngineOutput) -> None:
+        for entry in output.prompt_logprobs or []:
+            position = len(answer.logprobs) + 1
+            assert entry.token_ids == [answer.message.token_ids[position]]
+            answer.logprobs.append(entry.logprobs[0])
+
+    def _take_end(self, answer: Answer, output: EngineOutput) -> None:
+        message = answer.message
+        assert answer.told == answer.expected
+        assert output.finish_reason == answer.reason
+        last = answer.told[-1]
+        is_named = answer.reason == "stop" and last in message.params.stop_token_ids
+        assert output.stop_reason == (last if is_named else None)
+        if message.params.prompt_logprobs is not None:
+            assert len(answer.logprobs) == len(message.token_ids) - 1
+        if message.params.structured_outputs is not None:
+            assert self.grammars.accepted.get(message.request_id, []) == answer.told[:-1]
+        self.counts["ends"] += 1
+        del self.answers[output.request_id]
+
+    def _end_grammar(self, name: str, has_failed: bool) -> None:
+        error = GrammarError("it has no end") if has_failed else None
+        self.grammars.ready.append((name, error))
+        if has_failed and name in self.answers:
+            self.answers[name].may_fail.add("invalid_grammar")
+
+    def _waits_for_others(self) -> bool:
+        """Whether a grammar or the store is the reason why nothing happens."""
+        is_pending = self.store is not None and self.store.moods.is_pending
+        return bool(self.grammars.due) or is_pending

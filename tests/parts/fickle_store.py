@@ -1,0 +1,165 @@
+"""An outside KV store that keeps what it is given, and has moods: slow, failing, raising, dying."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from kv_memory import KVMemory
+
+from quire.interfaces.kv_cache import KVPlan
+from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.messages import StepPlan, TransferReport
+
+Content = tuple[list[tuple[int, list[int]]], list[int]]  # of each group: the cells, the epoch
+
+
+@dataclass
+class Moods:
+    """How the store behaves from now on.
+
+    Attributes:
+        raising: Methods of the scheduler's half that raise.
+        is_dead: The worker's half is switched off: what is open has failed, and all that comes.
+    """
+
+    is_pending: bool = False
+    latency: int = 0
+    fails: bool = False
+    is_dead: bool = False
+    raising: set[str] = field(default_factory=set)
+
+
+class FickleStore(KVStoreScheduler):
+    """The half beside the scheduler."""
+
+    def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
+        del options, plan
+        self.moods = Moods()
+        self.stored: dict[bytes, Content] = {}
+        self.num_skipped = 0
+        self.num_written = 0
+        self.open_saves: dict[int, list[bytes]] = {}
+        self.stale: set[int] = set()
+        self._loads: set[int] = set()
+        self._orders: list[tuple[int, bool, list[tuple[bytes, tuple[int, ...]]]]] = []
+
+    def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
+        self._may_raise("lookup")
+        if self.moods.is_pending:
+            return KVLookup(is_pending=True)
+        missing = (i for i, name in enumerate(block_hashes) if name not in self.stored)
+        return KVLookup(next(missing, len(block_hashes)))
+
+    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+        self._may_raise("start_load")
+        if not all(column.block_hash in self.stored for column in columns):
+            raise AssertionError("the engine loads what it was not offered")
+        self._loads.add(transfer_id)
+        self._order(transfer_id, True, columns)
+
+    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+        self._may_raise("start_save")
+        on_their_way = {name for names in self.open_saves.values() for name in names}
+        new = [c for c in columns if c.block_hash not in self.stored.keys() | on_their_way]
+        self.num_skipped += len(columns) - len(new)
+        self.num_written += len(new)
+        if new:
+            self.open_saves[transfer_id] = [column.block_hash for column in new]
+            self._order(transfer_id, False, new)
+        return len(new)
+
+    def plan_step(self) -> bytes:
+        self._may_raise("plan_step")
+        orders, self._orders = self._orders, []
+        return msgspec.msgpack.encode(orders) if orders else b""
+
+    def finish(self, transfer_id: int, *, has_failed: bool) -> None:
+        self._may_raise("finish")
+        self.open_saves.pop(transfer_id, None)
+        self._loads.discard(transfer_id)
+
+    def reset(self) -> None:
+        self._may_raise("reset")
+        self.stored.clear()
+        self.stale |= self.open_saves.keys()
+
+    def _order(self, transfer_id: int, is_load: bool, columns: Sequence[BlockColumn]) -> None:
+        self._orders.append((transfer_id, is_load, [(c.block_hash, c.block_ids) for c in columns]))
+
+    def _may_raise(self, method: str) -> None:
+        if method in self.moods.raising:
+            raise OSError(f"{method}: the store has gone")
+
+
+@dataclass
+class _Open:
+    is_load: bool
+    columns: list[tuple[bytes, tuple[int, ...]]]
+    contents: list[Content | None]
+    steps_left: int
+
+
+class FickleStoreWorker:
+    """The worker's half, with the host around it: every transfer ends.
+
+    Args:
+        store: The other half; what is stored is kept there.
+        memory: Under the blocks.
+    """
+
+    def __init__(self, store: FickleStore, memory: KVMemory) -> None:
+        self.store = store
+        self.memory = memory
+        self.open: dict[int, _Open] = {}
+
+    def begin_step(self, plan: StepPlan) -> None:
+        orders = msgspec.msgpack.decode(plan.kv_transfers or b"\x90")
+        started = {order[0] for order in orders}
+        if not started <= {*plan.kv_loads, *plan.kv_saves}:
+            raise AssertionError("the worker's half hears of a transfer that the engine has ended")
+        for transfer_id, is_load, columns in orders:
+            pairs = [(name, tuple(blocks)) for name, blocks in columns]
+            contents = [self.store.stored.get(name) for name, _ in pairs] if is_load else []
+            self.open[transfer_id] = _Open(is_load, pairs, contents, self.store.moods.latency)
+        for transfer_id in {*plan.kv_loads, *plan.kv_saves} - started:  # orders that were lost
+            self.open[transfer_id] = _Open(transfer_id in plan.kv_loads, [], [None], 0)
+
+    def report(self) -> TransferReport | None:
+        done, failed = [], []
+        for transfer_id, transfer in list(self.open.items()):
+            if transfer.steps_left and not self.store.moods.is_dead:
+                transfer.steps_left -= 1
+                continue
+            del self.open[transfer_id]
+            (done if self._move(transfer_id, transfer) else failed).append(transfer_id)
+        return TransferReport(done, failed) if done or failed else None
+
+    def _move(self, transfer_id: int, transfer: _Open) -> bool:
+        if transfer.is_load:
+            return self._load(transfer)
+        return self._save(transfer_id, transfer)
+
+    def _load(self, transfer: _Open) -> bool:
+        moods, contents = self.store.moods, transfer.contents
+        has_failed = moods.fails or moods.is_dead or None in contents
+        for (_, blocks), content in zip(transfer.columns, contents, strict=False):
+            if has_failed or content is None:
+                self.memory.spoil(blocks)
+                continue
+            for block, cells, epoch in zip(blocks, *content, strict=True):
+                if block:
+                    self.memory.cells[block] = (cells[0], list(cells[1]))
+                    self.memory.epochs[block] = epoch
+        return not has_failed
+
+    def _save(self, transfer_id: int, transfer: _Open) -> bool:
+        if self.store.moods.fails or self.store.moods.is_dead:
+            return False
+        for name, blocks in transfer.columns:
+            for group, block in enumerate(blocks):
+                if self.memory.name_of(block) != (group, name):
+                    raise AssertionError(f"block {block} changed while it was saved")
+            if transfer_id not in self.store.stale:
+                cells = [(g, list(c)) for g, c in (self.memory.cells[block] for block in blocks)]
+                self.store.stored[name] = (cells, [self.memory.epochs[b] for b in blocks])
+        return True

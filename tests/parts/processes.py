@@ -1,0 +1,51 @@
+"""Look at processes from outside, as /proc shows them."""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that only waits to be reaped does not."""
+    return _status(pid) is not None
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the living processes below one, with their command lines."""
+    children = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (status := _status(int(name))) is not None:
+            children[int(status[1])].append(int(name))
+    found, todo = {}, [pid]
+    while todo:
+        for child in children[todo.pop()]:
+            found[child] = _command(child)
+            todo.append(child)
+    return found
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
+    """Wait until something is so; returns the seconds that it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + timeout_s, "never"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def _status(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields if fields[0] != "Z" else None
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

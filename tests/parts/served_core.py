@@ -1,0 +1,58 @@
+"""An engine core behind a real channel, served from a thread instead of a process."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from quire.ipc import Channel
+from quire.launch.engine_link import EngineLink
+from quire.launch.engine_wire import Connected, FromEngine, ToEngine
+from quire.launch.remote_core import RemoteCore
+from quire.launch.served_engine import serve
+
+
+class ServingThread:
+    """What a `ChildProcess` is to the link: it can be waited for, and its end is seen.
+
+    Args:
+        core: Anything with the verbs of an `EngineCore`.
+        address: Where the parent listens.
+    """
+
+    pid = 0
+
+    def __init__(self, core: Any, address: str) -> None:
+        self.core = core
+        self.channel = Channel(ToEngine, address, is_listening=False)
+        self._death_fd = os.eventfd(0)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._death_fd
+
+    def end(self, timeout_s: float) -> str:
+        self._thread.join(timeout_s)
+        return "still runs" if self._thread.is_alive() else "ended with its thread"
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        os.close(self._death_fd)
+
+    def _run(self) -> None:
+        self.channel.send(Connected())
+        serve(self.core, self.channel)
+        self.channel.close(1.0)
+        os.eventfd_write(self._death_fd, 1)
+
+
+def serve_core(core: Any, folder: Path) -> tuple[RemoteCore, ServingThread]:
+    """Return the parent's half of a core that is served from a thread."""
+    address = f"ipc://{folder}/engine"
+    channel = Channel(FromEngine, address, is_listening=True)
+    thread = ServingThread(core, address)
+    link = EngineLink(channel, thread)
+    assert link.receive() == Connected()
+    return RemoteCore(link), thread

@@ -1,0 +1,78 @@
+"""The requests that engines are tried with: few tokens, adapters and salts, so that they meet."""
+
+import time
+from dataclasses import dataclass
+
+from checking_executor import CURSED
+from kv_contents import EOS, OTHER_STOP
+from trial_scene import TIMEOUT_S
+
+from quire.messages import AdapterRef, EngineRequest
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+FORM = StructuredOutputsParams(choice=("yes", "no"))
+ADAPTERS = (None, "one", "two", "three")
+SALTS = (None, "mine", "yours")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Requests to add."""
+
+    family: int = 0  # of prompts with a common beginning
+    length: int = 5  # of that beginning
+    tail: tuple[int, ...] = ()
+    max_tokens: int = 4
+    n: int = 1
+    adapter: int = 0
+    salt: int = 0
+    priority: int = 0
+    min_tokens: int = 0
+    has_other_stop: bool = False
+    has_prompt_logprobs: bool = False
+    has_timeout: bool = False
+    has_form: bool = False
+    is_cursed: bool = False
+    has_old_name: bool = False  # of a request that was aborted, and may still be in flight
+
+
+def prompt_of(wish: Wish) -> list[int]:
+    """Return the prompt of a wish; those of one family begin alike."""
+    prompt = [1 + (i * i + wish.family * (i // 3)) % 3 for i in range(wish.length)]
+    prompt += [*wish.tail, *([CURSED] if wish.is_cursed else [])]
+    return prompt or [1]
+
+
+def message_of(wish: Wish, name: str, child: int, seed: int, version: int) -> EngineRequest:
+    """Return the message of a wish.
+
+    Args:
+        wish: What is asked for.
+        name: The request's id.
+        child: Which of the n answers.
+        seed: Tells the request from all others, also from those of the same id.
+        version: Of the content under the adapter's name.
+    """
+    adapter = ADAPTERS[wish.adapter]
+    stops = (OTHER_STOP,) if wish.has_other_stop else ()
+    reference = f"{adapter}-{version}"
+    return EngineRequest(
+        request_id=name,
+        token_ids=prompt_of(wish),
+        params=SamplingParams(
+            max_tokens=wish.max_tokens,
+            min_tokens=min(wish.min_tokens, wish.max_tokens),
+            stop_token_ids=stops,
+            prompt_logprobs=1 if wish.has_prompt_logprobs else None,
+            structured_outputs=FORM if wish.has_form else None,
+        ),
+        max_tokens=wish.max_tokens,
+        seed=seed,
+        child=child,
+        stop_token_ids=(EOS, *stops),
+        adapter=AdapterRef(adapter, adapter, reference) if adapter else None,
+        priority=wish.priority,
+        cache_salt=SALTS[wish.salt],
+        arrival_s=time.monotonic(),
+        timeout_s=TIMEOUT_S if wish.has_timeout else None,
+    )

@@ -1,0 +1,112 @@
+"""Which columns are stored where: bounded, least recently used first, and never while they move."""
+
+from quire_kv_stores.column_index import ColumnIndex
+
+
+def stored(index, *names):
+    """Write columns into an index, each by itself."""
+    columns = []
+    for name in names:
+        columns.append(index.claim(name))
+        index.end_writing(columns[-1:])
+    return columns
+
+
+def count(index):
+    return index.num_free, index.num_at_rest, index.num_moving
+
+
+def test_a_column_is_found_when_it_is_written():
+    index = ColumnIndex(2)
+    column = index.claim(b"a")
+    assert index.find(b"a") is None
+    assert b"a" in index
+    index.end_writing([column])
+    assert index.find(b"a") is column
+    assert count(index) == (1, 1, 0)
+
+
+def test_slots_are_given_out_once():
+    index = ColumnIndex(3)
+    assert sorted(column.slot for column in stored(index, b"a", b"b", b"c")) == [0, 1, 2]
+
+
+def test_the_least_recently_used_column_makes_room():
+    index = ColumnIndex(3)
+    stored(index, b"a", b"b", b"c")
+    index.touch([b"a"])
+    stored(index, b"d")
+    assert [name in index for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    assert index.num_evicted == 1
+
+
+def test_the_end_of_a_prompt_goes_before_its_beginning():
+    index = ColumnIndex(3)
+    index.end_writing([index.claim(name) for name in (b"1", b"2", b"3")])
+    stored(index, b"x")
+    assert [name in index for name in (b"1", b"2", b"3")] == [True, True, False]
+    index.touch([b"1", b"2"])
+    stored(index, b"y", b"z")
+    assert [name in index for name in (b"1", b"2")] == [True, False]
+
+
+def test_what_is_read_from_is_not_evicted():
+    index = ColumnIndex(2)
+    a, _ = stored(index, b"a", b"b")
+    index.begin_reading([a])
+    index.begin_reading([a])
+    stored(index, b"c")
+    index.end_reading([a])
+    assert index.claim(b"d") is not None
+    assert index.claim(b"e") is None, "one is read and one is written"
+    assert index.find(b"a") is a
+    index.end_reading([a])
+    assert index.claim(b"e") is not None
+
+
+def test_a_slot_returns_when_the_last_reader_of_a_forgotten_column_is_gone():
+    index = ColumnIndex(1)
+    (a,) = stored(index, b"a")
+    index.begin_reading([a])
+    index.begin_reading([a])
+    index.forget([a])
+    assert index.find(b"a") is None
+    index.end_reading([a])
+    assert index.claim(b"b") is None
+    index.end_reading([a])
+    assert count(index) == (1, 0, 0)
+
+
+def test_a_column_may_be_written_anew_while_a_forgotten_one_still_moves():
+    index = ColumnIndex(2)
+    old = index.claim(b"a")
+    index.forget_all()
+    new = index.claim(b"a")
+    assert new.slot != old.slot
+    index.end_writing([old])
+    assert index.find(b"a") is None
+    index.end_writing([new])
+    assert index.find(b"a") is new
+    assert count(index) == (1, 1, 0)
+
+
+def test_a_slot_that_could_not_be_written_is_never_used_again():
+    index = ColumnIndex(2)
+    index.retire([index.claim(b"a")])
+    assert index.num_slots == 1
+    stored(index, b"b", b"c")
+    assert index.find(b"c").slot == 1
+    assert b"b" not in index
+    forgotten = index.claim(b"d")
+    index.forget_all()
+    index.retire([forgotten])
+    assert index.num_slots == 0
+    assert count(index) == (0, 0, 0)
+    assert index.claim(b"e") is None
+
+
+def test_memory_that_was_used_is_used_again_before_more_is_taken():
+    index = ColumnIndex(100)
+    (a,) = stored(index, b"a")
+    index.forget([a])
+    assert index.claim(b"b").slot == a.slot

@@ -1,0 +1,148 @@
+"""The scheduler's half: it says what it skipped, counts bytes, and trusts nobody's transfer ids."""
+
+import logging
+
+import pytest
+
+from quire.testing.kv_store_scene import StoreScene, chain, one_group_plan
+from quire_kv_stores.host_memory import HostMemoryScheduler
+from quire_kv_stores.host_memory_worker import HostMemory
+
+COLUMN = 256  # bytes, in this plan
+
+
+@pytest.fixture
+def scene():
+    return make_scene()
+
+
+def make_scene(num_columns=16, **options):
+    given = {"max_bytes": str(num_columns * COLUMN), **options}
+    return StoreScene(HostMemoryScheduler, HostMemory, given, one_group_plan())
+
+
+def saves(caplog):
+    return [r.message for r in caplog.records if ": save " in r.message]
+
+
+def test_of_thirty_two_tokens_with_twenty_four_known_eight_are_written(scene, caplog):
+    prompt = chain("prompt", 8)  # 4 tokens a block
+    scene.save(prompt[:6])
+    before = scene.worker.saved_bytes
+    with caplog.at_level(logging.INFO):
+        assert scene.save(prompt) == 2
+    assert saves(caplog) == ["host_memory: save 2: 32 tokens, 24 stored already, 8 written"]
+    assert scene.worker.saved_bytes - before == 2 * COLUMN
+    assert scene.scheduler.counts.saved_bytes == 8 * COLUMN
+    assert scene.scheduler.counts.num_known == 6
+
+
+def test_a_save_of_what_is_known_moves_nothing_and_says_so(scene, caplog):
+    prompt = chain("prompt", 3)
+    scene.save(prompt)
+    with caplog.at_level(logging.INFO):
+        assert scene.start_save(prompt) == 0
+    assert saves(caplog) == ["host_memory: save 2: 12 tokens, 12 stored already, 0 written"]
+    assert scene.scheduler.plan_step() == b""
+
+
+def test_the_blocks_of_an_answer_are_logged_only_in_detail(scene, caplog):
+    with caplog.at_level(logging.INFO):
+        scene.save(chain("prompt", 1))
+    assert saves(caplog) == []
+    with caplog.at_level(logging.DEBUG):
+        scene.save(chain("another", 1))
+    assert saves(caplog) == ["host_memory: save 2: 4 tokens, 0 stored already, 4 written"]
+
+
+def test_what_is_being_stored_is_not_stored_twice(scene):
+    prompt = chain("prompt", 3)
+    assert scene.start_save(prompt) == 3
+    assert scene.start_save(prompt) == 0
+    scene.settle()
+    assert scene.worker.saved_bytes == 3 * COLUMN
+
+
+def test_the_same_content_twice_in_one_offer_is_stored_once(scene):
+    (block_hash,) = chain("prompt", 1)
+    assert scene.save([block_hash, block_hash]) == 1
+    assert scene.load([block_hash])
+
+
+def test_what_has_no_room_is_counted_and_said(caplog):
+    scene = make_scene(num_columns=2)
+    with caplog.at_level(logging.DEBUG):
+        assert scene.start_save(chain("first", 3)) == 2
+        assert scene.start_save(chain("second", 2)) == 0
+        scene.settle()
+    assert saves(caplog) == [
+        "host_memory: save 2: 8 tokens, 0 stored already, 0 written, 8 without room",
+        "host_memory: save 1: 12 tokens, 0 stored already, 8 written, 4 without room",
+    ]
+    assert scene.scheduler.counts.num_without_room == 3
+
+
+def test_what_is_not_whole_is_said(scene, caplog):
+    with caplog.at_level(logging.DEBUG):
+        scene.start_save(chain("prompt", 2), null_group=0)
+    assert saves(caplog) == [
+        "host_memory: save 1: 8 tokens, 0 stored already, 0 written, 8 not whole"
+    ]
+
+
+def test_loaded_bytes_are_counted_in_both_halves(scene):
+    prompt = chain("prompt", 4)
+    scene.save(prompt)
+    scene.load(prompt[:3])
+    assert scene.worker.loaded_bytes == scene.scheduler.counts.loaded_bytes == 3 * COLUMN
+
+
+def test_a_load_of_what_was_evicted_since_fails(caplog):
+    scene = make_scene(num_columns=2)
+    prompt = chain("prompt", 2)
+    scene.save(prompt)
+    scene.start_save(chain("other", 1))
+    assert not scene.load(prompt)
+    assert scene.lookup(prompt) == 1
+
+
+def test_a_lookup_keeps_what_it_found_for_longer():
+    scene = make_scene(num_columns=2)
+    old, new = chain("old", 1), chain("new", 1)
+    scene.save(old)
+    scene.save(new)
+    assert scene.lookup(old) == 1
+    scene.save(chain("third", 1))
+    assert (scene.lookup(old), scene.lookup(new)) == (1, 0)
+
+
+def test_a_failed_load_spares_those_that_read_the_same_columns(scene):
+    prompt = chain("prompt", 3)
+    scene.save(prompt)
+    failing, other = scene.start_load(prompt), scene.start_load(prompt)
+    scene.end(failing, has_failed=True)
+    assert scene.scheduler.index.num_moving == 3, "the other load still reads those slots"
+    scene.end(other, has_failed=True)
+    assert scene.scheduler.index.num_moving == 0
+    assert scene.scheduler.index.num_free == 16
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_an_end_that_nobody_waits_for_is_an_error(scene, has_failed):
+    with pytest.raises(ValueError, match="transfer 7 is not open"):
+        scene.scheduler.finish(7, has_failed=has_failed)
+
+
+def test_an_id_cannot_be_used_twice_at_a_time(scene):
+    prompt = chain("prompt", 2)
+    scene.start_save(prompt)
+    (transfer,) = scene.open.values()
+    with pytest.raises(ValueError, match="transfer 1 is open already"):
+        scene.scheduler.start_save(1, transfer.columns)
+    with pytest.raises(ValueError, match="transfer 1 is open already"):
+        scene.scheduler.start_load(1, transfer.columns)
+
+
+def test_an_empty_load_is_an_error(scene):
+    with pytest.raises(ValueError, match="load 5 has no columns"):
+        scene.scheduler.start_load(5, [])
