@@ -79,7 +79,7 @@ class CacheSettings:
     block_size: int | None = option(None, "Tokens per KV block; None: the backend decides.")
     num_kv_blocks: int | None = option(None, "KV blocks in the pool; None: from the memory.")
     kv_cache_memory_bytes: int | None = option(
-        None, "Bytes for the KV cache; None: what max_num_seqs requests can use, within the memory."
+        None, "Bytes for the KV cache; None: what is free, on a CPU no more than max_num_seqs need."
     )
     enable_prefix_caching: bool = option(
         True, "Keep the KV of finished requests while there is room, and reuse equal beginnings."

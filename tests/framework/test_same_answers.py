@@ -40,6 +40,11 @@ WAYS = {
     },
 }  # fmt: skip
 
+BIT_BY_BIT = (
+    "quarter", "half-uncached", "whole", "chunks-of-7", "ahead-quarter", "ahead-chunks",
+    "process-ahead-quarter", "store-ahead-quarter",
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
@@ -97,13 +102,19 @@ def expected(checkpoint, prompts):
     return first
 
 
-def assert_alike(one, other):
+@pytest.fixture(scope="module")
+def expected_bits(checkpoint, prompts):
+    (first, _), _ = answers(checkpoint, prompts, batch_invariant=True, max_num_seqs=1, **PLAIN)
+    return first
+
+
+def assert_alike(one, other, tolerance):
     assert one.token_ids == other.token_ids
     assert one.finish_reason == other.finish_reason
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
         assert list(mine) == list(theirs)
         for token_id, found in mine.items():
-            assert abs(found.logprob - theirs[token_id].logprob) < 1e-4
+            assert abs(found.logprob - theirs[token_id].logprob) <= tolerance
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -111,7 +122,7 @@ def test_an_answer_does_not_depend_on_the_way(checkpoint, prompts, expected, way
     rounds, stats = answers(checkpoint, prompts, **WAYS[way])
     for one_round in rounds:
         for one, other in zip(one_round, expected, strict=True):
-            assert_alike(one, other)
+            assert_alike(one, other, 1e-4)
     assert stats.num_used_blocks == 0
     if "quarter" in way:
         assert stats.num_preemptions > 0
@@ -119,3 +130,13 @@ def test_an_answer_does_not_depend_on_the_way(checkpoint, prompts, expected, way
         assert stats.num_prefix_hits > 0
     if "store" in way:
         assert stats.num_store_hits > 0
+
+
+@pytest.mark.parametrize("way", BIT_BY_BIT)
+def test_in_batch_invariant_mode_not_a_bit_depends_on_the_way(
+    checkpoint, prompts, expected_bits, way
+):
+    rounds, _ = answers(checkpoint, prompts, batch_invariant=True, **WAYS[way])
+    for one_round in rounds:
+        for one, other in zip(one_round, expected_bits, strict=True):
+            assert_alike(one, other, 0.0)

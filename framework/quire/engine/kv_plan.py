@@ -33,7 +33,7 @@ def plan_kv_cache(
     specs: Sequence[KVCacheSpec],
     available_bytes: int,
     max_useful_tokens: int,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_step_tokens: int | None = None,
 ) -> KVPlan:
     """Plan the cache of a model that lies on one device, or on several that share each layer.
@@ -43,7 +43,7 @@ def plan_kv_cache(
         available_bytes: Memory for the cache on one device.
         max_useful_tokens: The longest request.
         max_num_seqs: Requests that run at the same time; more blocks than they can use are not
-            allocated.
+            allocated. None: all that is available, for prefixes that nobody uses at the moment.
         max_step_tokens: Tokens of one request in a step, at most; None: all of them.
 
     Raises:
@@ -56,7 +56,7 @@ def plan_kv_cache(
 def plan_stages(
     stages: Sequence[StageMemory],
     max_useful_tokens: int,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_step_tokens: int | None = None,
 ) -> list[KVPlan]:
     """Plan the cache of a model whose layers lie on several pipeline stages, in order.
@@ -69,8 +69,10 @@ def plan_stages(
         return [KVPlan(NULL_BLOCKS, ()) for _ in stages]
     parts = [_part(whole, stage) for stage in stages]
     step = max_useful_tokens if max_step_tokens is None else max_step_tokens
-    useful = max_num_seqs * _blocks_held(whole, max_useful_tokens, step)
-    num_blocks = min(useful + NULL_BLOCKS, *_affordable(whole, parts, stages))
+    limits = [*_affordable(whole, parts, stages)]
+    if max_num_seqs is not None:
+        limits.append(max_num_seqs * _blocks_held(whole, max_useful_tokens, step) + NULL_BLOCKS)
+    num_blocks = min(limits)
     return [_plan(part, num_blocks) for part in parts]
 
 

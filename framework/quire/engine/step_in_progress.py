@@ -64,7 +64,8 @@ class StepInProgress:
         self.decodes[:] = [share for share in self.decodes if share.slot != slot]
         request.num_computed_tokens -= num_decodes - len(self.decodes)
         self._num_chunk_tokens -= self.chunks.pop(request, 0)
-        self.drafts.pop(request, None)
+        if self.drafts.pop(request, None) is not None:
+            request.num_drafts_in_flight = 0  # they were to leave with this step
         self.new_blocks = [added for added in self.new_blocks if added.slot != slot]
 
     def finish(self, plan_id: int, transfers: StepTransfers) -> tuple[StepPlan, list[Chunk]]:

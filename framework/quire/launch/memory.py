@@ -81,9 +81,18 @@ def _plan_blocks(
         specs,
         settings.cache.kv_cache_memory_bytes or available_bytes,
         composition.max_model_len,
-        settings.scheduler.max_num_seqs,
+        None if _takes_all(settings, composition) else settings.scheduler.max_num_seqs,
         settings.scheduler.max_num_batched_tokens,
     )
+
+
+def _takes_all(settings: Settings, composition: Composition) -> bool:
+    """Whether the cache takes more than running requests can use, to keep prefixes in it.
+
+    The memory of a host belongs to others too: there it takes more only where it is told to.
+    """
+    is_told = settings.cache.kv_cache_memory_bytes is not None
+    return settings.cache.enable_prefix_caching and (is_told or composition.device != "cpu")
 
 
 def _check_backend(composition: Composition, plan: KVPlan) -> None:

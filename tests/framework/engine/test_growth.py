@@ -4,6 +4,7 @@ Two counts, since one alone can be fooled: Python instructions (a loop in C is o
 that are held at the same time (a copy of a list is many). Both are exact, on any machine.
 """
 
+import gc
 import sys
 import tracemalloc
 from dataclasses import dataclass
@@ -47,11 +48,13 @@ def instructions(work):
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what others do when garbage is collected is not to be counted
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

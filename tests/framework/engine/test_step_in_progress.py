@@ -60,6 +60,15 @@ def test_drafts_sample_at_every_position_and_are_settled_with_their_result():
     assert (request.num_computed_tokens, chunks) == (12, [])
 
 
+def test_drafts_that_are_taken_out_again_are_not_in_flight():
+    step, request = StepInProgress(20), with_slot("a", 2)
+    step.add(request, 3)
+    step.drafts[request] = [5, 6]
+    request.num_drafts_in_flight = 2
+    step.undo(request)
+    assert (request.num_drafts_in_flight, step.num_tokens) == (0, 0)
+
+
 def test_a_share_without_a_slot_is_refused():
     step = StepInProgress(20)
     step.add(make_request("a"), 1)

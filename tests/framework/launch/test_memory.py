@@ -76,6 +76,13 @@ def test_no_more_is_planned_than_the_requests_can_use(tmp_path):
     assert planned(its).num_blocks == 3 * 7 + 1
 
 
+def test_a_given_size_is_used_whole_where_prefixes_are_kept_in_it(tmp_path):
+    size = {"kv_cache_memory_bytes": 50 * BLOCK_BYTES, "max_num_seqs": 3, "max_model_len": 100}
+    assert planned(composed(tmp_path / "a", **size)).num_blocks == 50
+    without = composed(tmp_path / "b", enable_prefix_caching=False, **size)
+    assert planned(without).num_blocks == 3 * 7 + 1
+
+
 def test_requests_become_shorter_where_the_cache_is_small(tmp_path):
     plan = planned(composed(tmp_path, num_kv_blocks=5))
     assert plan.max_model_len == 4 * 16 + 1
