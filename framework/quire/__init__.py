@@ -10,8 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.async_engine import AsyncEngine
     from quire.hookspecs import hookimpl
-    from quire.llm import LLM, AsyncEngine
+    from quire.llm import LLM
     from quire.outputs import LoRARequest, RequestOutput
     from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -30,7 +31,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "quire.llm",
-    "AsyncEngine": "quire.llm",
+    "AsyncEngine": "quire.async_engine",
     "LoRARequest": "quire.outputs",
     "RequestOutput": "quire.outputs",
     "SamplingParams": "quire.sampling_params",

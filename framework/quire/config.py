@@ -9,11 +9,12 @@ means that the model or the machine decides; `compose` does, and says what it ch
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from quire.byte_size import parse_byte_size
 from quire.errors import SettingsError
 
 T = TypeVar("T")
@@ -33,7 +34,15 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def option(default: T, help_text: str, *, flag: str | None = None, is_repeated: bool = False) -> T:
+def option(
+    default: T,
+    help_text: str,
+    *,
+    flag: str | None = None,
+    is_repeated: bool = False,
+    is_bytes: bool = False,
+    is_pairs: bool = False,
+) -> T:
     """Declare a field together with its help text.
 
     Args:
@@ -41,8 +50,16 @@ def option(default: T, help_text: str, *, flag: str | None = None, is_repeated: 
         help_text: One sentence for the command line and the docs.
         flag: A short flag, if it has one.
         is_repeated: A list whose flag takes one value and is given several times.
+        is_bytes: A number of bytes, that may be written with a unit.
+        is_pairs: A list of KEY=VALUE, that may be written as a mapping.
     """
-    metadata = {"help": help_text, "flag": flag, "is_repeated": is_repeated}
+    metadata = {
+        "help": help_text,
+        "flag": flag,
+        "is_repeated": is_repeated,
+        "is_bytes": is_bytes,
+        "is_pairs": is_pairs,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -68,7 +85,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
-        _check_at_least("max_model_len", self.max_model_len, 1)
+        _check_at_least("max_model_len", self.max_model_len, 2)  # a prompt and an answer
         _check_at_least("threads", self.threads, 1)
 
 
@@ -79,17 +96,20 @@ class CacheSettings:
     block_size: int | None = option(None, "Tokens per KV block; None: the backend decides.")
     num_kv_blocks: int | None = option(None, "KV blocks in the pool; None: from the memory.")
     kv_cache_memory_bytes: int | None = option(
-        None, "Bytes for the KV cache; None: what is free, on a CPU no more than max_num_seqs need."
+        None,
+        "Bytes for the KV cache, such as 4GiB; None: what is free, on a CPU no more than "
+        "max_num_seqs requests and a few kept prefixes need.",
+        is_bytes=True,
     )
     enable_prefix_caching: bool = option(
         True, "Keep the KV of finished requests while there is room, and reuse equal beginnings."
     )
     kv_store: str = option("none", "Name of an outside KV store, for KV that leaves the pool.")
     kv_store_options: tuple[str, ...] = option(
-        (), "Repeatable: KEY=VALUE, an option of the KV store.", is_repeated=True
+        (), "Repeatable: KEY=VALUE, an option of the KV store.", is_repeated=True, is_pairs=True
     )
     kv_store_timeout_s: float = option(
-        10.0, "Seconds that a KV store may take to load; after that the tokens are computed."
+        10.0, "Seconds that a KV store may take; then tokens are computed, and a dead store is off."
     )
 
     def __post_init__(self) -> None:
@@ -98,6 +118,16 @@ class CacheSettings:
             raise SettingsError(
                 f"kv_store {self.kv_store!r} needs enable_prefix_caching: a store is asked by the "
                 "names of cached blocks"
+            )
+        if self.kv_store_options and self.kv_store == "none":
+            raise SettingsError(
+                f"kv_store_options {', '.join(self.kv_store_options)} are for a KV store, and none "
+                "is chosen; name one with kv_store"
+            )
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise SettingsError(
+                f"num_kv_blocks {self.num_kv_blocks} and kv_cache_memory_bytes "
+                f"{self.kv_cache_memory_bytes} both say how large the KV cache is; give one of them"
             )
         if self.kv_store_timeout_s <= 0:
             raise SettingsError(
@@ -143,6 +173,11 @@ class SchedulerSettings:
     request_timeout_s: float | None = option(
         None, "Seconds from its arrival after which an unfinished request fails; None: no limit."
     )
+
+    @property
+    def max_running(self) -> int:
+        """Requests that can run at the same time: each is owed a token of every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
         _check_at_least("max_num_partial_prefills", self.max_num_partial_prefills, 1)
@@ -235,7 +270,7 @@ class ServerSettings:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.")
     api_key: str | None = option(None, "Ask for this key on every route but /livez and /readyz.")
-    max_body_bytes: int = option(8 * 2**20, "Largest request body.")
+    max_body_bytes: int = option(8 * 2**20, "Largest request body.", is_bytes=True)
     shutdown_timeout_s: float = option(30.0, "Seconds that running requests get to finish.")
 
     def __post_init__(self) -> None:
@@ -267,7 +302,7 @@ class Settings:
         Raises:
             SettingsError: An option does not exist or has a value that cannot work.
         """
-        homes = {o.name: group for group, kind in GROUPS.items() for o in fields(kind)}
+        homes = {o.name: (group, o) for group, kind in GROUPS.items() for o in fields(kind)}
         hints = {n: hint for kind in GROUPS.values() for n, hint in get_type_hints(kind).items()}
         chosen: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         for name, value in options.items():
@@ -275,7 +310,8 @@ class Settings:
                 near = get_close_matches(name, homes, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
-            chosen[homes[name]][name] = _fit(name, value, hints[name])
+            group, declared = homes[name]
+            chosen[group][name] = _fit(name, _plain(declared, value), hints[name])
         return cls(**{group: kind(**chosen[group]) for group, kind in GROUPS.items()})
 
 
@@ -301,6 +337,27 @@ def parse_truth(value: object, origin: str) -> bool:
     if truth is None:
         raise SettingsError(f"{origin} must be true or false, got {value!r}")
     return truth
+
+
+def join_pairs(name: str, value: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return a mapping as the KEY=VALUE texts that it stands for.
+
+    Raises:
+        SettingsError: A value is neither text nor a number.
+    """
+    for key, item in value.items():
+        if not isinstance(key, str) or not isinstance(item, str | int | float):
+            raise SettingsError(f"{name} has values of text or numbers, got {key!r}: {item!r}")
+    return tuple(f"{key}={item}" for key, item in value.items())
+
+
+def _plain(declared: Field[Any], value: Any) -> Any:
+    """Return a value without the forms that only some options may be written in."""
+    if declared.metadata["is_bytes"] and isinstance(value, str):
+        return parse_byte_size(value, declared.name)
+    if declared.metadata["is_pairs"] and isinstance(value, Mapping):
+        return join_pairs(declared.name, value)
+    return value
 
 
 def _fit(name: str, value: Any, hint: Any) -> Any:

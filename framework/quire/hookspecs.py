@@ -20,7 +20,7 @@ from quire.interfaces.model import Model, ModelCapabilities
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
 from quire.interfaces.sampling import SamplerCapabilities, SamplerStep
-from quire.interfaces.scheduling import SchedulingPolicy
+from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
 from quire.interfaces.structured_output import GrammarCapabilities, StructuredOutputBackend
 from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 from quire.registry import Kind, Registrar
@@ -75,7 +75,12 @@ KINDS = (
         interface=ReasoningParser,
     ),
     Kind("lora_sources", "LoRA source", interface=LoRASource),
-    Kind("scheduling_policies", "scheduling policy", interface=SchedulingPolicy),
+    Kind(
+        "scheduling_policies",
+        "scheduling policy",
+        capabilities=SchedulingPolicyCapabilities,
+        interface=SchedulingPolicy,
+    ),
     Kind("kv_stores", "KV store", capabilities=KVStoreCapabilities, interface=KVStoreScheduler),
     Kind("executors", "executor", capabilities=ExecutorCapabilities, interface=Executor),
 )

@@ -4,6 +4,8 @@ ZeroMQ does not say when the other side dies: whoever waits on a `Channel` lets 
 descriptor that does.
 """
 
+import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -61,6 +63,12 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
+        self._owner_pid = os.getpid()
+        # When the last one who knows it forgets it; at the exit a thread may still use it.
+        self._finalizer = weakref.finalize(
+            self, _hang_up, self._socket, self._context, self._owner_pid, 0
+        )
+        self._finalizer.atexit = False
         self._socket.set_hwm(0)  # the requests in flight bound what can be queued
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -121,5 +129,14 @@ class Channel:
         Args:
             linger_s: How long to wait for the other end to read what was sent.
         """
-        self._socket.close(int(linger_s * 1000))
-        self._context.term()
+        if self._finalizer.detach() is not None:
+            _hang_up(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
+
+
+def _hang_up(
+    socket: zmq.Socket[bytes], context: zmq.Context[Any], owner_pid: int, linger_ms: int
+) -> None:
+    """Give everything back; in a fork of the one that opened it, nothing of it can be used."""
+    if os.getpid() == owner_pid:
+        socket.close(linger_ms)
+        context.term()

@@ -1,33 +1,27 @@
-"""`LLM` and `AsyncEngine`: the engine for Python programs, offline and in an event loop."""
+"""`LLM`: the engine for Python programs that have lists of prompts and wait for the answers."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from quire.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError
-from quire.frontend.answer import AnswerParser
+from quire.frontend.answer import split_answer
 from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend
 from quire.frontend.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats, ResetPrefixCache
-from quire.outputs import (
-    CompletionOutput,
-    Delta,
-    LoRARequest,
-    Prompt,
-    RequestOutput,
-    ToolCall,
-)
+from quire.outputs import LoRARequest, Messages, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
 Adapter = str | LoRARequest | None
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
     """An engine for lists of prompts; in this process, unless `engine_process=True`.
+
+    Any thread may call it; calls of several threads take turns, each with the engine to itself.
 
     Args:
         model: A folder, a hub id, or a checkpoint that a plugin ships.
@@ -86,7 +80,7 @@ class LLM:
 
         Raises:
             RequestError: A prompt or its parameters are wrong, or a request failed.
-            EngineDeadError: The engine was closed.
+            EngineDeadError: The engine was closed, perhaps while this ran, or has died.
         """
         several = _as_list(prompts)
         return self._run(
@@ -119,7 +113,7 @@ class LLM:
 
         Raises:
             RequestError: A conversation or its parameters are wrong, or a request failed.
-            EngineDeadError: The engine was closed.
+            EngineDeadError: The engine was closed, perhaps while this ran, or has died.
         """
         conversations = _as_conversations(messages)
         engine = self._running
@@ -154,24 +148,24 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return a few numbers about the engine, as they are now."""
-        return self._running.core.stats()
+        return self._batch.stats()
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, so that every later prompt is computed.
-
-        Returns:
-            Whether all are forgotten: False if running requests still use some.
 
         Raises:
             EngineDeadError: The engine was closed or has died.
         """
-        return bool(self._running.core.control(ResetPrefixCache()))
+        self._batch.control(ResetPrefixCache())
 
     def close(self) -> None:
-        """Stop the engine and give its memory back. May be called twice."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.core.shutdown()
+        """Stop the engine and give its memory back. May be called twice, from any thread.
+
+        It waits for a step, not for a call: one that runs in another thread, or waits for its
+        turn, ends with an EngineDeadError.
+        """
+        self._engine = None
+        self._batch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -215,116 +209,6 @@ class LLM:
             timeout_s=timeout_s,
             use_progress=use_tqdm,
         )
-
-
-class AsyncEngine:
-    """An engine for an event loop; its steps run in a thread of their own.
-
-    Args:
-        model: A folder, a hub id, or a checkpoint that a plugin ships.
-        options: Every option of `quire serve`, with underscores.
-
-    Raises:
-        QuireError: The engine cannot be started.
-    """
-
-    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._own(start_engine(Settings.from_options({"model": model} | options)))
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Build one from a whole tree of settings; raises as the constructor does."""
-        engine = cls.__new__(cls)
-        engine._own(start_engine(settings))
-        return engine
-
-    def _own(self, engine: Engine) -> None:
-        self.composition = engine.composition
-        self.frontend = engine.async_frontend()
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        lora_request: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[Delta]:
-        """Continue a prompt, piece by piece; leaving the loop early aborts the request.
-
-        Args:
-            prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids`.
-            sampling_params: How to generate.
-            lora_request: Name of a LoRA adapter.
-            priority: Smaller goes first, with the scheduling policy `priority`.
-            timeout_s: Seconds that it may take; then it fails with a `RequestTimeoutError`.
-
-        Raises:
-            RequestError: The request is wrong or failed.
-            EngineDeadError: The engine stopped.
-        """
-        params = sampling_params or SamplingParams()
-        deltas = self.frontend.generate(
-            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
-        )
-        async for delta in deltas:
-            yield delta
-
-    async def chat(
-        self,
-        messages: Messages,
-        sampling_params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        lora_request: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> RequestOutput:
-        """Answer a conversation; thinking and tool calls are split from the text.
-
-        Raises:
-            RequestError: The request is wrong or failed.
-            EngineDeadError: The engine stopped.
-        """
-        text = self.frontend.render_chat(messages, tools)
-        params = sampling_params or SamplingParams()
-        prompt = {"prompt": text, "add_special_tokens": False}
-        result = await self.frontend.generate_whole(
-            prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
-        )
-        for output in result.outputs:
-            parser = self.frontend.make_answer_parser(text, with_tools=bool(tools))
-            split_answer(output, parser)
-        return result
-
-    @property
-    def stats(self) -> EngineStats:
-        """A few numbers about the engine, after its last step."""
-        return self.frontend.stats
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False if running requests still use some.
-
-        Raises:
-            EngineDeadError: The engine stopped.
-        """
-        return bool(await self.frontend.control(ResetPrefixCache()))
-
-    async def shutdown(self, timeout_s: float = 0.0) -> None:
-        """Let running requests finish for so long, then end them and stop the engine."""
-        await self.frontend.shutdown(timeout_s)
-
-
-def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
-    """Move thinking and tool calls of a whole answer out of its text, in place."""
-    parsed = parser.read_whole(output.text)
-    output.text = parsed.text
-    output.reasoning = parsed.reasoning
-    output.tool_calls = [
-        ToolCall(f"call_{index}", name, arguments)
-        for index, (name, arguments) in enumerate(parsed.calls)
-    ]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

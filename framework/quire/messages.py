@@ -28,6 +28,14 @@ class AdapterRef(msgspec.Struct, frozen=True):
     content_hash: str = ""  # part of the prefix-cache key; set by us, never by a client
 
 
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """An image, video or audio clip behind placeholder tokens of a prompt."""
+
+    position: int
+    length: int
+    content_hash: str  # of its bytes; set by us, never by a client
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the engine to generate after a prompt."""
 
@@ -41,6 +49,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()  # the model's end-of-text ids and the caller's
     thinking_end_token_id: int | None = None  # the form that is asked for begins behind this token
     adapter: AdapterRef | None = None
+    media: tuple[MediaSpan, ...] = ()
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = 0.0  # time.monotonic() of the frontend
@@ -154,6 +163,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_loads: list[int] = []  # the transfers that begin with it, by their ids
     kv_saves: list[int] = []
     has_transfers: bool = False  # some have not ended: the store is asked, if only for that
+    stop_kv_store: bool = False  # for ever: it is to let go of every block, and what is open fails
     is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
 
 
@@ -214,7 +224,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget all cached prefixes. The answer is a bool: False if running requests use some."""
+    """Forget all cached prefixes; running requests go on, unseen by later ones. No answer."""
 
 
 Control = LoadAdapter | ResetPrefixCache

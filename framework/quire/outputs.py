@@ -1,5 +1,6 @@
 """What a caller of `LLM` and `AsyncEngine` sees. The names are those that users of vLLM know."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] = []
 
 
-PromptLogprobs = list[dict[int, Logprob] | None]
+PromptLogprobs = list[Mapping[int, Logprob] | None]
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
@@ -62,7 +63,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     Attributes:
         prompt_logprobs: For each token of the prompt, the candidates by token id, the prompt's own
-            token first; None for the first token, which nothing predicts. None if not asked for.
+            token first, each a dict; None for the first token, which nothing predicts. None if not
+            asked for.
         num_cached_tokens: Prompt tokens that the first answer found in the prefix cache; the
             others share its prompt.
     """
@@ -81,8 +83,9 @@ class Delta(msgspec.Struct, kw_only=True):
     """What one step added to one answer. Texts joined are the answer, character by character.
 
     Attributes:
-        prompt_logprobs: Of the prompt tokens that came next, as in `RequestOutput`; only the first
-            of n answers brings them. A long prompt's come in several deltas without any text.
+        prompt_logprobs: Of the prompt tokens that came next, as in `RequestOutput`, but as compact
+            mappings and no dicts; only the first of n answers brings them. A long prompt's come in
+            several deltas without any text.
     """
 
     index: int
@@ -96,3 +99,4 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 Prompt = str | list[int] | dict[str, Any]  # a dict has "prompt" or "prompt_token_ids"
+Messages = Sequence[Mapping[str, Any]]  # a conversation in OpenAI's shape

@@ -52,7 +52,7 @@ def test_an_unknown_option_is_told_with_the_nearest():
     [
         ("dtype", "float64", "dtype must be one of auto, float32, bfloat16, float16"),
         ("load_format", "pickle", "load_format must be one of auto, safetensors, dummy"),
-        ("max_model_len", 0, "max_model_len must be at least 1, got 0"),
+        ("max_model_len", 1, "max_model_len must be at least 2, got 1"),
         ("threads", -1, "threads must be at least 1"),
         ("block_size", 0, "block_size must be a power of two, got 0"),
         ("block_size", 24, "block_size must be a power of two, got 24"),
@@ -110,5 +110,40 @@ def test_none_leaves_an_optional_option_to_the_machine():
 
 
 def test_a_group_checks_itself_however_it_is_built():
-    with pytest.raises(SettingsError, match="max_model_len must be at least 1"):
+    with pytest.raises(SettingsError, match="max_model_len must be at least 2"):
         ModelSettings(max_model_len=-5)
+
+
+def test_bytes_may_be_written_with_a_unit():
+    assert Settings.from_options(
+        {"kv_cache_memory_bytes": "4GiB", "max_body_bytes": "10 MB"}
+    ) == Settings.from_options({"kv_cache_memory_bytes": 4 * 2**30, "max_body_bytes": 10**7})
+    assert "kv_cache_memory_bytes must be a number of bytes" in refusal(kv_cache_memory_bytes="4gb")
+    assert "must be at least 1" in refusal(kv_cache_memory_bytes="0")
+    assert "a whole number, got '8'" in refusal(max_num_seqs="8")
+
+
+def test_options_of_a_kv_store_may_be_a_mapping():
+    given = {"kv_store": "host_memory", "kv_store_options": {"max_bytes": "1GiB", "step_bytes": 1}}
+    assert Settings.from_options(given).cache.store_options == {
+        "max_bytes": "1GiB",
+        "step_bytes": "1",
+    }
+    message = refusal(kv_store="host_memory", kv_store_options={"max_bytes": None})
+    assert "kv_store_options has values of text or numbers, got 'max_bytes': None" in message
+    assert "a list of strings" in refusal(samplers={"default": "1"})
+
+
+def test_options_for_a_store_that_is_not_chosen_are_refused():
+    assert "name one with kv_store" in refusal(kv_store_options=["max_bytes=1GiB"])
+
+
+def test_two_sizes_of_the_cache_are_refused():
+    message = refusal(num_kv_blocks=40, kv_cache_memory_bytes=10**6)
+    assert "num_kv_blocks 40 and kv_cache_memory_bytes 1000000 both say" in message
+
+
+def test_no_more_requests_run_than_a_step_has_tokens():
+    settings = Settings.from_options({"max_num_seqs": 8, "max_num_batched_tokens": 5})
+    assert settings.scheduler.max_running == 5
+    assert Settings.from_options({"max_num_seqs": 8}).scheduler.max_running == 8

@@ -138,7 +138,7 @@ def test_a_prefix_that_was_forgotten_is_computed_again(llm):
     hits = []
     for is_fresh in (True, False, True):
         if is_fresh:
-            assert llm.reset_prefix_cache() is True
+            llm.reset_prefix_cache()
         before = llm.stats().num_prefix_hits
         llm.generate(prompt, GREEDY)
         hits.append(llm.stats().num_prefix_hits - before)
@@ -154,7 +154,7 @@ def test_async_engine_streams_what_llm_returns(folder, llm, engine_process):
             streams = [stream(engine, text) for text in ("hello", "world")]
             chat = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
             answers = await asyncio.gather(*streams, chat)
-            assert await engine.reset_prefix_cache() is True
+            await engine.reset_prefix_cache()
             assert engine.stats.num_running == 0
             return answers
         finally:

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncEngine, SamplingParams
 from quire.errors import InvalidRequestError, RequestTimeoutError
-from quire.llm import AsyncEngine
 from quire.testing.checkpoints import write_checkpoint
 
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -63,6 +62,18 @@ def test_priorities_of_a_batch_are_one_for_each_prompt_or_one_for_all(folder, ll
         assert caught.value.param == "priority"
 
 
+def test_a_list_of_another_length_is_told_by_its_public_name(llm):
+    for name, value in (
+        ("sampling_params", [SHORT]),
+        ("lora_request", [None]),
+        ("timeout_s", [1.0]),
+        ("priority", [0]),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"{name} has 1 entries") as caught:
+            llm.generate(["a", "b"], **{name: value})
+        assert caught.value.param == name
+
+
 def test_a_priority_that_nobody_reads_is_refused(llm):
     with pytest.raises(InvalidRequestError, match="--scheduling-policy priority"):
         llm.generate(["a", "b"], SHORT, priority=[0, 1])
@@ -81,7 +92,7 @@ def test_what_takes_too_long_ends_with_numbers_and_leaves_nothing(llm):
 def test_the_engines_own_limit_cannot_be_raised(folder):
     with LLM(folder, request_timeout_s=0.02) as limited:
         for timeout_s in (None, 1000):
-            with pytest.raises(RequestTimeoutError):
+            with pytest.raises(RequestTimeoutError, match=r"request_timeout_s is 0\.02 s"):
                 limited.generate("a", LONG, timeout_s=timeout_s)
 
 

@@ -92,7 +92,7 @@ def check_budgets(trial: EngineTrial, plan: StepPlan) -> None:
     assert len(plan.requests) <= scene.max_seqs
     adapters = {rows[share.slot].given.adapter for share in plan.requests} - {None}
     assert len(adapters) <= 2
-    if scene.is_chunked:
+    if scene.is_chunked and scene.policy == 0:  # a better rank does not wait for its turn
         chunks = [s for s in plan.requests if not s.num_samples]
         assert len(chunks) <= scene.max_partial, "too many prompts are in pieces"
 
@@ -107,6 +107,6 @@ def check_as_new(trial: EngineTrial) -> None:
     assert scheduler.is_settled
     assert not scheduler._sharing._leaders, "a promise is left"
     assert len(scheduler.waiting) == len(scheduler.running) == len(scheduler.requests) == 0
-    assert not scheduler._admission.asking
+    assert not scheduler._store.is_waiting
     assert sorted(trial.grammars.released) == sorted(trial.grammars.submitted)
     assert trial.core._num_grammars == 0

@@ -208,7 +208,9 @@ def make_message(
         max_tokens=max_tokens,
         seed=0,
         stop_token_ids=(EOS, *params.get("stop_token_ids", ())),
-        adapter=AdapterRef(adapter, f"adapters/{adapter}") if adapter else None,
+        adapter=AdapterRef(adapter, f"adapters/{adapter}", f"content of {adapter}")
+        if adapter
+        else None,
     )
 
 

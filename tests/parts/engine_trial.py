@@ -13,7 +13,7 @@ from unittest.mock import patch
 from checking_executor import CheckingExecutor
 from counting_grammars import CountingGrammars
 from engine_invariants import check_all, check_as_new, check_budgets
-from fickle_store import FickleStore, FickleStoreWorker
+from fickle_store import NEVER, FickleStore, FickleStoreWorker
 from kv_contents import KVContents
 from kv_memory import KVMemory
 from trial_scene import MIXES, POLICIES, Scene, make_spec, settings_of
@@ -33,6 +33,8 @@ from quire.messages import (
 )
 
 MUCH_LATER_S = 10_000.0
+PATIENCE = 4  # steps in which nothing need happen; more only where a store is waited for
+real_now_s = time.monotonic
 
 
 @dataclass
@@ -62,6 +64,8 @@ class EngineTrial:
         self.store = FickleStore({}, plan) if scene.has_store and scene.has_cache else None
         worker = FickleStoreWorker(self.store, memory) if self.store else None
         transfers = KVTransfers(self.store, kv, scene.store_timeout_s, "fickle") if worker else None
+        if transfers is not None and scene.num_blocks in (12, 20):  # else hardly a load would fit
+            transfers._open.most_blocks = kv.pool.num_usable
         policy = POLICIES[scene.policy]()
         self.kv, self.memory, self.transfers = kv, memory, transfers
         self.scheduler = Scheduler(settings_of(scene), kv, policy, 2, transfers)
@@ -75,6 +79,7 @@ class EngineTrial:
         self.old_names: list[str] = []
         self.num_added = 0
         self.num_idle = 0
+        self.passed_s = 0.0  # on the trial's clock and on no other
         self.counts: Counter[str] = Counter()
 
     # -- events ----------------------------------------------------------------------------------
@@ -98,26 +103,34 @@ class EngineTrial:
 
     def step(self) -> None:
         """Let the engine step, and look at what it says and did."""
-        had_work, is_stuck = self.core.has_work(), self._waits_for_others()
+        had_work, is_stuck = self.core.has_work(), bool(self.grammars.due)
         self.executor.last_plan = None
-        outputs = self.core.step().outputs
+        with patch("time.monotonic", self.now_s):
+            outputs = self.core.step().outputs
         for output in outputs:
             self._take(output)
-        if self.executor.last_plan is not None:
-            check_budgets(self, self.executor.last_plan)
+        plan = self.executor.last_plan
+        if plan is not None:
+            check_budgets(self, plan)
         self.counts["steps"] += 1
-        has_moved = bool(outputs or self.executor.last_plan)
-        self.num_idle = 0 if has_moved or is_stuck or not had_work else self.num_idle + 1
-        assert self.num_idle < 4, f"work is waiting and nothing happens: {self.describe()}"
+        has_moved = bool(outputs or (plan is not None and plan.requests))
+        self._watch(has_moved or is_stuck or not had_work)
 
     def step_much_later(self) -> None:
         """Step when every deadline has passed."""
-        later_s = time.monotonic() + MUCH_LATER_S
-        with patch("time.monotonic", lambda: later_s):
-            for answer in self.answers.values():
-                if answer.message.timeout_s is not None:
-                    answer.may_fail.add("request_timeout")
-            self.step()
+        self.pass_time(MUCH_LATER_S)
+        self.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let nothing happen for so long."""
+        self.passed_s += seconds
+        for answer in self.answers.values():
+            if answer.message.timeout_s is not None:
+                answer.may_fail.add("request_timeout")
+
+    def now_s(self) -> float:
+        """Return what the clock of this trial says."""
+        return real_now_s() + self.passed_s
 
     def reset(self) -> None:
         """Reset the prefix cache."""
@@ -171,7 +184,7 @@ class EngineTrial:
             methods = ("lookup", "start_load", "start_save", "plan_step", "finish", "reset")
             moods.raising.add(methods[value % len(methods)])
         elif mood == "latency":
-            moods.latency = value % 4
+            moods.latency = (0, 1, 2, 3, NEVER)[value % 5]
         elif mood == "is_pending":
             moods.is_pending = bool(value % 2)
         elif mood == "fails":
@@ -182,8 +195,6 @@ class EngineTrial:
     def drain(self) -> None:
         """Step until nothing is left; then the engine must be as new."""
         self.ready_grammars(False)
-        if self.store is not None:
-            self.store.moods.is_pending = False
         most = 200 + 6 * sum(len(a.message.token_ids) + len(a.expected) + 2 for a in self.live)
         for _ in range(most):
             if not self.core.has_work():
@@ -198,6 +209,9 @@ class EngineTrial:
     def check(self) -> None:
         """See that every invariant holds."""
         check_all(self)
+        if self.transfers is not None:
+            held = [block for t in self.transfers._open.values() for block in t.block_ids]
+            assert len(held) <= self.transfers._open.most_blocks, "transfers hold too much"
 
     @property
     def live(self) -> Sequence[Answer]:
@@ -215,7 +229,7 @@ class EngineTrial:
 
     def _add(self, name: str, wish: Wish, child: int) -> None:
         version = self.versions[ADAPTERS[wish.adapter] or ""]
-        message = message_of(wish, name, child, self.num_added, version)
+        message = message_of(wish, name, child, self.num_added, version, self.now_s())
         answer = self._expect(message)
         if wish.is_cursed:
             answer.reason = "error"
@@ -297,7 +311,12 @@ class EngineTrial:
         if has_failed and name in self.answers:
             self.answers[name].may_fail.add("invalid_grammar")
 
-    def _waits_for_others(self) -> bool:
-        """Whether a grammar or the store is the reason why nothing happens."""
-        is_pending = self.store is not None and self.store.moods.is_pending
-        return bool(self.grammars.due) or is_pending
+    def _watch(self, has_moved: bool) -> None:
+        """See that something happens soon; what a store could delay, only until its time is up."""
+        self.num_idle = 0 if has_moved else self.num_idle + 1
+        most = PATIENCE
+        if self.transfers is not None:
+            most *= 5
+            if self.num_idle > 2 * PATIENCE:  # a store that answers at all has done so
+                self.pass_time(self.scene.store_timeout_s)
+        assert self.num_idle < most, f"work is waiting and nothing happens: {self.describe()}"

@@ -1,4 +1,4 @@
-"""An outside KV store that keeps what it is given, and has moods: slow, failing, raising, dying."""
+"""An outside KV store that keeps what it is given, and has moods: slow, hung, failing, raising."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,15 @@ from quire.messages import StepPlan, TransferReport
 Content = tuple[list[tuple[int, list[int]]], list[int]]  # of each group: the cells, the epoch
 
 
+NEVER = 10**9  # a latency: what begins with it does not end
+
+
 @dataclass
 class Moods:
     """How the store behaves from now on.
 
     Attributes:
+        latency: Steps that a transfer takes which begins now.
         raising: Methods of the scheduler's half that raise.
         is_dead: The worker's half is switched off: what is open has failed, and all that comes.
     """
@@ -111,6 +115,7 @@ class FickleStoreWorker:
         self.store = store
         self.memory = memory
         self.open: dict[int, _Open] = {}
+        self.is_stopped = False
 
     def begin_step(self, plan: StepPlan) -> None:
         orders = msgspec.msgpack.decode(plan.kv_transfers or b"\x90")
@@ -121,18 +126,23 @@ class FickleStoreWorker:
             pairs = [(name, tuple(blocks)) for name, blocks in columns]
             contents = [self.store.stored.get(name) for name, _ in pairs] if is_load else []
             self.open[transfer_id] = _Open(is_load, pairs, contents, self.store.moods.latency)
+        self.is_stopped |= plan.stop_kv_store
         for transfer_id in {*plan.kv_loads, *plan.kv_saves} - started:  # orders that were lost
             self.open[transfer_id] = _Open(transfer_id in plan.kv_loads, [], [None], 0)
 
     def report(self) -> TransferReport | None:
         done, failed = [], []
         for transfer_id, transfer in list(self.open.items()):
-            if transfer.steps_left and not self.store.moods.is_dead:
+            if transfer.steps_left and not self._is_over:
                 transfer.steps_left -= 1
                 continue
             del self.open[transfer_id]
             (done if self._move(transfer_id, transfer) else failed).append(transfer_id)
         return TransferReport(done, failed) if done or failed else None
+
+    @property
+    def _is_over(self) -> bool:
+        return self.is_stopped or self.store.moods.is_dead
 
     def _move(self, transfer_id: int, transfer: _Open) -> bool:
         if transfer.is_load:
@@ -141,7 +151,7 @@ class FickleStoreWorker:
 
     def _load(self, transfer: _Open) -> bool:
         moods, contents = self.store.moods, transfer.contents
-        has_failed = moods.fails or moods.is_dead or None in contents
+        has_failed = moods.fails or self._is_over or None in contents
         for (_, blocks), content in zip(transfer.columns, contents, strict=False):
             if has_failed or content is None:
                 self.memory.spoil(blocks)
@@ -153,7 +163,7 @@ class FickleStoreWorker:
         return not has_failed
 
     def _save(self, transfer_id: int, transfer: _Open) -> bool:
-        if self.store.moods.fails or self.store.moods.is_dead:
+        if self.store.moods.fails or self._is_over:
             return False
         for name, blocks in transfer.columns:
             for group, block in enumerate(blocks):

@@ -5,6 +5,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from quire.watchdog import NAME
+
 
 def is_running(pid: int) -> bool:
     """Whether a process lives; one that only waits to be reaped does not."""
@@ -25,6 +27,12 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
+def workers_of(pid: int) -> list[int]:
+    """Return the children of a process, without its watchdog."""
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return [child for child in map(int, children.read().split()) if _name(child) != NAME]
+
+
 def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
     """Wait until something is so; returns the seconds that it took."""
     started = time.monotonic()
@@ -41,6 +49,14 @@ def _status(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return fields if fields[0] != "Z" else None
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _command(pid: int) -> str:

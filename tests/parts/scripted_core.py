@@ -62,13 +62,13 @@ class ScriptedCore:
         tokens_per_step: Tokens that a request gets at most in a step.
         step_s: How long a step takes.
         max_num_seqs: Requests that run at the same time, at most.
-        max_queued: Requests that wait, at most.
+        max_queued: Requests beyond those that can run, at most.
         max_request_tokens: Tokens of prompt and answer that fit the cache.
 
     Attributes:
         prompt_chunk: Prompt tokens in a step, for requests that ask for prompt_logprobs.
         num_cached_tokens: Prompt tokens that every request finds in the cache.
-        can_reset: Whether the prefix cache can be forgotten now.
+        control_error: What every control raises.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class ScriptedCore:
         self.is_dead = False  # a test may say so
         self.prompt_chunk = 1000
         self.num_cached_tokens = 0
-        self.can_reset = True
         self.controls: list[Control] = []
+        self.control_error: Exception | None = None
         self.is_shut_down = False
         self._outbox: list[EngineOutput] = []
 
@@ -133,14 +133,19 @@ class ScriptedCore:
 
     def control(self, command: Control) -> object:
         self.controls.append(command)
+        if self.control_error is not None:
+            raise self.control_error
         if isinstance(command, LoadAdapter):
             raise AdapterError(f"there are no files of {command.adapter.name!r}")
-        return self.can_reset
+        return None
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_waiting=len(self.waiting))
 
     def wake(self) -> None: ...
+
+    def kill(self) -> bool:
+        return False
 
     def check_health(self) -> None:
         if self.is_dead:
@@ -152,7 +157,7 @@ class ScriptedCore:
     def _refusal(self, request: EngineRequest) -> ErrorReport | None:
         if len(request.token_ids) + request.max_tokens > self.max_request_tokens:
             return ErrorReport(CapacityError.code, "prompt and answer can never fit the cache")
-        if len(self.waiting) >= self.max_queued:
+        if len(self.waiting) + len(self.running) >= self.max_num_seqs + self.max_queued:
             return ErrorReport(OverloadedError.code, "the queue is full")
         return None
 

@@ -36,6 +36,9 @@ class ServingThread:
         self._thread.join(timeout_s)
         return "still runs" if self._thread.is_alive() else "ended with its thread"
 
+    def kill(self) -> None:
+        """A thread cannot be killed."""
+
     def join(self) -> None:
         self._thread.join(10)
         assert not self._thread.is_alive()

@@ -1,6 +1,5 @@
 """The requests that engines are tried with: few tokens, adapters and salts, so that they meet."""
 
-import time
 from dataclasses import dataclass
 
 from checking_executor import CURSED
@@ -43,7 +42,9 @@ def prompt_of(wish: Wish) -> list[int]:
     return prompt or [1]
 
 
-def message_of(wish: Wish, name: str, child: int, seed: int, version: int) -> EngineRequest:
+def message_of(
+    wish: Wish, name: str, child: int, seed: int, version: int, now_s: float
+) -> EngineRequest:
     """Return the message of a wish.
 
     Args:
@@ -52,6 +53,7 @@ def message_of(wish: Wish, name: str, child: int, seed: int, version: int) -> En
         child: Which of the n answers.
         seed: Tells the request from all others, also from those of the same id.
         version: Of the content under the adapter's name.
+        now_s: When it arrives, on the monotonic clock.
     """
     adapter = ADAPTERS[wish.adapter]
     stops = (OTHER_STOP,) if wish.has_other_stop else ()
@@ -73,6 +75,6 @@ def message_of(wish: Wish, name: str, child: int, seed: int, version: int) -> En
         adapter=AdapterRef(adapter, adapter, reference) if adapter else None,
         priority=wish.priority,
         cache_salt=SALTS[wish.salt],
-        arrival_s=time.monotonic(),
+        arrival_s=now_s,
         timeout_s=TIMEOUT_S if wish.has_timeout else None,
     )

@@ -5,13 +5,13 @@ import asyncio
 import sys
 from typing import Any
 
+from quire.async_engine import AsyncEngine
 from quire.cli.generation import add_generation_flags, read_sampling_params
 from quire.cli.options import add_options, read_settings
 from quire.config import DEFAULT_MODEL
 from quire.errors import RequestError
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta
-from quire.llm import AsyncEngine
 from quire.sampling_params import SamplingParams
 
 GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")

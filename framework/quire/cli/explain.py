@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.cli.options import add_options, read_settings
 from quire.composition import Composition
-from quire.config import DEFAULT_MODEL
+from quire.config import DEFAULT_MODEL, SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
@@ -34,10 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     facts = describe(composed.composition)
     if arguments.json:
         parts = [choice.as_dict() for choice in composed.composition.choices]
-        memory_facts = describe_memory(memory, settings.scheduler.max_num_seqs)
+        memory_facts = describe_memory(memory, settings.scheduler)
         print(json.dumps(facts | {"memory": memory_facts, "parts": parts}, indent=2))
     else:
-        print("\n".join(_lines(composed.composition, memory, settings.scheduler.max_num_seqs)))
+        print("\n".join(_lines(composed.composition, memory, settings.scheduler)))
     return 1 if memory.problem else 0
 
 
@@ -57,7 +57,7 @@ def describe(composition: Composition) -> dict[str, Any]:
     }
 
 
-def describe_memory(memory: MemoryEstimate, max_num_seqs: int) -> dict[str, Any]:
+def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dict[str, Any]:
     """Return what the memory would be used for, as JSON data; all sizes are of one device."""
     plan = memory.plan
     return {
@@ -69,7 +69,8 @@ def describe_memory(memory: MemoryEstimate, max_num_seqs: int) -> dict[str, Any]
         "num_blocks": plan.num_blocks - 1 if plan else None,
         "block_size": plan.block_size if plan else None,
         "max_model_len": plan.max_model_len if plan else None,
-        "max_num_seqs": max_num_seqs,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_running": scheduler.max_running,
         "bytes_a_token": sum(group.bytes_a_token for group in memory.groups),
         "groups": [
             {
@@ -87,11 +88,13 @@ def describe_memory(memory: MemoryEstimate, max_num_seqs: int) -> dict[str, Any]
     }
 
 
-def _lines(composition: Composition, memory: MemoryEstimate, max_num_seqs: int) -> Iterator[str]:
+def _lines(
+    composition: Composition, memory: MemoryEstimate, scheduler: SchedulerSettings
+) -> Iterator[str]:
     for name, value in describe(composition).items():
         yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
-    yield from _memory_lines(memory, max_num_seqs)
+    yield from _memory_lines(memory, scheduler)
     yield ""
     for choice in composition.choices:
         yield f"{choice.role:<26} {choice.name}"
@@ -100,7 +103,7 @@ def _lines(composition: Composition, memory: MemoryEstimate, max_num_seqs: int) 
             yield f"{'':<26}   not {rejection.name}: {rejection.reason}"
 
 
-def _memory_lines(memory: MemoryEstimate, max_num_seqs: int) -> Iterator[str]:
+def _memory_lines(memory: MemoryEstimate, scheduler: SchedulerSettings) -> Iterator[str]:
     yield f"{'weights':<18} {_size(memory.weight_bytes)}"
     if memory.cache_limit is not None:
         yield f"{'cache, at most':<18} {_size(memory.cache_limit)}: {memory.limited_by}"
@@ -119,21 +122,31 @@ def _memory_lines(memory: MemoryEstimate, max_num_seqs: int) -> Iterator[str]:
         f"{'cache':<18} {_size(plan.num_bytes)}: {plan.num_blocks - 1:,} blocks of "
         f"{plan.block_size} tokens, for requests of {plan.max_model_len:,} tokens at most"
     )
-    yield f"{'':<18} {_cache_reason(memory, plan, max_num_seqs)}"
+    yield f"{'':<18} {_cache_reason(memory, plan, scheduler)}"
     yield ""
     yield from _group_lines(memory)
     yield ""
     for fit in memory.fits:
         yield f"{fit.num_requests:>6,} requests of {fit.num_tokens:,} tokens fit at the same time"
-    yield f"{max_num_seqs:>6,} run at the same time, at most (max_num_seqs)"
+    running = scheduler.max_running
+    yield f"{running:>6,} run at the same time, at most ({_running_limit(scheduler)})"
 
 
-def _cache_reason(memory: MemoryEstimate, plan: KVPlan, max_num_seqs: int) -> str:
+def _cache_reason(memory: MemoryEstimate, plan: KVPlan, scheduler: SchedulerSettings) -> str:
     if memory.cache_limit is None:
         return f"as {memory.limited_by} says"
-    if plan.num_bytes + plan.num_bytes // plan.num_blocks <= memory.cache_limit:
-        return f"as much as {max_num_seqs} requests can use (max_num_seqs)"
-    return "all that it may take"
+    planned = memory.planned_requests
+    if planned is None or plan.num_bytes + plan.bytes_a_block > memory.cache_limit:
+        return "all that it may take"
+    running = scheduler.max_running
+    kept = f", and {planned - running} more to keep prefixes" if planned > running else ""
+    return f"as much as {running} requests can use ({_running_limit(scheduler)}){kept}"
+
+
+def _running_limit(scheduler: SchedulerSettings) -> str:
+    """Return the option that limits how many requests run."""
+    is_by_tokens = scheduler.max_num_batched_tokens < scheduler.max_num_seqs
+    return "max_num_batched_tokens" if is_by_tokens else "max_num_seqs"
 
 
 def _group_lines(memory: MemoryEstimate) -> Iterator[str]:

@@ -13,7 +13,15 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quire.config import ENVIRONMENT_PREFIX, GROUPS, TYPE_WORDS, Settings, parse_truth
+from quire.byte_size import parse_byte_size
+from quire.config import (
+    ENVIRONMENT_PREFIX,
+    GROUPS,
+    TYPE_WORDS,
+    Settings,
+    join_pairs,
+    parse_truth,
+)
 from quire.errors import SettingsError
 from quire.registry import did_you_mean
 
@@ -34,6 +42,8 @@ class Option:
     help: str
     short_flag: str | None
     is_repeated: bool
+    is_bytes: bool
+    is_pairs: bool
 
     @property
     def flag(self) -> str:
@@ -53,11 +63,15 @@ class Option:
         """
         if self.is_list:
             items = value.split(",") if isinstance(value, str) else value
+            if self.is_pairs and isinstance(value, dict):
+                items = [*join_pairs(f"{origin}: {self.name}", value)]
             if not isinstance(items, list):
                 raise SettingsError(f"{origin}: {self.name} must be a list, got {value!r}")
             return tuple(str(item).strip() for item in items if str(item).strip())
         if self.type is bool:
             return parse_truth(value, f"{origin}: {self.name}")
+        if self.is_bytes:
+            return parse_byte_size(str(value), f"{origin}: {self.name}")
         try:
             return self.type(value)
         except (TypeError, ValueError):
@@ -127,6 +141,8 @@ def _describe(group: str, field: Field[Any], hint: Any) -> Option:
         help=field.metadata["help"],
         short_flag=field.metadata["flag"],
         is_repeated=field.metadata["is_repeated"],
+        is_bytes=field.metadata["is_bytes"],
+        is_pairs=field.metadata["is_pairs"],
     )
 
 
@@ -146,6 +162,8 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
         section.add_argument(*flags, action="append", metavar="NAME", **common)
     elif option.is_list:
         section.add_argument(*flags, nargs="+", action="extend", metavar="NAME", **common)
+    elif option.is_bytes:
+        section.add_argument(*flags, metavar="BYTES", **common)
     else:
         metavar = {int: "N", float: "X"}.get(option.type, "TEXT")
         section.add_argument(*flags, type=option.type, metavar=metavar, **common)
@@ -153,6 +171,8 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
 
 def _read_flag(option: Option, value: Any) -> Any:
     """Return what argparse made of a flag; the items of a list may also be joined by commas."""
+    if option.is_bytes:
+        return option.parse(value, option.flag)
     is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
     return option.parse(",".join(value), option.flag) if is_joined else value
 

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 
 from quire.config import SchedulerSettings
 from quire.engine.kv_cache import KVCacheManager, PrefixHit
-from quire.engine.kv_transfers import KVTransfers
 from quire.engine.partial_prefills import PartialPrefills
 from quire.engine.prefix_stats import PrefixStats
 from quire.engine.prompt_sharing import PromptSharing
-from quire.engine.request import Request, Status
+from quire.engine.request import LastLook, Request, Status
 from quire.engine.running_set import RunningSet
 from quire.engine.step_in_progress import StepInProgress
+from quire.engine.store_queue import StoreQueue
 from quire.engine.waiting_queue import WaitingQueue
 from quire.interfaces.scheduling import SchedulingPolicy
 
-MAX_PASSED = 64  # requests that a step looks at behind one that must wait
+MAX_LOOKED_AT = 256  # requests, in a step
+LOOK_EVERY = 32  # steps, while a request cannot begin: a look takes as long as its beginning is
 
 
 class Admission:
@@ -35,9 +36,8 @@ class Admission:
         waiting: WaitingQueue,
         running: RunningSet,
         sharing: PromptSharing,
-        transfers: KVTransfers | None,
+        store: StoreQueue,
     ) -> None:
-        self.asking: list[Request] = []  # a KV store what it has
         self.stats = PrefixStats()
         self._settings = settings
         self._kv = kv
@@ -45,37 +45,61 @@ class Admission:
         self._waiting = waiting
         self._running = running
         self._sharing = sharing
-        self._transfers = transfers
+        self._store = store
+        self._num_steps = 0
+        self._num_spare_blocks = 0  # free, and not needed soon by those that run
+        self._has_adapter_waiting = False
 
     def call_back(self) -> None:
-        """Queue those again that asked a KV store, or whose load will not come."""
-        back, self.asking = self.asking, []
-        if self._transfers is not None and (self._transfers.is_busy or back):
-            back += self._transfers.late(time.monotonic())
-        for request in back:
+        """Queue those again that have waited for a KV store long enough."""
+        for request in self._store.call_back(time.monotonic()):
             request.status = Status.WAITING
             self._waiting.push(request)
 
-    def demand(self, step: StepInProgress) -> int:
-        """Return how many tokens to keep for requests that could begin now: half, at most."""
-        most, demand = step.budget_left // 2, 0
+    def open(self, prompts: Sequence[Request]) -> None:
+        """Begin a step: see how many blocks are free beyond what running requests need soon.
+
+        Args:
+            prompts: The running requests that lack more than one token.
+        """
+        self._num_steps += 1
+        reserved = sum(self._kv.still_to_take(request) for request in prompts)
+        reserved += len(self._kv.specs) * len(self._running)
+        self._num_spare_blocks = self._kv.pool.num_free - reserved
+
+    def demand(self, prompts: Sequence[Request], step: StepInProgress) -> int:
+        """Return how many tokens to keep for requests that could begin now.
+
+        All that those of a better rank than a running prompt can use; and half of the budget, at
+        most, for those of the same rank.
+        """
+        budget, last_rank = step.budget_left, prompts[-1].rank
+        is_room_in_pieces = len(prompts) < self._settings.max_num_partial_prefills
+        urgent = others = 0
         for index in range(min(self._running.num_free_slots, len(self._waiting))):
-            demand += self._waiting[index].num_pending_tokens
-            if demand >= most:
-                return most
-        return demand
+            request = self._waiting[index]
+            if self._lacks_blocks(request) or last_rank < request.rank or urgent + others >= budget:
+                break
+            pending = request.num_pending_tokens
+            if request.rank < last_rank:
+                urgent += pending
+            elif is_room_in_pieces or pending <= budget // 2:
+                others += pending
+        return min(budget, urgent + min(others, budget // 2))
 
     def admit(self, prompts: Sequence[Request], step: StepInProgress) -> None:
         """Let requests begin while there is room.
 
         Args:
-            prompts: The running requests that lack more than one token.
+            prompts: The running requests that lack more than one token, in the policy's order.
             step: Where they are added.
         """
         limits = PartialPrefills(self._settings, prompts, step)
+        self._has_adapter_waiting = False
         index = 0
-        while index < min(len(self._waiting), MAX_PASSED):
-            if step.budget_left <= 0 or self._running.num_free_slots <= 0:
+        for _ in range(MAX_LOOKED_AT):
+            is_full = step.budget_left <= 0 or self._running.num_free_slots <= 0
+            if index >= len(self._waiting) or is_full:
                 return
             request = self._waiting[index]
             may_be_passed = self._begin(request, step, limits)
@@ -86,39 +110,69 @@ class Admission:
 
     def _begin(self, request: Request, step: StepInProgress, limits: PartialPrefills) -> bool:
         """Let the request begin, or stand aside; else whether those behind may go past it."""
-        if request.num_tokens_on_their_way or not self._may_begin(request):
+        if request.num_tokens_on_their_way:
             return False
-        hit = self._kv.find_prefix(request)
-        num_hit_blocks = 0 if hit is None else hit.num_blocks
-        if self._stands_aside(request, num_hit_blocks):
+        if self._waits_for_adapter(request):
             return True
-        pending = len(request.token_ids) - num_hit_blocks * self._kv.block_size
-        share = limits.share(pending, step)
-        if share <= 0:
-            return limits.may_be_passed(pending)
-        reserved = self._num_reserved(step)
-        if len(self._running) and not self._kv.has_room_for(request, hit, reserved):
+        look = self._fresh_look(request)
+        if look is not None:  # then the prefix cache is not searched again to no purpose
+            if not limits.share(request, self._num_lacking(request, look.num_hit_blocks), step):
+                return limits.may_be_passed
+            if self._lacks_blocks(request):
+                return False
+        hit = self._kv.find_prefix(request)
+        if self._stands_aside(request, hit):
+            return True
+        return self._begin_behind(hit, request, step, limits)
+
+    def _begin_behind(
+        self,
+        hit: PrefixHit | None,
+        request: Request,
+        step: StepInProgress,
+        limits: PartialPrefills,
+    ) -> bool:
+        """Let the request begin behind a hit; if it cannot, note why, and as `_begin` returns."""
+        num_hit_blocks = 0 if hit is None else hit.num_blocks
+        needed = self._kv.needed_to_begin(request, hit)
+        request.last_look = LastLook(self._num_steps, num_hit_blocks, needed)
+        pending = self._num_lacking(request, num_hit_blocks)
+        share = limits.share(request, pending, step)
+        if not share:
+            return limits.may_be_passed
+        running = self._running.requests
+        if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
         if self._place(request, hit, share):
             limits.count(pending, share)
+            self._num_spare_blocks -= needed + len(self._kv.specs)
             step.joined.append(request)
             step.add(request, share)
         return False
 
-    def _may_begin(self, request: Request) -> bool:
-        running = self._running.requests
-        if running and not self._policy.admits(request, running):
-            return False
-        return self._running.has_room_for(request.adapter)
+    def _waits_for_adapter(self, request: Request) -> bool:
+        """Whether it waits for a place for its adapter, or behind one that does.
 
-    def _num_reserved(self, step: StepInProgress) -> int:
-        """Return the blocks that running requests need soon: their prompts', and one for each."""
-        prompts = sum(
-            self._kv.missing(request, len(request.token_ids))
-            for request in step.chunks
-            if request.num_pending_tokens > 1
-        )
-        return prompts + len(self._kv.specs) * len(self._running)
+        Only requests without an adapter go past it: they take none of those places.
+        """
+        if request.adapter is not None and not self._has_adapter_waiting:
+            self._has_adapter_waiting = not self._running.has_room_for(request.adapter)
+        return request.adapter is not None and self._has_adapter_waiting
+
+    def _fresh_look(self, request: Request) -> LastLook | None:
+        """Return what was seen when it was last looked at, if that was not long ago."""
+        look = request.last_look
+        is_fresh = look is not None and self._num_steps - look.num_steps < LOOK_EVERY
+        return look if is_fresh else None
+
+    def _lacks_blocks(self, request: Request) -> bool:
+        """Whether it would not fit, as far as is known. What nobody runs beside has to try."""
+        look = request.last_look
+        is_crowded = look is not None and look.num_needed_blocks > self._num_spare_blocks
+        return is_crowded and bool(len(self._running))
+
+    def _num_lacking(self, request: Request, num_hit_blocks: int) -> int:
+        return len(request.token_ids) - num_hit_blocks * self._kv.block_size
 
     def _place(self, request: Request, hit: PrefixHit | None, share: int) -> bool:
         """Give a request blocks and a slot; False, and nothing changes, if the pool is short."""
@@ -130,7 +184,9 @@ class Admission:
             request.num_computed_tokens = 0
             return False
         self._waiting.remove(request)
+        request.last_look = None
         self._running.start(request)
+        self._policy.began(request)
         if not self._kv.has_cache:
             return True
         if request.num_preemptions == 0 and request.reads_cache:
@@ -140,34 +196,16 @@ class Admission:
         self._sharing.promise(request, self._kv.hashes_beyond(request, num_hit_blocks))
         return True
 
-    # -- stand aside -----------------------------------------------------------------------------
-
-    def _stands_aside(self, request: Request, num_hit_blocks: int) -> bool:
+    def _stands_aside(self, request: Request, hit: PrefixHit | None) -> bool:
         """Whether what it lacks is computed by another request, or comes from a KV store."""
         if not (self._kv.has_cache and request.reads_cache):
             return False
-        if self._sharing.follow(request, self._kv.hashes_beyond(request, num_hit_blocks)):
-            self._set_aside(request, Status.FOLLOWING)
-            return True
-        return self._transfers is not None and self._loads(request, num_hit_blocks, self._transfers)
-
-    def _loads(self, request: Request, num_hit_blocks: int, transfers: KVTransfers) -> bool:
-        num_stored = transfers.look_up(request, num_hit_blocks)
-        if num_stored is None:
-            return self._ask_again(request)
-        needed = num_stored * len(self._kv.specs)
-        if not num_stored or needed + len(self._running) > self._kv.pool.num_free:
+        lacking = self._kv.hashes_beyond(request, 0 if hit is None else hit.num_blocks)
+        status: Status | None = Status.FOLLOWING
+        if not self._sharing.follow(request, lacking):
+            status = self._store.sets_aside(request, hit, len(self._running))
+        if status is None:
             return False
-        if not transfers.load(request, num_hit_blocks, num_stored, time.monotonic()):
-            return self._ask_again(request)  # the blocks of the hit may be gone for the load's
-        self._set_aside(request, Status.LOADING)
-        return True
-
-    def _ask_again(self, request: Request) -> bool:
-        self._set_aside(request, Status.ASKING)
-        self.asking.append(request)
-        return True
-
-    def _set_aside(self, request: Request, status: Status) -> None:
         self._waiting.remove(request)
         request.status = status
+        return True

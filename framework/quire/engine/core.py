@@ -12,6 +12,7 @@ from quire.engine.results import failed_output
 from quire.engine.scheduler import Scheduler, has_work
 from quire.errors import (
     CapacityError,
+    InvalidRequestError,
     OverloadedError,
     RequestFailedError,
 )
@@ -71,6 +72,8 @@ class EngineCore:
         Raises:
             InvalidRequestError: A request with this id is not over yet.
         """
+        if message.request_id in self.scheduler.requests:  # before all that would answer it
+            raise InvalidRequestError(f"request id {message.request_id!r} is in use")
         request = Request(message, len(self.scheduler.kv.specs))
         if (refusal := self._refusal(request)) is not None:
             self._outbox.append(failed_output(message.request_id, refusal))
@@ -111,25 +114,20 @@ class EngineCore:
             self._fail(request.request_id, report)
         plan = self.scheduler.schedule()
         outputs, self._outbox = self._outbox, []
-        if has_work(plan):
-            if not (plan.requests or plan.kv_transfers or self._in_flight):
-                time.sleep(STORE_POLL_S)  # this step only asks how far a KV store is
-            outputs += self._launch(plan)
-            num_tokens = sum([share.num_tokens for share in plan.requests])
-            max_in_flight = self._max_in_flight
-        else:
-            num_tokens = max_in_flight = 0
-            if not self._in_flight and not outputs and self.scheduler.is_waiting_for_store:
-                time.sleep(STORE_POLL_S)
-        while len(self._in_flight) > max_in_flight:
-            outputs += self._land()
+        try:
+            outputs += self._advance(plan, has_news=bool(outputs))
+        except BaseException:  # Ctrl-C too: whoever goes on must not build on half a step
+            self._in_flight.clear()
+            self.scheduler.forget_steps()
+            raise
+        num_tokens = sum([share.num_tokens for share in plan.requests])
         return EngineOutputs(outputs, self.scheduler.stats(num_tokens))
 
     def control(self, message: Control) -> Any:
         """Do something between two steps; what concerns the workers goes on to them."""
         if isinstance(message, ResetPrefixCache):
             self.scheduler.reset_prefix_cache()
-            return True
+            return None
         return self.executor.control(message)
 
     def stats(self) -> EngineStats:
@@ -147,12 +145,36 @@ class EngineCore:
     def wake(self) -> None:
         """Nothing to do: a step here never waits for another process to finish one."""
 
+    def kill(self) -> bool:
+        """Nothing can be done, hence False: whoever runs here cannot be interrupted."""
+        return False
+
     def shutdown(self) -> None:
         """Stop the workers, the KV store and the grammar process. May be called twice."""
         self.grammars.shutdown()
         if self.scheduler.transfers is not None:
             self.scheduler.transfers.shutdown()
         self.executor.shutdown()
+
+    def _only_polls(self, plan: StepPlan) -> bool:
+        """Whether the plan only asks how far a KV store is, and nothing is computed meanwhile."""
+        computes = any(launched.requests for launched in (plan, *self._in_flight))
+        return not (computes or plan.kv_loads or plan.kv_saves)
+
+    def _advance(self, plan: StepPlan, *, has_news: bool) -> list[EngineOutput]:
+        """Launch a plan, if there is anything in it, and take in the steps that are due."""
+        outputs: list[EngineOutput] = []
+        max_in_flight = 0
+        if has_work(plan):
+            if self._only_polls(plan):
+                time.sleep(STORE_POLL_S)
+            outputs += self._launch(plan)
+            max_in_flight = self._max_in_flight
+        elif not self._in_flight and not has_news and self.scheduler.is_waiting_for_store:
+            time.sleep(STORE_POLL_S)
+        while len(self._in_flight) > max_in_flight:
+            outputs += self._land()
+        return outputs
 
     def _launch(self, plan: StepPlan) -> list[EngineOutput]:
         """Launch a plan: its forward pass and, when the masks are there, the draw of its tokens.
@@ -271,6 +293,10 @@ class EngineCore:
                 "Ask for fewer tokens, or give the engine more memory",
             )
         limit = self.scheduler.settings.max_num_queued
-        if len(self.scheduler.requests) - len(self.scheduler.running) >= limit:
-            return ErrorReport(OverloadedError.code, f"{limit} requests are waiting already")
+        if self.scheduler.num_queued >= limit:
+            return ErrorReport(
+                OverloadedError.code,
+                f"{limit} requests are queued beyond those that can run (max_num_queued); try "
+                "again later, or ask for fewer answers at once",
+            )
         return None

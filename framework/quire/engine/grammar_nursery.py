@@ -11,7 +11,9 @@ import msgspec
 
 from quire.engine.grammar_wire import Fell, Setup, Sprout, send
 from quire.errors import GrammarError
+from quire.python_child import child_environment, python_arguments
 
+MODULE = "quire.engine.grammar_process"
 SEND_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 
@@ -114,11 +116,13 @@ class GrammarNursery:
         self._setup_file.seek(0)  # the nursery shares this position
         fds = (theirs.fileno(), self._setup_file.fileno(), self._masks_fd)
         with theirs:
+            arguments = python_arguments(MODULE, [str(os.getpid()), *map(str, fds)])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "quire.engine.grammar_process", *map(str, fds)],
+                [sys.executable, *arguments],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the engine
+                env=child_environment(),
             )
         return ours
 

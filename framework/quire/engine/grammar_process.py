@@ -1,10 +1,11 @@
 """One process a grammar: it compiles the grammar, then owns its matchers, and can be killed.
 
-The engine starts this module once, as `python -m quire.engine.grammar_process`: the nursery. It
-loads the plugins and the vocabulary, compiles nothing, and forks a process for each grammar. That
-one compiles under limits that the kernel keeps (an alarm, an address space) and stays alive as the
-owner of the grammar's matchers, so a compiled grammar never has to be sent anywhere. Masks go to a
-table in shared memory. All of them die with the nursery, and the nursery with the engine's socket.
+The engine starts this module once: the nursery. It loads the plugins and the vocabulary, compiles
+nothing, and forks a process for each grammar. That one compiles under limits that the kernel keeps
+(an alarm, an address space) and stays alive as the owner of the grammar's matchers, so a compiled
+grammar never has to be sent anywhere. Masks go to a table in shared memory. All of them die with
+the nursery, and that with the engine: by its socket and, on Linux, by a watchdog, as nobody reads
+the socket while a backend is being built.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import signal
 import socket
 import sys
 import traceback
-from types import FrameType
 from typing import NoReturn
 
 import msgspec
@@ -50,9 +50,9 @@ from quire.interfaces.structured_output import (
     Vocabulary,
 )
 from quire.plugins import Registries, load_plugins
+from quire.watchdog import die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
-ORPHAN_INTERVAL_S = 0.5
 MAX_STORY_CHARACTERS = 8_000  # of an exception's traceback, for the log
 _PR_SET_PDEATHSIG = 1
 
@@ -132,7 +132,6 @@ def _grow(
 ) -> NoReturn:
     """Live as the process of one grammar, and leave without running the nursery's own end."""
     status = 1
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # from here on it is the compiler's alarm
     try:
         _limit(setup.memory_limit_bytes)
         _be_silent()
@@ -249,22 +248,6 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _end_with_the_engine() -> None:
-    """Look now and then whether the engine lives: while a backend loads, nobody reads its socket.
-
-    Forked processes inherit the handler but no timer.
-    """
-    engine = os.getppid()
-
-    def look(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if os.getppid() != engine:
-            os._exit(1)
-
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, ORPHAN_INTERVAL_S, ORPHAN_INTERVAL_S)
-
-
 def _be_silent() -> None:
     """Send what a dying compiler prints to nowhere: clients must not be able to fill the log."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -276,17 +259,14 @@ def main(arguments: list[str]) -> None:
     """Run the nursery.
 
     Args:
-        arguments: File descriptors of the control socket, a file with the Setup, and the table of
-            masks.
+        arguments: The engine's process id, and file descriptors of the control socket, a file with
+            the Setup, and the table of masks.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which hangs up
-    _end_with_the_engine()
-    control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
+    leave_to_parent(signal.SIGINT)  # Ctrl-C is for the engine, which hangs up
+    engine_pid, control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
+    if sys.platform == "linux":
+        die_with(engine_pid)
     with socket.socket(fileno=control_fd) as control:
         with open(setup_fd, "rb") as file:
             setup = msgspec.msgpack.decode(file.read(), type=Setup)
         Nursery(control, setup, mmap.mmap(masks_fd, 0)).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -17,6 +17,7 @@ from quire.engine.block_hash import BlockHasher
 from quire.engine.block_pool import NULL_BLOCK, BlockPool
 from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
+from quire.messages import MediaSpan
 
 Tables = list[list[int]]
 
@@ -43,7 +44,7 @@ class KVCacheManager:
         plan: The memory of the cache.
         enable_prefix_caching: Keep what was computed while there is room.
         root: What all KV of this engine depends on; see `BlockHasher`.
-        max_step_tokens: Tokens of one request that steps in flight compute, at most.
+        max_step_tokens: Tokens of one request that a step computes, at most.
     """
 
     def __init__(
@@ -60,13 +61,28 @@ class KVCacheManager:
         self.pool = BlockPool(plan.num_blocks, len(self.specs))
         self.max_step_tokens = max_step_tokens
         self._hasher = BlockHasher(self.block_size, root)
+        self._last_prompt: tuple[list[int], tuple[MediaSpan, ...]] = ([], ())
+        self._last_hashes: list[bytes] = []
         self._frees_early = [bool(spec.freeable_blocks(2**40)) for spec in self.specs]
 
     def prepare(self, request: Request) -> None:
-        """Name the full blocks of a request's tokens, once; later ones as they fill."""
-        if self.has_cache:
-            request.hashes = [self._hasher.start(request.message)]
-            self._name_blocks(request, len(request.token_ids) // self.block_size)
+        """Name the full blocks of a request's tokens, once; later ones as they fill.
+
+        The n answers to one prompt come one after the other, and share its names.
+        """
+        if not self.has_cache:
+            return
+        request.hashes = [self._hasher.start(request.message)]
+        message, hashes = request.message, self._last_hashes
+        is_same_prompt = hashes[:1] == request.hashes and self._last_prompt == (
+            message.token_ids, message.media,
+        )  # fmt: skip
+        if is_same_prompt:
+            request.hashes = list(hashes)
+            return
+        self._name_blocks(request, len(request.token_ids) // self.block_size)
+        self._last_prompt = (message.token_ids, message.media)
+        self._last_hashes = list(request.hashes)
 
     # -- how much a request needs ----------------------------------------------------------------
 
@@ -82,17 +98,26 @@ class KVCacheManager:
         """Whether the request could run to its end, alone."""
         return self.blocks_to_finish(request) <= self.pool.num_usable
 
-    def has_room_for(self, request: Request, hit: PrefixHit | None, num_reserved: int) -> bool:
-        """Whether all known tokens of a request fit, and leave some blocks for the others.
-
-        Admitting more would only mean to preempt, and compute again, what was admitted.
-        """
+    def needed_to_begin(self, request: Request, hit: PrefixHit | None) -> int:
+        """Return how many free blocks a request takes to hold all its known tokens behind a hit."""
         needed = 0 if hit is None else hit.num_to_revive
         for group, spec in enumerate(self.specs):
             held = spec.max_blocks_held(len(request.token_ids), self.max_step_tokens)
             found = 0 if hit is None else sum(1 for block in hit.block_ids[group] if block)
             needed += max(0, held - found)
-        return needed + num_reserved <= self.pool.num_free
+        return needed
+
+    def still_to_take(self, request: Request) -> int:
+        """Return how many more blocks a running request takes to hold all its known tokens."""
+        return sum(
+            max(0, spec.max_blocks_held(len(request.token_ids), self.max_step_tokens) - held)
+            for spec, held in zip(self.specs, self._num_held(request), strict=True)
+        )
+
+    def _num_held(self, request: Request) -> list[int]:
+        """Return how many blocks it owns in each group: those of its table that were not freed."""
+        tables = zip(request.block_ids, request.num_freed, strict=True)
+        return [len(table) - num_freed for table, num_freed in tables]
 
     def missing(self, request: Request, num_tokens: int) -> int:
         """Return how many blocks its tables lack to hold so many tokens."""
@@ -118,9 +143,10 @@ class KVCacheManager:
 
     def adopt(self, request: Request, hit: PrefixHit) -> None:
         """Begin the request's tables with what was found."""
-        for table, found in zip(request.block_ids, hit.block_ids, strict=True):
+        for group, found in enumerate(hit.block_ids):
             self.pool.share(found)
-            table += found
+            request.block_ids[group] += found
+            request.num_freed[group] = found.count(NULL_BLOCK)
         request.num_computed_tokens = hit.num_blocks * self.block_size
         request.num_settled_blocks = hit.num_blocks
         self.set_checkpoint(request)
@@ -259,4 +285,5 @@ class KVCacheManager:
 
     def _name_blocks(self, request: Request, num_blocks: int) -> None:
         if len(request.hashes) <= num_blocks:
-            self._hasher.extend(request.hashes, request.token_ids, num_blocks)
+            media = request.message.media
+            self._hasher.extend(request.hashes, request.token_ids, num_blocks, media)

@@ -10,12 +10,11 @@ layers, and the n-th layers of all groups share a tensor: every block of it belo
       group 1   window.0  window.2              window.0      window.2
       group 2   window.1  (nothing)             window.1      (nothing)
 
-Where a group has no n-th layer its blocks in the n-th tensor lie idle: the waste.
+Where a group has no n-th layer its blocks in the n-th tensor lie idle.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import zip_longest
 from math import lcm
 
@@ -58,13 +57,6 @@ class KVGrouping:
     def bytes_a_block(self) -> int:
         """Bytes of one block id, over all tensors."""
         return sum(page_bytes for page_bytes, _ in self.tensors)
-
-    @property
-    def waste(self) -> Fraction:
-        """The part of the memory that no layer can use: idle pages, and the ends of longer ones."""
-        used = sum(spec.page_bytes for group in self.groups for spec in group)
-        total = self.bytes_a_block * (len(self.groups) if self.page_bytes else 1)
-        return Fraction(total - used, total) if total else Fraction(0)
 
     def as_kv_groups(self) -> tuple[KVGroup, ...]:
         """Return the groups as the engine and the workers see them."""

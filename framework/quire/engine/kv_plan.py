@@ -42,8 +42,8 @@ def plan_kv_cache(
         specs: One for each layer that keeps something.
         available_bytes: Memory for the cache on one device.
         max_useful_tokens: The longest request.
-        max_num_seqs: Requests that run at the same time; more blocks than they can use are not
-            allocated. None: all that is available, for prefixes that nobody uses at the moment.
+        max_num_seqs: Requests to have room for, of the longest; more blocks than they can use are
+            not allocated. None: all that is available, for prefixes that nobody uses at the moment.
         max_step_tokens: Tokens of one request in a step, at most; None: all of them.
 
     Raises:

@@ -1,46 +1,33 @@
-"""The engine's side of an outside KV store: what is asked of it, and the blocks that it holds.
+"""The engine's side of an outside KV store: what is asked of it, and when it is given up.
 
 A load warms the prefix cache: blocks are taken from the pool, filled by the store, named and given
 back as cached ones, and the request that waited for them goes to the queue again, where it finds
 them as it would find any other's. A load that fails or takes too long leaves nothing behind but a
 request that computes. A save holds full blocks, which nobody writes any more, until it has ended.
 
-Whatever the store does, a block of a transfer returns to the pool only when the store's worker half
-has reported the transfer, or was never told of it.
+Whatever the store does, a block of a transfer returns to the pool only when the worker has reported
+the transfer, or was never told of it. A store that raises, answers nonsense or ends nothing for too
+long is switched off. The worker is told, its half then lets go of every block, and what was open
+comes back as failed.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from quire.engine.kv_cache import KVCacheManager
+from quire.engine.guarded_store import GuardedStore
+from quire.engine.kv_cache import KVCacheManager, PrefixHit
+from quire.engine.load_columns import take_columns
+from quire.engine.open_transfers import OpenTransfers, Transfer
 from quire.engine.request import Request
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import BlockColumn, KVStoreScheduler
 from quire.messages import TransferReport
 
-T = TypeVar("T")
-
 MAX_LOADS = 2  # of one request: what is evicted again and again is quicker computed
+MIN_SILENT_STEPS = 3  # a store is heard once a step, and a single step may take long
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """Blocks that the store holds; a load has a request that waits, as long as it waits."""
-
-    columns: tuple[BlockColumn, ...]
-    is_load: bool
-    request: Request | None = None
-    deadline_s: float = 0.0
-    is_sent: bool = False
-    is_stale: bool = False  # its content is not to be found when it arrives
-
-    @property
-    def block_ids(self) -> list[int]:
-        """Every block of it, the end first."""
-        return [b for column in reversed(self.columns) for b in column.block_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +38,40 @@ class StepTransfers:
     loads: Sequence[int] = ()
     saves: Sequence[int] = ()
     is_open: bool = False  # the worker's half has something to report, now or later
+    is_stopped: bool = False  # the worker's half is to be shut down
 
 
 NO_TRANSFERS = StepTransfers()
 
 
-@dataclass(slots=True)
 class KVTransfers:
     """Open transfers, and the store that makes them.
 
     Args:
-        store: The half beside the scheduler; what it raises switches it off.
+        store: The half beside the scheduler.
         kv: Whose blocks are moved.
-        timeout_s: How long a request waits for a load.
+        timeout_s: How long a request waits for an answer or a load, and the engine for the end of
+            any transfer.
         name: What the log calls the store.
+
+    Attributes:
+        num_hits: Tokens that loads brought.
+        num_unsaved: Columns that were not offered, because transfers held their share of the pool.
+        num_resets: How often the store was made to forget; what it offered before is void.
     """
 
-    store: KVStoreScheduler
-    kv: KVCacheManager
-    timeout_s: float
-    name: str
-    num_hits: int = 0  # tokens that loads brought
-    _open: dict[int, _Transfer] = field(default_factory=dict)
-    _stranded: list[Request] = field(default_factory=list)
-    _next_id: int = 0
-    _is_off: bool = False
+    def __init__(
+        self, store: KVStoreScheduler, kv: KVCacheManager, timeout_s: float, name: str
+    ) -> None:
+        self.store = GuardedStore(store, name, self._end_unsent)
+        self.kv = kv
+        self.timeout_s = timeout_s
+        self.name = name
+        self.num_hits = self.num_unsaved = self.num_resets = 0
+        self._open = OpenTransfers(kv.pool, len(kv.specs))
+        self._stranded: list[Request] = []  # to hear that their load will not come
+        self._heard_s = 0.0  # when a transfer ended, or the first one began
+        self._num_silent_steps = 0  # planned since
 
     @property
     def num_open(self) -> int:
@@ -87,164 +83,172 @@ class KVTransfers:
         """Whether a transfer is open, or a request is to hear that its load will not come."""
         return bool(self._open or self._stranded)
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a load."""
-        return sum(1 for transfer in self._open.values() if transfer.request is not None)
+    # -- ask and load ----------------------------------------------------------------------------
+
+    def may_have(self, request: Request, num_hit_blocks: int) -> bool:
+        """Whether it is worth asking for what lies behind a local hit."""
+        num_blocks = (len(request.token_ids) - 1) // self.kv.block_size
+        return (
+            not self.store.is_off and num_blocks > num_hit_blocks and request.num_loads < MAX_LOADS
+        )
 
     def look_up(self, request: Request, num_hit_blocks: int) -> int | None:
         """Return how many blocks beyond a local hit the store has; None: it will say later."""
-        hashes = self.kv.hashes_beyond(request, num_hit_blocks)
-        if self._is_off or not hashes or not request.reads_cache or request.num_loads >= MAX_LOADS:
+        if not self.may_have(request, num_hit_blocks):
             return 0
-        nothing: int | None = 0
-        return self._ask(
-            lambda: _num_offered(self.store.lookup(request.request_id, hashes), len(hashes)),
-            otherwise=nothing,
-        )
+        hashes = self.kv.hashes_beyond(request, num_hit_blocks)
+        return self.store.lookup(request.request_id, hashes)
 
-    def load(self, request: Request, num_hit_blocks: int, num_blocks: int, now_s: float) -> bool:
-        """Begin to load blocks behind a local hit; the request waits, unless this is False.
+    def load(
+        self, request: Request, hit: PrefixHit | None, num_offered: int, num_spare: int
+    ) -> bool:
+        """Begin to load what fits of that behind a local hit; the request waits if this is True.
 
-        The caller has seen to it that the pool has the blocks.
+        Args:
+            request: For whom.
+            hit: What it finds already; stays in the cache.
+            num_offered: Blocks that the store has behind the hit.
+            num_spare: Blocks of the pool that are left free.
         """
-        hashes = self.kv.hashes_beyond(request, num_hit_blocks)[:num_blocks]
-        groups = range(len(self.kv.specs))
-        columns = [BlockColumn(name, tuple(self.kv.pool.take(len(groups)))) for name in hashes]
-        transfer = _Transfer(tuple(columns), is_load=True, deadline_s=now_s + self.timeout_s)
-        transfer_id = self._start(transfer)
+        if self.store.is_off:
+            return False
+        room = self._open.room
+        columns = take_columns(self.kv, request, hit, num_offered, room, num_spare)
+        if not columns:
+            return False
+        transfer = self._begin(columns, is_load=True)
         request.num_loads += 1
-        self._ask(lambda: self.store.start_load(transfer_id, columns), otherwise=None)
-        transfer.request = None if self._is_off else request
-        return not self._is_off
+        self.store.start_load(transfer.transfer_id, columns)
+        if self.store.is_off:
+            return False
+        self._open.let_wait(request, transfer, time.monotonic() + self.timeout_s)
+        return True
 
     def offer(self, request: Request, fresh: range) -> None:
         """Offer the store the blocks of a request that have become full and computed."""
-        if self._is_off or not request.is_cacheable:
+        if self.store.is_off or not request.is_cacheable:
             return  # what is not to be found has no names either
-        columns = [
+        whole = [
             BlockColumn(request.hashes[index + 1], tuple(t[index] for t in request.block_ids))
             for index in fresh
             if all(index < len(table) and table[index] for table in request.block_ids)
         ]
-        if not columns:
+        if not (columns := self._cut(whole)):
             return
-        transfer = _Transfer(tuple(columns), is_load=False)
+        transfer = self._begin(columns, is_load=False)
         self.kv.pool.share(transfer.block_ids)
-        transfer_id = self._start(transfer)
-        num_new = self._ask(lambda: self.store.start_save(transfer_id, columns), otherwise=0)
-        if not num_new and transfer_id in self._open:  # where it raised, all unsent have ended
-            self._end(transfer_id)
+        num_new = self.store.start_save(transfer.transfer_id, columns)
+        if not num_new and self._open.find(transfer.transfer_id) is not None:
+            self._open.end(transfer)  # where it raised, all unsent have ended
+
+    # -- step by step ----------------------------------------------------------------------------
 
     def plan_step(self) -> StepTransfers:
         """Return what the worker's half must know before the next step."""
         if not self._open:
             return NO_TRANSFERS
-        fresh = [i for i, transfer in self._open.items() if not transfer.is_sent]
-        message = b"" if self._is_off else self._ask(lambda: bytes(self.store.plan_step()), b"")
-        if self._is_off:
-            return StepTransfers(is_open=bool(self._open))
-        for transfer_id in fresh:
-            self._open[transfer_id].is_sent = True
-        loads = [i for i in fresh if self._open[i].is_load]
-        return StepTransfers(message, loads, [i for i in fresh if i not in loads], is_open=True)
+        self._num_silent_steps += 1
+        message = self.store.plan_step()
+        if self.store.is_off:
+            return StepTransfers(is_open=bool(self._open), is_stopped=True)
+        fresh = self._open.send()
+        loads = [transfer.transfer_id for transfer in fresh if transfer.is_load]
+        saves = [transfer.transfer_id for transfer in fresh if not transfer.is_load]
+        return StepTransfers(message, loads, saves, is_open=True)
 
     def take(self, report: TransferReport) -> list[Request]:
         """End the transfers that a step reported; returns the requests that waited for them."""
-        ready: list[Request] = []
+        ready = []
         for has_failed, ids in ((False, report.done), (True, report.failed)):
             for transfer_id in ids:
-                if transfer_id not in self._open:
+                transfer = self._open.find(transfer_id)
+                if transfer is None:
                     logger.warning("%s reports an unknown transfer", self.name)
                     continue
-                self._tell_end(transfer_id, has_failed)
-                ready += self._end(transfer_id, is_kept=not has_failed)
+                request = self._hear(transfer, has_failed)
+                ready += [] if request is None else [request]
         return ready
 
     def late(self, now_s: float) -> list[Request]:
-        """Return the requests whose load will not come, or not in time.
+        """Return the requests whose load will not come, or not in time; give up a silent store.
 
         The store keeps the blocks of a load that it was told of.
         """
-        late, self._stranded = self._stranded, []
-        for transfer in self._open.values():
-            if transfer.request is not None and transfer.deadline_s <= now_s:
-                logger.warning(
-                    "%s did not load within %g s; computing instead",
-                    self.name, self.timeout_s,
-                )  # fmt: skip
-                late.append(transfer.request)
-                transfer.request.num_loads = MAX_LOADS
-                transfer.request = None
+        if not self.is_busy:
+            return []
+        if self._is_silent(now_s) and not self.store.is_off:
+            logger.error(
+                "%s has ended none of %d open transfers for %g s and is switched off",
+                self.name, len(self._open), self.timeout_s,
+            )  # fmt: skip
+            self.store.switch_off()
+        late = list(self._open.call_late(now_s))
+        if late:
+            logger.warning(
+                "%s did not load within %g s; computing instead", self.name, self.timeout_s
+            )
+        late += self._stranded
+        self._stranded = []
+        for request in late:
+            request.num_loads = MAX_LOADS
         return late
 
     def abandon(self, request: Request) -> None:
         """The request is over: nobody waits for its load any more."""
-        for transfer in self._open.values():
-            if transfer.request is request:
-                transfer.request = None
+        self._open.abandon(request)
         self._stranded = [other for other in self._stranded if other is not request]
 
     def forget_request(self, request: Request) -> None:
         """Tell the store that a request is over."""
-        if not self._is_off:
-            self._ask(lambda: self.store.forget_request(request.request_id), otherwise=None)
+        self.store.forget_request(request.request_id)
 
     def reset(self) -> None:
         """Make the store, and what is on its way from it, forget every content."""
-        for transfer in self._open.values():
-            transfer.is_stale = True
-        if not self._is_off:
-            self._ask(self.store.reset, otherwise=None)
+        self.num_resets += 1
+        self._open.forget_contents()
+        self.store.reset()
 
     def shutdown(self) -> None:
         """Let the store give everything back."""
-        self._ask(self.store.shutdown, otherwise=None)
+        self.store.shutdown()
 
-    def _start(self, transfer: _Transfer) -> int:
-        self._next_id += 1
-        self._open[self._next_id] = transfer
-        return self._next_id
+    # -- inside ----------------------------------------------------------------------------------
 
-    def _tell_end(self, transfer_id: int, has_failed: bool) -> None:
-        if not self._is_off:
-            self._ask(lambda: self.store.finish(transfer_id, has_failed=has_failed), None)
+    def _cut(self, columns: list[BlockColumn]) -> list[BlockColumn]:
+        """Return those of the columns to be saved that transfers may hold."""
+        room = max(0, self._open.room) // max(1, len(self.kv.specs))
+        if len(columns) > room:
+            level = logging.DEBUG if self.num_unsaved else logging.WARNING
+            logger.log(level, "%s has its share of the pool: not everything is saved", self.name)
+            self.num_unsaved += len(columns) - room
+        return columns[:room]
 
-    def _end(self, transfer_id: int, *, is_kept: bool = False) -> Iterable[Request]:
-        """Give a transfer's blocks back; what was loaded can be found from now on."""
-        transfer = self._open.pop(transfer_id)
-        if transfer.is_load and is_kept and not transfer.is_stale:
-            for column in transfer.columns:
-                for group, block_id in enumerate(column.block_ids):
-                    self.kv.pool.keep(block_id, group, column.block_hash)
+    def _begin(self, columns: Sequence[BlockColumn], *, is_load: bool) -> Transfer:
+        if not self._open:
+            self._listen()
+        return self._open.begin(columns, is_load=is_load)
+
+    def _listen(self) -> None:
+        self._heard_s, self._num_silent_steps = time.monotonic(), 0
+
+    def _is_silent(self, now_s: float) -> bool:
+        """Whether something should have ended, long ago."""
+        is_long_ago = now_s - self._heard_s >= self.timeout_s
+        return bool(self._open) and is_long_ago and self._num_silent_steps >= MIN_SILENT_STEPS
+
+    def _hear(self, transfer: Transfer, has_failed: bool) -> Request | None:
+        """A transfer has ended; returns who waited for it."""
+        self._listen()
+        self.store.finish(transfer.transfer_id, has_failed=has_failed)
+        if not has_failed and transfer.is_load and not transfer.is_stale:
             self.num_hits += len(transfer.columns) * self.kv.block_size
-        self.kv.pool.give_back(transfer.block_ids)
-        if transfer.request is None:
-            return []
-        if not is_kept:
-            transfer.request.num_loads = MAX_LOADS
-        return [transfer.request]
+        request = self._open.end(transfer, is_kept=not has_failed)
+        if request is not None and has_failed:
+            request.num_loads = MAX_LOADS
+        return request
 
-    def _ask(self, call: Callable[[], T], otherwise: T) -> T:
-        """Call the store; one that raises is not asked again."""
-        try:
-            return call()
-        except Exception:  # the edge of a plugin
-            logger.exception("%s failed and is switched off", self.name)
-            self._is_off = True
-            for transfer_id in [i for i, t in self._open.items() if not t.is_sent]:
-                self._end_unsent(transfer_id)
-            return otherwise
-
-    def _end_unsent(self, transfer_id: int) -> None:
-        """End a transfer that the worker's half never heard of."""
-        transfer = self._open[transfer_id]
-        request, transfer.request = transfer.request, None
-        self._end(transfer_id)
-        if request is not None:
-            self._stranded.append(request)
-
-
-def _num_offered(answer: KVLookup, most: int) -> int | None:
-    """Return how many blocks a store's answer offers; None: it will say later."""
-    return None if answer.is_pending else max(0, min(answer.num_blocks, most))
+    def _end_unsent(self) -> None:
+        """The store is off: what the worker's half never heard of has ended, and nobody waits."""
+        self._stranded += self._open.call_all()
+        for transfer in self._open.unsent():
+            self._open.end(transfer)

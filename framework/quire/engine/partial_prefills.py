@@ -12,7 +12,7 @@ class PartialPrefills:
 
     Args:
         settings: The limits.
-        prompts: The running requests that lack more than one token.
+        prompts: The running requests that lack more than one token, in the policy's order.
         step: What they were given.
     """
 
@@ -23,22 +23,33 @@ class PartialPrefills:
         lacking = [r.num_pending_tokens - step.chunks.get(r, 0) for r in prompts]
         self._num_partial = sum(1 for count in lacking if count > 0)
         self._num_long = sum(1 for count in lacking if self._is_long(count))
+        self._last_rank = prompts[-1].rank if prompts else None
 
-    def share(self, pending: int, step: StepInProgress) -> int:
-        """Return how many tokens a request that lacks so many may begin with; 0: it must wait."""
+    def share(self, request: Request, pending: int, step: StepInProgress) -> int:
+        """Return how many tokens a request that lacks so many may begin with; 0: it must wait.
+
+        The limits do not hold up a request that goes before one of the running prompts.
+        """
         left = step.budget_left
         if pending <= left:
             return pending
         if not self._settings.enable_chunked_prefill:
             return 0 if step.num_tokens else left  # longer than any step: cut after all
+        if self._last_rank is not None and request.rank < self._last_rank:
+            return left
         if self._num_partial >= self._settings.max_num_partial_prefills:
             return 0
         most_long = self._settings.max_long_partial_prefills
         return 0 if self._is_long(pending) and self._num_long >= most_long else left
 
-    def may_be_passed(self, pending: int) -> bool:
-        """Whether shorter prompts may go past one that must wait: only past a long one."""
-        return self._is_long(pending)
+    @property
+    def may_be_passed(self) -> bool:
+        """Whether prompts that fit a step whole may go past one that waits for its turn in pieces.
+
+        That cannot starve it: its turn depends only on prompts that are being computed. It would
+        starve if it waited for an empty step.
+        """
+        return self._settings.enable_chunked_prefill
 
     def count(self, pending: int, share: int) -> None:
         """Note a request that has begun."""

@@ -12,6 +12,7 @@ so while a request decodes there is always exactly one token to compute next, kn
 """
 
 from enum import Enum
+from typing import Any, NamedTuple
 
 from quire.messages import AdapterRef, EngineRequest, FinishReason, SlotAssignment
 
@@ -26,6 +27,20 @@ class Status(Enum):
     LOADING = "loading"  # a KV store brings its beginning
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class LastLook(NamedTuple):
+    """What the prefix cache said about a request that could not begin.
+
+    Attributes:
+        num_steps: When, in steps of the engine.
+        num_hit_blocks: How much of it was found.
+        num_needed_blocks: How many free blocks it lacked.
+    """
+
+    num_steps: int
+    num_hit_blocks: int
+    num_needed_blocks: int
 
 
 class Request:
@@ -44,6 +59,7 @@ class Request:
     """
 
     __slots__ = (
+        "__weakref__",
         "awaited",
         "block_ids",
         "checkpoint",
@@ -53,6 +69,7 @@ class Request:
         "is_cacheable",
         "is_thinking",
         "key",
+        "last_look",
         "leader",
         "max_total_tokens",
         "message",
@@ -102,11 +119,17 @@ class Request:
         self.num_drafts_in_flight = 0
         self.slot: int | None = None
         self.status = Status.WAITING
-        self.key: tuple[object, int] = (0, 0)
+        self.key: tuple[Any, int] = (0, 0)
+        self.last_look: LastLook | None = None  # when it could not begin
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last began
         self.is_thinking = message.thinking_end_token_id is not None  # its form has not begun
+
+    @property
+    def rank(self) -> Any:
+        """The policy's key: requests of equal rank go in the order of their arrival."""
+        return self.key[0]
 
     @property
     def priority(self) -> int:

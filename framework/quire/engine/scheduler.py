@@ -16,6 +16,7 @@ step draws for it is dropped.
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 
 from quire.config import SchedulerSettings
 from quire.engine.admission import Admission
@@ -30,6 +31,7 @@ from quire.engine.running_set import RunningSet
 from quire.engine.settling import Settling
 from quire.engine.shares import fair_shares
 from quire.engine.step_in_progress import Chunk, StepInProgress
+from quire.engine.store_queue import StoreQueue
 from quire.engine.waiting_queue import WaitingQueue
 from quire.errors import InvalidRequestError
 from quire.interfaces.scheduling import SchedulingPolicy
@@ -68,15 +70,15 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
         num_slots = settings.max_num_seqs
-        max_running = min(num_slots, settings.max_num_batched_tokens)  # each is owed a token
         self._policy = GuardedPolicy(policy)
         self._waiting = WaitingQueue(self._policy)
-        self._running = RunningSet(kv, num_slots, max_running, max_adapters)
+        self._running = RunningSet(kv, num_slots, settings.max_running, max_adapters)
         self._decode_shares = [ScheduledRequest(slot, 1, 1) for slot in range(num_slots)]
         self._sharing = PromptSharing()
         self._settling = Settling(kv, self._waiting, self._sharing, transfers)
+        self._store = StoreQueue(kv, transfers)
         self._admission = Admission(
-            settings, kv, self._policy, self._waiting, self._running, self._sharing, transfers
+            settings, kv, self._policy, self._waiting, self._running, self._sharing, self._store
         )
         self._results = ResultIntake(kv, self._running, self._settling, self.remove)
         self._deadlines = Deadlines(settings.request_timeout_s)
@@ -126,10 +128,8 @@ class Scheduler:
             self._waiting.remove(request)
         elif request.status is Status.FOLLOWING:
             self._sharing.leave(request)
-        elif request.status is Status.ASKING:
-            self._admission.asking.remove(request)
-        elif request.status is Status.LOADING and self.transfers is not None:
-            self.transfers.abandon(request)
+        elif request.status in (Status.ASKING, Status.LOADING):
+            self._store.leave(request)
         request.status = Status.FINISHED
         if self.transfers is not None:
             self.transfers.forget_request(request)
@@ -138,11 +138,19 @@ class Scheduler:
     def late(self) -> list[tuple[Request, ErrorReport]]:
         """Return the requests whose time is up, with what to say to them."""
         now_s = time.monotonic()
-        return [(request, report_of(request, now_s)) for request in self._deadlines.late(now_s)]
+        limit_s = self.settings.request_timeout_s
+        late = self._deadlines.late(now_s)
+        return [(request, report_of(request, now_s, limit_s)) for request in late]
 
     def request_in(self, slot: int) -> Request | None:
         """Return the request that owns a slot, or owned it when a step in flight was planned."""
         return self._running.by_slot[slot]
+
+    @property
+    def num_queued(self) -> int:
+        """Requests beyond those that run and those for which there is a slot."""
+        num_waiting = len(self.requests) - len(self._running)
+        return max(0, num_waiting - self._running.num_free_slots)
 
     @property
     def is_settled(self) -> bool:
@@ -153,15 +161,14 @@ class Scheduler:
     @property
     def is_waiting_for_store(self) -> bool:
         """Whether a KV store has something to end or to say."""
-        return self.transfers is not None and bool(
-            self.transfers.num_open or self._admission.asking
-        )
+        return self._store.is_waiting
 
     def reset_prefix_cache(self) -> None:
         """Let no request find what was computed until now, here or in a KV store."""
         self.kv.reset()
         for request in self._running.requests:
             request.is_cacheable = False
+            self._settling.withdraw(request)  # it keeps nothing that others could wait for
         if self.transfers is not None:
             self.transfers.reset()
 
@@ -274,32 +281,32 @@ class Scheduler:
 
     def _schedule_prompts(self, prompts: list[Request], step: StepInProgress) -> None:
         """Share what is left of the budget among prompts that run and requests that wait."""
+        self._admission.open(prompts)
         budget = step.budget_left
         if prompts and not step.is_short:
-            budget = max(len(prompts), budget - self._admission.demand(step))
+            budget = max(len(prompts), budget - self._admission.demand(prompts, step))
         demands = [request.num_pending_tokens for request in prompts]
-        for request, share in zip(prompts, fair_shares(demands, budget), strict=True):
-            self._take_chunk(request, share, step)
+        for request, share in zip(prompts, _shares(prompts, demands, budget), strict=True):
+            if share and request.status is Status.RUNNING:
+                self._take_chunk(request, share, step)
         if not step.is_short:
             self._admission.admit(prompts, step)
-        for request in prompts:  # what the queue did not need
-            self._extend_chunk(request, step)
+        self._extend_chunks([request for request in prompts if request in step.chunks], step)
 
     def _take_chunk(self, request: Request, share: int, step: StepInProgress) -> None:
-        if not share or request.status is not Status.RUNNING:
-            return
         if self._find_blocks(request, request.num_computed_tokens + share, step):
             step.add(request, share)
 
-    def _extend_chunk(self, request: Request, step: StepInProgress) -> None:
-        share = step.chunks.get(request, 0)
-        more = min(step.budget_left, request.num_pending_tokens - share)
-        if not share or more <= 0:
-            return
-        added = self.kv.grow(request, request.num_computed_tokens + share + more)
-        if added is not None:
-            step.note_blocks(request, added)
-            step.add(request, more)
+    def _extend_chunks(self, prompts: list[Request], step: StepInProgress) -> None:
+        """Share what the queue did not need; nobody has to go for that."""
+        taken = [step.chunks[request] for request in prompts]
+        lacking = [r.num_pending_tokens - share for r, share in zip(prompts, taken, strict=True)]
+        further = _shares(prompts, lacking, step.budget_left)
+        for request, share, more in zip(prompts, taken, further, strict=True):
+            added = self.kv.grow(request, request.num_computed_tokens + share + more)
+            if more and added is not None:
+                step.note_blocks(request, added)
+                step.add(request, more)
 
     # -- and go ----------------------------------------------------------------------------------
 
@@ -319,6 +326,23 @@ class Scheduler:
             self._settling.settle(request, request.num_computed_tokens)
         self._settling.withdraw(request)
         self._running.leave(request, self._last_plan_id if self._in_flight else None)
+        self._policy.ended(request)
+
+    def forget_steps(self) -> None:
+        """Let all that run begin again: steps in flight were interrupted, and will never land.
+
+        What they computed is not known, so nothing of it is kept; a slot that is given out again
+        is written anew. Tokens that were drawn and not heard of are drawn again, the same ones.
+        """
+        self._in_flight.clear()
+        self._running.land(self._last_plan_id)
+        for request in tuple(self._running.requests):
+            request.is_cacheable = False
+            self._leave(request)
+            request.forget_progress()
+            self.make_ready(request)
+        for request in self._waiting:
+            request.num_tokens_on_their_way = 0
 
     # -- take in what a step computed ------------------------------------------------------------
 
@@ -339,6 +363,16 @@ class Scheduler:
             is_there = request.status is Status.RUNNING and request.slot == chunk.slot
             if is_there and chunk.end > request.num_settled_blocks * self.kv.block_size:
                 self._settling.settle(request, chunk.end)
+
+
+def _shares(prompts: Sequence[Request], demands: Sequence[int], budget: int) -> list[int]:
+    """Share tokens: those of a better rank first, those of equal rank equally."""
+    shares: list[int] = []
+    for _, members in groupby(range(len(prompts)), key=lambda index: prompts[index].rank):
+        part = fair_shares([demands[index] for index in members], budget)
+        budget -= sum(part)
+        shares += part
+    return shares
 
 
 def has_work(plan: StepPlan) -> bool:

@@ -87,6 +87,7 @@ class StepInProgress:
             kv_loads=list(transfers.loads),
             kv_saves=list(transfers.saves),
             has_transfers=transfers.is_open,
+            stop_kv_store=transfers.is_stopped,
         )
         return plan, chunks
 

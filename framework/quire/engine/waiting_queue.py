@@ -1,11 +1,15 @@
-"""The queue of the requests that wait, in the order that the policy gives them."""
+"""The queue of the requests that wait, in the order that the policy gives them.
+
+Only `place` asks the policy, and only it can fail. All keys that it gives can be compared with each
+other, so who has one comes into a queue, and out of it, without an error.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
+from quire.engine.guarded_policy import GuardedPolicy
 from quire.engine.request import Request
-from quire.interfaces.scheduling import SchedulingPolicy
 
 BY_KEY = attrgetter("key")
 
@@ -16,13 +20,17 @@ class WaitingQueue:
     A request keeps its key until it is over, so one that was preempted comes back to its old place.
     """
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    def __init__(self, policy: GuardedPolicy) -> None:
         self._policy = policy
         self._requests: list[Request] = []
         self._num_placed = 0
 
     def place(self, request: Request) -> None:
-        """Give a new request its key; what the policy raises is raised."""
+        """Give a new request its key, which it keeps.
+
+        Raises:
+            RequestFailedError: The policy failed, or its key cannot have a place among others.
+        """
         self._num_placed += 1
         request.key = (self._policy.order(request), self._num_placed)
 

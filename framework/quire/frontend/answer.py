@@ -16,6 +16,7 @@ from quire.interfaces.tool_parsing import (
     ToolEvent,
     ToolParser,
 )
+from quire.outputs import CompletionOutput, ToolCall
 from quire.registry import Source
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,17 @@ def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
                 name, pieces = open_calls[index]
                 calls.append((name, "".join(pieces)))
     return ParsedAnswer("".join(texts), "".join(thoughts) if thoughts else None, tuple(calls))
+
+
+def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
+    """Move thinking and tool calls of a whole answer out of its text, in place."""
+    parsed = parser.read_whole(output.text)
+    output.text = parsed.text
+    output.reasoning = parsed.reasoning
+    output.tool_calls = [
+        ToolCall(f"call_{index}", name, arguments)
+        for index, (name, arguments) in enumerate(parsed.calls)
+    ]
 
 
 class AnswerParsers:

@@ -36,6 +36,7 @@ class AnswerStream:
         self._is_over = False
         self._is_closed = False
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def request_id(self) -> str:
@@ -52,17 +53,22 @@ class AnswerStream:
         """Whether nothing more will be added."""
         return self._is_over
 
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call something in a while, unless the stream is over by then. On the event loop."""
+        self._timer = self.loop.call_later(delay_s, call)
+
     def push(self, delta: Delta) -> None:
         """Add a delta. Called on the event loop."""
         self._deltas.append(delta)
-        self._is_over = self.answers.is_finished
+        if self.answers.is_finished:
+            self._end()
         self._wake.set()
 
     def fail(self, error: QuireError) -> None:
         """End the stream with an error, after the deltas that are there. On the event loop."""
         if not self._is_over:
             self._error = error
-            self._is_over = True
+            self._end()
             self._wake.set()
 
     def result(self) -> RequestOutput:
@@ -106,5 +112,11 @@ class AnswerStream:
         self._deltas.clear()
         if not self._is_over:
             self._on_close(self)
-            self._is_over = True
+            self._end()
         self._wake.set()
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

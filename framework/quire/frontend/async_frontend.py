@@ -4,8 +4,8 @@ The event loop never runs a step, and the engine's thread never waits for a read
 """
 
 import asyncio
-import atexit
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.dispatch import Dispatch
 from quire.frontend.engine_client import EngineCoreClient
+from quire.frontend.engine_thread import STOP_TIMEOUT_S
 from quire.frontend.intake import Intake, RequestHook
 from quire.frontend.output import Answers
 from quire.frontend.prompt import EncodedPrompt
@@ -63,6 +64,8 @@ class AsyncFrontend:
         max_model_len: Tokens of prompt and answer together, at most.
         finished_hooks: The plugins' `request_finished`.
         stall_limit_s: A step that takes longer makes the engine count as stalled.
+        request_timeout_s: What the engine gives requests that name no time, and at most; kept here
+            as well, as a step of the engine may hang.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class AsyncFrontend:
         *,
         finished_hooks: Sequence[RequestHook] = (),
         stall_limit_s: float = STALL_LIMIT_S,
+        request_timeout_s: float | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.intake = intake
@@ -89,9 +93,9 @@ class AsyncFrontend:
         self._finished_hooks = tuple(finished_hooks)
         self._stall_limit_s = stall_limit_s
         self._is_draining = False
-        self._dispatch = Dispatch(core)
-        # While modules still exist; a daemon thread that outlives them can crash the exit.
-        atexit.register(self._dispatch.stop)
+        self._dispatch = Dispatch(core, request_timeout_s)
+        # When the last one who knows us forgets us; that may be anywhere, so nobody waits.
+        weakref.finalize(self, self._dispatch.stop_soon).atexit = False
 
     async def submit(
         self,
@@ -184,14 +188,6 @@ class AsyncFrontend:
         """
         return self.chat_template.render(messages, tools, template_kwargs)
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Raises:
-            RequestError: It is empty, too long or not a prompt.
-        """
-        return self.intake.encode(prompt).token_ids
-
     def abort(self, request_id: str) -> None:
         """End a request by the id of its stream; its readers get a last delta that says so."""
         for stream in self._dispatch.streams():
@@ -230,11 +226,19 @@ class AsyncFrontend:
         """Have the engine do something between two steps; returns and raises what it does."""
         return await self._dispatch.control(command)
 
-    async def shutdown(self, timeout_s: float = 0.0) -> None:
+    async def wait_for_death(self) -> EngineDeadError:
+        """Return why the engine stopped, as soon as it did; a shutdown is a reason too."""
+        return await self._dispatch.wait_for_death()
+
+    async def shutdown(
+        self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
+    ) -> None:
         """Refuse new requests, let running ones finish, abort the rest, stop the engine.
 
         Args:
             timeout_s: How long running requests get.
+            stop_timeout_s: How long the step that runs then gets; after that everybody who waits
+                hears that the engine is dead, and if it has a process, that is killed.
         """
         self._is_draining = True
         deadline = time.monotonic() + timeout_s
@@ -242,8 +246,7 @@ class AsyncFrontend:
             await asyncio.sleep(DRAIN_POLL_S)
         for stream in self._dispatch.streams():
             self._dispatch.end(stream)
-        await asyncio.to_thread(self._dispatch.stop)
-        atexit.unregister(self._dispatch.stop)
+        await asyncio.to_thread(self._dispatch.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Return the prompts as tokens; beside the event loop, if they are long in sum.

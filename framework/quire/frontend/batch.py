@@ -1,13 +1,14 @@
-"""Offline, the caller's thread runs the steps: no event loop, no other thread, no waiting.
+"""Offline, the caller's thread runs the steps: no event loop and no thread of ours.
 
 All prompts are checked before the first one runs. Then as many as the engine's queue holds are in
 flight; whatever ends this early (an error, Ctrl-C) leaves the engine clean for the next call.
+Calls of several threads take turns.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -15,8 +16,9 @@ from quire.errors import EngineDeadError, InvalidRequestError
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.intake import Intake, RequestHook
 from quire.frontend.output import Answers
+from quire.frontend.shared_core import SharedCore
 from quire.frontend.tokenizer import Tokenizer
-from quire.messages import AdapterRef, EngineOutputs
+from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats
 from quire.outputs import Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -26,10 +28,10 @@ T = TypeVar("T")
 
 
 class BatchFrontend:
-    """Generates for lists of prompts.
+    """Generates for lists of prompts; any thread may call.
 
     Args:
-        core: The engine.
+        core: The engine; nobody else may call it from now on.
         tokenizer: The model's.
         intake: Checks requests.
         finished_hooks: The plugins' `request_finished`.
@@ -46,7 +48,7 @@ class BatchFrontend:
         finished_hooks: Sequence[RequestHook] = (),
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
-        self._core = core
+        self._core = SharedCore(core)
         self._tokenizer = tokenizer
         self._intake = intake
         self._finished_hooks = tuple(finished_hooks)
@@ -75,35 +77,56 @@ class BatchFrontend:
         Raises:
             RequestError: A prompt or its parameters are wrong (then nothing ran), or a request
                 failed while it ran (then the others are aborted).
-            EngineDeadError: The engine cannot go on.
+            EngineDeadError: The engine cannot go on, or was closed; also while this call runs.
         """
-        each_params = _for_each(params, len(prompts), "params")
-        each_adapter = _for_each(adapters, len(prompts), "adapters")
+        each_params = _for_each(params, len(prompts), "sampling_params")
+        each_adapter = _for_each(adapters, len(prompts), "lora_request")
         each_priority = _for_each(priority, len(prompts), "priority")
         each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
         asked = zip(prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True)
-        every = [
-            Answers(
-                self._intake.admit(
-                    prompt, params, adapter=adapter, priority=first, timeout_s=seconds
-                ),
-                self._tokenizer,
-                self._finished_hooks,
-            )
-            for prompt, params, adapter, first, seconds in asked
-        ]
-        run = _Run(self._core, every, self._max_in_flight)
-        with _progress(len(prompts), use_progress) as show:
-            run.to_the_end(show)
+        with self._core.turn() as core:
+            every = [self._admit(*each) for each in asked]
+            run = _Run(core, every, self._max_in_flight)
+            with _progress(len(prompts), use_progress) as show:
+                run.to_the_end(show)
         return [answers.result() for answers in every]
+
+    def stats(self) -> EngineStats:
+        """Return a few numbers about the engine, between two calls.
+
+        Raises:
+            EngineDeadError: The engine was closed or has died.
+        """
+        with self._core.turn() as core:
+            return core.stats()
+
+    def control(self, command: Control) -> Any:
+        """Have the engine do something between two calls; returns and raises what it does."""
+        with self._core.turn() as core:
+            return core.control(command)
+
+    def close(self) -> None:
+        """End the call that runs after its step, and shut the engine down. May be called twice."""
+        self._core.close()
+
+    def _admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        adapter: AdapterRef | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> Answers:
+        admission = self._intake.admit(
+            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+        )
+        return Answers(admission, self._tokenizer, self._finished_hooks)
 
 
 class _Run:
     """One call: what waits, and what the engine has."""
 
-    def __init__(
-        self, core: EngineCoreClient, every: Sequence[Answers], max_in_flight: int
-    ) -> None:
+    def __init__(self, core: SharedCore, every: Sequence[Answers], max_in_flight: int) -> None:
         self._core = core
         self._waiting = deque(
             (request, answers) for answers in every for request in answers.admission.requests

@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from quire.errors import EngineDeadError, QuireError, RequestFailedError
+from quire.errors import EngineDeadError, QuireError, RequestFailedError, RequestTimeoutError
 from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.control_calls import ControlCalls
 from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.engine_thread import EngineThread
+from quire.frontend.engine_thread import STOP_TIMEOUT_S, EngineThread
 from quire.frontend.output import Answers
 from quire.frontend.throughput import Throughput
 from quire.messages import Control, EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
+
+OVERDUE_S = 1.0  # after a request's time is up, for the engine to say so itself
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +37,19 @@ class Dispatch:
 
     Args:
         core: The engine; its thread starts now.
+        request_timeout_s: What the engine gives requests that name no time, and at most.
 
     Attributes:
         stats: What the engine said about itself after the last step.
         throughput: What it has done since its start.
     """
 
-    def __init__(self, core: EngineCoreClient) -> None:
+    def __init__(self, core: EngineCoreClient, request_timeout_s: float | None = None) -> None:
+        self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
         self.throughput = Throughput()
         self._streams: dict[str, AnswerStream] = {}  # by the engine's request id
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in between
         self._thread = EngineThread(core, self._deliver, self._announce_death)
         self._controls = ControlCalls(self._thread)
         self._thread.start()
@@ -79,6 +84,7 @@ class Dispatch:
         except EngineDeadError:
             self._forget(stream)
             raise
+        self._limit(stream)
         return stream
 
     def end(self, stream: AnswerStream) -> None:
@@ -89,9 +95,17 @@ class Dispatch:
         """Have the engine do something between two steps; returns and raises what it does."""
         return await self._controls.call(command)
 
-    def stop(self) -> None:
-        """End the thread after the step that runs."""
-        self._thread.stop()
+    async def wait_for_death(self) -> EngineDeadError:
+        """Return why the engine stopped, as soon as it did."""
+        return await self._controls.wait_for_death()
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End the thread after the step that runs; if that hangs, without it."""
+        self._thread.stop(timeout_s)
+
+    def stop_soon(self) -> None:
+        """Let the thread end after the step that runs, without waiting for it."""
+        self._thread.stop_soon()
 
     # -- in the engine's thread ----------------------------------------------------------------
 
@@ -128,6 +142,18 @@ class Dispatch:
                 self._drop(stream)
 
     # -- on the event loop -----------------------------------------------------------------------
+
+    def _limit(self, stream: AnswerStream) -> None:
+        """End a request that is late and of which the engine says nothing: its step may hang."""
+        request = stream.answers.admission.requests[0]
+        limits = [s for s in (request.timeout_s, self._request_timeout_s) if s is not None]
+        if limits:
+            passed_s = time.monotonic() - request.arrival_s
+            stream.call_later(min(limits) + OVERDUE_S - passed_s, partial(self._expire, stream))
+
+    def _expire(self, stream: AnswerStream) -> None:
+        message = "the request's time is up, and the engine does not answer: a step takes too long"
+        self._fail(stream, RequestTimeoutError(message))
 
     def _hand_over(self, batch: Batch) -> None:
         """Turn outputs into deltas."""

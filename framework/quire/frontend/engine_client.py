@@ -7,6 +7,7 @@ from quire.errors import (
     AdapterError,
     CapacityError,
     ChatTemplateError,
+    EngineDeadError,
     GrammarError,
     InvalidRequestError,
     OverloadedError,
@@ -20,7 +21,7 @@ from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats, E
 
 
 class EngineCoreClient(Protocol):
-    """An engine core. One thread calls it, but for `wake`."""
+    """An engine core. One thread calls it, but for `wake` and `kill`."""
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one that cannot be served is answered with an error by `step`.
@@ -44,6 +45,13 @@ class EngineCoreClient(Protocol):
 
     def wake(self) -> None:
         """Let a `step` return that only waits for another process; from any thread."""
+
+    def kill(self) -> bool:
+        """Let no verb wait any longer for another process, which dies by it; from any thread.
+
+        Returns:
+            Whether there is another process.
+        """
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -77,6 +85,15 @@ _ERRORS: dict[str, Callable[[str], RequestError]] = {
     OverloadedError.code: OverloadedError,
     RequestTimeoutError.code: RequestTimeoutError,
 }
+
+
+def death_by(error: BaseException) -> EngineDeadError:
+    """Return what to tell of an engine that died by an error; the error is its cause."""
+    if isinstance(error, EngineDeadError):
+        return error
+    death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
+    death.__cause__ = error
+    return death
 
 
 def error_of(report: ErrorReport) -> RequestError:

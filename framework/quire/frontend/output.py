@@ -5,7 +5,6 @@ here, after detokenizing, so it is the frontend that ends such an answer and tel
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from quire.errors import QuireError
 from quire.frontend.detokenizer import Detokenizer
 from quire.frontend.engine_client import error_of
 from quire.frontend.intake import Admission, RequestHook
+from quire.frontend.logprob_row import LogprobRow
 from quire.frontend.tokenizer import Tokenizer
 from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from quire.outputs import (
@@ -25,8 +25,6 @@ from quire.outputs import (
 )
 
 logger = logging.getLogger(__name__)
-
-LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 
 
 class Answer:
@@ -47,7 +45,7 @@ class Answer:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
-        self._prompt_logprobs: PromptLogprobs = []
+        self._prompt_logprobs: list[LogprobRow | None] = []
         self._stop_reason: int | str | None = None
         self._num_cached_tokens = 0
 
@@ -61,7 +59,7 @@ class Answer:
             self.finish_reason = "error"
             raise error_of(output.error)
         texts, num_used = self._detokenize(output)
-        logprobs = [self._read_logprobs(row) for row in (output.logprobs or ())[:num_used]]
+        logprobs = [self._row(row).as_dict() for row in (output.logprobs or ())[:num_used]]
         finish_reason = self._finish(output, texts)
         delta = self._add("".join(texts), output.token_ids[:num_used], logprobs, finish_reason)
         delta.prompt_logprobs = self._read_prompt_logprobs(output)
@@ -85,8 +83,9 @@ class Answer:
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """Those of the prompt, as far as they are known; None if nobody asked for them."""
-        is_wanted = self.request.params.prompt_logprobs is not None
-        return list(self._prompt_logprobs) if is_wanted else None
+        if self.request.params.prompt_logprobs is None:
+            return None
+        return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
 
     @property
     def num_cached_tokens(self) -> int:
@@ -148,23 +147,13 @@ class Answer:
         """Return what a step adds to those of the prompt; nothing predicts its first token."""
         if self.request.params.prompt_logprobs is None:
             return None
-        added: PromptLogprobs = [] if self._prompt_logprobs else [None]
-        added += [self._read_logprobs(row) for row in output.prompt_logprobs or ()]
+        added: list[LogprobRow | None] = [] if self._prompt_logprobs else [None]
+        added += [self._row(row) for row in output.prompt_logprobs or ()]
         self._prompt_logprobs += added
-        return added or None
+        return [*added] or None
 
-    def _read_logprobs(self, row: TokenLogprobs) -> dict[int, Logprob]:
-        """Return the candidates at one position, the chosen one first."""
-        chosen = row.token_ids[0]
-        candidates = {chosen: self._logprob(chosen, row.logprobs[0], row.rank)}
-        likeliest = zip(row.token_ids[1:], row.logprobs[1:], strict=True)
-        for rank, (token_id, logprob) in enumerate(likeliest, 1):
-            candidates.setdefault(token_id, self._logprob(token_id, logprob, rank))
-        return candidates
-
-    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        number = max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
-        return Logprob(number, rank, self._tokenizer.token_text(token_id))
+    def _row(self, row: TokenLogprobs) -> LogprobRow:
+        return LogprobRow(row, self._tokenizer.token_text)
 
 
 class Answers:

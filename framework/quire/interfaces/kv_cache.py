@@ -111,7 +111,8 @@ class KVCacheSpec(ABC):
 
         Args:
             num_tokens: Tokens whose KV is stored, those of the coming step included.
-            num_lookahead_tokens: Slots kept ready beyond them for speculation.
+            num_lookahead_tokens: Slots kept ready beyond them; for speculation, which does not
+                use it yet: the engine passes 0.
         """
 
     @abstractmethod
@@ -139,11 +140,6 @@ class KVCacheSpec(ABC):
         """
         del num_computed_tokens
         return fresh
-
-    def snapshot_blocks(self, num_computed_tokens: int) -> range:
-        """Return the table indices at whose end a recurrent state must be kept; none for KV."""
-        del num_computed_tokens
-        return range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +192,15 @@ class KVPlan:
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def bytes_a_block(self) -> int:
+        """Bytes of one block id, over all tensors."""
+        return sum(self.page_bytes(tensor) for tensor in self.tensors)
+
+    def padding_bytes(self, group: KVGroup) -> int:
+        """Bytes of a block of a group, over all tensors, that its layers cannot use."""
+        return self.bytes_a_block - sum(spec.page_bytes for spec in group.layer_specs)
 
     @property
     def has_padded_pages(self) -> bool:

@@ -9,9 +9,14 @@ moves bytes. What the first tells the second travels in the step's plan and is o
     plan_step       what the worker's half must know before the next step
     finish          a transfer ended, well or not
 
-The engine holds every block of a transfer until it has ended; it does not matter how long that
-takes. A request whose load fails is computed after all, and one that is aborted leaves its transfer
-to end by itself. A store that raises is treated as one that has nothing.
+The engine holds every block of a transfer until it has ended. A request whose load fails, or takes
+longer than `kv_store_timeout_s`, is computed after all, and one that is aborted leaves its transfer
+to end by itself. What is open at one time holds no more than a share of the pool: a load may be cut
+short, and what cannot be saved at the moment is not offered.
+
+A store that raises or answers nonsense, or that ends none of its open transfers within
+`kv_store_timeout_s`, is switched off for good: it is asked nothing any more, the worker's half is
+shut down, and what was open has failed.
 
 The unit is a column: the block of one position in every KV group of the model, stored and loaded as
 one under the hash of its content. Hashes chain: equal hash means equal tokens, beginning included,
@@ -38,7 +43,8 @@ class KVLookup:
 
     Attributes:
         num_blocks: Whole blocks beyond the local hit, without a gap.
-        is_pending: The answer is not known yet: ask again next step.
+        is_pending: The answer is not known yet: ask again soon. After `kv_store_timeout_s` of this
+            the request is computed.
     """
 
     num_blocks: int = 0
@@ -52,7 +58,8 @@ class BlockColumn:
     Attributes:
         block_hash: Of the content.
         block_ids: The block in each KV group; 0, the null block, where the group does not need it.
-            Such a column is not saved, because it is not whole; of one that is loaded, the rest is.
+            Such a column is not saved, because it is not whole. Of one that is loaded, the rest is:
+            a window's group has ids only where the hit that follows from the load needs blocks.
     """
 
     block_hash: bytes
@@ -102,6 +109,9 @@ def column_bytes(plan: KVPlan) -> int:
 class KVStoreScheduler(ABC):
     """The half beside the scheduler, in the engine's process; no torch.
 
+    It is built when the weights are loaded. What is wrong with its options can be said sooner, and
+    by `quire explain` too, in `check_options`.
+
     Args:
         options: `--kv-store-options`, by key.
         plan: The memory of the cache: groups, tensors and their sizes.
@@ -112,6 +122,19 @@ class KVStoreScheduler(ABC):
 
     @abstractmethod
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None: ...
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, str], plan: KVPlan | None = None) -> None:
+        """Say what is wrong with the options, before anything is loaded; by default nothing is.
+
+        Args:
+            options: As for the constructor.
+            plan: The memory of the cache; None: it is not known yet.
+
+        Raises:
+            SettingsError: An option is unknown or cannot work.
+        """
+        del options, plan
 
     @abstractmethod
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
@@ -124,7 +147,11 @@ class KVStoreScheduler(ABC):
 
     @abstractmethod
     def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
-        """Bring stored columns into these blocks; they were looked up in this step."""
+        """Bring stored columns into these blocks.
+
+        They are the first of those that the last `lookup` for a request found, a moment ago; one
+        that is gone since makes the transfer fail. No `reset` came in between.
+        """
 
     @abstractmethod
     def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
@@ -186,7 +213,10 @@ class KVStoreWorker(ABC):
         """Say what ended since the last call; called after each step's forward pass."""
 
     def shutdown(self) -> None:
-        """Give everything back. May be called twice."""
+        """Give everything back; after that no block is read or written. May be called twice.
+
+        It must not wait for what may never come: it ends a store that has stopped answering, too.
+        """
         return
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from quire.composition import Composition
 from quire.config import Settings
-from quire.errors import UnknownModelError
+from quire.errors import AdapterError, UnknownModelError
 from quire.interfaces.lora import LoRASource
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
@@ -17,7 +17,7 @@ def find_adapters(
     """Find the adapters that the user names and those that ship with the checkpoint.
 
     Raises:
-        AdapterError: The files of one are missing.
+        AdapterError: The files of one are missing, or its source does not say what is in them.
     """
     source = _source(composition, registries)
     if source is None:
@@ -39,7 +39,7 @@ def resolve_adapter(
 
     Raises:
         UnknownModelError: It is not offered here.
-        AdapterError: Its files are not there.
+        AdapterError: Its files are not there, or its source does not say what is in them.
     """
     if isinstance(adapter, str):
         if adapter not in offered:
@@ -58,5 +58,14 @@ def _source(composition: Composition, registries: Registries) -> LoRASource | No
 
 
 def _ref(source: LoRASource, name: str, path: str) -> AdapterRef:
+    """Return an adapter by its content: KV that was computed with other files is never its own."""
     folder = source.resolve(path)
-    return AdapterRef(name, str(folder), source.content_hash(folder))
+    content_hash = source.content_hash(folder)
+    if not isinstance(content_hash, str) or not content_hash:
+        kind = type(source)
+        raise AdapterError(
+            f"the LoRA source {kind.__module__}.{kind.__qualname__} gave {content_hash!r} as the "
+            f"content hash of adapter {name!r} in {folder}; it must be a text that changes with "
+            "the files, as KV in the cache is found by it"
+        )
+    return AdapterRef(name, str(folder), content_hash)

@@ -1,4 +1,4 @@
-"""The engine's process as its parent holds it: started as a module, and seen to die by its pidfd.
+"""The engine's process as its parent holds it: it is seen to die by its pidfd.
 
 It has a process group of its own, so that a terminal's Ctrl-C is for the parent alone, and so that
 nothing which it started outlives it.
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from quire.errors import SettingsError
+from quire.python_child import child_environment
 
 MAX_SOCKET_PATH = 100  # bytes; the system's own limit for a socket's path is a little more
 KILL_TIMEOUT_S = 10.0
@@ -54,7 +56,7 @@ class SocketFolder:
 
 
 class ChildProcess:
-    """A Python module that runs in a process of its own.
+    """Python in a process of its own. One thread uses it, but for `kill`.
 
     Args:
         arguments: What follows `python`.
@@ -68,11 +70,22 @@ class ChildProcess:
         if sys.platform != "linux":
             raise SettingsError("engine_process needs Linux; start without it")
         self._process = subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=child_environment(),
         )
+        self._owner_pid = os.getpid()
+        try:
+            self._death_fd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            _kill(self._process, self._owner_pid)
+            raise
         # Also at the end of the program, and when the last one who knows it forgets it.
-        self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
-        self._death_fd = os.pidfd_open(self._process.pid)
+        self._finalizer = weakref.finalize(
+            self, _kill, self._process, self._owner_pid, self._death_fd
+        )
+        self._lock = threading.RLock()  # so that nobody kills an id that was given back
         self._give(config)
 
     @property
@@ -85,16 +98,23 @@ class ChildProcess:
         return self._death_fd
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end, so long; then kill it. May be called twice.
+        """Wait for its end, so long; then kill it. May be called twice; in a fork it does nothing.
 
         Returns:
             How it ended, for people.
         """
-        if self._finalizer.alive:
+        if self._finalizer.alive and os.getpid() == self._owner_pid:
             _wait_unreaped(self._death_fd, timeout_s)
-            self._finalizer()
-            os.close(self._death_fd)
+            with self._lock:
+                self._finalizer()
         return _story(self._process.returncode)
+
+    def kill(self) -> None:
+        """Kill it, and let `end` find it dead; from any thread."""
+        with self._lock:
+            if self._finalizer.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._death_fd, signal.SIGKILL)
 
     def _give(self, config: bytes) -> None:
         """Write its config; if it dies before it has read all of that, its end will tell."""
@@ -123,7 +143,7 @@ def _fresh_folder() -> Path:
     )
 
 
-def _kill(process: subprocess.Popen[bytes], owner_pid: int) -> None:
+def _kill(process: subprocess.Popen[bytes], owner_pid: int, death_fd: int | None = None) -> None:
     """Kill a process and its group; nothing happens in a fork of the one that started it.
 
     It was not reaped before, so the group's id is still its own.
@@ -134,6 +154,8 @@ def _kill(process: subprocess.Popen[bytes], owner_pid: int) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_TIMEOUT_S)
+    if death_fd is not None:
+        os.close(death_fd)
 
 
 def _wait_unreaped(death_fd: int, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import Composed
 from quire.launch.grammars import make_grammars
+from quire.launch.kv_store import check_store_options, load_store
 from quire.launch.memory import log_memory, plan_memory
 from quire.plugins import Plugins
 
@@ -28,6 +29,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, int]:
         QuireError: It cannot be started; the message says why and what would help.
     """
     settings, composition = composed.settings, composed.composition
+    check_store_options(composed)  # loading weights takes long
     executor = _make_executor(settings, composition, composed.plugins)
     try:
         info = executor.start()
@@ -68,11 +70,11 @@ def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
 
 def _make_transfers(composed: Composed, plan: KVPlan, kv: KVCacheManager) -> KVTransfers | None:
     """Build the scheduler's half of the outside KV store, if there is to be one."""
-    cache, choice = composed.settings.cache, composed.composition.kv_store
-    if choice is None:
+    cache, store = composed.settings.cache, load_store(composed)
+    if store is None:
         return None
-    store = composed.plugins.registries.kv_stores.load(choice.entry)
-    return KVTransfers(store(cache.store_options, plan), kv, cache.kv_store_timeout_s, str(choice))
+    name = str(composed.composition.kv_store)
+    return KVTransfers(store(cache.store_options, plan), kv, cache.kv_store_timeout_s, name)
 
 
 def _make_executor(settings: Settings, composition: Composition, plugins: Plugins) -> Executor:

@@ -1,10 +1,9 @@
 """The engine's half: it steps as long as there is work, and sends one message a step.
 
-Commands are taken between two steps, all that have come by then. What one command does wrong is the
-answer to that command; what a step does wrong ends the engine.
+Commands are taken between two steps, all that have come by then. A command that is refused with an
+error of ours gets that as its answer; any other error, as all of a step's, ends the engine.
 """
 
-import logging
 from typing import Any
 
 import msgspec
@@ -31,8 +30,6 @@ from quire.messages import (
 )
 
 HEALTH_INTERVAL_S = 0.5  # how often an idle engine looks after its workers
-
-logger = logging.getLogger(__name__)
 
 
 class CoreServer:
@@ -99,13 +96,10 @@ class CoreServer:
             self._refused.append(output)
 
     def _answer(self, call: Call) -> Answer:
-        """Do what is asked; what goes wrong is for the one who asked."""
+        """Do what is asked; a refusal is for the one who asked."""
         try:
             value = encode(self._do(call.command))
         except QuireError as error:
-            return Answer(call.call_id, _NOTHING, ErrorMessage.of(error))
-        except Exception as error:
-            logger.exception("%s failed", type(call.command).__name__)
             return Answer(call.call_id, _NOTHING, ErrorMessage.of(error))
         return Answer(call.call_id, msgspec.Raw(value))
 

@@ -74,6 +74,7 @@ class Engine:
             adapters=dict(self.adapters),
             max_model_len=self.composition.max_model_len,
             finished_hooks=self.finished_hooks,
+            request_timeout_s=self.settings.scheduler.request_timeout_s,
         )
 
 
@@ -122,7 +123,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
         hooks=plugins.hooks("request_received"),
         check_grammar=check_grammar,
         thinking=make_thinking(composition, parsers, composed.tokenizer),
-        has_priorities=composition.scheduling_policy.name != "fcfs",  # a plugin's may look at them
+        has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
     )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(

@@ -5,6 +5,7 @@ Once the engine is dead, everything says so: there is no way back.
 
 import os
 import threading
+import weakref
 from typing import Any, NoReturn
 
 from quire.errors import EngineDeadError
@@ -17,7 +18,7 @@ FLUSH_S = 0.1  # for what a dead process had sent to arrive
 
 
 class EngineLink:
-    """One engine in another process. One thread uses it, but for `wake`.
+    """One engine in another process. One thread uses it, but for `wake` and `kill`.
 
     Args:
         channel: The way to the engine.
@@ -28,8 +29,11 @@ class EngineLink:
         self._channel = channel
         self._process = process
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake_lock = threading.Lock()  # so that nobody writes to a number that was given back
-        self._is_closed = False
+        # So that nobody writes to a number that was given back; a finalizer may come in between.
+        self._wake_lock = threading.RLock()
+        self._release = weakref.finalize(self, os.close, self._wake_fd)
+        self._release.atexit = False
+        self._owner_pid = os.getpid()
         self._death: EngineDeadError | None = None
         self.num_sent = 0
         channel.watch(process.fileno())
@@ -46,8 +50,7 @@ class EngineLink:
         Raises:
             EngineDeadError: Its end was seen.
         """
-        if self._death is not None:
-            self._say_again(self._death)
+        self._check_life()
         try:
             self._channel.send(command)
         except EngineDeadError:
@@ -63,8 +66,7 @@ class EngineLink:
         Raises:
             EngineDeadError: There will be none.
         """
-        if self._death is not None:
-            self._say_again(self._death)
+        self._check_life()
         while True:
             message = self._take()
             if message is not None:
@@ -81,8 +83,13 @@ class EngineLink:
     def wake(self) -> None:
         """Let a `receive` that may be woken return; from any thread."""
         with self._wake_lock:
-            if not self._is_closed:
+            if self._release.alive and self._is_owner:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def kill(self) -> None:
+        """Kill the process, and let `receive` find it dead; from any thread."""
+        if self._is_owner:
+            self._process.kill()
 
     def check(self) -> None:
         """Return if the process lives.
@@ -90,10 +97,21 @@ class EngineLink:
         Raises:
             EngineDeadError: It does not.
         """
-        if self._death is not None:
-            self._say_again(self._death)
+        self._check_life()
         if self._process.fileno() in self._channel.wait(0.0):
             self._die_of_its_end()
+
+    def check_owner(self) -> None:
+        """Return if this process started the engine.
+
+        Raises:
+            EngineDeadError: It is a fork of that one: both would read the same messages.
+        """
+        if not self._is_owner:
+            raise EngineDeadError(
+                f"the engine belongs to process {self._owner_pid}, and this is a fork of it, "
+                f"{os.getpid()}; start another engine here"
+            )
 
     def die(self, death: EngineDeadError, patience_s: float = 0.0) -> NoReturn:
         """Let nothing of the engine remain, and say why, now and whenever somebody asks again.
@@ -106,17 +124,16 @@ class EngineLink:
         raise death
 
     def close(self, death: EngineDeadError, patience_s: float = 0.0) -> None:
-        """End the process and all that it started. Only the first call counts.
+        """End the process and all that it started. Only the first call counts, and none in a fork.
 
         Args:
             death: What to say to who comes later.
             patience_s: How long the process gets to end by itself.
         """
         with self._wake_lock:
-            if self._is_closed:
+            if not (self._release.alive and self._is_owner):
                 return
-            self._is_closed = True
-            os.close(self._wake_fd)
+            self._release()
         self._death = death
         self._process.end(patience_s)
         self._channel.close()
@@ -137,5 +154,11 @@ class EngineLink:
             pass  # what comes before the last word has no reader any more
         self.die(EngineDeadError(f"the engine's process {self._process.end(LAST_WORD_S)}"))
 
-    def _say_again(self, death: EngineDeadError) -> NoReturn:
-        raise EngineDeadError(str(death)) from death
+    @property
+    def _is_owner(self) -> bool:
+        return os.getpid() == self._owner_pid
+
+    def _check_life(self) -> None:
+        self.check_owner()
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death

@@ -4,10 +4,12 @@ parent -> engine   EngineConfig on its standard input; then Add, Abort, Call and
 engine -> parent   Connected; Ready or Refused; one Stepped a step, and Answers; at worst Failed
 """
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import quire
 import quire.errors
 from quire.config import Settings
 from quire.errors import QuireError, RequestError
@@ -26,6 +28,11 @@ _KINDS: dict[str, type[QuireError]] = {
     for name, kind in vars(quire.errors).items()
     if isinstance(kind, type) and issubclass(kind, QuireError)
 }
+
+
+def own_quire() -> str:
+    """Return which quire runs here."""
+    return f"quire {quire.__version__} in {Path(quire.__file__).parent}"
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -58,16 +65,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         settings: What the user asked for, without what is the server's.
         address: Where the parent listens.
-        import_path: The parent's `sys.path`: both must find the same plugins.
         log_level: The parent's.
+        quire: The parent's quire: its version, and where it lies.
         fingerprint: The parts that the parent chose.
         checkpoint_folder: Where the parent found the model.
     """
 
     settings: Settings
     address: str
-    import_path: list[str]
     log_level: int
+    quire: str
     fingerprint: list[tuple[str, str, str, str]]
     checkpoint_folder: str
 
@@ -170,4 +177,4 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 FromEngine = Connected | Ready | Refused | Failed | Stepped | Answer
 
-ANSWERS: dict[type[Any], Any] = {LoadAdapter: None, ResetPrefixCache: bool, ReadStats: EngineStats}
+ANSWERS: dict[type[Any], Any] = {LoadAdapter: None, ResetPrefixCache: None, ReadStats: EngineStats}

@@ -4,14 +4,15 @@ The same plan as at start-up, made from an estimate of what the weights will lea
 the cache's size is given, and as good as the estimate when it is not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.engine.kv_plan import requests_that_fit
 from quire.errors import CapacityError
 from quire.free_memory import cache_bytes, free_bytes
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVGroup, KVPlan
 from quire.launch.composing import Composed
-from quire.launch.memory import plan_memory
+from quire.launch.kv_store import check_store_options
+from quire.launch.memory import plan_memory, planned_requests
 
 LENGTHS = (1024, 4096, 16384)  # tokens of requests that people ask about
 
@@ -57,6 +58,8 @@ class MemoryEstimate:
         cache_limit: Bytes that the cache may take; None: the plan does not depend on it, or the
             device does not say what is free.
         limited_by: What sets the size of the cache, for people.
+        planned_requests: For how many of the longest requests there is room, if memory allows;
+            None: the cache takes all that it may.
         plan: The plan; None if there is a problem, or if nobody can tell before start-up.
         problem: Why an engine would not start, and what would help.
     """
@@ -64,6 +67,7 @@ class MemoryEstimate:
     weight_bytes: int
     cache_limit: int | None
     limited_by: str
+    planned_requests: int | None = None
     plan: KVPlan | None = None
     groups: tuple[GroupEstimate, ...] = ()
     fits: tuple[Fit, ...] = ()
@@ -71,13 +75,14 @@ class MemoryEstimate:
 
 
 def estimate_memory(composed: Composed) -> MemoryEstimate:
-    """Plan the memory of an engine that is not running.
+    """Plan the memory of an engine that is not running; what it would refuse is refused.
 
     Raises:
         PluginError: A KV-cache spec cannot be loaded, or the attention backend cannot serve the
             plan.
-        SettingsError: A layer's sizes cannot work.
+        SettingsError: A layer's sizes cannot work, or an option of the KV store.
     """
+    check_store_options(composed)
     settings, composition = composed.settings, composed.composition
     weight_bytes = _weight_bytes(composed)
     free = free_bytes(composition.device)
@@ -85,21 +90,29 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
         problem = _weights_problem(composition.device, weight_bytes, free)
         return MemoryEstimate(weight_bytes, 0, "the weights", problem=problem)
     limit, limited_by = _cache_limit(composed, weight_bytes, free)
+    memory = MemoryEstimate(
+        weight_bytes, limit, limited_by, planned_requests(settings, composition)
+    )
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
-        return MemoryEstimate(weight_bytes, limit, limited_by)
+        return memory
     try:
         plan = plan_memory(settings, composition, composed.plugins.registries, limit or 0)
     except CapacityError as error:
-        return MemoryEstimate(weight_bytes, limit, limited_by, problem=str(error))
-    step = settings.scheduler.max_num_batched_tokens
+        return replace(memory, problem=str(error))
+    check_store_options(composed, plan)
+    if free is not None and plan.num_bytes > free - weight_bytes:
+        problem = _cache_problem(plan, composition.device, free - weight_bytes, limited_by)
+        return replace(memory, problem=problem)
+    return _with_plan(memory, plan, settings.scheduler.max_num_batched_tokens)
+
+
+def _with_plan(memory: MemoryEstimate, plan: KVPlan, max_step_tokens: int) -> MemoryEstimate:
     lengths = sorted({*(n for n in LENGTHS if n < plan.max_model_len), plan.max_model_len})
-    return MemoryEstimate(
-        weight_bytes,
-        limit,
-        limited_by,
-        plan,
-        tuple(_estimate_group(plan, group, step) for group in plan.groups),
-        tuple(Fit(n, requests_that_fit(plan, n, step)) for n in lengths),
+    return replace(
+        memory,
+        plan=plan,
+        groups=tuple(_estimate_group(plan, group, max_step_tokens) for group in plan.groups),
+        fits=tuple(Fit(n, requests_that_fit(plan, n, max_step_tokens)) for n in lengths),
     )
 
 
@@ -117,6 +130,15 @@ def _weights_problem(device: str, weight_bytes: int, free: float) -> str:
     )
 
 
+def _cache_problem(plan: KVPlan, device: str, free: float, limited_by: str) -> str:
+    num_blocks = int(free * plan.num_blocks / plan.num_bytes)
+    return (
+        f"the KV cache of {plan.num_blocks:,} blocks takes {plan.num_bytes:,} bytes, and "
+        f"{free:,.0f} are free on this {device} beside the weights, which is room for "
+        f"{num_blocks:,} blocks; set a smaller {limited_by}"
+    )
+
+
 def _cache_limit(
     composed: Composed, weight_bytes: int, free: float | None
 ) -> tuple[int | None, str]:
@@ -130,14 +152,12 @@ def _cache_limit(
 
 
 def _estimate_group(plan: KVPlan, group: KVGroup, max_step_tokens: int) -> GroupEstimate:
-    page_bytes = sum(plan.page_bytes(tensor) for tensor in plan.tensors)
-    used = sum(spec.page_bytes for spec in group.layer_specs)
     params = ", ".join(f"{name} {value}" for name, value in group.spec.layer.params)
     return GroupEstimate(
         spec=f"{group.spec.layer.spec} ({params})" if params else group.spec.layer.spec,
         num_layers=len(group.layer_names),
         block_size=group.spec.block_size,
-        page_bytes=page_bytes,
-        padding_bytes=page_bytes - used,
+        page_bytes=plan.bytes_a_block,
+        padding_bytes=plan.padding_bytes(group),
         max_blocks=group.spec.max_blocks_held(max(1, plan.max_model_len - 1), max_step_tokens),
     )

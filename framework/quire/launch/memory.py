@@ -1,4 +1,4 @@
-"""Give the KV cache what the weights have left, and no more than its requests can use."""
+"""Give the KV cache what the weights have left, and of a host's memory no more than is of use."""
 
 import logging
 from dataclasses import replace
@@ -17,6 +17,8 @@ from quire.errors import CapacityError, RefusedError
 from quire.interfaces.attention import AttentionCapabilities
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
 from quire.plugins import Registries
+
+NUM_KEPT_REQUESTS = 16  # with a host's memory, as others live there too: whose turn comes again
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,19 @@ def plan_memory(
     plan = _plan_blocks(settings, composition, registries, available_bytes)
     _check_backend(composition, plan)
     return replace(plan, max_model_len=_fitting_length(settings, composition, plan))
+
+
+def planned_requests(settings: Settings, composition: Composition) -> int | None:
+    """Return for how many requests, each as long as can be, the cache has room if memory allows.
+
+    Those that run; and, to keep prefixes, a few more on a host, whose memory belongs to others too,
+    and all that it may take (None) on a device or where a size is given.
+    """
+    num_running = settings.scheduler.max_running
+    if not settings.cache.enable_prefix_caching:
+        return num_running
+    is_told = settings.cache.kv_cache_memory_bytes is not None
+    return None if is_told or composition.device != "cpu" else num_running + NUM_KEPT_REQUESTS
 
 
 def layer_specs(
@@ -81,18 +96,9 @@ def _plan_blocks(
         specs,
         settings.cache.kv_cache_memory_bytes or available_bytes,
         composition.max_model_len,
-        None if _takes_all(settings, composition) else settings.scheduler.max_num_seqs,
+        planned_requests(settings, composition),
         settings.scheduler.max_num_batched_tokens,
     )
-
-
-def _takes_all(settings: Settings, composition: Composition) -> bool:
-    """Whether the cache takes more than running requests can use, to keep prefixes in it.
-
-    The memory of a host belongs to others too: there it takes more only where it is told to.
-    """
-    is_told = settings.cache.kv_cache_memory_bytes is not None
-    return settings.cache.enable_prefix_caching and (is_told or composition.device != "cpu")
 
 
 def _check_backend(composition: Composition, plan: KVPlan) -> None:

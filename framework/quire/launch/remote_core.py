@@ -34,6 +34,7 @@ from quire.launch.engine_wire import (
     Refused,
     Shutdown,
     Stepped,
+    own_quire,
 )
 from quire.messages import (
     Control,
@@ -43,6 +44,7 @@ from quire.messages import (
     EngineStats,
     ErrorReport,
 )
+from quire.python_child import python_arguments
 
 MODULE = "quire.launch.engine_process"
 STOP_TIMEOUT_S = 10.0  # for the step that runs; after that the process is killed
@@ -52,7 +54,9 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteCore:
-    """An `EngineCore` in a process of its own. One thread calls it, but for `wake`.
+    """An `EngineCore` in a process of its own. One thread calls it, but for `wake` and `kill`.
+
+    In a fork of the process that started it, it is dead.
 
     Args:
         link: The way to the process; its engine takes requests.
@@ -79,7 +83,7 @@ class RemoteCore:
         with SocketFolder() as folder:
             channel = Channel(FromEngine, folder.address, is_listening=True)
             try:
-                arguments = ["-m", MODULE, str(os.getpid()), str(folder.path)]
+                arguments = python_arguments(MODULE, [str(os.getpid()), str(folder.path)])
                 process = ChildProcess(arguments, _config(composed, folder))
             except BaseException:
                 channel.close()
@@ -99,7 +103,9 @@ class RemoteCore:
 
         Raises:
             InvalidRequestError: A request with this id is not over yet.
+            EngineDeadError: We are a fork of the process that started the engine.
         """
+        self._link.check_owner()
         request_id = request.request_id
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use")
@@ -147,6 +153,11 @@ class RemoteCore:
         """Let a `step` that waits return; from any thread."""
         self._link.wake()
 
+    def kill(self) -> bool:
+        """Let no verb wait any longer: the process is killed; from any thread. Returns True."""
+        self._link.kill()
+        return True
+
     def control(self, command: Control) -> Any:
         """Have the engine do something between two steps; returns and raises what it does there.
 
@@ -179,6 +190,7 @@ class RemoteCore:
         self._link.close(EngineDeadError("the engine was shut down"), STOP_TIMEOUT_S)
 
     def _flush(self) -> None:
+        self._link.check_owner()
         if self._unsent:
             unsent, self._unsent = self._unsent, []
             self._link.send(Add(unsent))
@@ -249,8 +261,8 @@ def _config(composed: Composed, folder: SocketFolder) -> bytes:
     config = EngineConfig(
         settings=replace(composed.settings, server=ServerSettings()),  # its key is none of theirs
         address=folder.address,
-        import_path=sys.path,
         log_level=logging.getLogger("quire").getEffectiveLevel(),
+        quire=own_quire(),
         fingerprint=composition.fingerprint(),
         checkpoint_folder=str(composition.checkpoint.folder),
     )

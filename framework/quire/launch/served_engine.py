@@ -12,6 +12,7 @@ from difflib import unified_diff
 from quire.composition import Composition
 from quire.engine.core import EngineCore
 from quire.errors import PluginError, QuireError
+from quire.frontend.engine_client import death_by
 from quire.ipc import Channel
 from quire.launch.composing import compose_engine
 from quire.launch.core import start_core
@@ -24,6 +25,7 @@ from quire.launch.engine_wire import (
     Ready,
     Refused,
     ToEngine,
+    own_quire,
 )
 from quire.plugins import load_plugins
 
@@ -39,13 +41,13 @@ def run(config: EngineConfig) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s engine %(name)s: %(message)s",
     )
-    sys.path[:] = config.import_path
     channel = Channel(ToEngine, config.address, is_listening=False)
     channel.send(Connected())
     try:
         core, max_model_len = start(config)
     except BaseException as error:  # noqa: BLE001 - the edge of the process: the parent hears of it
-        channel.send(Refused(_message(error)))
+        _log(error)
+        channel.send(Refused(ErrorMessage.of(error)))
         channel.close(LAST_WORD_S)
         return 1
     channel.send(Ready(max_model_len))
@@ -77,7 +79,8 @@ def serve(core: EngineCore, channel: Channel) -> bool:
     try:
         CoreServer(core, channel).serve()
     except BaseException as error:  # noqa: BLE001 - the edge of the process: the parent hears of it
-        channel.send(Failed(_message(error)))
+        _log(error)
+        channel.send(Failed(ErrorMessage.of(death_by(error))))
         return False
     finally:
         core.shutdown()
@@ -90,8 +93,9 @@ def check_agreement(config: EngineConfig, composition: Composition) -> None:
     Raises:
         PluginError: They differ; the message is the difference.
     """
-    theirs = _lines(config.fingerprint, config.checkpoint_folder)
-    ours = _lines(composition.fingerprint(), str(composition.checkpoint.folder))
+    theirs = _lines(config.quire, config.checkpoint_folder, config.fingerprint)
+    folder = str(composition.checkpoint.folder)
+    ours = _lines(own_quire(), folder, composition.fingerprint())
     if theirs != ours:
         difference = unified_diff(theirs, ours, "the parent", "the engine's process", lineterm="")
         raise PluginError(
@@ -100,11 +104,12 @@ def check_agreement(config: EngineConfig, composition: Composition) -> None:
         )
 
 
-def _message(error: BaseException) -> ErrorMessage:
+def _log(error: BaseException) -> None:
     if not isinstance(error, QuireError):
         logger.critical("the engine failed", exc_info=error)
-    return ErrorMessage.of(error)
 
 
-def _lines(fingerprint: Sequence[tuple[str, str, str, str]], folder: str) -> list[str]:
-    return [f"checkpoint {folder}", *(" ".join(part) for part in fingerprint)]
+def _lines(
+    quire: str, checkpoint: str, fingerprint: Sequence[tuple[str, str, str, str]]
+) -> list[str]:
+    return [quire, f"checkpoint {checkpoint}", *(" ".join(part) for part in fingerprint)]

@@ -18,6 +18,7 @@ from quire.server.completions import CompletionRoute
 from quire.server.errors import handle_disconnect, handle_error
 from quire.server.health import HealthRoutes
 from quire.server.lifecycle import Lifecycle
+from quire.server.logprob_budget import LogprobBudget
 from quire.server.models import ModelRoutes
 from quire.server.security import Guard
 from quire.server.tokenize import TokenRoutes
@@ -53,6 +54,7 @@ def create_app(
 
 def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
     models, tokens = ModelRoutes(frontend), TokenRoutes(frontend)
+    budget = LogprobBudget()
     return [
         Route("/livez", health.livez),
         Route("/readyz", health.readyz),
@@ -61,8 +63,8 @@ def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model:path}", models.retrieve_model),
         Route("/v1/plugins", health.plugins),
-        Route("/v1/chat/completions", ChatRoute(frontend).create, methods=["POST"]),
-        Route("/v1/completions", CompletionRoute(frontend).create, methods=["POST"]),
+        Route("/v1/chat/completions", ChatRoute(frontend, budget).create, methods=["POST"]),
+        Route("/v1/completions", CompletionRoute(frontend, budget).create, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/reset_prefix_cache", CacheRoutes(frontend).reset_prefix_cache, methods=["POST"]),

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,12 +15,12 @@ from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta, PromptLogprobs
 from quire.sampling_params import StructuredOutputsParams
-from quire.server.answers import json_response
+from quire.server.answers import WholeAnswer, in_thread_if, json_of
 from quire.server.bodies import Body, read_body
 from quire.server.chat_answer import ChatAnswer
-from quire.server.disconnect import run_while_connected
 from quire.server.fields import check_known, sampler_fields, sort_fields
 from quire.server.generation import Envelope, Generation
+from quire.server.logprob_budget import LogprobBudget
 from quire.server.logprobs import chat_logprobs
 from quire.server.models import choose
 from quire.server.params import (
@@ -68,18 +69,20 @@ class Chat:
 class ChatRoute:
     """The endpoint."""
 
-    def __init__(self, frontend: AsyncFrontend) -> None:
+    def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
         self._frontend = frontend
+        self._budget = budget
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, ChatBody)
         extras = sort_fields(body.raw, ChatBody, sampler_fields(self._frontend))
         chat = await self._prepare(body, extras.for_samplers)
+        headers, release = extras.headers(), chat.generation.release
         if body.typed.stream:
-            return EventStream(_events(chat), extras.headers(), request.scope["quire_request_id"])
-        answer = await run_while_connected(_whole(chat), request.receive)
-        return json_response(answer, headers=extras.headers())
+            request_id = request.scope["quire_request_id"]
+            return EventStream(_events(chat), headers, request_id, on_over=release)
+        return WholeAnswer(partial(_whole, chat), headers, release)
 
     async def _prepare(self, body: Body[ChatBody], extra_args: dict[str, Any]) -> Chat:
         typed = body.typed
@@ -110,6 +113,7 @@ class ChatRoute:
         return Chat(
             Generation(
                 self._frontend,
+                self._budget,
                 [prompt_parts(text, typed, False)],
                 params,
                 chosen.adapter,
@@ -154,20 +158,22 @@ def _logprobs(chat: Chat, delta: Delta) -> ChatLogprobs | None:
     return chat_logprobs(delta, chat.num_top_logprobs, chat.generation.frontend.tokenizer)
 
 
-async def _whole(chat: Chat) -> ChatCompletion:
+async def _whole(chat: Chat) -> bytes:
     answers = chat.answers()
+    of_prompt: PromptLogprobs = []
     async with aclosing(chat.generation.deltas()) as deltas:
         async for index, delta in deltas:
             answers[index].read(delta, _logprobs(chat, delta))
-    of_prompt = chat.generation.prompt_logprobs
-    return ChatCompletion(
+            of_prompt += delta.prompt_logprobs or ()
+    completion = ChatCompletion(
         id=chat.envelope.id,
         created=chat.envelope.created,
         model=chat.envelope.model,
         choices=[answer.choice() for answer in answers],
         usage=chat.generation.usage(),
-        prompt_logprobs=msgspec.UNSET if of_prompt is None else of_prompt[0],
+        prompt_logprobs=of_prompt or msgspec.UNSET,
     )
+    return await in_thread_if(chat.generation.is_large, partial(json_of, completion))
 
 
 async def _events(chat: Chat) -> AsyncGenerator[bytes]:
@@ -181,7 +187,8 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes]:
                 yield _chunk(chat, ChunkChoice(index=index, delta=opening))
             if delta.prompt_logprobs is not None:
                 choice = ChunkChoice(index=index, delta=_EMPTY)
-                yield _chunk(chat, choice, prompt_logprobs=delta.prompt_logprobs)
+                chunk = partial(_chunk, chat, choice, prompt_logprobs=delta.prompt_logprobs)
+                yield await in_thread_if(chat.generation.is_large_delta(delta), chunk)
             logprobs = _logprobs(chat, delta)
             piece = answers[index].read(delta, logprobs)
             ending = answers[index].finish_reason
@@ -211,4 +218,4 @@ def _chunk(
     )
     if chat.with_usage:
         chunk.usage = usage
-    return msgspec.json.encode(chunk)
+    return json_of(chunk)

@@ -1,5 +1,6 @@
 """One answer of a completion: deltas in, OpenAI's pieces out; joined, they are the whole."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -28,7 +29,7 @@ class Shows:
 
 
 class CompletionAnswer:
-    """Reads one choice.
+    """Reads one choice; what was read is its reader's, and not kept here.
 
     Args:
         index: Which of the choices.
@@ -41,7 +42,7 @@ class CompletionAnswer:
         self._generation = generation
         self._shows = shows
         self._tokenizer = generation.frontend.tokenizer
-        self._pieces: list[CompletionChoice] = []
+        self._has_begun = False
         self._num_characters = 0
         self._echo: Echo | None = None
 
@@ -56,32 +57,13 @@ class CompletionAnswer:
         )
         if self._shows.prompt_logprobs and delta.prompt_logprobs is not None:
             piece.prompt_logprobs = delta.prompt_logprobs
-        self._pieces.append(piece)
         says = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
         return None if says == ("", None, None, UNSET) else piece
 
-    def choice(self) -> CompletionChoice:
-        """Return the whole answer.
-
-        Raises:
-            RequestFailedError: It has not ended.
-        """
-        if not self._pieces or self._pieces[-1].finish_reason is None:
-            raise RequestFailedError("the answer has no end")
-        logprobs = [piece.logprobs for piece in self._pieces if piece.logprobs is not None]
-        of_prompt = [piece.prompt_logprobs for piece in self._pieces if piece.prompt_logprobs]
-        return CompletionChoice(
-            index=self.index,
-            text="".join(piece.text for piece in self._pieces),
-            logprobs=joined(logprobs) if logprobs else None,
-            finish_reason=self._pieces[-1].finish_reason,
-            stop_reason=self._pieces[-1].stop_reason,
-            prompt_logprobs=[row for rows in of_prompt for row in rows] if of_prompt else UNSET,
-        )
-
     def _begin(self) -> str:
         """Return the prompt's text before the first piece, if it was asked for."""
-        if self._pieces or not self._shows.echo:
+        is_first, self._has_begun = not self._has_begun, True
+        if not (is_first and self._shows.echo):
             return ""
         prompt = self._generation.encoded[self.index // self._generation.n]
         self._echo = Echo(prompt, self._tokenizer, self._shows.num_top_logprobs or 0)
@@ -98,6 +80,26 @@ class CompletionAnswer:
             return shown
         of_prompt = self._echo.logprobs(delta.prompt_logprobs)
         return of_prompt if shown is None else joined([of_prompt, shown])
+
+
+def whole_choice(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
+    """Return the whole of an answer.
+
+    Raises:
+        RequestFailedError: It has not ended.
+    """
+    if not pieces or pieces[-1].finish_reason is None:
+        raise RequestFailedError("the answer has no end")
+    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    of_prompt = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
+    return CompletionChoice(
+        index=pieces[-1].index,
+        text="".join(piece.text for piece in pieces),
+        logprobs=joined(logprobs) if logprobs else None,
+        finish_reason=pieces[-1].finish_reason,
+        stop_reason=pieces[-1].stop_reason,
+        prompt_logprobs=[row for rows in of_prompt for row in rows] if of_prompt else UNSET,
+    )
 
 
 def _public(delta: Delta) -> FinishReason | None:

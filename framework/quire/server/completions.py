@@ -1,25 +1,26 @@
 """POST /v1/completions: text after text, or after token ids, for one prompt or many."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequestError, PromptTooLongError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
-from quire.server.answers import json_response
+from quire.server.answers import WholeAnswer, in_thread_if, json_of
 from quire.server.bodies import Body, read_body
-from quire.server.completion_answer import CompletionAnswer, Shows
-from quire.server.disconnect import run_while_connected
+from quire.server.completion_answer import CompletionAnswer, Shows, whole_choice
 from quire.server.fields import check_known, sampler_fields, sort_fields
 from quire.server.generation import Envelope, Generation
+from quire.server.logprob_budget import LogprobBudget
 from quire.server.models import choose
 from quire.server.params import (
     form_field,
@@ -60,8 +61,9 @@ class Run:
 class CompletionRoute:
     """The endpoint."""
 
-    def __init__(self, frontend: AsyncFrontend) -> None:
+    def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
         self._frontend = frontend
+        self._budget = budget
 
     async def create(self, request: Request) -> Response:
         """Complete the prompts."""
@@ -71,10 +73,11 @@ class CompletionRoute:
             run = await asyncio.to_thread(self._prepare, body, extras.for_samplers)
         else:
             run = self._prepare(body, extras.for_samplers)
+        headers, release = extras.headers(), run.generation.release
         if body.typed.stream:
-            return EventStream(_events(run), extras.headers(), request.scope["quire_request_id"])
-        answer = await run_while_connected(_whole(run), request.receive)
-        return json_response(answer, headers=extras.headers())
+            request_id = request.scope["quire_request_id"]
+            return EventStream(_events(run), headers, request_id, on_over=release)
+        return WholeAnswer(partial(_whole, run), headers, release)
 
     def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> Run:
         typed = body.typed
@@ -100,6 +103,7 @@ class CompletionRoute:
         return Run(
             Generation(
                 self._frontend,
+                self._budget,
                 prompts,
                 params,
                 chosen.adapter,
@@ -147,12 +151,20 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-async def _whole(run: Run) -> Completion:
+async def _whole(run: Run) -> bytes:
     answers = run.answers()
+    pieces: list[list[CompletionChoice]] = [[] for _ in answers]
     async with aclosing(run.generation.deltas()) as deltas:
         async for index, delta in deltas:
-            answers[index].read(delta)
-    return _completion(run, [answer.choice() for answer in answers], run.generation.usage())
+            read = partial(answers[index].read, delta)
+            piece = await in_thread_if(run.generation.is_large_delta(delta), read)
+            if piece is not None:
+                pieces[index].append(piece)
+    return await in_thread_if(run.generation.is_large, partial(_encode_whole, run, pieces))
+
+
+def _encode_whole(run: Run, pieces: Sequence[Sequence[CompletionChoice]]) -> bytes:
+    return json_of(_completion(run, [*map(whole_choice, pieces)], run.generation.usage()))
 
 
 async def _events(run: Run) -> AsyncGenerator[bytes]:
@@ -160,15 +172,23 @@ async def _events(run: Run) -> AsyncGenerator[bytes]:
     usage = None if run.with_usage else UNSET
     async with aclosing(run.generation.deltas()) as deltas:
         async for index, delta in deltas:
-            piece = answers[index].read(delta)
-            if piece is not None:
-                yield msgspec.json.encode(_completion(run, [piece], usage))
+            event = partial(_event, run, answers[index], delta, usage)
+            encoded = await in_thread_if(run.generation.is_large_delta(delta), event)
+            if encoded is not None:
+                yield encoded
     if run.with_usage:
-        yield msgspec.json.encode(_completion(run, [], run.generation.usage()))
+        yield json_of(_completion(run, [], run.generation.usage()))
+
+
+def _event(
+    run: Run, answer: CompletionAnswer, delta: Delta, usage: UnsetType | None
+) -> bytes | None:
+    piece = answer.read(delta)
+    return None if piece is None else json_of(_completion(run, [piece], usage))
 
 
 def _completion(
-    run: Run, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    run: Run, choices: list[CompletionChoice], usage: Usage | UnsetType | None
 ) -> Completion:
     envelope = run.envelope
     return Completion(

@@ -25,7 +25,7 @@ from quire.errors import (
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would send what was too slow again
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would send it again by themselves
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
 _LONGEST_MESSAGE = 2000
@@ -118,6 +118,8 @@ def headers_of(error: Exception) -> dict[str, str]:
         return error.headers
     if isinstance(error, RequestTimeoutError):
         return NO_RETRY
+    if isinstance(error, EngineDeadError):
+        return NO_RETRY  # the server ends; when another one is there, nobody knows
     return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
 
 

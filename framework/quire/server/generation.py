@@ -10,19 +10,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.errors import GrammarError, InvalidRequestError, RequestFailedError
+from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.prompt import EncodedPrompt
 from quire.messages import FinishReason
-from quire.outputs import Delta, PromptLogprobs
+from quire.outputs import Delta
 from quire.sampling_params import SamplingParams
 from quire.server.errors import RETRY_AFTER_S, HTTPError
+from quire.server.logprob_budget import LogprobBudget, LogprobShare
 from quire.server.protocol import CachedTokens, Usage
 
 T = TypeVar("T")
 
-MAX_PROMPT_LOGPROBS = 2**19  # candidates over all prompts of a request; each is an object
+LARGE = 1024  # candidates; more of them are worked on beside the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Generation:
 
     Args:
         frontend: Serves the prompts.
+        budget: Of log probabilities of prompts; what is taken is held until `release`.
         prompts: Prompts as `AsyncFrontend.submit` takes them.
         params: How to generate; `n` answers a prompt.
         adapter: Name of a LoRA adapter.
@@ -54,12 +56,12 @@ class Generation:
 
     Attributes:
         encoded: The prompts as tokens; empty before the first delta.
-        prompt_logprobs: Those of each prompt, as far as they came; None if nobody asked for them.
     """
 
     def __init__(
         self,
         frontend: AsyncFrontend,
+        budget: LogprobBudget,
         prompts: Sequence[dict[str, Any]],
         params: SamplingParams,
         adapter: str | None = None,
@@ -70,6 +72,8 @@ class Generation:
         is_prompt_only: bool = False,
     ) -> None:
         self.frontend = frontend
+        self._budget = budget
+        self._share: LogprobShare | None = None
         self.prompts = prompts
         self.n = params.n
         self._params = params
@@ -79,10 +83,6 @@ class Generation:
         self._timeout_s = timeout_s
         self._is_prompt_only = is_prompt_only
         self.encoded: list[EncodedPrompt] = []
-        is_wanted = params.prompt_logprobs is not None
-        self.prompt_logprobs: list[PromptLogprobs] | None = (
-            [[] for _ in prompts] if is_wanted else None
-        )
         self._num_prompt_tokens = 0
         self._num_completion_tokens = 0
         self._num_cached_tokens = [0] * len(prompts)
@@ -95,6 +95,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Generate; yield (choice, delta). Closing it aborts what still runs.
 
+        Whoever has read it and holds nothing of it any more calls `release`.
+
         Raises:
             HTTPError: The server shut down before the end.
             RequestError: A prompt is wrong, or failed.
@@ -104,7 +106,7 @@ class Generation:
         async with AsyncExitStack() as stack:
             streams = []
             self.encoded = await self.frontend.encode(self.prompts)
-            self._check_prompt_logprobs()
+            self._take_share()
             for encoded in self.encoded:
                 stream = await self._submit(encoded)
                 streams.append(await stack.enter_async_context(stream))
@@ -144,25 +146,31 @@ class Generation:
             prompt_tokens_details=CachedTokens(sum(self._num_cached_tokens)),
         )
 
-    def _check_prompt_logprobs(self) -> None:
+    @property
+    def is_large(self) -> bool:
+        """Whether encoding the whole answer takes long."""
+        return self._share is not None and self._share.num > LARGE
+
+    def is_large_delta(self, delta: Delta) -> bool:
+        """Whether what is to be done with a delta takes long."""
+        num_rows = len(delta.prompt_logprobs or ())
+        return num_rows * ((self._params.prompt_logprobs or 0) + 1) > LARGE
+
+    def release(self) -> None:
+        """Give back what was taken of the budget. May be called twice."""
+        if self._share is not None:
+            self._share.give_back()
+
+    def _take_share(self) -> None:
         num_likeliest = self._params.prompt_logprobs
-        if num_likeliest is None:
-            return
-        num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
-        if num_tokens * (num_likeliest + 1) > MAX_PROMPT_LOGPROBS:
-            raise InvalidRequestError(
-                f"log probabilities of {num_tokens} prompt tokens with {num_likeliest + 1} "
-                f"candidates each are too many for one answer, which holds {MAX_PROMPT_LOGPROBS}; "
-                "ask for fewer candidates, or send fewer or shorter prompts",
-                param="prompt_logprobs",
-            )
+        if num_likeliest is not None:
+            num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
+            self._share = self._budget.take(num_tokens, num_likeliest + 1)
 
     def _count(self, prompt_index: int, delta: Delta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
         if delta.index == 0:  # the other answers find in the cache what the first one computed
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None and self.prompt_logprobs is not None:
-            self.prompt_logprobs[prompt_index] += delta.prompt_logprobs
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:

@@ -4,7 +4,7 @@ r"""Log probabilities in OpenAI's two shapes.
 written as `bytes:\xe2\x80` there: two of them would be the same U+FFFD, and one would be lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.frontend.tokenizer import Tokenizer
 from quire.outputs import Delta, Logprob
@@ -67,7 +67,7 @@ def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     )
 
 
-def position_of(found: dict[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+def position_of(found: Mapping[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
     """Read one position: the chosen token stands first, then the likeliest."""
     chosen, logprob = next(iter(found.items()))
     likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]

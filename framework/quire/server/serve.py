@@ -1,6 +1,7 @@
 """Listen, and stop well: readiness flips first, what runs may finish, what comes is told to retry.
 
-The first SIGTERM or SIGINT drains; the second one, or the end of `shutdown_timeout_s`, aborts.
+The first SIGTERM or SIGINT drains; the second one, or the end of `shutdown_timeout_s`, aborts. When
+the engine dies the server ends too, and says so: whoever supervises it starts a new one.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from quire.config import ServerSettings
-from quire.errors import SettingsError
+from quire.errors import EngineDeadError, SettingsError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.app import create_app
 from quire.server.connections import Connection
@@ -24,7 +25,9 @@ from quire.server.stats_log import log_stats
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-ABORT_GRACE_S = 2  # for the last events of aborted streams to leave
+STOP_TIMEOUT_S = 1.0  # for the step that runs when all requests are over
+ABORT_GRACE_S = 1  # for the last events of aborted streams to leave
+DEATH_NOTICE_S = 0.5  # for health checks and clients to hear that the engine is dead
 
 
 class HTTPServer(uvicorn.Server):
@@ -35,6 +38,9 @@ class HTTPServer(uvicorn.Server):
         settings: Where to listen, and how long to drain.
         plugins_report: For /v1/plugins.
         on_ready: Called with the server's URL once it listens.
+
+    Attributes:
+        engine_death: Why the engine stopped, if it did so by itself.
     """
 
     def __init__(
@@ -52,7 +58,8 @@ class HTTPServer(uvicorn.Server):
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._stats: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.engine_death: EngineDeadError | None = None
         self._abort = asyncio.Event()
 
     def stop(self) -> None:
@@ -70,14 +77,15 @@ class HTTPServer(uvicorn.Server):
         """Start to listen, and say where."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
-        self._stats = asyncio.create_task(log_stats(self._frontend))
+        self._tasks.append(asyncio.create_task(log_stats(self._frontend)))
+        self._tasks.append(asyncio.create_task(self._end_with_engine()))
         if self.started and self._on_ready is not None:
             self._on_ready(url_of(self.servers[0].sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what is open."""
-        if self._stats is not None:
-            self._stats.cancel()
+        for task in self._tasks:
+            task.cancel()
         await super().shutdown(sockets)
 
     def _stop(self) -> None:
@@ -98,8 +106,17 @@ class HTTPServer(uvicorn.Server):
         idle.cancel()
         if self._lifecycle.num_in_flight:
             logger.warning("aborting %d running requests", self._lifecycle.num_in_flight)
-        await self._frontend.shutdown(0.0)
+        await self._frontend.shutdown(0.0, STOP_TIMEOUT_S)
         self.should_exit = True
+
+    async def _end_with_engine(self) -> None:
+        """Wait for the engine to die, let those who have asked hear it, and end."""
+        death = await self._frontend.wait_for_death()
+        if self._stopping is None:
+            logger.critical("the engine is dead, so the server ends: %s", death)
+            self.engine_death = death
+            await asyncio.sleep(DEATH_NOTICE_S)
+            self.should_exit = True
 
 
 def serve(
@@ -118,8 +135,12 @@ def serve(
 
     Raises:
         SettingsError: The address cannot be listened on.
+        EngineDeadError: The engine died, and the server with it.
     """
-    HTTPServer(frontend, settings, plugins_report, on_ready).run([listening_socket(settings)])
+    server = HTTPServer(frontend, settings, plugins_report, on_ready)
+    server.run([listening_socket(settings)])
+    if server.engine_death is not None:
+        raise server.engine_death
 
 
 def listening_socket(settings: ServerSettings) -> socket.socket:

@@ -6,12 +6,13 @@ While nothing happens, comments keep proxies from closing the connection.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.server.answers import READ_TIMEOUT_S
 from quire.server.disconnect import run_until
 from quire.server.errors import error_json, error_response, log_failure
 
@@ -29,6 +30,7 @@ class EventStream(Response):
         headers: More response headers.
         request_id: Ours, for the log.
         keep_alive_s: Seconds of silence after which a comment is sent.
+        on_over: Called once nothing of the answer is held any more.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class EventStream(Response):
         headers: dict[str, str],
         request_id: str,
         keep_alive_s: float = KEEP_ALIVE_S,
+        on_over: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS | headers)
         del self.headers["content-length"]
         self._events = events
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
+        self._on_over = on_over
         self._has_begun = False
         self._is_over = False
         self._last_sent_s = 0.0
@@ -56,11 +60,15 @@ class EventStream(Response):
             pass  # the generator was cancelled: the request is aborted
         finally:
             await self._events.aclose()
+            if self._on_over is not None:
+                self._on_over()
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async for event in self._events:
                 await self._write(send, b"data: " + event + b"\n\n")
+        except ClientDisconnect:
+            raise
         except Exception as error:  # noqa: BLE001 - the edge: every failure becomes an answer
             if await self._refused(error, scope, receive, send):
                 return
@@ -108,4 +116,9 @@ class EventStream(Response):
                         "headers": self.raw_headers,
                     }
                 )
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    piece = {"type": "http.response.body", "body": body, "more_body": not is_last}
+                    await send(piece)
+            except TimeoutError:  # what it would still get is held for nobody
+                raise ClientDisconnect from None

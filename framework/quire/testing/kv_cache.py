@@ -87,12 +87,11 @@ class KVCacheSpecContract:
         assert longer.with_block_size(spec.block_size).key == spec.key
 
     def test_without_prefix_hits_it_holds_no_more(self, spec: KVCacheSpec) -> None:
-        """And no snapshot is taken, as nobody will look for one."""
+        """As nobody looks for one, nothing is kept to be found."""
         bare = spec.without_prefix_hits()
         assert bare.page_bytes == spec.page_bytes
         for length in LENGTHS:
             assert bare.max_blocks_held(length, 16) <= spec.max_blocks_held(length, 16)
-            assert not bare.snapshot_blocks(length)
 
     def test_more_tokens_never_need_fewer_blocks(self, spec: KVCacheSpec) -> None:
         """Nor does more lookahead; tables are only appended to."""
@@ -110,12 +109,6 @@ class KVCacheSpecContract:
             assert freeable <= set(range(spec.blocks_needed(length))), f"after {length} tokens"
             assert before <= freeable, f"after {length} tokens blocks {before - freeable} came back"
             before = freeable
-
-    def test_snapshots_are_taken_of_blocks_that_exist(self, spec: KVCacheSpec) -> None:
-        """Only of blocks in the table."""
-        for length in LENGTHS:
-            table = set(range(spec.blocks_needed(length)))
-            assert set(spec.snapshot_blocks(length)) <= table, f"after {length} tokens"
 
     def test_only_blocks_of_the_table_are_kept_for_hits(self, spec: KVCacheSpec) -> None:
         """Those that have become full, and no other."""

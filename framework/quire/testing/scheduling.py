@@ -18,14 +18,17 @@ from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request
 from quire.engine.scheduler import Scheduler
+from quire.engine.sort_key import SortKey, sort_key
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.scheduling import SchedulingPolicy
-from quire.messages import EngineRequest, SlotResult, StepPlan, StepResult
+from quire.messages import AdapterRef, EngineRequest, SlotResult, StepPlan, StepResult
 from quire.sampling_params import SamplingParams
 
 NUM_BLOCKS = 24
 BLOCK_SIZE = 4
 MAX_STEPS = 5000
+MAX_ASKED = 100
+ADAPTERS = [None, *(AdapterRef(name, name, content_hash=name) for name in ("one", "two", "three"))]
 
 
 class _WholeContext(KVCacheSpec):
@@ -64,14 +67,11 @@ class SchedulingPolicyContract:
     num_requests: ClassVar[int] = 40
 
     def test_keys_can_be_compared_and_do_not_change(self) -> None:
-        """Any two keys are in order, and a request asked twice has the same one."""
+        """Each key is plain data, and a request asked twice has the same one."""
         policy, requests = self.policy(), _requests(self.num_requests, seed=1)
-        keys = [policy.order(request) for request in requests]
-        _expect(keys == [policy.order(r) for r in requests], "a key changed between two questions")
-        for one in keys:
-            for other in keys:
-                places = (one < other) + (one == other) + (other < one)
-                _expect(places == 1, f"the keys {one!r} and {other!r} have no order")
+        keys = [_key(policy, request) for request in requests]
+        again = [_key(policy, request) for request in requests]
+        _expect(keys == again, "a key changed between two questions")
 
     def test_the_victim_is_one_of_those_that_run(self) -> None:
         """Whoever has to go is in the list."""
@@ -79,6 +79,17 @@ class SchedulingPolicyContract:
         for count in range(1, len(requests) + 1):
             index = policy.victim(requests[:count])
             _expect(0 <= index < count, f"victim {index} of {count} that run")
+
+    def test_a_request_may_be_asked_about_again(self) -> None:
+        """`admits` is asked in each step: asking does not wear the answer out, nor the order."""
+        policy, requests = self.policy(), _requests(self.num_requests, seed=3)
+        first, running = requests[0], tuple(requests[1:4])
+        key, word = _key(policy, first), policy.admits(first, running)
+        for _ in range(MAX_ASKED):
+            _expect(
+                policy.admits(first, running) == word, "admits changed its mind when asked again"
+            )
+        _expect(_key(policy, first) == key, "being asked changed a key")
 
     def test_everybody_gets_an_answer(self) -> None:
         """With too little memory for all, every request ends, and the pool is empty again."""
@@ -91,6 +102,17 @@ class SchedulingPolicyContract:
             missing = {request.request_id for request in requests} - finished
             _expect(not missing, f"after {MAX_STEPS} steps {len(missing)} requests still wait")
             _expect(not scheduler.kv.pool.num_used, "blocks are still owned after the last answer")
+
+
+def _key(policy: SchedulingPolicy, request: Request) -> SortKey:
+    """Return a request's key as the queue has it."""
+    key = policy.order(request)
+    try:
+        return sort_key(key)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(
+            f"the key {key!r} of {request.request_id} has no place: {error}"
+        ) from None
 
 
 def _requests(count: int, seed: int) -> list[Request]:
@@ -106,6 +128,7 @@ def _requests(count: int, seed: int) -> list[Request]:
                 seed=index,
                 priority=rng.randrange(-3, 4),
                 arrival_s=float(index),
+                adapter=rng.choice(ADAPTERS),
             ),
             num_groups=1,
         )
@@ -117,7 +140,7 @@ def _scheduler(policy: SchedulingPolicy) -> Scheduler:
     layer = KVLayer("layers.0", "whole_context", num_kv_heads=1, head_dim=1)
     plan = fixed_plan([_WholeContext(layer, BLOCK_SIZE, "float32")], NUM_BLOCKS)
     settings = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=16)
-    return Scheduler(settings, KVCacheManager(plan), policy)
+    return Scheduler(settings, KVCacheManager(plan), policy, max_adapters=2)
 
 
 def _run(scheduler: Scheduler) -> set[str]:

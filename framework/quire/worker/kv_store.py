@@ -1,7 +1,8 @@
 """The host around the worker's half of a KV store: whatever the half does, every transfer ends.
 
-A half that raises, or reports what it was never told, is switched off: what was open has failed,
-and so has everything that is asked of it afterwards. The engine then computes, and nobody waits.
+A half that raises, or reports what it was never told, is switched off, and so is one that the
+engine has given up: what was open has failed, and so has everything that is asked of it afterwards.
+The engine then computes, and nobody waits.
 """
 
 import logging
@@ -42,6 +43,8 @@ class KVStoreHost:
     def begin_step(self, plan: StepPlan) -> None:
         """Start what the plan brings; before its forward pass."""
         self._open |= dict.fromkeys(plan.kv_loads, True) | dict.fromkeys(plan.kv_saves, False)
+        if plan.stop_kv_store:
+            self.shutdown()
         if self._is_off:
             return
         try:

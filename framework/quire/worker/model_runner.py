@@ -127,9 +127,13 @@ class ModelRunner:
     def collect(self, plan_id: int) -> StepResult:
         """Wait for the tokens of the oldest launched draw.
 
+        Older ones that nobody collected were interrupted: they are dropped.
+
         Raises:
             RuntimeError: That is another plan's, or there is none.
         """
+        while self._launched and self._launched[0].plan_id < plan_id:
+            self._launched.popleft()
         launched = self._launched.popleft() if self._launched else None
         if launched is None or launched.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one to collect")

@@ -84,10 +84,6 @@ class RecurrentStateSpec(KVCacheSpec):
         del num_computed_tokens
         return fresh if self.has_snapshots else range(0)
 
-    def snapshot_blocks(self, num_computed_tokens: int) -> range:
-        """Return the full blocks: the state at each one's end stays in it."""
-        return range(num_computed_tokens // self.block_size if self.has_snapshots else 0)
-
 
 def _local_shapes(layer: KVLayer, tp_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the states on one device."""

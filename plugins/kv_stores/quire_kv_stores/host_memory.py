@@ -65,6 +65,13 @@ class HostMemoryScheduler(KVStoreScheduler):
             f"{self.column_bytes:,}",
         )
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, str], plan: KVPlan | None = None) -> None:
+        """Read the options and, of a plan, whether one column of it fits."""
+        chosen = read_options(options)
+        if plan is not None:
+            chosen.num_slots(plan)
+
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
         """Count what is stored up to the first gap; it becomes the most recently used."""
         del request_id

@@ -1,21 +1,14 @@
 """What the user may say of the host-memory tier: `--kv-store-options max_bytes=8GiB`."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from quire.byte_size import parse_byte_size
 from quire.errors import SettingsError
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.kv_transfer import column_bytes
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
 MAX_BYTES = 2**50  # no machine has more, and every product with it fits 64 bits
-_SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +58,8 @@ def read_options(given: Mapping[str, str]) -> HostMemoryOptions:
 
 
 def _size(key: str, text: str) -> int:
-    """Return the bytes of `4GiB`, `500 MB` or `1048576`."""
-    match = _SIZE.fullmatch(text.strip())
-    unit = UNITS.get(match[2]) if match else None
-    if match is None or unit is None:
-        raise SettingsError(
-            f"KV store host_memory: {key} must be a number of bytes, such as 1048576 or 4GiB "
-            f"(units: {', '.join(filter(None, UNITS))}), got {text!r}"
-        )
-    num_bytes = int(match[1]) * unit
+    """Return the bytes of an option, in the bounds that a machine sets."""
+    num_bytes = parse_byte_size(text, f"KV store host_memory: {key}")
     if not 0 < num_bytes <= MAX_BYTES:
         raise SettingsError(
             f"KV store host_memory: {key} must be from 1 to {MAX_BYTES:,} bytes, got {text!r}"

@@ -1,12 +1,20 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.scheduling import SchedulingPolicy
+from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
 from quire.registry import Registrar
 
 
 @hookimpl
 def register_scheduling_policies(registry: Registrar[type[SchedulingPolicy]]) -> None:
     """Offer the scheduling policies below."""
-    registry.add("fcfs", "quire_scheduling_policies.fcfs:FirstComeFirstServed")
-    registry.add("priority", "quire_scheduling_policies.priority:PriorityFirst")
+    registry.add(
+        "fcfs",
+        "quire_scheduling_policies.fcfs:FirstComeFirstServed",
+        capabilities=SchedulingPolicyCapabilities(),
+    )
+    registry.add(
+        "priority",
+        "quire_scheduling_policies.priority:PriorityFirst",
+        capabilities=SchedulingPolicyCapabilities(reads_priority=True),
+    )

@@ -6,6 +6,7 @@ import pytest
 
 from quire.cli.explain import describe_memory
 from quire.cli.main import main
+from quire.config import SchedulerSettings
 from quire.launch.estimate import MemoryEstimate
 from quire.testing.checkpoints import write_checkpoint
 
@@ -60,14 +61,21 @@ def test_what_the_user_sets_is_followed(mixed, capsys):
     _, few = memory_of(capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100")
     assert few["max_model_len"] == 100
     assert few["fits"][-1]["tokens"] == 100
-    assert few["num_blocks"] == 2 * 4 * 7, "four groups of ceil(100 / 16) blocks, two requests"
+    # Four groups of ceil(100 / 16) blocks, for two requests that run and prefixes of 16 more.
+    assert few["num_blocks"] == (2 + 16) * 4 * 7
+    bare = ("--max-num-seqs", "2", "--max-model-len", "100", "--no-enable-prefix-caching")
+    assert memory_of(capsys, mixed, *bare)[1]["num_blocks"] == 2 * 4 * 7
     _, given = memory_of(capsys, mixed, "--kv-cache-memory-bytes", "5000000")
     assert 5_000_000 - 2 * 4096 < given["cache_bytes"] <= 5_000_000
 
 
 def test_what_limits_the_cache_is_named(mixed, capsys):
     _, out = explained(capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100")
-    assert "as much as 2 requests can use (max_num_seqs)" in out
+    assert "as much as 2 requests can use (max_num_seqs), and 16 more to keep prefixes" in out
+    _, out = explained(
+        capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100", "--no-enable-prefix-caching"
+    )
+    assert "as much as 2 requests can use (max_num_seqs)\n" in out
     _, out = explained(capsys, mixed, "--kv-cache-memory-bytes", "5000000")
     assert "all that it may take" in out
 
@@ -108,6 +116,45 @@ def test_what_only_start_up_can_tell_is_no_failure(mixed, capsys, monkeypatch):
 
 
 def test_the_memory_of_nothing_is_data_too():
-    facts = describe_memory(MemoryEstimate(10, None, "nothing", problem="none"), 4)
+    facts = describe_memory(
+        MemoryEstimate(10, None, "nothing", problem="none"), SchedulerSettings()
+    )
     assert (facts["weight_bytes"], facts["num_blocks"], facts["groups"]) == (10, None, [])
     assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize("option", ["--num-kv-blocks", "--kv-cache-memory-bytes"])
+def test_a_cache_that_is_larger_than_what_is_free_does_not_fit(capsys, option):
+    given = "10000000" if option == "--num-kv-blocks" else "300GiB"
+    status, memory = memory_of(capsys, "demo", option, given)
+    assert status == 1
+    assert memory["num_blocks"] is None
+    assert "free on this cpu beside the weights" in memory["problem"]
+    assert f"set a smaller {option[2:].replace('-', '_')}" in memory["problem"]
+    room = memory["problem"].partition(" blocks; set")[0].split()[-1].replace(",", "")
+    fewer = str(int(room) // 2)  # others use this machine too
+    assert explained(capsys, "demo", "--num-kv-blocks", fewer)[0] == 0, "what it says does help"
+
+
+def test_no_more_run_than_a_step_has_tokens(capsys):
+    options = ("demo", "--max-num-batched-tokens", "4")
+    _, out = explained(capsys, *options)
+    assert "     4 run at the same time, at most (max_num_batched_tokens)" in out
+    assert memory_of(capsys, *options)[1]["max_running"] == 4
+    _, out = explained(capsys, "demo", "--max-num-seqs", "3")
+    assert "     3 run at the same time, at most (max_num_seqs)" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("max_bytes=abc", "max_bytes must be a number of bytes"),
+        ("foo=1", "no option 'foo'"),
+        ("max_bytes=1", "raise max_bytes"),
+    ],
+)
+def test_options_of_a_kv_store_that_cannot_work_are_refused(capsys, given, message):
+    store = ("--kv-store", "host_memory")
+    assert main(["explain", "demo", *store, "--kv-store-options", given]) != 0
+    assert message in capsys.readouterr().err
+    assert explained(capsys, "demo", *store, "--kv-store-options", "max_bytes=1GiB")[0] == 0

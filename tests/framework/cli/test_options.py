@@ -69,6 +69,25 @@ def test_a_file_sets_options_by_long_flag_or_by_name(config):
     assert settings.server.api_key == "k"
 
 
+def test_bytes_have_units_in_every_view(config, monkeypatch):
+    assert settings_of("--kv-cache-memory-bytes", "4GiB").cache.kv_cache_memory_bytes == 2**32
+    path = config("max-body-bytes: 2 MB\nkv-cache-memory-bytes: 1000\n")
+    assert settings_of("--config", path).server.max_body_bytes == 2_000_000
+    assert settings_of("--config", path).cache.kv_cache_memory_bytes == 1000
+    monkeypatch.setenv("QUIRE_KV_CACHE_MEMORY_BYTES", "3kB")
+    assert settings_of().cache.kv_cache_memory_bytes == 3000
+    with pytest.raises(SettingsError, match="--max-body-bytes: max_body_bytes must be a number of"):
+        settings_of("--max-body-bytes", "much")
+
+
+def test_options_of_a_store_may_be_a_mapping_in_a_file(config):
+    path = config("kv-store: s\nkv-store-options:\n  max_bytes: 1GiB\n  step_bytes: 7\n")
+    assert settings_of("--config", path).cache.store_options == {
+        "max_bytes": "1GiB",
+        "step_bytes": "7",
+    }
+
+
 def test_what_is_nearest_to_the_user_wins(config, monkeypatch):
     path = config("max-num-seqs: 1\nmax-num-queued: 1\nmax-loras: 1\nmodel: from-file\n")
     monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "2")

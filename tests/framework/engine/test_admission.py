@@ -89,15 +89,59 @@ def test_long_prompts_are_limited_and_short_ones_pass_them():
     assert names(scheduler.waiting) == ["longer"]
 
 
-def test_no_short_prompt_is_passed():
-    scheduler = make_scheduler(
-        max_num_batched_tokens=12, max_num_partial_prefills=1, long_prefill_token_threshold=90
-    )
+def test_a_prompt_that_fits_whole_goes_past_those_that_wait_for_their_turn_in_pieces():
+    scheduler = make_scheduler(max_num_batched_tokens=12, max_num_partial_prefills=1)
     for name, num_tokens in (("a", 80), ("b", 80), ("c", 2)):
         add(scheduler, name, num_tokens)
     step(scheduler)
-    assert step(scheduler).keys() == {"a"}
+    assert step(scheduler).keys() == {"a", "c"}
+    assert names(scheduler.waiting) == ["b"]
+
+
+def test_what_nobody_needs_of_the_budget_is_shared_equally():
+    scheduler = make_scheduler(2000, max_num_batched_tokens=40, max_num_partial_prefills=4)
+    for index in range(5):
+        add(scheduler, str(index), 400)
+    for _ in range(4):
+        step(scheduler)
+    assert step(scheduler) == {"0": 10, "1": 10, "2": 10, "3": 10}
+    computed = [request.num_computed_tokens for request in scheduler.running]
+    assert max(computed) - min(computed) <= 40 + 20 + 10  # the first began alone
+
+
+def test_only_requests_without_an_adapter_go_past_one_that_waits_for_its_adapter():
+    scheduler = make_scheduler(max_adapters=1)
+    for name, adapter in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None)):
+        scheduler.add(make_request(name, adapter=adapter))
+    assert step(scheduler).keys() == {"a", "d"}
     assert names(scheduler.waiting) == ["b", "c"]
+
+
+def test_an_urgent_prompt_does_not_wait_for_less_urgent_ones_in_pieces():
+    scheduler = make_scheduler(
+        2000, policy=PriorityFirst(), max_num_batched_tokens=20, max_num_partial_prefills=2
+    )
+    for index in range(3):
+        add(scheduler, str(index), 400, priority=1)
+    step(scheduler)
+    step(scheduler)
+    add(scheduler, "urgent", 50)
+    seen = [step(scheduler).get("urgent", 0) for _ in range(4)]
+    assert sum(seen) >= 50
+
+
+def test_a_request_that_cannot_begin_is_not_looked_up_every_step():
+    scheduler = make_scheduler(num_blocks=40, enable_prefix_caching=True)
+    add(scheduler, "runs", 80, max_tokens=60)
+    step(scheduler)
+    add(scheduler, "waits", 100)
+    looks = []
+    find = scheduler.kv.find_prefix
+    scheduler.kv.find_prefix = lambda request: looks.append(request) or find(request)
+    for _ in range(50):
+        step(scheduler)
+    assert names(scheduler.waiting) == ["waits"]
+    assert 1 <= len(looks) <= 3
 
 
 def test_decodes_never_wait_for_prompts():
@@ -197,3 +241,26 @@ def test_many_that_follow_one_prompt_are_looked_at_a_few_at_a_time():
     answers = run_to_end(core)
     assert len(answers) == 300
     assert all(answer == [120, 121] for answer in answers.values())
+
+
+class Diary(InOrder):
+    """Notes who began and who ended."""
+
+    def __init__(self):
+        self.notes = []
+
+    def began(self, request):
+        self.notes.append(("began", request.request_id))
+
+    def ended(self, request):
+        self.notes.append(("ended", request.request_id))
+
+
+def test_a_policy_hears_who_begins_and_who_ends():
+    diary = Diary()
+    scheduler = make_scheduler(policy=diary)
+    add(scheduler, "a", 3, max_tokens=1)
+    add(scheduler, "b", 3)
+    step(scheduler)
+    scheduler.remove("b")
+    assert diary.notes == [("began", "a"), ("began", "b"), ("ended", "a"), ("ended", "b")]

@@ -6,7 +6,8 @@ import pytest
 from engine_parts import make_message
 
 from quire.engine.block_hash import BlockHasher
-from quire.messages import AdapterRef
+from quire.errors import RequestFailedError
+from quire.messages import AdapterRef, MediaSpan
 
 TOKENS = [7, 8, 9, 10, 11, 12]
 
@@ -14,11 +15,11 @@ TOKENS = [7, 8, 9, 10, 11, 12]
 def names(message, root=b"model", block_size=2, num_blocks=3):
     hasher = BlockHasher(block_size, root)
     hashes = [hasher.start(message)]
-    hasher.extend(hashes, message.token_ids, num_blocks)
+    hasher.extend(hashes, message.token_ids, num_blocks, message.media)
     return hashes
 
 
-def with_adapter(name, content_hash="", path="somewhere"):
+def with_adapter(name, content_hash, path="somewhere"):
     message = make_message("a", prompt=TOKENS)
     return msgspec.structs.replace(message, adapter=AdapterRef(name, path, content_hash))
 
@@ -50,10 +51,8 @@ def test_the_request_itself_is_not_in_the_name():
     [
         with_salt("mine"),
         with_salt(""),
-        with_adapter("one"),
         with_adapter("one", content_hash="1"),
         with_adapter("one", content_hash="2"),
-        with_adapter("one", path="elsewhere"),
     ],
 )
 def test_another_salt_or_adapter_content_shares_no_name(other):
@@ -63,6 +62,11 @@ def test_another_salt_or_adapter_content_shares_no_name(other):
 
 def test_adapters_of_the_same_content_share_names_whatever_they_are_called():
     assert names(with_adapter("one", "same")) == names(with_adapter("two", "same", "elsewhere"))
+
+
+def test_an_adapter_without_content_has_no_names():
+    with pytest.raises(RequestFailedError, match="adapter 'one' has no content hash"):
+        names(with_adapter("one", ""))
 
 
 def test_a_salt_cannot_pass_for_an_adapter():
@@ -83,3 +87,25 @@ def test_names_are_made_once_and_go_on_where_they_ended():
     hasher.extend(hashes, tokens, 3)
     assert hashes[:3] == before
     assert len(hashes) == 4
+
+
+def with_image(content_hash, position=3, length=2):
+    media = (MediaSpan(position, length, content_hash),)
+    return msgspec.structs.replace(make_message("a", prompt=TOKENS), media=media)
+
+
+def test_an_image_is_told_from_another_behind_the_same_placeholders():
+    cat, dog, text = (names(m) for m in (with_image("cat"), with_image("dog"), with_salt(None)))
+    assert cat[1] == dog[1] == text[1]  # the block before the image
+    assert len({cat[2], dog[2], text[2]}) == 3
+    assert len({cat[3], dog[3], text[3]}) == 3  # and all behind it
+
+
+def test_the_same_image_elsewhere_has_another_name():
+    assert names(with_image("cat", position=2))[2] != names(with_image("cat", position=3))[2]
+
+
+def test_a_long_image_is_in_the_name_of_each_of_its_blocks():
+    one = names(with_image("cat", position=0, length=6))
+    other = names(with_image("dog", position=0, length=6))
+    assert not set(one[1:]) & set(other[1:])

@@ -1,4 +1,5 @@
 import msgspec
+import pytest
 from engine_parts import (
     CountingExecutor,
     ScriptedGrammars,
@@ -9,8 +10,8 @@ from engine_parts import (
 )
 
 from quire.engine.core import EngineCore
-from quire.errors import GrammarError
-from quire.messages import ErrorReport, SlotResult, StepResult
+from quire.errors import GrammarError, InvalidRequestError
+from quire.messages import AdapterRef, ErrorReport, SlotResult, StepResult
 from quire.sampling_params import StructuredOutputsParams
 
 CHOICE = StructuredOutputsParams(choice=("yes", "no"))
@@ -36,8 +37,8 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers():
 
 
 def test_the_queue_has_a_limit():
-    core, _, _ = make_core(max_num_queued=2, max_num_seqs=1)
-    for name in "abc":
+    core, _, _ = make_core(max_num_queued=1, max_num_seqs=1)
+    for name in "abc":  # one can run, one may wait
         core.add(make_message(name))
     outputs = {output.request_id: output for output in core.step().outputs}
     assert outputs["c"].error.code == "overloaded"
@@ -142,3 +143,24 @@ def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_answer():
     grammars.ready = [("bound", None)]
     run_to_end(core)
     assert grammars.accepted == {"bound": [21, 22]}
+
+
+def test_an_id_that_is_in_use_is_no_answer_to_whoever_has_it():
+    core, _, _ = make_core(num_blocks=9)
+    core.add(make_message("twice"))
+    for max_tokens in (4, 10_000):  # the second could never fit, and would end the first
+        with pytest.raises(InvalidRequestError, match="'twice' is in use"):
+            core.add(make_message("twice", max_tokens=max_tokens))
+    answers = run_to_end(core)
+    assert len(answers["twice"]) == 4
+
+
+def test_an_adapter_without_content_fails_its_request_alone():
+    core, _, _ = make_core(enable_prefix_caching=True)
+    odd = msgspec.structs.replace(make_message("odd"), adapter=AdapterRef("x", "somewhere"))
+    core.add(odd)
+    core.add(make_message("other"))
+    outputs = {output.request_id: output for output in core.step().outputs}
+    assert "no content hash" in outputs["odd"].error.message
+    assert outputs["other"].error is None
+    assert list(core.scheduler.requests) == ["other"]

@@ -1,8 +1,12 @@
+import gc
+import time
+import weakref
+
 import msgspec
 import pytest
 from engine_parts import make_core, make_message, run_to_end
 
-from quire.engine.deadlines import Deadlines, report_of
+from quire.engine.deadlines import MIN_NOTES, Deadlines, report_of
 from quire.engine.request import Request, Status
 
 
@@ -37,11 +41,20 @@ def test_the_next_deadline_goes_first_and_who_is_over_is_left_out():
     assert deadlines.late(10.0) == [first, last]
 
 
-def test_the_report_says_how_long_and_how_far():
-    report = report_of(due("a", 10.0, 2.0), 12.5)
+@pytest.mark.parametrize(
+    ("own_s", "engine_s", "limit"),
+    [
+        (0.05, None, "its timeout_s is 0.05 s"),
+        (0.05, 0.05, "its timeout_s is 0.05 s"),
+        (1000, 0.05, "this engine's request_timeout_s is 0.05 s"),
+        (None, 0.05, "this engine's request_timeout_s is 0.05 s"),
+    ],
+)
+def test_the_report_says_how_long_how_far_and_whose_limit_it_was(own_s, engine_s, limit):
+    report = report_of(due("a", 10.0, own_s), 10.0521, engine_s)
     assert report.code == "request_timeout"
-    assert "2.5 s after its arrival; it had 0 of at most 4 tokens" in report.message
-    assert "timeout_s" in report.message
+    assert f"not over 0.0521 s after its arrival, and {limit}; it had 0 of at" in report.message
+    assert ("Start the engine" in report.message) == ("engine" in limit)
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -54,3 +67,38 @@ def test_a_late_request_fails_and_leaves_nothing_behind(is_ahead):
     assert outputs["late"].error.code == "request_timeout"
     assert run_to_end(core).get("late") is None
     assert core.scheduler.kv.pool.num_used == 0
+
+
+def test_who_is_over_is_not_kept_until_its_deadline():
+    deadlines, request = Deadlines(3600.0), due("a", 0.0)
+    deadlines.add(request)
+    seen = weakref.ref(request)
+    request.status = Status.FINISHED
+    del request
+    gc.collect()
+    assert seen() is None
+    assert deadlines.late(1e9) == []
+
+
+def test_notes_are_no_more_than_a_multiple_of_those_that_are_not_over():
+    deadlines, alive = Deadlines(3600.0), [due(f"r{i}", float(i)) for i in range(100)]
+    for request in alive:
+        deadlines.add(request)
+    for index in range(1000):
+        over = due(f"o{index}", 0.0)
+        deadlines.add(over)
+        over.status = Status.FINISHED
+        assert len(deadlines) <= 2 * len(alive) + MIN_NOTES
+    assert deadlines.late(1e9) == alive, "and none of those is lost"
+
+
+def test_an_engine_with_a_timeout_keeps_nothing_of_those_that_are_over():
+    core, _, _ = make_core(request_timeout_s=3600.0)
+    seen = []
+    for index in range(3):
+        message = make_message(f"r{index}")
+        core.add(msgspec.structs.replace(message, arrival_s=time.monotonic()))
+        seen.append(weakref.ref(core.scheduler.requests[f"r{index}"]))
+        run_to_end(core)
+    gc.collect()
+    assert [request() for request in seen] == [None, None, None]

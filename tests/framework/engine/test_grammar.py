@@ -10,6 +10,7 @@ import signal
 import time
 
 import pytest
+from processes import workers_of
 
 from quire.engine.grammar import GrammarHost
 from quire.engine.grammar_pool import GrammarLimits
@@ -230,8 +231,7 @@ def test_grammars_beyond_the_limit_wait_until_others_are_released():
 def pids_of(host):
     """Process ids of the nursery's children, and its own."""
     nursery = host._parts[0]._nursery.pid
-    with open(f"/proc/{nursery}/task/{nursery}/children") as children:
-        return [int(pid) for pid in children.read().split()], nursery
+    return workers_of(nursery), nursery
 
 
 @pytest.mark.parametrize("victim", ["grammar", "nursery"])

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from installed import write_distribution
+from processes import workers_of
 
 from quire.engine import grammar as grammar_module
 from quire.engine.grammar import GrammarHost
@@ -106,8 +107,7 @@ def nursery_of(host):
 
 def num_processes(host):
     pid = nursery_of(host).pid
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return len(children.read().split())
+    return len(workers_of(pid))
 
 
 def test_a_grammar_that_is_too_long_a_message_is_refused_with_the_size(make_host):
@@ -139,7 +139,7 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     make_host, tmp_path, monkeypatch, caplog, regex, secret
 ):
     write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     host = make_host()
     host.submit("a", Params(regex=regex, backend="faulty"))
     error = settle(host, "a")
@@ -160,8 +160,8 @@ def test_a_process_that_dies_is_told_with_its_requests(make_host, caplog):
     ready(host, "two", WORDS)
     before = mask(host, "one")
     pid = nursery_of(host).pid
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        os.kill(int(children.read()), signal.SIGKILL)
+    [worker] = workers_of(pid)
+    os.kill(worker, signal.SIGKILL)
     assert mask(host, "one") == before
     [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "one, two" in record.getMessage()

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from processes import workers_of
 
 from quire.engine.grammar import GrammarHost
 from quire.interfaces.structured_output import Vocabulary
@@ -136,8 +137,7 @@ def test_requests_that_outlive_a_step_that_was_broken_off_stand_where_they_were(
 def test_a_step_that_was_broken_off_writes_no_row_of_the_next_one(host):
     join(host)
     nursery = host._parts[0]._nursery.pid
-    with open(f"/proc/{nursery}/task/{nursery}/children") as children:
-        processes = [int(pid) for pid in children.read().split()]
+    processes = workers_of(nursery)
     os.kill(processes[0], signal.SIGSTOP)  # the one of the digits was started first
     host.request_masks([(0, "digits")])
     host.request_masks([(0, "letters")])  # the same row of the table, from another process

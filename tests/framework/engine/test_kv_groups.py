@@ -1,7 +1,5 @@
 """Which layers share a block table and memory; every sum is worked out by hand."""
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from quire.engine.kv_groups import (
     group_layers,
     with_common_blocks,
 )
+from quire.engine.kv_plan import fixed_plan
 from quire.interfaces.kv_cache import KVLayer
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 from quire_kv_cache_specs.recurrent_state import RecurrentStateSpec
@@ -35,24 +34,32 @@ def state(name, *shape):
     return RecurrentStateSpec(layer, 4, "float32")
 
 
+def padding(specs):
+    """Bytes of a block of each group that no layer can use."""
+    plan = fixed_plan(specs, 10)
+    return [plan.padding_bytes(group) for group in plan.groups]
+
+
 def names(grouping):
     return [tuple(spec.layer.name for spec in group) for group in grouping.groups]
 
 
 def test_layers_of_one_spec_are_one_group_with_memory_of_their_own():
-    grouping = group_layers([full("a"), full("b")])
+    specs = [full("a"), full("b")]
+    grouping = group_layers(specs)
     assert names(grouping) == [("a", "b")]
     assert grouping.tensors == [(PAGE, ("a",)), (PAGE, ("b",))]
-    assert grouping.waste == 0
+    assert padding(specs) == [0]
 
 
 def test_layers_of_one_spec_and_several_sizes_are_one_group_too():
-    grouping = group_layers([full("a"), full("b", heads=3), full("c", head_dim=16)])
+    specs = [full("a"), full("b", heads=3), full("c", head_dim=16)]
+    grouping = group_layers(specs)
     assert names(grouping) == [("a", "b", "c")]
     # Three heads: 3 * 256 bytes; heads twice as large: 2 * 256.
     assert grouping.tensors == [(256, ("a",)), (768, ("b",)), (512, ("c",))]
     assert grouping.bytes_a_block == 256 + 768 + 512
-    assert grouping.waste == 0
+    assert padding(specs) == [0]
 
 
 def test_two_windows_are_two_groups():
@@ -62,23 +69,25 @@ def test_two_windows_are_two_groups():
 
 
 def test_three_groups_with_padding_share_two_tensors():
-    grouping = group_layers([full("f0"), window("w0"), full("f1"), window("w1"), window("w2")])
+    specs = [full("f0"), window("w0"), full("f1"), window("w1"), window("w2")]
+    grouping = group_layers(specs)
     # Two full layers make one group of 2. Three windows make ceil(3 / 2) = 2 groups, dealt out:
     # w0 and w2, then w1 and nothing.
     assert names(grouping) == [("f0", "f1"), ("w0", "w2"), ("w1",)]
     assert grouping.tensors == [(PAGE, ("f0", "w0", "w1")), (PAGE, ("f1", "w2"))]
     # A block id stands for a page in each of the 2 tensors.
     assert grouping.bytes_a_block == 2 * 256
-    # 3 groups * 2 places = 6 pages for 5 layers: one of six lies idle.
-    assert grouping.waste == Fraction(1, 6)
+    # 3 groups * 2 places = 6 pages for 5 layers: one of the last group's lies idle.
+    assert padding(specs) == [0, 0, PAGE]
 
 
 def test_pages_of_several_sizes_are_padded_to_the_largest():
-    grouping = group_layers([full("f", heads=1), window("w", heads=3)])
+    specs = [full("f", heads=1), window("w", heads=3)]
+    grouping = group_layers(specs)
     assert grouping.page_bytes == 3 * 256
     assert grouping.tensors == [(768, ("f", "w"))]
-    # f uses 256 of its 768 bytes, w all: 512 of 1,536 are idle.
-    assert grouping.waste == Fraction(512, 1536)
+    # f uses 256 of its 768 bytes, w all.
+    assert padding(specs) == [512, 0]
 
 
 def test_a_padded_page_is_whole_rows_for_every_layer():
@@ -95,14 +104,13 @@ def test_blocks_grow_until_a_page_of_tokens_is_as_long_as_a_state():
     grouping = group_layers(specs)
     assert grouping.page_bytes == 1024
     assert grouping.tensors == [(1024, ("f", "s"))]
-    # 1,024 - 528 = 496 of 2,048 bytes are idle.
-    assert grouping.waste == Fraction(496, 2048)
+    assert padding(specs) == [0, 1024 - 528]
 
 
 def test_blocks_stay_as_they_are_where_states_are_small():
     specs = [full("f"), state("s", 4, 16)]  # 256 bytes: just as long as a page of 4 tokens
     assert [spec.block_size for spec in with_common_blocks(specs)] == [4, 4]
-    assert group_layers(specs).waste == 0
+    assert padding(specs) == [0, 0]
 
 
 def test_states_alone_keep_their_blocks():

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 from engine_trial import EngineTrial
-from fickle_store import FickleStore
 from trial_scene import Scene
 from trial_wishes import Wish
 
@@ -93,28 +92,97 @@ def test_a_load_that_fails_is_computed_and_the_request_does_not_notice():
 
 
 def test_a_load_that_takes_too_long_is_computed_and_its_blocks_are_held(caplog):
-    trial = stored_trial(store_timeout_s=0.0)
+    trial = stored_trial()
     trial.store.moods.latency = 20
     trial.add(PROMPT)
+    trial.step()
+    trial.pass_time(trial.scene.store_timeout_s)
     with caplog.at_level(logging.WARNING):
-        for _ in range(4):
-            trial.step()
-            trial.check()
-    assert "did not load within 0 s; computing instead" in caplog.text
+        trial.step()
+    assert "did not load within 1000 s; computing instead" in caplog.text
     assert trial.counts["ends"] == 2
     assert trial.transfers.num_open > 0
     assert trial.kv.pool.num_used >= 5, "the store may still write them"
     finish(trial)
 
 
-def test_a_store_that_hangs_costs_its_blocks_and_no_answer():
-    trial = stored_trial(store_timeout_s=0.0)
-    trial.store.moods.latency = 10**9
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_store_that_ends_nothing_is_switched_off_and_gives_back_every_block(is_ahead, caplog):
+    trial = stored_trial(is_ahead=is_ahead)
+    trial.set_mood("latency", 4)
+    trial.add(LONGER)  # its load never ends
+    trial.add(Wish(family=1, length=12, max_tokens=3))  # nor does its save
+    finish(trial)
+    assert trial.counts["ends"] == 3
+    assert "fickle has ended none of 2 open transfers for 1000 s" in caplog.text
+    assert trial.executor.store.is_stopped
+    assert trial.kv.pool.num_used == 0
+
+
+def test_a_store_that_ends_some_is_slow_and_stays(caplog):
+    trial = make_trial()
+    trial.set_mood("latency", 4)
+    trial.add(PROMPT)
+    trial.step()
+    trial.step()  # its save begins
+    trial.set_mood("latency", 0)
+    for tail in range(1, 4):
+        trial.pass_time(0.9 * trial.scene.store_timeout_s)
+        trial.add(Wish(length=0, tail=(tail,) * 5, max_tokens=1))
+        for _ in range(3):
+            trial.step()
+    assert not trial.executor.store.is_stopped
+    finish(trial)
+    assert trial.executor.store.is_stopped, "at the end nothing else was open"
+
+
+def test_one_step_that_takes_long_is_not_the_fault_of_the_store():
+    trial = stored_trial()
+    trial.set_mood("latency", 1)
+    trial.add(Wish(family=1, length=12, max_tokens=3))
+    trial.step()
+    trial.pass_time(10 * trial.scene.store_timeout_s)
+    finish(trial)
+    assert not trial.executor.store.is_stopped
+
+
+def test_saves_hold_a_share_of_the_pool_and_what_is_beyond_is_counted():
+    trial = make_trial(num_blocks=41, budget=200)
+    trial.store.moods.latency = 20
+    for family in range(3):
+        trial.add(Wish(family=family, length=24, max_tokens=1))
+    trial.step()
+    trial.step()
+    assert trial.transfers.num_unsaved == 8, "of 18 blocks, a fourth of the pool has room for 10"
+    assert trial.kv.pool.num_used == 10
+    finish(trial)
+
+
+def test_a_load_beyond_the_share_is_cut_and_the_rest_loaded_next():
+    trial = stored_trial(num_blocks=33)
+    trial.transfers._open.most_blocks = 4
+    trial.set_mood("latency", 2)
     trial.add(LONGER)
-    for _ in range(10):
-        trial.step()
-        trial.check()
-    assert trial.counts["ends"] == 2
+    trial.step()
+    assert trial.kv.pool.num_used == 4
+    finish(trial)
+    assert trial.transfers.num_hits == 24
+    assert trial.core.stats().num_prefix_hits == 24
+
+
+def test_where_a_window_needs_no_block_none_is_loaded():
+    """Of six blocks the hit needs two in a window of five tokens."""
+    trial = make_trial(mix=1, num_blocks=64)
+    trial.add(PROMPT)
+    finish(trial)
+    trial.kv.reset()
+    trial.set_mood("latency", 2)
+    trial.add(LONGER)
+    trial.step()
+    assert status(trial) is Status.LOADING
+    assert trial.kv.pool.num_used == 6 + 1
+    finish(trial)
+    assert trial.core.stats().num_prefix_hits == 24
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -183,39 +251,37 @@ def test_a_prompt_that_looks_at_itself_is_not_loaded():
     assert trial.transfers.num_hits == 0
 
 
-def test_a_load_that_cannot_begin_may_have_cost_the_hit_before_it():
-    trial = make_trial(num_blocks=9)
-    trial.add(PROMPT)
-    finish(trial)
-    trial.kv.pool.give_back(trial.kv.pool.take(5))  # the end of the prompt is gone
-    trial.store.moods.raising.add("start_load")
-    trial.add(Wish(family=1, length=20, max_tokens=1, has_prompt_logprobs=True))
-    finish(trial)
-    assert trial.kv.pool.num_blank == 0, "a load takes what was used last long ago: the hit"
+@pytest.mark.parametrize(
+    "answer", [KVLookup(-3), None, 5, KVLookup(None), KVLookup(2.5), KVLookup("2")]
+)
+def test_a_lookup_that_makes_no_sense_switches_the_store_off(answer, monkeypatch, caplog):
+    trial = stored_trial()
+    monkeypatch.setattr(trial.store, "lookup", lambda request_id, block_hashes: answer)
     trial.add(LONGER)
     finish(trial)
-    assert trial.counts["ends"] == 3
+    assert trial.counts["ends"] == 2
+    assert trial.transfers.num_hits == 0
+    assert "fickle failed and is switched off" in caplog.text
 
 
-class Boasting(FickleStore):
-    """A store that answers nonsense."""
-
-    answer = KVLookup()
-
-    def lookup(self, request_id, block_hashes):
-        return self.answer
-
-
-@pytest.mark.parametrize("answer", [KVLookup(-3), None, 5, KVLookup(None)])
-def test_an_answer_that_makes_no_sense_is_a_miss(answer):
+@pytest.mark.parametrize(
+    ("method", "answer"), [("start_save", None), ("start_save", -1), ("plan_step", 7)]
+)
+def test_other_nonsense_switches_it_off_too(method, answer, monkeypatch, caplog):
     trial = make_trial()
-    boasting = Boasting({}, None)
-    boasting.answer = answer
-    trial.transfers.store = boasting
+    monkeypatch.setattr(trial.store, method, lambda *_: answer)
     trial.add(PROMPT)
     finish(trial)
     assert trial.counts["ends"] == 1
-    assert trial.transfers.num_hits == 0
+    assert "fickle failed and is switched off" in caplog.text
+
+
+def test_more_than_was_asked_for_is_not_loaded(monkeypatch):
+    trial = stored_trial()
+    monkeypatch.setattr(trial.store, "lookup", lambda request_id, block_hashes: KVLookup(99))
+    trial.add(PROMPT)
+    finish(trial)
+    assert trial.transfers.num_hits == 20
 
 
 def test_a_failed_store_is_tried_again_by_the_next_request_and_not_by_this_one():

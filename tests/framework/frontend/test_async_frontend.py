@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
+import os
 import threading
 import time
+import weakref
 
 import pytest
 from scripted_core import Reply, ScriptedCore, echo
@@ -16,6 +19,7 @@ from quire.errors import (
     OverloadedError,
     PromptTooLongError,
     RequestFailedError,
+    RequestTimeoutError,
     UnknownModelError,
 )
 from quire.frontend.answer import AnswerParsers
@@ -28,6 +32,13 @@ WHOLE = SamplingParams(max_tokens=None)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
+def make(core, tokenizer, intake, **options):
+    return AsyncFrontend(
+        core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo",
+        {"pirate": AdapterRef("pirate", "path")}, 256, **options,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def serve(tokenizer, intake):
     """Run a test's coroutine against a frontend over a scripted core."""
@@ -36,10 +47,7 @@ def serve(tokenizer, intake):
         core = ScriptedCore(script or echo, **options)
 
         async def main():
-            frontend = AsyncFrontend(
-                core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo",
-                {"pirate": AdapterRef("pirate", "path")}, 256, stall_limit_s=stall_limit_s,
-            )  # fmt: skip
+            frontend = make(core, tokenizer, intake, stall_limit_s=stall_limit_s)
             try:
                 await asyncio.wait_for(test(frontend, core), 20)
             finally:
@@ -179,7 +187,7 @@ def test_errors_of_one_request_hurt_no_other(serve, tokenizer):
         other = asyncio.create_task(frontend.generate_whole("the lazy dog jumps", WHOLE))
         with pytest.raises(GrammarError, match="no such thing"):
             await frontend.generate_whole("dog", SamplingParams(n=2))
-        core.max_queued = 0
+        core.max_num_seqs = core.max_queued = 0
         with pytest.raises(OverloadedError, match="queue is full"):
             await frontend.generate_whole("fox", SamplingParams(n=3))
         assert (await other).outputs[0].text == "the lazy dog jumps"
@@ -228,7 +236,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_not_ready(serve):
 
 def test_controls_answer_and_fail_where_they_are_awaited(serve):
     async def test(frontend, core):
-        assert await frontend.control(ResetPrefixCache()) is True
+        assert await frontend.control(ResetPrefixCache()) is None
         with pytest.raises(AdapterError, match="no files of 'ghost'"):
             await frontend.control(LoadAdapter(AdapterRef("ghost", "nowhere")))
         assert frontend.is_ready()
@@ -301,6 +309,108 @@ def test_a_step_that_hangs_makes_the_engine_not_ready(serve):
     serve(test, stall_limit_s=0.3)
 
 
+def test_a_request_whose_step_hangs_is_told_when_its_time_is_up(serve):
+    async def test(frontend, core):
+        core.step_s = 2.0
+        started = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match="does not answer"):
+            await frontend.generate_whole("fox", WHOLE, timeout_s=0.05)
+        assert time.monotonic() - started < 1.6
+        core.step_s = 0.0
+        assert (await frontend.generate_whole("fox", WHOLE, timeout_s=9)).outputs[0].text == "fox"
+
+    assert len(serve(test).aborted) == 1
+
+
+def test_the_servers_limit_counts_for_requests_that_name_none(tokenizer, intake):
+    core = ScriptedCore(echo, step_s=2.0)
+    options = {"request_timeout_s": 0.05}
+
+    async def main():
+        frontend = make(core, tokenizer, intake, **options)
+        with pytest.raises(RequestTimeoutError):
+            await asyncio.wait_for(frontend.generate_whole("fox", WHOLE), 1.6)
+        await frontend.shutdown()
+
+    asyncio.run(main())
+
+
+def test_shutdown_leaves_a_step_that_hangs_behind_and_everybody_hears_it(tokenizer, intake):
+    core = ScriptedCore(echo, step_s=3.0)
+
+    async def main():
+        frontend = make(core, tokenizer, intake)
+        request = asyncio.create_task(frontend.generate_whole("fox", WHOLE))
+        await eventually(lambda: core.running, "it runs")
+        reset = asyncio.create_task(frontend.control(ResetPrefixCache()))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await frontend.shutdown(0.0, 0.2)
+        assert time.monotonic() - started < 1.0
+        assert (await request).outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineDeadError, match=r"hung for 0\.2 s"):
+            await reset
+        with pytest.raises(EngineDeadError, match="hung"):
+            frontend.check_health()
+
+    asyncio.run(main())
+    assert not core.is_shut_down
+    asyncio.run(eventually(lambda: core.is_shut_down, "the thread ends after all"))
+
+
+def test_a_frontend_that_nobody_holds_any_more_stops_its_engine(tokenizer, intake):
+    core = ScriptedCore(echo)
+    frontend = make(core, tokenizer, intake)
+    asyncio.run(frontend.generate_whole("fox", WHOLE))
+    known = weakref.ref(frontend)
+    del frontend
+    gc.collect()
+    assert known() is None
+    asyncio.run(eventually(lambda: core.is_shut_down, "its thread ends"))
+
+
+def test_a_fork_cannot_use_the_engine_and_ends_without_it(tokenizer, intake):
+    core = ScriptedCore(echo)
+    frontend = make(core, tokenizer, intake)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(frontend.generate_whole("fox", WHOLE))
+        except EngineDeadError:
+            asyncio.run(frontend.shutdown())
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert asyncio.run(frontend.generate_whole("fox", WHOLE)).outputs[0].text == "fox"
+    asyncio.run(frontend.shutdown())
+
+
+def test_a_control_that_fails_for_a_foreign_reason_ends_the_engine(tokenizer, intake, caplog):
+    core = ScriptedCore(echo)
+    core.control_error = RuntimeError("out of smoke")
+
+    async def main():
+        frontend = make(core, tokenizer, intake)
+        with pytest.raises(EngineDeadError, match=r"^the engine died: RuntimeError: out of smoke$"):
+            await frontend.control(ResetPrefixCache())
+        assert str(await frontend.wait_for_death()) == "the engine died: RuntimeError: out of smoke"
+        await frontend.shutdown()
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_for_the_engines_end_is_told_why(serve):
+    async def test(frontend, core):
+        end = asyncio.create_task(frontend.wait_for_death())
+        await asyncio.sleep(0.05)
+        assert not end.done()
+        core.is_dead = True
+        assert str(await end) == "it died in its sleep"
+
+    serve(test)
+
+
 def test_many_steps_are_no_stall(serve):
     async def test(frontend, core):
         task = asyncio.create_task(frontend.generate_whole("the lazy dog jumps over", WHOLE))
@@ -322,11 +432,10 @@ def test_an_idle_engine_does_not_step(serve):
     serve(test)
 
 
-def test_chats_are_rendered_and_encoded(serve, tokenizer):
+def test_chats_are_rendered_and_encoded(serve):
     async def test(frontend, core):
         text = frontend.render_chat([{"role": "user", "content": "the fox"}])
         assert text == "the fox"
-        assert frontend.encode_prompt(text) == tokenizer.encode("the fox")
         output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
         assert output.prompt == text
         assert frontend.make_answer_parser(text, with_tools=True).read_whole("a").text == "a"

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from quire.errors import GrammarError, InvalidRequestError, OverloadedError, RequestFailedError
-from quire.frontend.output import LOWEST_LOGPROB, Answers
+from quire.frontend.logprob_row import LOWEST_LOGPROB
+from quire.frontend.output import Answers
 from quire.messages import AdapterRef, EngineOutput, ErrorReport, TokenLogprobs
 from quire.registry import Source
 from quire.sampling_params import SamplingParams

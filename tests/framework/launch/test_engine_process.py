@@ -1,13 +1,16 @@
 """The engine in a process of its own: the same answers, and neither side outlives the other."""
 
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,8 @@ from installed import write_distribution
 from processes import descendants, eventually, is_running
 from server_parts import start_server, stop_servers
 
-from quire import LLM, SamplingParams
+import quire
+from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.config import Settings
 from quire.errors import CapacityError, CheckpointCorruptError, EngineDeadError, PluginError
 from quire.launch import start_engine
@@ -60,6 +64,12 @@ def place(tmp_path_factory, monkeypatch):
 
 def engine_pid(llm):
     return llm._running.core.pid
+
+
+def engine_below(process):
+    """Return the engine below a process; its watchdog is further below."""
+    found = [pid for pid, command in descendants(process.pid).items() if ENGINE in command]
+    return found[0]
 
 
 def kill_soon(pid, number=signal.SIGKILL, delay_s=0.3):
@@ -117,15 +127,61 @@ def test_a_stream_ends_with_an_error_and_the_server_is_not_ready_when_the_engine
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == EngineDeadError.code
     assert not is_ready(served)
-    again = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
-    assert again.status_code == 503
-    assert httpx.get(f"{served.url}/livez").status_code == 200
 
 
-def test_the_server_is_not_ready_when_an_idle_engine_is_killed(served):
+def test_the_server_is_not_ready_and_ends_when_an_idle_engine_is_killed(served):
     assert is_ready(served)
     os.kill(served.core.pid, signal.SIGKILL)
-    assert eventually(lambda: not is_ready(served)) < DEATH_LIMIT_S
+    killed = time.monotonic()
+    eventually(lambda: not is_ready(served))
+    served.thread.join(10)
+    assert time.monotonic() - killed < DEATH_LIMIT_S
+    assert "was killed by SIGKILL" in str(served.server.engine_death)
+
+
+@pytest.fixture
+def cli(folder):
+    """Start `quire serve` in a process; returns it and its URL."""
+    processes = []
+
+    def start(*options):
+        command = ["-m", "quire.cli", "serve", folder, "--port", "0", "--engine-process", *options]
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        return process, process.stdout.readline().split()[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_server_whose_engine_dies_ends_with_an_error(cli):
+    process, _ = cli("--max-num-seqs", "2")
+    os.kill(engine_below(process), signal.SIGKILL)
+    killed = time.monotonic()
+    assert process.wait(10) == 1
+    assert time.monotonic() - killed < DEATH_LIMIT_S
+    assert "was killed by SIGKILL" in process.stderr.read().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_whose_engine_hangs(cli):
+    process, url = cli("--max-num-seqs", "2", "--shutdown-timeout-s", "1")
+    engine = engine_below(process)
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        reset = pool.submit(httpx.post, f"{url}/reset_prefix_cache", timeout=30)
+        time.sleep(0.5)
+        process.terminate()
+        sent = time.monotonic()
+        assert process.wait(30) == 0
+        assert time.monotonic() - sent < 1 + 2
+        assert reset.result().json()["error"]["code"] == EngineDeadError.code
+    assert not is_running(engine)
 
 
 @pytest.mark.slow
@@ -164,6 +220,108 @@ def test_when_the_parent_is_killed_nothing_is_left(folder, place, where):
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_when_the_parent_of_a_stopped_engine_is_killed_nothing_is_left(folder, place):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, folder, "process"], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout.readline() == "ready\n"
+        below = descendants(parent.pid)
+        os.kill(engine_below(parent), signal.SIGSTOP)
+        parent.kill()
+        assert eventually(lambda: not any(map(is_running, below))) < DEATH_LIMIT_S
+
+
+@pytest.mark.slow
+def test_when_the_parent_is_killed_during_a_step_that_holds_the_interpreter_nothing_is_left(
+    folder, tmp_path
+):
+    source = """
+        import ctypes
+        from quire import hookimpl
+        from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
+
+        class Holding(SchedulingPolicy):
+            def order(self, request):
+                print("holding", flush=True)
+                ctypes.PyDLL(None).sleep(60)
+
+        @hookimpl
+        def register_scheduling_policies(registry):
+            capabilities = SchedulingPolicyCapabilities()
+            registry.add("holding", "holding_plugin:Holding", capabilities=capabilities)
+    """
+    write_distribution(tmp_path, "holding", {"holding": "holding_plugin"}, holding_plugin=source)
+    code = "import sys; from quire import LLM; llm = LLM(sys.argv[1], engine_process=True, " + (
+        "scheduling_policy='holding', max_num_seqs=2); llm.generate('x')"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, folder],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    with parent:
+        assert parent.stdout.readline() == "holding\n"
+        below = descendants(parent.pid)
+        parent.kill()
+        assert eventually(lambda: not any(map(is_running, below))) < DEATH_LIMIT_S
+
+
+@pytest.mark.slow
+def test_neither_the_servers_key_nor_ignored_signals_are_inherited(folder, monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "a-secret-key")
+    form = StructuredOutputsParams(regex="[0-9]{3}")
+    with LLM(folder, engine_process=True, max_num_seqs=2) as llm:
+        llm.generate("x", SamplingParams(max_tokens=4, structured_outputs=form))
+        below = descendants(os.getpid())
+        commands = " ".join(below.values())
+        assert ENGINE in commands
+        assert GRAMMAR in commands
+        for pid in below:
+            assert b"a-secret-key" not in Path(f"/proc/{pid}/environ").read_bytes()
+            assert not {signal.SIGINT, signal.SIGTERM} & ignored_signals(pid)
+
+
+def ignored_signals(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    bits = int(status["SigIgn"], 16)
+    return {number for number in range(1, 32) if bits >> (number - 1) & 1}
+
+
+@pytest.mark.slow
+def test_what_lies_in_the_current_directory_is_not_imported(folder, tmp_path):
+    program, elsewhere = tmp_path / "program.py", tmp_path / "elsewhere"
+    program.write_text(PARENT.replace("25_000", "1"))
+    elsewhere.mkdir()
+    (elsewhere / "tempfile.py").write_text("open('imported', 'w')")
+    (elsewhere / "msgspec.py").write_text("open('imported', 'w')")
+    subprocess.run([sys.executable, program, folder, "process"], cwd=elsewhere, check=True)
+    assert not (elsewhere / "imported").exists()
+
+
+@pytest.mark.slow
+def test_another_quire_than_the_parents_refuses(folder, tmp_path, monkeypatch):
+    shutil.copytree(Path(quire.__file__).parent, tmp_path / "quire")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match="chose other parts") as caught:
+        LLM(folder, engine_process=True, max_num_seqs=2)
+    assert f"+quire {quire.__version__} in {tmp_path / 'quire'}" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_an_llm_that_nobody_closed_leaves_nothing_behind(folder):
+    LLM(folder, engine_process=True, max_num_seqs=2)
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    LLM(folder, engine_process=True, max_num_seqs=2)
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
+    assert not [c for c in descendants(os.getpid()).values() if ENGINE in c]
+
+
 def test_when_the_parent_is_killed_while_the_engine_starts_nothing_is_left(folder, place):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, folder, "process"])
     with parent:
@@ -186,8 +344,7 @@ def test_when_the_engine_is_killed_its_grammar_processes_go_too(folder):
     with parent:
         assert parent.stdout.readline() == "ready\n"
         below = descendants(parent.pid)
-        [engine] = [pid for pid, command in below.items() if ENGINE in command]
-        os.kill(engine, signal.SIGKILL)
+        os.kill(engine_below(parent), signal.SIGKILL)
         assert eventually(lambda: not any(map(is_running, below))) < DEATH_LIMIT_S
         _, story = parent.communicate(timeout=20)
     assert parent.returncode == 1
@@ -258,7 +415,7 @@ def test_a_plugin_beside_the_users_program_is_found_by_both_processes(
 ):
     source = """
         from quire import hookimpl
-        from quire.interfaces.scheduling import SchedulingPolicy
+        from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
 
         class LastComeFirst(SchedulingPolicy):
             def order(self, request):
@@ -266,7 +423,11 @@ def test_a_plugin_beside_the_users_program_is_found_by_both_processes(
 
         @hookimpl
         def register_scheduling_policies(registry):
-            registry.add("lcfs", "beside_plugin:LastComeFirst")
+            registry.add(
+                "lcfs",
+                "beside_plugin:LastComeFirst",
+                capabilities=SchedulingPolicyCapabilities(),
+            )
     """
     write_distribution(tmp_path, "beside", {"beside": "beside_plugin"}, beside_plugin=source)
     monkeypatch.syspath_prepend(str(tmp_path))

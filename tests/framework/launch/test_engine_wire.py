@@ -54,11 +54,12 @@ def test_a_kind_that_nobody_knows_is_still_one_of_our_errors():
 
 
 def test_every_setting_crosses_unchanged():
-    options = {"model": "m", "samplers": ["a"], "kv_store_options": ["size=1"], "max_num_seqs": 3}
+    options = {"model": "m", "samplers": ["a"], "max_num_seqs": 3, "kv_store": "s"}
+    options["kv_store_options"] = {"size": "1"}
     config = EngineConfig(
         settings=Settings.from_options(options),
         address="ipc://x",
-        import_path=["", "/a"],
+        quire="quire 1 in /a",
         log_level=20,
         fingerprint=[("models", "M", "dist", "1.0")],
         checkpoint_folder="f",

@@ -6,7 +6,7 @@ from installed import sites
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.memory import layer_specs, plan_memory
+from quire.launch.memory import NUM_KEPT_REQUESTS, layer_specs, plan_memory
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -66,14 +66,26 @@ def test_a_given_size_goes_before_what_is_left(tmp_path):
     assert planned(its).num_blocks == 50
 
 
-def test_a_given_number_of_blocks_goes_before_all(tmp_path):
-    its = composed(tmp_path, num_kv_blocks=40, kv_cache_memory_bytes=50 * BLOCK_BYTES)
-    assert planned(its, available=0).num_blocks == 40
+def test_a_given_number_of_blocks_goes_before_what_is_left(tmp_path):
+    assert planned(composed(tmp_path, num_kv_blocks=40), available=0).num_blocks == 40
 
 
 def test_no_more_is_planned_than_the_requests_can_use(tmp_path):
-    its = composed(tmp_path, max_num_seqs=3, max_model_len=100)
+    its = composed(tmp_path, max_num_seqs=3, max_model_len=100, enable_prefix_caching=False)
     assert planned(its).num_blocks == 3 * 7 + 1
+
+
+def test_a_host_has_room_for_the_prefixes_of_a_few_more_requests(tmp_path):
+    its = composed(tmp_path, max_num_seqs=3, max_model_len=100)
+    assert planned(its).num_blocks == (3 + NUM_KEPT_REQUESTS) * 7 + 1
+    few = planned(its, available=9 * BLOCK_BYTES)
+    assert few.num_blocks == 9, "as far as the memory goes"
+
+
+def test_no_more_requests_are_planned_than_a_step_has_tokens(tmp_path):
+    options = {"max_num_seqs": 30, "max_num_batched_tokens": 4, "enable_prefix_caching": False}
+    its = composed(tmp_path, max_model_len=100, **options)
+    assert planned(its).num_blocks == 4 * 7 + 1
 
 
 def test_a_given_size_is_used_whole_where_prefixes_are_kept_in_it(tmp_path):

@@ -1,5 +1,6 @@
 """A core in another process: what is sent, what is left out, and what becomes of its end."""
 
+import contextlib
 import os
 import pickle
 import threading
@@ -7,10 +8,16 @@ import time
 
 import pytest
 from engine_parts import make_core, make_message
+from processes import is_running
 from scripted_core import Reply, ScriptedCore, counting
 from served_core import serve_core
 
 from quire.errors import AdapterError, EngineDeadError, InvalidRequestError, QuireError
+from quire.ipc import Channel
+from quire.launch.child_process import ChildProcess
+from quire.launch.engine_link import EngineLink
+from quire.launch.engine_wire import Connected, FromEngine, ToEngine
+from quire.launch.remote_core import RemoteCore
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
 
 
@@ -106,7 +113,7 @@ def test_the_errors_of_the_engine_come_out_of_step_as_they_are(start):
 
 def test_controls_answer_and_raise_as_they_do_over_there(start):
     core = start(slow(0))
-    assert core.control(ResetPrefixCache()) is True
+    assert core.control(ResetPrefixCache()) is None
     with pytest.raises(AdapterError, match="no files of 'ghost'"):
         core.control(LoadAdapter(AdapterRef("ghost", "nowhere")))
     core.check_health()
@@ -124,7 +131,7 @@ def test_a_control_between_two_steps_loses_no_step(start):
     core.add(make_message("a", prompt=[0], max_tokens=20))
     tokens = []
     while core.has_work():
-        assert core.control(ResetPrefixCache()) is True
+        assert core.control(ResetPrefixCache()) is None
         tokens += [token for output in core.step().outputs for token in output.token_ids]
     assert tokens == list(range(1, 21))
 
@@ -157,6 +164,70 @@ def test_a_step_that_fails_over_there_ends_the_engine_with_its_message(start):
             verb()
     core.abort(["a"])  # there is nothing left to abort, and that is no error
     core.wake()
+
+
+def test_a_control_that_fails_ends_the_engine_with_the_words_that_a_thread_has_for_it(start):
+    scripted = slow(0)
+    core = start(scripted)
+    scripted.control_error = RuntimeError("out of smoke")
+    for verb in (lambda: core.control(ResetPrefixCache()), core.check_health):
+        with pytest.raises(EngineDeadError, match=r"^the engine died: RuntimeError: out of smoke$"):
+            verb()
+
+
+def test_in_a_fork_every_verb_says_so_and_closing_does_nothing(start):
+    core = start(slow(0))
+    pid = os.fork()
+    if pid == 0:
+        refused = 0
+        for verb in (
+            core.step, core.stats, core.check_health,
+            lambda: core.control(ResetPrefixCache()), lambda: core.add(make_message("a")),
+        ):  # fmt: skip
+            with contextlib.suppress(EngineDeadError):
+                verb()
+                break
+            refused += 1
+        core.abort(["a"])
+        core.wake()
+        core.kill()
+        core.shutdown()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    core.add(make_message("a", max_tokens=2))
+    assert len(finish(core)["a"]) == 2
+
+
+def test_a_core_that_nobody_holds_any_more_gives_its_file_descriptors_back(tmp_path_factory):
+    def start_and_forget():
+        address = f"ipc://{tmp_path_factory.mktemp('s')}/engine"
+        child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
+        core = RemoteCore(EngineLink(Channel(FromEngine, address, is_listening=True), child))
+        core.wake()
+        return child.pid
+
+    start_and_forget()
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert not is_running(start_and_forget())
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("verb", [RemoteCore.step, RemoteCore.stats])
+def test_whoever_kills_the_process_ends_a_verb_that_waits_for_it(tmp_path, verb):
+    address = f"ipc://{tmp_path}/engine"
+    child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
+    link = EngineLink(Channel(FromEngine, address, is_listening=True), child)
+    deaf = Channel(ToEngine, address, is_listening=False)
+    deaf.send(Connected())
+    assert link.receive() == Connected()
+    core = RemoteCore(link)
+    core.add(make_message("a"))
+    threading.Timer(0.2, core.kill).start()
+    with pytest.raises(EngineDeadError, match="was killed by SIGKILL"):
+        verb(core)
+    core.shutdown()
+    core.kill()
+    deaf.close()
 
 
 def test_an_engine_that_dies_while_it_is_idle_is_found_dead(start):

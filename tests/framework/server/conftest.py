@@ -48,7 +48,7 @@ def served(module_server: Served) -> Served:
     core = module_server.core
     module_server.texts.by_prompt = {}
     core.step_s, core.tokens_per_step, core.max_queued = 0.0, 1, 1000
-    core.prompt_chunk, core.num_cached_tokens, core.can_reset = 1000, 0, True
+    core.prompt_chunk, core.num_cached_tokens, core.max_num_seqs = 1000, 0, 1000
     core.controls.clear()
     core.requests.clear()
     core.aborted.clear()

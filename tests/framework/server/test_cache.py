@@ -16,13 +16,6 @@ def test_the_cache_is_reset_between_two_steps(served):
     assert served.core.controls == [ResetPrefixCache()]
 
 
-def test_a_cache_in_use_is_told(served):
-    served.core.can_reset = False
-    response = reset(served)
-    assert response.status_code == 409
-    assert response.json()["error"]["code"] == "cache_in_use"
-
-
 def test_it_asks_for_the_key_and_for_a_post(serve):
     locked = serve(api_key="sesame")
     assert reset(locked).status_code == 401

@@ -14,6 +14,7 @@ from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.echo import Echo
 from quire.server.generation import Generation
+from quire.server.logprob_budget import LogprobBudget
 
 
 def complete(client, prompt="Once", **fields):
@@ -247,7 +248,7 @@ def test_one_wrong_prompt_stops_the_others(client, served, wait_for):
 def test_many_short_prompts_leave_the_event_loop_alone(served):
     served.texts.by_prompt = {"": "x"}
     prompts = [{"prompt": "the " * 250}] * 256  # 256,000 characters
-    generation = Generation(served.frontend, prompts, SamplingParams(max_tokens=1))
+    generation = Generation(served.frontend, LogprobBudget(), prompts, SamplingParams(max_tokens=1))
 
     async def run():
         return [index async for index, _ in generation.deltas()]

@@ -55,7 +55,7 @@ def test_each_error_has_its_status_and_code(error, status, code):
     assert detail.type == ("invalid_request_error" if status < 500 else "server_error")
     assert "0x" not in detail.message
     assert "/opt" not in detail.message
-    assert ("retry-after" in error_response(error).headers) == (status == 503)
+    assert ("retry-after" in error_response(error).headers) == (code == "overloaded")
 
 
 def test_addresses_paths_and_further_lines_are_scrubbed():
@@ -150,7 +150,7 @@ def test_an_unknown_model_is_not_found(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_says_when_to_come_back(served, stream):
-    served.core.max_queued = 0
+    served.core.max_num_seqs = served.core.max_queued = 0
     body = CHAT | {"stream": stream}
     response = httpx.post(f"{served.url}/v1/chat/completions", json=body)
     assert response.status_code == 503
@@ -223,7 +223,7 @@ def test_another_request_notices_nothing(client, served):
     assert rest == "I am a script."
 
 
-def test_a_dead_engine_answers_503_everywhere_but_livez(serve):
+def test_a_dead_engine_answers_503_everywhere_but_livez_until_the_server_ends(serve):
     served = serve()
     failure = RuntimeError("a kernel at 0xdeadbeef0000 failed in /opt/secret/kernel.py")
     served.texts.by_prompt = {"": ("", failure)}
@@ -232,5 +232,9 @@ def test_a_dead_engine_answers_503_everywhere_but_livez(serve):
     for response in (first, second):
         assert response.status_code == 503
         assert check_shape(response)["code"] == "engine_dead"
+        assert "retry-after" not in response.headers
     assert httpx.get(f"{served.url}/readyz").status_code == 503
     assert httpx.get(f"{served.url}/livez").status_code == 200
+    served.thread.join(2)
+    assert not served.thread.is_alive()
+    assert "a kernel at 0xdeadbeef0000 failed" in str(served.server.engine_death)

@@ -193,38 +193,67 @@ def test_what_does_not_finish_in_time_is_aborted_and_told(serve, wait_for, by):
 
 
 PROGRAM = """
+import sys
 from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Texts, make_frontend
 from quire.config import ServerSettings
 from quire.frontend.tokenizer import Tokenizer
 from quire.server.serve import serve
 tokenizer = Tokenizer.load(CHECKPOINT)
-frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer), step_s=0.05))
-serve(frontend, ServerSettings(port=0), lambda: [], lambda url: print(url, flush=True))
+frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer), step_s=float(sys.argv[1])))
+settings = ServerSettings(port=0, shutdown_timeout_s=float(sys.argv[2]))
+serve(frontend, settings, lambda: [], lambda url: print(url, flush=True))
 print("bye", flush=True)
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_a_process(signum):
+@pytest.fixture
+def program():
+    """Start the program with a step and a grace of so many seconds; returns it, and its URL."""
     parts = str(Path(__file__).parents[2] / "parts")
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": parts},
-    )
-    try:
-        url = process.stdout.readline().strip()
-        chat = f"{url}/v1/chat/completions"
-        thread, results = in_thread(lambda: httpx.post(chat, json=CHAT, timeout=20))
-        time.sleep(0.3)
-        process.send_signal(signum)
-        thread.join()
-        assert results[0].json()["choices"][0]["message"]["content"] == "I am a script."
-        assert process.wait(10) == 0
-        assert process.stdout.read() == "bye\n"
-    finally:
+    processes = []
+
+    def start(step_s, grace_s):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(step_s), str(grace_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": parts},
+        )
+        processes.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in processes:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_a_process(program, signum):
+    process, url = program(0.05, 30)
+    chat = f"{url}/v1/chat/completions"
+    thread, results = in_thread(lambda: httpx.post(chat, json=CHAT, timeout=20))
+    time.sleep(0.3)
+    process.send_signal(signum)
+    thread.join()
+    assert results[0].json()["choices"][0]["message"]["content"] == "I am a script."
+    assert process.wait(10) == 0
+    assert process.stdout.read() == "bye\n"
+
+
+def test_a_signal_ends_a_process_whose_step_hangs(program):
+    process, url = program(60, 0.5)
+    body = {"prompt": "x"}
+    thread, results = in_thread(lambda: httpx.post(f"{url}/v1/completions", json=body, timeout=20))
+    time.sleep(0.3)
+    resets, answers = in_thread(lambda: httpx.post(f"{url}/reset_prefix_cache", timeout=20))
+    time.sleep(0.2)
+    process.terminate()
+    sent = time.monotonic()
+    assert process.wait(10) == 0
+    assert time.monotonic() - sent < 0.5 + 2
+    thread.join()
+    resets.join()
+    assert results[0].json()["error"]["code"] == "aborted"
+    assert answers[0].json()["error"]["code"] == "engine_dead"

@@ -77,9 +77,16 @@ class ForgetsItsBlocks(FullAttentionSpec):
         return self
 
 
-class SnapshotsForNobody(FullAttentionSpec):
-    def snapshot_blocks(self, num_computed_tokens):
-        return range(num_computed_tokens // self.block_size)
+class HoldsMoreForNobody(FullAttentionSpec):
+    is_bare = False
+
+    def without_prefix_hits(self):
+        bare = self.with_block_size(self.block_size)
+        bare.is_bare = True
+        return bare
+
+    def max_blocks_held(self, num_tokens, max_step_tokens):
+        return super().max_blocks_held(num_tokens, max_step_tokens) + self.is_bare
 
 
 class KeyedByName(FullAttentionSpec):
@@ -113,7 +120,7 @@ def test_a_wrong_size_is_noticed(broken, test):
         (KeepsWhatIsNotFull, "test_only_blocks_of_the_table_are_kept_for_hits"),
         (HoldsLessInTheEnd, "test_a_longer_request_never_holds_less"),
         (ForgetsItsBlocks, "test_other_blocks_are_the_only_change_of_other_blocks"),
-        (SnapshotsForNobody, "test_without_prefix_hits_it_holds_no_more"),
+        (HoldsMoreForNobody, "test_without_prefix_hits_it_holds_no_more"),
     ],
 )
 def test_wrong_arithmetic_is_noticed(broken, test):

@@ -91,10 +91,11 @@ def host(half, backend):
     return KVStoreHost(half, [backend], "KV store 'diary' of plugin acme")
 
 
-def plan(message=b"", *, loads=(), saves=()):
+def plan(message=b"", *, loads=(), saves=(), stop=False):
     return StepPlan(
-        plan_id=1, requests=[], kv_transfers=message, kv_loads=list(loads), kv_saves=list(saves)
-    )
+        plan_id=1, requests=[], kv_transfers=message, kv_loads=list(loads), kv_saves=list(saves),
+        stop_kv_store=stop,
+    )  # fmt: skip
 
 
 def errors(caplog):
@@ -181,6 +182,17 @@ def test_shutdown_may_be_called_twice_and_may_fail(host, half, caplog):
     host.shutdown()
     assert half.num_shutdowns == 1
     assert "could not be shut down" in errors(caplog)[0].message
+
+
+def test_a_half_that_the_engine_has_given_up_is_shut_down_and_all_that_is_open_fails(host, half):
+    host.begin_step(plan(b"hello", loads=[1], saves=[2]))
+    assert host.report() is None
+    host.begin_step(plan(stop=True))
+    assert half.num_shutdowns == 1
+    assert host.report() == TransferReport(failed=[1, 2])
+    host.begin_step(plan(stop=True))
+    assert host.report() is None
+    assert (half.num_shutdowns, half.messages) == (1, [b"hello"])
 
 
 def test_what_is_open_at_the_end_has_failed(host):

@@ -116,7 +116,7 @@ def test_an_adapter_source_that_raises_fails_its_request_only(llm):
     runner = runner_of(llm)
     runner.adapters = BrokenManager()
     core, intake = llm._running.core, llm._running.intake
-    adapter = AdapterRef("a", "nowhere")
+    adapter = AdapterRef("a", "nowhere", "a hash")
     (bad,) = intake.admit("a", GREEDY, adapter=adapter).requests
     (good,) = intake.admit("b", GREEDY).requests
     core.add(bad)

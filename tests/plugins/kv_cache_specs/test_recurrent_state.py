@@ -68,7 +68,7 @@ def test_two_devices_have_half_of_each_state():
 def test_by_hand():
     # 9 tokens in blocks of 4: the running state is in block 2, snapshots in 0 and 1.
     assert spec().blocks_needed(9) == 3
-    assert spec().snapshot_blocks(9) == range(2)
+    assert spec().cacheable_blocks(range(2), 9) == range(2)
     assert spec().freeable_blocks(9) == range(2)
     # At 8 the running state is the snapshot of block 1: the next token reads it, and writes 2.
     assert spec().freeable_blocks(8) == range(1)
@@ -80,7 +80,7 @@ def test_without_prefix_hits_a_request_has_one_state():
     bare = spec().without_prefix_hits()
     assert [bare.blocks_needed(n) for n in (0, 1, 1000)] == [0, 1, 1]
     assert bare.max_blocks_held(1000, 512) == 1
-    assert not bare.snapshot_blocks(1000)
+    assert not bare.cacheable_blocks(range(9), 1000)
     assert bare.cached_prefix([True, True]) == 0
     assert bare.with_block_size(64).blocks_needed(1000) == 1
 

@@ -41,3 +41,9 @@ def test_both_offer_their_names(quire_registries):
     registry = quire_registries.scheduling_policies
     assert registry.get("fcfs") is FirstComeFirstServed
     assert registry.get("priority") is PriorityFirst
+
+
+def test_only_the_one_that_reads_priorities_says_so(quire_registries):
+    registry = quire_registries.scheduling_policies
+    read = {name: registry.entry(name).capabilities.reads_priority for name in registry}
+    assert (read["fcfs"], read["priority"]) == (False, True)

@@ -4,6 +4,7 @@ from quire import hookimpl
 from quire.interfaces.attention import AttentionCapabilities
 from quire.interfaces.model import ModelCapabilities
 from quire.interfaces.sampling import RequestField, SamplerCapabilities
+from quire.interfaces.scheduling import SchedulingPolicyCapabilities
 from quire.interfaces.tool_parsing import ToolParserCapabilities
 
 TOP_N_SIGMA = RequestField(
@@ -49,7 +50,11 @@ def register_samplers(registry):
 @hookimpl
 def register_scheduling_policies(registry):
     """Offer the policy that lets short requests go first."""
-    registry.add("acme_shortest_first", "acme_quire.policy:ShortestFirst")
+    registry.add(
+        "acme_shortest_first",
+        "acme_quire.policy:ShortestFirst",
+        capabilities=SchedulingPolicyCapabilities(),
+    )
 
 
 @hookimpl

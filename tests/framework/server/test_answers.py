@@ -1,0 +1,111 @@
+"""A whole answer leaves in pieces, as its client reads; what it held is given back at every end."""
+
+import asyncio
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from quire.errors import RequestFailedError
+from quire.server import answers, sse
+from quire.server.answers import PIECE_BYTES, WholeAnswer
+from quire.server.sse import EventStream
+
+BODY = bytes(range(256)) * (PIECE_BYTES // 256 * 2) + b"end"
+
+
+class Wire:
+    """An ASGI connection; its client reads `num_read` messages and then nothing."""
+
+    def __init__(self, num_read=1000):
+        self.num_read = num_read
+        self.sent = []
+        self.gone = asyncio.Event()
+
+    async def receive(self):
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        if len(self.sent) == self.num_read:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+
+class Case:
+    """An answer, and whether it was over when its last piece left."""
+
+    def __init__(self, make, wire):
+        self.num_over = 0
+        self.wire = wire
+        self.answer = WholeAnswer(make, {"x-more": "1"}, self.end)
+
+    def end(self):
+        self.num_over += 1
+
+    async def run(self):
+        call = self.answer({"type": "http"}, self.wire.receive, self.wire.send)
+        await asyncio.wait_for(call, 10)
+
+
+async def make():
+    return BODY
+
+
+def test_it_leaves_in_pieces_and_is_over_behind_the_last_one():
+    async def main():
+        case = Case(make, wire := Wire())
+        await case.run()
+        head, *pieces = wire.sent
+        assert dict(head["headers"])[b"content-length"] == str(len(BODY)).encode()
+        assert dict(head["headers"])[b"x-more"] == b"1"
+        assert b"".join(piece["body"] for piece in pieces) == BODY
+        assert [piece["more_body"] for piece in pieces] == [True, True, False]
+        assert max(len(piece["body"]) for piece in pieces) == PIECE_BYTES
+        assert case.num_over == 1
+
+    asyncio.run(main())
+
+
+def test_a_failure_and_a_client_that_goes_are_ends_too():
+    async def fail():
+        raise RequestFailedError("it broke")
+
+    async def never():
+        await asyncio.Event().wait()
+
+    async def main():
+        failing = Case(fail, Wire())
+        with pytest.raises(RequestFailedError):
+            await failing.run()
+        left = Case(never, Wire())
+        left.wire.gone.set()
+        with pytest.raises(ClientDisconnect):
+            await left.run()
+        assert (failing.num_over, left.num_over) == (1, 1)
+        assert failing.wire.sent == left.wire.sent == []
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
+    monkeypatch.setattr(answers, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sse, "READ_TIMEOUT_S", 0.05)
+    closed = []
+
+    async def events():
+        try:
+            for _ in range(100):
+                yield b"{}"
+        finally:
+            closed.append(True)
+
+    async def main():
+        case = Case(make, Wire(num_read=2))
+        await case.run()
+        assert (len(case.wire.sent), case.num_over) == (2, 1)
+        wire, over = Wire(num_read=3), []
+        stream = EventStream(events(), {}, "req-1", on_over=lambda: over.append(len(closed)))
+        await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
+        assert over == [1]  # and by then nothing makes events any more
+
+    asyncio.run(main())

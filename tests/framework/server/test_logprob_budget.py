@@ -1,0 +1,80 @@
+"""Prompt log probabilities of all requests together are bounded, whoever reads them."""
+
+import json
+import socket
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from quire.errors import InvalidRequestError, OverloadedError
+from quire.server.logprob_budget import MAX_IN_FLIGHT, MAX_OF_AN_ANSWER, LogprobBudget
+
+LARGE = {"prompt": [[300] * 97] * 250, "max_tokens": 1, "prompt_logprobs": 20}
+SMALL = {"prompt": [300] * 97, "max_tokens": 1, "prompt_logprobs": 20}
+
+
+def test_what_is_given_back_can_be_taken_again():
+    budget = LogprobBudget()
+    shares = [budget.take(MAX_OF_AN_ANSWER // 2, 2) for _ in range(2)]
+    assert budget.num_free == 0
+    with pytest.raises(OverloadedError, match=f"hold {MAX_IN_FLIGHT} log probabilities"):
+        budget.take(1, 1)
+    shares[0].give_back()
+    shares[0].give_back()
+    assert budget.num_free == MAX_OF_AN_ANSWER
+    assert budget.take(1, 1).num == 1
+
+
+def test_too_many_for_any_answer_are_a_fault_of_the_request():
+    with pytest.raises(InvalidRequestError, match="too many for one answer") as caught:
+        LogprobBudget().take(MAX_OF_AN_ANSWER, 2)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def reader_of_nothing(url):
+    """Send a large request; return the connection, from which nobody reads."""
+    address = urlsplit(url)
+    body = json.dumps(LARGE).encode()
+    connection = socket.create_connection((address.hostname, address.port))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection
+
+
+def ask(served, body):
+    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=30)
+
+
+def test_clients_that_read_nothing_hold_the_budget_until_they_go(served, wait_for):
+    with ExitStack() as connections:
+        for _ in range(2):
+            connections.enter_context(reader_of_nothing(served.url))
+        assert wait_for(lambda: len(served.core.requests) == 500 and not served.core.has_work(), 20)
+        refused = ask(served, LARGE)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert "retry-after" in refused.headers
+        assert ask(served, SMALL).status_code == 200
+        assert ask(served, {"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert wait_for(lambda: ask(served, LARGE).status_code == 200, 20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("shows", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+def test_every_end_of_an_answer_gives_back_what_it_held(served, stream, shows):
+    body = {"prompt": LARGE["prompt"][:125], "max_tokens": 1, "stream": stream} | shows
+    served.core.prompt_chunk = 60
+    for _ in range(5):  # four of them would fill it
+        answer = ask(served, body)
+        assert answer.status_code == 200
+        if stream:
+            *_, last, done = filter(None, answer.text.splitlines())
+            assert done == "data: [DONE]"
+            assert '"finish_reason":"length"' in last
+        else:
+            assert answer.json()["choices"][-1]["finish_reason"] == "length"

@@ -1,0 +1,50 @@
+"""Ctrl-C during a step ends that call; the next one gets its answers, from a clean engine."""
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine.core import EngineCore
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["What is a plugin?", "What is quire?"]
+
+
+def interrupt_once(executor, verb, call):
+    """Let one call of a verb of the executor be interrupted."""
+    whole, calls = getattr(executor, verb), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    setattr(executor, verb, interrupted)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with LLM("demo") as llm:
+        return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, is_ahead):
+    cores = []
+    start = EngineCore.__init__
+
+    def noted(core, *arguments, **options):
+        cores.append(core)
+        start(core, *arguments, **options)
+
+    monkeypatch.setattr(EngineCore, "__init__", noted)
+    with LLM("demo", async_scheduling=is_ahead) as llm:
+        (core,) = cores
+        interrupt_once(core.executor, verb, call=5)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+        answers = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
+        assert answers == expected
+        assert not core.has_work()
+        assert llm.stats().num_used_blocks == 0
