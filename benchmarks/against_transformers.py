@@ -27,34 +27,11 @@ from typing import Any
 import torch
 
 from quire import LLM, SamplingParams
+from quire.cli.bench_interval import bootstrap
+from quire.cli.bench_shapes import SHAPES
 from quire.testing.checkpoints import write_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
-SHAPES: dict[str, dict[str, Any]] = {
-    "5m": {
-        "vocab_size": 8192,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 2048,
-    },
-    "qwen3-0.6b": {
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-    },
-}
 DEFAULT_BATCH = {"5m": 16, "qwen3-0.6b": 8}
 
 
@@ -77,7 +54,8 @@ def main() -> None:
         be_an_engine(arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), "Qwen3ForCausalLM", seed=0, **SHAPES[arguments.shape])
+        config = SHAPES[arguments.shape] | {"tie_word_embeddings": True}
+        write_checkpoint(Path(folder), "Qwen3ForCausalLM", seed=0, **config)
         report = vars(arguments) | measure(Path(folder), arguments.pairs)
     write = report.pop("write")
     report = {name: value for name, value in report.items() if value is not None}
@@ -158,7 +136,7 @@ def measure(folder: Path, pairs: int) -> dict[str, Any]:
     return {
         **rates,
         "ratio_median": statistics.median(ratios),
-        "ratio_95_interval": interval(ratios),
+        "ratio_95_interval": bootstrap(ratios, statistics.median),
         "ratios": ratios,
         "equal_tokens": agreement(answers["quire"], answers["transformers"]),
     }
@@ -214,13 +192,6 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
             (i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), len(other)
         )
     return same / total
-
-
-def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """Return a 95 % bootstrap interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
 
 
 def machine() -> dict[str, Any]:

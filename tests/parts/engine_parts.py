@@ -13,7 +13,7 @@ from quire.engine.request import Request
 from quire.engine.scheduler import Scheduler
 from quire.errors import GrammarError
 from quire.interfaces.executor import Executor, WorkerLaunch
-from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVPlan
+from quire.interfaces.kv_cache import KVLayer, KVPlan
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import (
     AdapterRef,
@@ -27,30 +27,9 @@ from quire.messages import (
     WorkerInfo,
 )
 from quire.sampling_params import SamplingParams
+from quire.testing.whole_context import WholeContext
 
 EOS = 0
-
-
-class WholeContext(KVCacheSpec):
-    """Every token stays: the arithmetic of full attention, written once more."""
-
-    @property
-    def page_bytes(self) -> int:
-        return 64 * self.block_size
-
-    needs_whole_prefix = True
-
-    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
-        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
-
-    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        return self.blocks_needed(num_tokens)
-
-    def freeable_blocks(self, num_computed_tokens: int) -> range:
-        return range(0)
-
-    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        return next((i for i, hit in enumerate(is_cached) if not hit), len(is_cached))
 
 
 def make_plan(num_blocks: int, block_size: int = 4, num_layers: int = 2) -> KVPlan:

@@ -303,8 +303,10 @@ class Scheduler:
         lacking = [r.num_pending_tokens - share for r, share in zip(prompts, taken, strict=True)]
         further = _shares(prompts, lacking, step.budget_left)
         for request, share, more in zip(prompts, taken, further, strict=True):
+            if not more:
+                continue
             added = self.kv.grow(request, request.num_computed_tokens + share + more)
-            if more and added is not None:
+            if added is not None:
                 step.note_blocks(request, added)
                 step.add(request, more)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVLayer, KVPlan, KVTensor
+from quire.interfaces.kv_cache import KVGroup, KVLayer, KVPlan, KVTensor
 from quire.interfaces.kv_transfer import (
     BlockColumn,
     KVStoreScheduler,
@@ -25,39 +25,13 @@ from quire.interfaces.kv_transfer import (
     column_pieces,
 )
 from quire.messages import TransferReport
+from quire.testing.whole_context import WholeContext
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 97
 POISON = 0xA5
 MAX_WAIT_S = 20.0  # for a transfer to end
 PAUSE_S = 0.001
-
-
-class ScenePages(KVCacheSpec):
-    """Full attention, as far as a store can tell."""
-
-    @property
-    def page_bytes(self) -> int:
-        """One head of `head_dim` numbers, K and V."""
-        return 2 * self.block_size * self.row_bytes
-
-    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
-        """As many as the tokens fill."""
-        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
-
-    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        """All of them."""
-        del max_step_tokens
-        return self.blocks_needed(num_tokens)
-
-    def freeable_blocks(self, num_computed_tokens: int) -> range:
-        """None."""
-        del num_computed_tokens
-        return range(0)
-
-    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        """Up to the first gap."""
-        return [*is_cached, False].index(False)
 
 
 def one_group_plan() -> KVPlan:
@@ -83,7 +57,7 @@ def _plan(groups: list[list[str]], tensors: list[tuple[tuple[str, ...], int]]) -
 def _group(index: int, names: list[str]) -> KVGroup:
     params = (("group", index),)
     layers = [KVLayer(name, "scene", 1, 3, params) for name in names]
-    specs = tuple(ScenePages(layer, BLOCK_SIZE, "float32") for layer in layers)
+    specs = tuple(WholeContext(layer, BLOCK_SIZE, "float32") for layer in layers)
     return KVGroup(specs[0], tuple(names), specs)
 
 

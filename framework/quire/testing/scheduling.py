@@ -10,7 +10,6 @@ a cache that is too small for all, and no model.
 """
 
 import random
-from collections.abc import Sequence
 from typing import ClassVar
 
 from quire.config import SchedulerSettings
@@ -19,40 +18,17 @@ from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request
 from quire.engine.scheduler import Scheduler
 from quire.engine.sort_key import SortKey, sort_key
-from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.scheduling import SchedulingPolicy
 from quire.messages import AdapterRef, EngineRequest, SlotResult, StepPlan, StepResult
 from quire.sampling_params import SamplingParams
+from quire.testing.whole_context import WholeContext
 
 NUM_BLOCKS = 24
 BLOCK_SIZE = 4
 MAX_STEPS = 5000
 MAX_ASKED = 100
 ADAPTERS = [None, *(AdapterRef(name, name, content_hash=name) for name in ("one", "two", "three"))]
-
-
-class _WholeContext(KVCacheSpec):
-    """Every token stays."""
-
-    needs_whole_prefix = True
-
-    @property
-    def page_bytes(self) -> int:
-        return self.block_size
-
-    def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
-        return -(-(num_tokens + num_lookahead_tokens) // self.block_size)
-
-    def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        del max_step_tokens
-        return self.blocks_needed(num_tokens)
-
-    def freeable_blocks(self, num_computed_tokens: int) -> range:
-        del num_computed_tokens
-        return range(0)
-
-    def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        return next((i for i, hit in enumerate(is_cached) if not hit), len(is_cached))
 
 
 class SchedulingPolicyContract:
@@ -138,7 +114,7 @@ def _requests(count: int, seed: int) -> list[Request]:
 
 def _scheduler(policy: SchedulingPolicy) -> Scheduler:
     layer = KVLayer("layers.0", "whole_context", num_kv_heads=1, head_dim=1)
-    plan = fixed_plan([_WholeContext(layer, BLOCK_SIZE, "float32")], NUM_BLOCKS)
+    plan = fixed_plan([WholeContext(layer, BLOCK_SIZE, "float32")], NUM_BLOCKS)
     settings = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=16)
     return Scheduler(settings, KVCacheManager(plan), policy, max_adapters=2)
 
