@@ -2,10 +2,15 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
+# Kernels are interpreted, so that they run anywhere; `make test-gpu` compiles them.
+ON_GPU = os.environ.get("QUIRE_TEST_DEVICE") == "cuda"
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network for anything
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -13,3 +18,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.hookimpl(trylast=True)  # after the folder that marks its own
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU, so that a report says what was not shown."""
+    if ON_GPU:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device: make test-gpu"))

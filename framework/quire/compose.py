@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from quire.attention_choice import attention_queries, choose_attention_backend
+from quire.attention_choice import (
+    attention_queries,
+    choose_attention_backends,
+    common_block_size,
+)
 from quire.checkpoint import Checkpoint
 from quire.choosing import (
     check_present,
@@ -34,9 +38,9 @@ from quire.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from quire.interfaces.attention import AttentionCapabilities
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.model import ModelDescription
+from quire.kernel_choice import check_batch_invariant, choose_graphs, choose_kernels
 from quire.machine import Machine
 from quire.plugins import Plugins, Registries
 from quire.registry import Entry, check_api, import_reference
@@ -69,13 +73,17 @@ def compose(
     registries = plugins.registries
     model, description = _choose_model(registries, checkpoint)
     device = machine.device(settings.model.device)
+    settings = settings.for_device(device)
     dtype, dtype_why = machine.dtype(settings.model.dtype, description.checkpoint_dtype, device)
     tp_size = settings.parallel.tensor_parallel_size
-    _check_batch_invariant(settings, device)
-    queries = attention_queries(settings, registries, description, device, dtype)
-    backend = choose_attention_backend(registries, settings.parts.attention_backend, queries)
-    capabilities: AttentionCapabilities = backend.entry.capabilities
+    kernels = choose_kernels(settings.model.kernels, machine, device)
+    check_batch_invariant(settings, device, kernels)
+    queries = attention_queries(
+        settings, registries, description, device, dtype, machine.compute_capability
+    )
     parts = settings.parts
+    attention = choose_attention_backends(registries, parts.attention_backend, queries)
+    num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
     composition = Composition(
         quire_version=version("quire"),
         checkpoint=checkpoint,
@@ -83,13 +91,17 @@ def compose(
         device=device,
         dtype=dtype,
         dtype_why=dtype_why,
-        kv_dtype=dtype,
+        kv_dtype=settings.cache.kv_dtype(dtype),
+        kernels=kernels,
         max_model_len=_max_model_len(settings.model.max_model_len, description),
-        block_size=settings.cache.block_size or capabilities.default_block_size,
+        block_size=settings.cache.block_size or common_block_size(attention.backends),
         model=model,
-        attention_backend=backend,
+        attention_backends=attention.backends,
+        layer_backends=attention.layer_backends,
+        max_graph_requests=num_graphs,
+        graphs_why=graphs_why,
         kv_cache_specs=_choose_specs(registries, description),
-        samplers=choose_samplers(registries, parts.samplers),
+        samplers=choose_samplers(registries, parts.samplers, kernels),
         structured_output=choose_optional(
             registries.structured_output, parts.structured_output, DEFAULT_STRUCTURED_OUTPUT
         ),
@@ -125,6 +137,25 @@ def build_spec(
     choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
     spec = registries.kv_cache_specs.load(choice.entry)
     return spec(layer, composition.block_size, composition.kv_dtype, tp_size)
+
+
+def layer_specs(
+    settings: Settings, composition: Composition, registries: Registries
+) -> list[KVCacheSpec]:
+    """Return the KV-cache spec of each layer that keeps something.
+
+    Raises:
+        PluginError: A spec's code cannot be loaded.
+        SettingsError: A layer's sizes cannot work.
+    """
+    tp_size = settings.parallel.tensor_parallel_size
+    specs = [
+        build_spec(registries, composition, layer, tp_size)
+        for layer in composition.description.kv_layers
+    ]
+    if settings.cache.enable_prefix_caching:
+        return specs
+    return [spec.without_prefix_hits() for spec in specs]
 
 
 def _choose_model(
@@ -197,14 +228,6 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         )
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
     return Choice("executor", entry, "the default" if is_default else "by setting", rejected)
-
-
-def _check_batch_invariant(settings: Settings, device: str) -> None:
-    if settings.model.batch_invariant and device != "cpu":
-        raise RefusedError(
-            f"batch-invariant mode is for the CPU, and the device is {device}; take --device cpu, "
-            "or leave out --batch-invariant"
-        )
 
 
 def _max_model_len(wanted: int | None, description: ModelDescription) -> int:

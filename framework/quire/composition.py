@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.checkpoint import Checkpoint
+from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
 from quire.registry import Entry
@@ -63,7 +64,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """Everything that was decided before anything was loaded."""
+    """Everything that was decided before anything was loaded.
+
+    Attributes:
+        kv_dtype: Element type of the KV cache.
+        kernels: What layers and sampling run: "torch" or "triton".
+        attention_backends: Each once, the one of most layers first; none where no layer keeps
+            anything.
+        layer_backends: The place there of the backend of each of `description.kv_layers`.
+        max_graph_requests: Of the largest decode step that is captured as a CUDA graph; 0: none is.
+        graphs_why: Why so many.
+    """
 
     quire_version: str
     checkpoint: Checkpoint
@@ -72,10 +83,14 @@ class Composition:
     dtype: str
     dtype_why: str
     kv_dtype: str
+    kernels: str
     max_model_len: int
     block_size: int
     model: Choice
-    attention_backend: Choice
+    attention_backends: tuple[Choice, ...]
+    layer_backends: tuple[int, ...]
+    max_graph_requests: int
+    graphs_why: str
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
     structured_output: Choice | None
@@ -89,12 +104,17 @@ class Composition:
     @property
     def choices(self) -> list[Choice]:
         """Every part, in the order in which a request meets them."""
-        parts = [self.model, self.attention_backend, *self.kv_cache_specs, *self.samplers]
+        parts = [self.model, *self.attention_backends, *self.kv_cache_specs, *self.samplers]
         optional = (
             self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
             self.scheduling_policy, self.kv_store,
         )  # fmt: skip
         return [*parts, *(part for part in optional if part is not None), self.executor]
+
+    def attention_backend_of(self, layer: KVLayer) -> Choice:
+        """Return who attends in one of the model's layers."""
+        names = [known.name for known in self.description.kv_layers]
+        return self.attention_backends[self.layer_backends[names.index(layer.name)]]
 
     @property
     def sampler_fields(self) -> list[RequestField]:

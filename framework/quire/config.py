@@ -8,8 +8,8 @@ means that the model or the machine decides; `compose` does, and says what it ch
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -29,9 +29,20 @@ DEFAULT_STRUCTURED_OUTPUT = "outlines"
 DEFAULT_LORA_SOURCE = "peft"
 DEFAULT_EXECUTOR = "in_process"
 DEFAULT_SCHEDULING_POLICY = "fcfs"
-DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p", "categorical")
+DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p")
+DEFAULT_DRAWS = {"torch": "categorical", "triton": "gumbel"}  # by what samplers run
+STEP_SIZES = {  # a GPU reads its weights for 256 requests in little more time than for one
+    "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
+    "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
+}
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = {
+    **{name: name for name in (*DTYPES, "float8_e4m3fn", "int8")},
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
+KERNELS = ("auto", "torch", "triton")
 
 
 def option(
@@ -81,10 +92,19 @@ class ModelSettings:
     batch_invariant: bool = option(
         False, "The same request gives the same bits, whatever else is in the batch; slower."
     )
+    kernels: str = option(
+        "auto", "What layers and sampling run: torch, or triton; auto: triton on a GPU."
+    )
+    enforce_eager: bool = option(False, "Run every step kernel by kernel, without CUDA graphs.")
+    max_cuda_graph_size: int | None = option(
+        None, "Requests of the largest step captured as a CUDA graph; None: max_num_seqs, or 512."
+    )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("kernels", self.kernels, KERNELS)
+        _check_at_least("max_cuda_graph_size", self.max_cuda_graph_size, 1)
         _check_at_least("max_model_len", self.max_model_len, 2)  # a prompt and an answer
         _check_at_least("threads", self.threads, 1)
 
@@ -94,11 +114,18 @@ class CacheSettings:
     """The paged KV cache."""
 
     block_size: int | None = option(None, "Tokens per KV block; None: the backend decides.")
+    kv_cache_dtype: str = option(
+        "auto", "Element type of the KV cache: auto, a compute type, fp8 or int8."
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "Share of a GPU's memory that is used; the KV cache gets what all else leaves of it."
+    )
     num_kv_blocks: int | None = option(None, "KV blocks in the pool; None: from the memory.")
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Bytes for the KV cache, such as 4GiB; None: what is free, on a CPU no more than "
-        "max_num_seqs requests and a few kept prefixes need.",
+        "Bytes for the KV cache, such as 4GiB; None: what a GPU has left of "
+        "gpu_memory_utilization; on a CPU, of what is free, no more than max_num_seqs requests and "
+        "a few kept prefixes need.",
         is_bytes=True,
     )
     enable_prefix_caching: bool = option(
@@ -113,6 +140,12 @@ class CacheSettings:
     )
 
     def __post_init__(self) -> None:
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SettingsError(
+                "gpu_memory_utilization must be more than 0 and at most 1, got "
+                f"{self.gpu_memory_utilization:g}"
+            )
         _check_at_least("num_kv_blocks", self.num_kv_blocks, 2)
         if self.kv_store != "none" and not self.enable_prefix_caching:
             raise SettingsError(
@@ -141,6 +174,11 @@ class CacheSettings:
             if not given.partition("=")[0] or "=" not in given:
                 raise SettingsError(f"kv_store_options are KEY=VALUE each, got {given!r}")
 
+    def kv_dtype(self, compute_dtype: str) -> str:
+        """Return the element type of the cache, a key of `interfaces.kv_cache.DTYPE_BYTES`."""
+        wanted = KV_CACHE_DTYPES[self.kv_cache_dtype]
+        return compute_dtype if wanted == "auto" else wanted
+
     @property
     def store_options(self) -> dict[str, str]:
         """`kv_store_options`, by key; the last one counts."""
@@ -151,8 +189,12 @@ class CacheSettings:
 class SchedulerSettings:
     """What one engine step may hold."""
 
-    max_num_seqs: int = option(64, "Requests that run at the same time, at most.")
-    max_num_batched_tokens: int = option(2048, "Tokens in one step over all requests, at most.")
+    max_num_seqs: int = option(
+        0, "Requests that run at the same time, at most; 0: 64 on a CPU, 256 on a GPU."
+    )
+    max_num_batched_tokens: int = option(
+        0, "Tokens in one step over all requests, at most; 0: 2048 on a CPU, 8192 on a GPU."
+    )
     max_num_queued: int = option(4096, "Requests that wait at most; more are refused.")
     enable_chunked_prefill: bool = option(True, "Cut long prompts to the step's token budget.")
     max_num_partial_prefills: int = option(
@@ -174,6 +216,15 @@ class SchedulerSettings:
         None, "Seconds from its arrival after which an unfinished request fails; None: no limit."
     )
 
+    def for_device(self, device: str) -> "SchedulerSettings":
+        """Return the settings with the sizes that the device decides: "cpu" or "cuda"."""
+        sizes = STEP_SIZES.get(device, STEP_SIZES["cpu"])
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or sizes["max_num_seqs"],
+            max_num_batched_tokens=self.max_num_batched_tokens or sizes["max_num_batched_tokens"],
+        )
+
     @property
     def max_running(self) -> int:
         """Requests that can run at the same time: each is owed a token of every step."""
@@ -187,8 +238,8 @@ class SchedulerSettings:
             raise SettingsError(
                 f"request_timeout_s must be more than 0, got {self.request_timeout_s:g}"
             )
-        _check_at_least("max_num_seqs", self.max_num_seqs, 1)
-        _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_at_least("max_num_seqs", self.max_num_seqs, 0)
+        _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 0)
         _check_at_least("max_num_queued", self.max_num_queued, 1)
 
 
@@ -295,6 +346,10 @@ class Settings:
     plugins: PluginSettings = field(default_factory=PluginSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
 
+    def for_device(self, device: str) -> "Settings":
+        """Return the settings with what the device decides: "cpu" or "cuda"."""
+        return replace(self, scheduler=self.scheduler.for_device(device))
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Settings":
         """Build the tree from options by name, as `LLM(...)` takes them.
@@ -386,7 +441,7 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
     raise SettingsError(f"{name} must be {TYPE_WORDS[kind]}, got {value!r}")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pluggy import HookimplMarker, HookspecMarker
 
-from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
+from quire.interfaces.attention import AttentionCapabilities, KVBackend
 from quire.interfaces.executor import Executor, ExecutorCapabilities
 from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
 from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
@@ -41,7 +41,7 @@ KINDS = (
         "attention_backends",
         "attention backend",
         capabilities=AttentionCapabilities,
-        interface=AttentionBackend,
+        interface=KVBackend,
     ),
     Kind(
         "kv_cache_specs",
@@ -97,7 +97,7 @@ def register_models(registry: Registrar[type[Model]]) -> None:
 
 
 @hookspec
-def register_attention_backends(registry: Registrar[type[AttentionBackend]]) -> None:
+def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     """Offer attention backends, each under the name for `--attention-backend`."""
 
 

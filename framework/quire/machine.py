@@ -1,8 +1,10 @@
 """What this machine is good at, found out without torch, so that planning stays light."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -12,15 +14,33 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
 @dataclass(frozen=True)
 class Machine:
-    """A computer, as far as an engine's choices depend on it."""
+    """A computer, as far as an engine's choices depend on it.
+
+    Attributes:
+        cpu_flags: What its processor can do.
+        has_cuda: Whether it has a GPU, and a torch that can use one.
+        has_triton: Whether Triton is installed.
+        interprets_kernels: Whether Triton kernels are interpreted on the CPU.
+        compute_capability: Of the first CUDA device, 90 for 9.0; None if nobody says.
+    """
 
     cpu_flags: frozenset[str]
     has_cuda: bool
+    has_triton: bool = False
+    interprets_kernels: bool = False
+    compute_capability: int | None = None
 
     @classmethod
     def here(cls) -> "Machine":
         """Look at the machine that this process runs on."""
-        return cls(_cpu_flags(), _has_cuda())
+        has_cuda = _has_cuda()
+        return cls(
+            _cpu_flags(),
+            has_cuda,
+            has_triton=find_spec("triton") is not None,
+            interprets_kernels=interprets_kernels(),
+            compute_capability=_compute_capability() if has_cuda else None,
+        )
 
     @cached_property
     def cpu_has_bf16(self) -> bool:
@@ -46,6 +66,17 @@ class Machine:
     def device(self, wanted: str) -> str:
         """Return the device to compute on."""
         return wanted if wanted != "auto" else "cuda" if self.has_cuda else "cpu"
+
+
+def interprets_kernels() -> bool:
+    """Whether Triton kernels of this process run in Triton's interpreter: on a CPU, and slowly."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _compute_capability() -> int | None:
+    from quire.nvml import cuda_compute_capability  # of no use where there is no GPU
+
+    return cuda_compute_capability()
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -18,7 +18,7 @@ from quire import hookspecs
 from quire.config import ENVIRONMENT_PREFIX, PluginSettings, parse_truth
 from quire.discovery import Candidate, discover, locate
 from quire.errors import PluginLoadError, SettingsError, UnknownNameError
-from quire.interfaces.attention import AttentionBackend
+from quire.interfaces.attention import KVBackend
 from quire.interfaces.checkpoint import CheckpointSource
 from quire.interfaces.executor import Executor
 from quire.interfaces.kv_cache import KVCacheSpec
@@ -44,7 +44,7 @@ class Registries:
 
     checkpoints: Registry[CheckpointSource]
     models: Registry[type[Model]]
-    attention_backends: Registry[type[AttentionBackend]]
+    attention_backends: Registry[type[KVBackend]]
     kv_cache_specs: Registry[type[KVCacheSpec]]
     quantizations: Registry[type[Quantization]]
     samplers: Registry[type[SamplerStep]]

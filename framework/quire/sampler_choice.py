@@ -1,27 +1,35 @@
 """Sampler steps are ordered by stage; exactly one draws, and no field means two things."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire.choosing import default_entry
 from quire.composition import Choice
-from quire.config import DEFAULT_SAMPLERS
-from quire.errors import SettingsError
+from quire.config import DEFAULT_DRAWS, DEFAULT_SAMPLERS
+from quire.discovery import OWN_DISTRIBUTION
+from quire.errors import RefusedError, SettingsError
 from quire.interfaces.sampling import STAGES, RequestField
 from quire.plugins import Registries
 from quire.registry import Entry
 
 
-def choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Choice, ...]:
+def choose_samplers(
+    registries: Registries, wanted: Iterable[str], kernels: str
+) -> tuple[Choice, ...]:
     """Expand `default`, and order the steps by stage and name.
 
+    Args:
+        registries: Where the steps are found.
+        wanted: Their names, in any order.
+        kernels: What they may run: "torch" or "triton".
+
     Raises:
-        PluginError: Nobody offers a step, or several do.
+        PluginError: Nobody offers a step, or several do, or it needs kernels that are off.
         SettingsError: Not exactly one of them draws, or two mean different things by one field.
     """
     names: dict[str, str] = {}
     for name in wanted:
         if name == "default":
-            names |= dict.fromkeys(DEFAULT_SAMPLERS, "built in")
+            names |= dict.fromkeys((*DEFAULT_SAMPLERS, DEFAULT_DRAWS[kernels]), "built in")
         else:
             names[name] = "asked for"
     entries = [
@@ -30,6 +38,12 @@ def choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Choi
         else registries.samplers.entry(name)
         for name, why in names.items()
     ]
+    for entry in entries:
+        if entry.capabilities.needs_kernels and kernels != "triton":
+            raise RefusedError(
+                f"sampler {entry.name!r} of {entry.source} runs Triton kernels, and they are off "
+                f"(--kernels {kernels}); on a CPU take {DEFAULT_DRAWS['torch']!r}"
+            )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
     draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]
     if len(draws) != 1:
@@ -39,6 +53,23 @@ def choose_samplers(registries: Registries, wanted: Iterable[str]) -> tuple[Choi
         )
     _check_fields(entries)
     return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+
+
+def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
+    """Return which steps of a pipeline its draw can do itself; none, unless it is all it declares.
+
+    Only quire's own steps are meant: what a stranger offers under the same name may do otherwise.
+
+    Args:
+        samplers: In the order of the pipeline, the draw last.
+    """
+    names = samplers[-1].entry.capabilities.absorbs
+    found = tuple(
+        index
+        for index, step in enumerate(samplers[:-1])
+        if step.name in names and step.entry.source.distribution == OWN_DISTRIBUTION
+    )
+    return found if tuple(samplers[index].name for index in found) == names else ()
 
 
 def _check_fields(entries: Iterable[Entry]) -> None:

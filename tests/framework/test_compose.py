@@ -16,6 +16,7 @@ from quire.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from quire.launch.composing import log_composition
 from quire.machine import Machine
 from quire.plugins import load_plugins
 
@@ -90,6 +91,16 @@ def parser(markers="'<acme>',", priority="0"):
     return PARSER.replace("MARKERS", markers).replace("PRIORITY", priority)
 
 
+def backend_of(composition):
+    """The one backend that serves every layer."""
+    (choice,) = composition.attention_backends
+    assert all(
+        composition.attention_backend_of(layer) is choice
+        for layer in composition.description.kv_layers
+    )
+    return choice
+
+
 def composed(template="", config=(), machine=MACHINE, **options):
     settings = Settings.from_options(options)
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
@@ -113,7 +124,7 @@ def test_every_part_is_chosen_with_its_source_and_a_reason():
 
 
 def test_a_composition_as_data_says_who_serves_what_and_why():
-    data = composed().attention_backend.as_dict()
+    data = backend_of(composed()).as_dict()
     assert data["kind"] == "attention_backends"
     assert data["name"] == "torch_sdpa"
     assert data["plugin"] == "quire_attention_backends"
@@ -192,11 +203,9 @@ def layered(site, *layers, backend="", **options):
     [
         (WINDOW, "it does not support sliding windows"),
         (CHUNK, "it does not support chunked local attention"),
-        (STATE, "layout state is not among kv"),
-        (CROSS, "layout cross is not among kv"),
     ],
 )
-def test_a_backend_must_serve_every_kind_of_layer(site, layer, reason):
+def test_a_named_backend_must_serve_every_layer_of_its_layouts(site, layer, reason):
     with pytest.raises(RefusedError, match=f"cannot serve this model: {reason}"):
         layered(site, FULL, layer, backend="priority=9", attention_backend="acme")
 
@@ -207,7 +216,7 @@ def test_a_backend_that_declares_what_the_layers_need_serves_them(site):
         "layouts=frozenset({'kv', 'state', 'cross'})"
     )
     composition = layered(site, FULL, WINDOW, CHUNK, STATE, CROSS, backend=able)
-    assert composition.attention_backend.name == "acme"
+    assert backend_of(composition).name == "acme"
     assert [choice.name for choice in composition.kv_cache_specs] == [
         "full_attention", "sliding_window", "chunked_local_attention", "recurrent_state",
         "cross_attention",
@@ -223,7 +232,8 @@ def test_a_model_that_keeps_nothing_is_composed(site):
     site.install("acme", LAYERED.replace("(LAYERS,)", "()"))
     composition = composed(config={"architectures": ["AcmeForCausalLM"]})
     assert composition.kv_cache_specs == ()
-    assert composition.attention_backend.name == "torch_sdpa"
+    assert composition.attention_backends == ()
+    assert composition.block_size == 16
 
 
 def test_a_spec_that_nobody_offers_is_named(site):
@@ -267,29 +277,29 @@ def test_a_models_own_refusal_is_passed_on():
 def test_auto_takes_the_attention_backend_of_the_highest_priority(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5"))
     composition = composed()
-    assert composition.attention_backend.name == "acme"
-    assert composition.attention_backend.why == "auto: the highest priority of those that can"
-    assert reasons(composition.attention_backend) == {"torch_sdpa": "it can; acme was preferred"}
+    assert backend_of(composition).name == "acme"
+    assert backend_of(composition).why == "auto: the highest priority of those that can"
+    assert reasons(backend_of(composition))["torch_sdpa"] == "it can; acme was preferred"
     assert composition.block_size == 32
 
 
 def test_auto_passes_over_a_backend_that_cannot_and_says_why(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5, head_dims=frozenset({64, 128})"))
-    choice = composed().attention_backend
+    choice = backend_of(composed())
     assert choice.name == "torch_sdpa"
-    assert reasons(choice) == {"acme": "head size 16 is not among 128, 64"}
+    assert reasons(choice)["acme"] == "head size 16 is not among 64, 128"
 
 
 def test_auto_passes_over_another_version_of_the_interface(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5").replace("api=1", "api=7"))
-    choice = composed().attention_backend
-    assert reasons(choice) == {"acme": "it speaks version 7 of the interface"}
+    choice = backend_of(composed())
+    assert reasons(choice)["acme"] == "it speaks version 7 of the interface"
 
 
 def test_auto_passes_over_a_contested_backend(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5"))
     site.install("other", BACKEND.replace("OPTIONS", "priority=5"))
-    assert reasons(composed().attention_backend) == {"acme": "several plugins offer it"}
+    assert reasons(backend_of(composed()))["acme"] == "several plugins offer it"
 
 
 def test_auto_with_no_backend_that_can_gives_every_reason(site):
@@ -302,7 +312,7 @@ def test_auto_with_no_backend_that_can_gives_every_reason(site):
 
 def test_a_backend_is_taken_by_name_though_another_has_a_higher_priority(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=-1"))
-    choice = composed(attention_backend="acme").attention_backend
+    choice = backend_of(composed(attention_backend="acme"))
     assert (choice.name, choice.why) == ("acme", "asked for")
 
 
@@ -328,7 +338,7 @@ def test_a_named_part_that_is_contested_stops_until_the_user_decides(site):
     with pytest.raises(ContestedNameError, match=r"acme \(acme 1.0\) and other \(other 1.0\)"):
         composed(attention_backend="acme")
     prefer = ["attention_backends:acme=other"]
-    choice = composed(attention_backend="acme", prefer=prefer).attention_backend
+    choice = backend_of(composed(attention_backend="acme", prefer=prefer))
     assert choice.entry.source.plugin == "other"
 
 
@@ -500,8 +510,8 @@ INVARIANT = {"batch_invariant": True}
 
 def test_batch_invariant_mode_is_served_by_a_backend_that_declares_it(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=9"))
-    assert composed(**INVARIANT).attention_backend.name == "torch_sdpa"
-    assert composed().attention_backend.name == "acme"
+    assert backend_of(composed(**INVARIANT)).name == "torch_sdpa"
+    assert backend_of(composed()).name == "acme"
 
 
 def test_a_backend_that_promises_no_equal_bits_is_refused_with_the_reason(site):
@@ -510,6 +520,50 @@ def test_a_backend_that_promises_no_equal_bits_is_refused_with_the_reason(site):
         composed(attention_backend="acme", **INVARIANT)
 
 
-def test_batch_invariant_mode_is_for_the_cpu():
-    with pytest.raises(RefusedError, match=r"the device is cuda.*leave out --batch-invariant"):
+def test_batch_invariant_mode_on_a_gpu_needs_kernels():
+    with pytest.raises(RefusedError, match=r"needs Triton kernels.*leave out --batch-invariant"):
         composed(machine=Machine(frozenset({"avx2"}), has_cuda=True), device="cuda", **INVARIANT)
+
+
+PLAIN = {"cpu_flags": frozenset(), "has_cuda": False}
+TRITON = Machine(**PLAIN, has_triton=True)
+INTERPRETER = Machine(**PLAIN, has_triton=True, interprets_kernels=True)
+GPU = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90)
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "kernels"),
+    [
+        (MACHINE, "auto", "torch"),
+        (TRITON, "auto", "torch"),
+        (INTERPRETER, "auto", "torch"),
+        (INTERPRETER, "triton", "triton"),
+        (GPU, "auto", "triton"),
+        (GPU, "torch", "torch"),
+        (Machine(frozenset(), has_cuda=True), "auto", "torch"),
+    ],
+)
+def test_kernels_run_where_there_is_a_gpu_and_triton(machine, wanted, kernels):
+    composition = composed(machine=machine, kernels=wanted)
+    assert composition.kernels == kernels
+    draws = {"torch": "categorical", "triton": "gumbel"}
+    assert composition.samplers[-1].name == draws[kernels]
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        (MACHINE, "the package triton is not installed"),
+        (TRITON, "the device is cpu, where only Triton's interpreter runs them"),
+    ],
+)
+def test_kernels_that_cannot_run_are_refused_with_the_reason(machine, reason):
+    with pytest.raises(RefusedError, match=f"{reason}; take --kernels torch"):
+        composed(machine=machine, kernels="triton")
+
+
+def test_the_log_says_what_runs_and_in_what(caplog):
+    caplog.set_level("INFO", "quire")
+    log_composition(composed(machine=GPU, kv_cache_dtype="bfloat16", enforce_eager=True))
+    line = "kernels: triton; KV cache in bfloat16; CUDA graphs: none: --enforce-eager"
+    assert line in caplog.messages

@@ -58,8 +58,8 @@ def test_an_unknown_option_is_told_with_the_nearest():
         ("block_size", 24, "block_size must be a power of two, got 24"),
         ("num_kv_blocks", 1, "num_kv_blocks must be at least 2"),
         ("kv_cache_memory_bytes", 0, "kv_cache_memory_bytes must be at least 1"),
-        ("max_num_seqs", 0, "max_num_seqs must be at least 1"),
-        ("max_num_batched_tokens", 0, "max_num_batched_tokens must be at least 1"),
+        ("max_num_seqs", -1, "max_num_seqs must be at least 0"),
+        ("max_num_batched_tokens", -1, "max_num_batched_tokens must be at least 0"),
         ("max_num_queued", 0, "max_num_queued must be at least 1"),
         ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1"),
         ("max_loras", 0, "max_loras must be at least 1"),
@@ -146,4 +146,13 @@ def test_two_sizes_of_the_cache_are_refused():
 def test_no_more_requests_run_than_a_step_has_tokens():
     settings = Settings.from_options({"max_num_seqs": 8, "max_num_batched_tokens": 5})
     assert settings.scheduler.max_running == 5
-    assert Settings.from_options({"max_num_seqs": 8}).scheduler.max_running == 8
+    settings = Settings.from_options({"max_num_seqs": 8}).for_device("cpu")
+    assert settings.scheduler.max_running == 8
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (64, 2048)), ("cuda", (256, 8192))])
+def test_the_device_decides_the_sizes_of_a_step_that_nobody_gave(device, sizes):
+    scheduler = Settings().for_device(device).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == sizes
+    given = Settings.from_options({"max_num_seqs": 3}).for_device(device).scheduler
+    assert (given.max_num_seqs, given.max_num_batched_tokens) == (3, sizes[1])

@@ -1,4 +1,10 @@
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
+from gpu_driver import build_driver
 
 from quire.machine import Machine
 
@@ -45,6 +51,43 @@ def test_the_gpu_is_taken_if_there_is_one_and_nobody_says_otherwise():
     assert OLD.device("cuda") == "cuda"
 
 
-def test_this_machine_has_memory_and_names_its_processor():
+def test_this_machine_knows_what_it_is():
     here = Machine.here()
     assert isinstance(here.cpu_flags, frozenset)
+    assert here.has_triton == bool(find_spec("triton"))
+    assert here.has_cuda or here.compute_capability is None
+
+
+@pytest.mark.parametrize(("told", "interprets"), [("1", True), ("0", False), (None, False)])
+def test_kernels_are_interpreted_where_the_environment_says_so(monkeypatch, told, interprets):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if told is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", told)
+    assert Machine.here().interprets_kernels is interprets
+
+
+ASK = """
+import sys
+from quire.machine import Machine
+here = Machine.here()
+print(here.compute_capability, "quire.nvml" in sys.modules, "torch" in sys.modules)
+"""
+
+
+def asked(**environment: str) -> str:
+    """Ask in a process of its own, which has imported nothing yet."""
+    command = [sys.executable, "-c", environment.pop("code", ASK)]
+    told = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
+    return told.stdout.decode().strip()
+
+
+@pytest.mark.skipif(Machine.here().has_cuda, reason="there is a GPU")
+def test_without_a_gpu_no_driver_is_looked_for():
+    assert asked() == "None False False"
+
+
+def test_a_gpu_says_what_kind_it_is_before_torch_is_there(tmp_path):
+    build_driver(tmp_path)
+    there = "import quire.machine as m; m.NVIDIA_CONTROL = m.Path('/'); m.version = lambda _: '2'\n"
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"}
+    assert asked(code=there + ASK, **environment) == "86 True False"

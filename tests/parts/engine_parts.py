@@ -161,7 +161,7 @@ def make_scheduler(
     if kv is None:
         plan = make_plan(num_blocks)
         kv = KVCacheManager(plan, enable_prefix_caching=enable_prefix_caching)
-    limits = SchedulerSettings(**settings)
+    limits = SchedulerSettings(**settings).for_device("cpu")
     return Scheduler(limits, kv, policy or InOrder(), max_adapters, transfers)
 
 

@@ -57,6 +57,7 @@ def dense_attention(layer: Attention) -> DenseAttention:
             max_num_batched_tokens=MAX_TOKENS,
             max_blocks_per_request=MAX_TOKENS,
             dtype=torch.float32,
+            kv_dtype="float32",
             device=CPU,
         )
     )

@@ -91,7 +91,9 @@ def test_nothing_remains_of_a_plugin_that_failed_half_way(beside, checkpoint):
     quire = beside(acme_broken=HALF_WAY)
     error = refusal(quire, "serve", checkpoint, "--attention-backend", "half_way")
     assert "unknown attention backend 'half_way'" in error
-    assert "known: acme_plain, torch_sdpa" in error
+    known = error.partition("known: ")[2].partition(")")[0].split(", ")
+    assert {"acme_plain", "torch_sdpa"} <= set(known)
+    assert "half_way" not in known
     assert "1 plugin failed to load, see `quire plugins doctor`" in error
 
 
@@ -148,7 +150,7 @@ def test_another_version_of_an_interface_is_told_apart(beside, checkpoint):
     ("source", "reason"),
     [
         (NO_MODULE, "points at 'acme_quire.atention:PlainAttention', and there is no such module"),
-        (NO_CLASS, "is not a subclass of quire.interfaces.attention.AttentionBackend"),
+        (NO_CLASS, "is not a subclass of quire.interfaces.attention.KVBackend"),
     ],
 )
 def test_code_that_is_not_there_stops_who_selects_it(beside, checkpoint, source, reason):

@@ -14,6 +14,16 @@ _COMMON = {
     "eos_token_id": 2,
     "torch_dtype": "float32",
 }
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 128_256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "5m": {
         "vocab_size": 8192,
@@ -36,6 +46,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 40_960,
         "rope_theta": 1_000_000.0,
+    },
+    "llama-3.2-1b": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "head_dim": 64,
+    },
+    "llama-3.1-8b": _LLAMA
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-8b": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
     },
 }
 

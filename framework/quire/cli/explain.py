@@ -34,10 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     facts = describe(composed.composition)
     if arguments.json:
         parts = [choice.as_dict() for choice in composed.composition.choices]
-        memory_facts = describe_memory(memory, settings.scheduler)
+        memory_facts = describe_memory(memory, composed.settings.scheduler)
         print(json.dumps(facts | {"memory": memory_facts, "parts": parts}, indent=2))
     else:
-        print("\n".join(_lines(composed.composition, memory, settings.scheduler)))
+        print("\n".join(_lines(composed.composition, memory, composed.settings.scheduler)))
     return 1 if memory.problem else 0
 
 
@@ -52,6 +52,9 @@ def describe(composition: Composition) -> dict[str, Any]:
         "layers": description.num_layers,
         "device": composition.device,
         "dtype": f"{composition.dtype} ({composition.dtype_why})",
+        "kv_cache_dtype": composition.kv_dtype,
+        "kernels": composition.kernels,
+        "cuda_graphs": composition.graphs_why,
         "max_model_len": composition.max_model_len,
         "block_size": composition.block_size,
     }
@@ -62,6 +65,7 @@ def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dic
     plan = memory.plan
     return {
         "weight_bytes": memory.weight_bytes,
+        "estimated_bytes": memory.profile.parts if memory.profile else None,
         "max_cache_bytes": memory.cache_limit,
         "limited_by": memory.limited_by,
         "problem": memory.problem,
@@ -105,6 +109,10 @@ def _lines(
 
 def _memory_lines(memory: MemoryEstimate, scheduler: SchedulerSettings) -> Iterator[str]:
     yield f"{'weights':<18} {_size(memory.weight_bytes)}"
+    if memory.profile is not None:
+        for name, num_bytes in memory.profile.parts.items():
+            if name != "weights" and num_bytes:
+                yield f"{name:<18} {_size(num_bytes)}, estimated"
     if memory.cache_limit is not None:
         yield f"{'cache, at most':<18} {_size(memory.cache_limit)}: {memory.limited_by}"
     if memory.problem is not None:

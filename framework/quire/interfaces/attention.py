@@ -6,17 +6,21 @@ Dimensions, here and in every backend:
     H  query heads, on this device                            D  numbers per head
     K  key/value heads, on this device                        V  vocabulary
 
-A backend is chosen per KV group, and built for each head shape in it. It decides how the raw bytes
-of a KV tensor are laid out (the block index is outermost, and one block is contiguous), builds its
-own metadata once a step, and in `forward` writes the new K and V and attends. Block 0 is the null
-block: padding writes there.
+A backend is built for each head shape of a KV group. It decides how the raw bytes of a KV tensor
+are laid out (the block index is outermost, and one block is contiguous), builds its own metadata
+once a step, and in `forward` writes the new K and V and attends. Block 0 is the null block: padding
+writes there.
+
+A step may be captured as a CUDA graph and replayed with other numbers in the same buffers. Then
+`prepare` and `forward` are captured as well, so they may not look at a number that the host knows
+only for this step: grids depend on the sizes of buffers, lengths are read on the device.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +48,7 @@ class AttentionQuery:
     logit_soft_cap: float | None = None
     has_sinks: bool = False
     batch_invariant: bool = False
+    compute_capability: int | None = None  # of a CUDA device: 90 for 9.0; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,9 @@ class AttentionCapabilities:
         priority: `auto` takes the highest among those that can serve.
         padded_pages: Its `kv_view` takes pages that are longer than what a layer keeps in them.
         default_block_size: Used when the user does not choose.
-        graphs: Which steps it can run inside a captured CUDA graph.
+        graphs: Which steps it can run inside a captured CUDA graph: none, those with one token a
+            request, or all.
+        min_compute_capability: Of a CUDA device: 80 for 8.0.
     """
 
     devices: frozenset[str]
@@ -70,22 +77,23 @@ class AttentionCapabilities:
     sinks: bool = False
     batch_invariant: bool = False
     graphs: GraphSupport = "none"
+    min_compute_capability: int | None = None
     default_block_size: int = 16
     priority: int = 0
 
     def refusal(self, query: AttentionQuery) -> str | None:
         """Return why `query` cannot be served, or None if it can."""
-        sets = (
+        sets: tuple[tuple[str, Any, frozenset[Any] | None], ...] = (
             ("device", query.device, self.devices),
+            ("layout", query.layout, self.layouts),
             ("dtype", query.dtype, self.dtypes),
             ("KV dtype", query.kv_dtype, self.kv_dtypes),
             ("head size", query.head_dim, self.head_dims),
             ("block size", query.block_size, self.block_sizes),
-            ("layout", query.layout, self.layouts),
         )
         for what, wanted, served in sets:
             if served is not None and wanted is not None and wanted not in served:
-                known = ", ".join(sorted(map(str, served)))
+                known = ", ".join(map(str, sorted(served)))
                 return f"{what} {wanted} is not among {known}"
         features = (
             ("sliding windows", query.sliding_window is not None, self.sliding_window),
@@ -97,7 +105,16 @@ class AttentionCapabilities:
         for what, is_wanted, is_served in features:
             if is_wanted and not is_served:
                 return f"it does not support {what}"
-        return None
+        return self._device_refusal(query)
+
+    def _device_refusal(self, query: AttentionQuery) -> str | None:
+        least, here = self.min_compute_capability, query.compute_capability
+        if query.device != "cuda" or least is None or here is None or here >= least:
+            return None
+        return (
+            f"it needs a GPU of compute capability {least // 10}.{least % 10}, and this one has "
+            f"{here // 10}.{here % 10}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +122,7 @@ class AttentionShape:
     """The sizes that a backend is built for: one head shape of one KV group on one device.
 
     Attributes:
+        kv_dtype: Element type of the cache, a key of `kv_cache.DTYPE_BYTES`.
         page_bytes: From one block of a layer to its next, where pages are padded; None: as long as
             what the layer keeps.
         batch_invariant: A query's answer must have the same bits whatever else is in the step, and
@@ -119,6 +137,7 @@ class AttentionShape:
     max_num_batched_tokens: int
     max_blocks_per_request: int
     dtype: torch.dtype
+    kv_dtype: str
     device: torch.device
     page_bytes: int | None = None
     batch_invariant: bool = False
@@ -137,8 +156,8 @@ class AttentionLayerParams:
     scale: float
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
-    sinks: Tensor | None = None  # [H]
-    k_scale: float = 1.0  # of a quantized cache
+    sinks: Tensor | None = None  # [H] float32, logits without a value
+    k_scale: float = 1.0  # of a float8 cache: what is kept is k / k_scale
     v_scale: float = 1.0
     attention_chunk: int | None = None
 
@@ -147,26 +166,54 @@ class AttentionLayerParams:
 class StepLayout:
     """Where each token of a step belongs, for one KV group; the same for all its layers.
 
-    The tensors may be longer than the step, padded with zeros: rows of padding have length 0, their
-    tokens go to block 0, and what comes out for them is not read. Today they are exact and made
-    anew each step; a backend whose `graphs` is not "none" will get fixed buffers. The host's copies
-    are always exact and free to read, but not in a captured `forward`.
+    The tensors may be longer than the step. Rows of padding stand last: they have length 0 and no
+    tokens, tokens of padding go to block 0, and what comes out for them is not read. In a captured
+    step they are fixed buffers, only the device knows what is in them, and the host's lists are
+    empty; otherwise these are exact and free to read.
     """
 
     query_start: Tensor  # [R + 1] int32; request r owns tokens query_start[r] to query_start[r + 1]
     seq_lens: Tensor  # [R] int32; computed and new tokens together
     block_table: Tensor  # [R, max_blocks] int32; 0 beyond the request's blocks
     slot_mapping: Tensor  # [T] int64; block id * S + offset: where K and V of each token go
-    num_tokens: int
+    num_tokens: int  # the tensors' length in a captured step
+    max_query_len: int  # no request has more tokens in this step; 1: a decode step
     query_lens_host: list[int]
     seq_lens_host: list[int]
 
 
-class AttentionBackend(ABC):
-    """Causal attention over a paged KV cache, for one KV group on one device."""
+@dataclass(frozen=True, slots=True)
+class RotaryStep:
+    """What is done to q and k of a step before they are kept and compared.
+
+    Each head is divided by its root mean square and multiplied by its `norm_weight`, if there is
+    one, and then turned by its token's angles, the first half of its numbers against the second:
+    `x * cos + swap_halves(x) * sin`.
+
+    Attributes:
+        table: `[P, 2, D]`: cosines and sines of each position, the sines of the first half negated.
+        positions: `[T]` int64, rows of the table.
+        norm_weight: `[H + K, D]`, of the query heads and then of the key heads; None: no norm.
+        norm_eps: Added to the mean square.
+    """
+
+    table: Tensor
+    positions: Tensor
+    norm_weight: Tensor | None = None
+    norm_eps: float = 0.0
+
+
+class KVBackend(ABC):
+    """What the backends of every contract share: a view of the cache, and metadata once a step."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
+
+    @classmethod
+    def workspace_bytes(cls, shape: AttentionShape) -> int:
+        """Return the device memory that a backend of this shape allocates for itself."""
+        del shape
+        return 0
 
     @classmethod
     @abstractmethod
@@ -198,6 +245,16 @@ class AttentionBackend(ABC):
         is nothing to drop.
         """
 
+
+class AttentionBackend(KVBackend):
+    """Causal attention over a paged KV cache, for one head shape of one KV group on one device.
+
+    Attributes:
+        fuses_rotary: `forward_rotary` is implemented, and is used wherever it can be.
+    """
+
+    fuses_rotary: ClassVar[bool] = False
+
     @abstractmethod
     def forward(
         self,
@@ -209,3 +266,18 @@ class AttentionBackend(ABC):
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
         """Write `k` and `v` to their slots, then attend from `q` to the whole context."""
+
+    def forward_rotary(
+        self,
+        qkv: Tensor,  # [T, H + 2 * K, D], contiguous; may be written over
+        rotary: RotaryStep,
+        kv_cache: Tensor,
+        metadata: Any,
+        layer: AttentionLayerParams,
+    ) -> Tensor:  # [T, H, D]
+        """Do the same from the heads as they were projected: norm, rotation, write and attention.
+
+        Raises:
+            NotImplementedError: `fuses_rotary` is False.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not fuse the rotary embedding")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+SCALE_BYTES = {"int8": 4}  # a float32 for each row, which then holds round(x / scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,9 @@ class KVCacheSpec(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that stay together: one head of one token. Padded pages are whole rows."""
-        return self.layer.head_dim * DTYPE_BYTES[self.kv_dtype]
+        """Bytes of one head of one token, its scale included. Padded pages are whole rows."""
+        scale_bytes = SCALE_BYTES.get(self.kv_dtype, 0)
+        return self.layer.head_dim * DTYPE_BYTES[self.kv_dtype] + scale_bytes
 
     def with_block_size(self, block_size: int) -> Self:
         """Return the same layer's spec with other blocks."""
@@ -203,13 +205,19 @@ class KVPlan:
         return self.bytes_a_block - sum(spec.page_bytes for spec in group.layer_specs)
 
     @property
-    def has_padded_pages(self) -> bool:
-        """Whether a layer keeps less in a page than the page is long."""
+    def padded_layers(self) -> frozenset[str]:
+        """Names of the layers that keep less in a page than the page is long."""
         lengths = {
             name: self.page_bytes(tensor) for tensor in self.tensors for name in tensor.layer_names
         }
         specs = [spec for group in self.groups for spec in group.layer_specs]
-        return any(spec.page_bytes < lengths[spec.layer.name] for spec in specs)
+        padded = (s.layer.name for s in specs if s.page_bytes < lengths[s.layer.name])
+        return frozenset(padded)
+
+    @property
+    def has_padded_pages(self) -> bool:
+        """Whether a layer keeps less in a page than the page is long."""
+        return bool(self.padded_layers)
 
     def page_bytes(self, tensor: KVTensor) -> int:
         """Bytes from one block of a tensor to the next; more than a layer's own where padded."""

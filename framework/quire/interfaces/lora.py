@@ -69,8 +69,11 @@ class AdapterBatch:
     """Which tokens of a step use which adapter.
 
     Attributes:
-        index: `[T]` int64: the adapter's index in the layers' stacks, -1 for none.
-        rows: For each adapter index that occurs, the rows that use it, `[n]` int64.
+        index: `[T]` int64: the adapter's index in the layers' stacks, -1 for none. Layers that run
+            kernels look at nothing else, so in a captured step it is a fixed buffer, and padding is
+            -1.
+        rows: For each adapter index that occurs, the rows that use it, `[n]` int64. Empty where
+            layers run kernels, as in a captured step: only the device knows what `index` holds.
         covers_all: Whether one adapter serves every row, so that no gather is needed.
     """
 

@@ -40,6 +40,15 @@ class LinearMethod(ABC):
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
         """Compute `x @ weight.T`, without the bias."""
 
+    def apply_with_bias(
+        self,
+        layer: nn.Module,
+        x: Tensor,  # [T, in]
+        bias: Tensor,  # [out]
+    ) -> Tensor:  # [T, out]
+        """Compute `x @ weight.T + bias`; a method that adds while it multiplies saves a pass."""
+        return self.apply(layer, x).add_(bias)
+
 
 class Quantization(ABC):
     """A method, configured by the checkpoint's `quantization_config` or by the user."""

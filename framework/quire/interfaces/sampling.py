@@ -74,10 +74,15 @@ class SamplerCapabilities:
     Attributes:
         stage: Where in the pipeline it stands; within a stage, steps run by name.
         fields: The request fields that it reads.
+        needs_kernels: It runs Triton kernels, so it serves where `--kernels` is triton.
+        absorbs: For a draw: names of steps of quire's own that it can do itself, in the order of
+            the pipeline, all of them in one go.
     """
 
     stage: Stage
     fields: tuple[RequestField, ...] = ()
+    needs_kernels: bool = False
+    absorbs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -153,3 +158,15 @@ class DrawStep(SamplerStep):
     @abstractmethod
     def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
         """Return a token id for each row; the argmax for rows that are neutral."""
+
+    def draw_absorbing(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        """Do the absorbed steps and draw, `[N, V] float32 -> [N] int64`; logits stay as they are.
+
+        It may be captured as a CUDA graph: then `rows` are fixed buffers, rows of padding have the
+        spare slot, and `host_fields` is empty. A row that holds what is not a number gives the
+        token of such a logit.
+
+        Raises:
+            NotImplementedError: The step declares no `absorbs`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} absorbs no steps")

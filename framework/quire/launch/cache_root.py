@@ -23,9 +23,10 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
         "parts": [
             _part(choice)
             for choice in (
-                composition.model, composition.attention_backend, *composition.kv_cache_specs
+                composition.model, *composition.attention_backends, *composition.kv_cache_specs
             )
         ],
+        "backends": composition.layer_backends,
         "dtypes": [composition.dtype, composition.kv_dtype],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip

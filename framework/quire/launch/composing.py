@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Composed:
     """What was chosen, and what reads text; nothing is running yet."""
 
-    settings: Settings
+    settings: Settings  # with the sizes that the device decides
     plugins: Plugins
     composition: Composition
     tokenizer: Tokenizer
@@ -53,6 +53,7 @@ def compose_engine(settings: Settings, plugins: Plugins, with_weights: bool = Tr
         checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
     )
     composition = compose(settings, plugins, checkpoint, template.source)
+    settings = settings.for_device(composition.device)
     return Composed(settings, plugins, composition, tokenizer, template)
 
 
@@ -64,6 +65,12 @@ def log_composition(composition: Composition) -> None:
         composition.device,
         composition.dtype,
         composition.dtype_why,
+    )
+    logger.info(
+        "kernels: %s; KV cache in %s; CUDA graphs: %s",
+        composition.kernels,
+        composition.kv_dtype,
+        composition.graphs_why,
     )
     for choice in composition.choices:
         logger.info(

@@ -127,7 +127,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(
-        settings=settings,
+        settings=composed.settings,
         plugins=plugins,
         composition=composition,
         core=core,

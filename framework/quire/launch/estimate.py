@@ -6,13 +6,17 @@ the cache's size is given, and as good as the estimate when it is not.
 
 from dataclasses import dataclass, replace
 
+from quire.compose import layer_specs
 from quire.engine.kv_plan import requests_that_fit
 from quire.errors import CapacityError
-from quire.free_memory import cache_bytes, free_bytes
+from quire.free_memory import cache_bytes, free_host_bytes
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVGroup, KVPlan
 from quire.launch.composing import Composed
 from quire.launch.kv_store import check_store_options
 from quire.launch.memory import plan_memory, planned_requests
+from quire.launch.profile_estimate import estimate_profile
+from quire.memory_profile import MemoryProfile, least_cache_bytes, misfit
+from quire.nvml import cuda_memory
 
 LENGTHS = (1024, 4096, 16384)  # tokens of requests that people ask about
 
@@ -60,6 +64,7 @@ class MemoryEstimate:
         limited_by: What sets the size of the cache, for people.
         planned_requests: For how many of the longest requests there is room, if memory allows;
             None: the cache takes all that it may.
+        profile: What else a GPU's memory is for; None on a CPU, or if the GPU does not say.
         plan: The plan; None if there is a problem, or if nobody can tell before start-up.
         problem: Why an engine would not start, and what would help.
     """
@@ -68,6 +73,7 @@ class MemoryEstimate:
     cache_limit: int | None
     limited_by: str
     planned_requests: int | None = None
+    profile: MemoryProfile | None = None
     plan: KVPlan | None = None
     groups: tuple[GroupEstimate, ...] = ()
     fits: tuple[Fit, ...] = ()
@@ -85,14 +91,13 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     check_store_options(composed)
     settings, composition = composed.settings, composed.composition
     weight_bytes = _weight_bytes(composed)
-    free = free_bytes(composition.device)
-    if free is not None and free < weight_bytes:
-        problem = _weights_problem(composition.device, weight_bytes, free)
-        return MemoryEstimate(weight_bytes, 0, "the weights", problem=problem)
-    limit, limited_by = _cache_limit(composed, weight_bytes, free)
+    room = _room(composed, weight_bytes)
+    limit, limited_by = _cache_limit(composed, room)
     memory = MemoryEstimate(
-        weight_bytes, limit, limited_by, planned_requests(settings, composition)
+        weight_bytes, limit, limited_by, planned_requests(settings, composition), room.profile
     )
+    if room.problem is not None:
+        return replace(memory, problem=room.problem)
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
     try:
@@ -100,10 +105,62 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     except CapacityError as error:
         return replace(memory, problem=str(error))
     check_store_options(composed, plan)
-    if free is not None and plan.num_bytes > free - weight_bytes:
-        problem = _cache_problem(plan, composition.device, free - weight_bytes, limited_by)
+    if room.free_bytes is not None and plan.num_bytes > room.free_bytes:
+        problem = _cache_problem(plan, composition.device, room.free_bytes, limited_by)
         return replace(memory, problem=problem)
     return _with_plan(memory, plan, settings.scheduler.max_num_batched_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a device has for the cache; None: it does not say.
+
+    Attributes:
+        free_bytes: What nothing else needs.
+        share_bytes: Of those, what the cache may take if its size is not given.
+        limited_by: What sets that share, for people.
+        profile: Of a GPU.
+        problem: Why an engine would not start.
+    """
+
+    free_bytes: float | None
+    share_bytes: int | None
+    limited_by: str
+    profile: MemoryProfile | None = None
+    problem: str | None = None
+
+
+def _room(composed: Composed, weight_bytes: int) -> _Room:
+    device = composed.composition.device
+    if device == "cuda":
+        return _gpu_room(composed, weight_bytes)
+    free = free_host_bytes()
+    return _Room(
+        free - weight_bytes,
+        cache_bytes(free - weight_bytes),
+        f"a share of what is free on this {device} without the weights",
+        problem=_weights_problem(device, weight_bytes, free) if free < weight_bytes else None,
+    )
+
+
+def _gpu_room(composed: Composed, weight_bytes: int) -> _Room:
+    settings, composition = composed.settings, composed.composition
+    share = settings.cache.gpu_memory_utilization
+    limited_by = f"gpu_memory_utilization {share:g}, and what else the GPU's memory is for"
+    memory = cuda_memory()
+    if memory is None:
+        return _Room(None, None, limited_by)
+    specs = layer_specs(settings, composition, composed.plugins.registries)
+    profile = estimate_profile(settings, composition, weight_bytes, specs, memory)
+    needed = settings.cache.kv_cache_memory_bytes or least_cache_bytes(specs, settings)
+    if memory.free < weight_bytes:
+        problem: str | None = _weights_problem(composition.device, weight_bytes, memory.free)
+    else:
+        is_told = settings.cache.num_kv_blocks is not None
+        problem = None if is_told else misfit(profile, settings, needed)
+    return _Room(
+        profile.kv_bytes(1.0), max(0, profile.kv_bytes(share)), limited_by, profile, problem
+    )
 
 
 def _with_plan(memory: MemoryEstimate, plan: KVPlan, max_step_tokens: int) -> MemoryEstimate:
@@ -139,16 +196,13 @@ def _cache_problem(plan: KVPlan, device: str, free: float, limited_by: str) -> s
     )
 
 
-def _cache_limit(
-    composed: Composed, weight_bytes: int, free: float | None
-) -> tuple[int | None, str]:
-    cache, device = composed.settings.cache, composed.composition.device
+def _cache_limit(composed: Composed, room: _Room) -> tuple[int | None, str]:
+    cache = composed.settings.cache
     if cache.num_kv_blocks is not None:
         return None, "num_kv_blocks"
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    limit = None if free is None else cache_bytes(device, free - weight_bytes)
-    return limit, f"a share of what is free on this {device} without the weights"
+    return room.share_bytes, room.limited_by
 
 
 def _estimate_group(plan: KVPlan, group: KVGroup, max_step_tokens: int) -> GroupEstimate:

@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
-from quire.compose import build_spec
-from quire.composition import Composition
+from quire.compose import layer_specs
+from quire.composition import Choice, Composition
 from quire.config import Settings
 from quire.engine.kv_plan import (
     NULL_BLOCKS,
@@ -15,7 +15,7 @@ from quire.engine.kv_plan import (
 )
 from quire.errors import CapacityError, RefusedError
 from quire.interfaces.attention import AttentionCapabilities
-from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
+from quire.interfaces.kv_cache import KVPlan
 from quire.plugins import Registries
 
 NUM_KEPT_REQUESTS = 16  # with a host's memory, as others live there too: whose turn comes again
@@ -36,10 +36,10 @@ def plan_memory(
 
     Raises:
         CapacityError: The cache, or the longest request that was asked for, does not fit.
-        RefusedError: The attention backend cannot use the blocks that the plan needs.
+        RefusedError: An attention backend cannot use the blocks that the plan needs.
     """
     plan = _plan_blocks(settings, composition, registries, available_bytes)
-    _check_backend(composition, plan)
+    _check_backends(composition, plan)
     return replace(plan, max_model_len=_fitting_length(settings, composition, plan))
 
 
@@ -54,25 +54,6 @@ def planned_requests(settings: Settings, composition: Composition) -> int | None
         return num_running
     is_told = settings.cache.kv_cache_memory_bytes is not None
     return None if is_told or composition.device != "cpu" else num_running + NUM_KEPT_REQUESTS
-
-
-def layer_specs(
-    settings: Settings, composition: Composition, registries: Registries
-) -> list[KVCacheSpec]:
-    """Return the KV-cache spec of each layer that keeps something.
-
-    Raises:
-        PluginError: A spec's code cannot be loaded.
-        SettingsError: A layer's sizes cannot work.
-    """
-    tp_size = settings.parallel.tensor_parallel_size
-    specs = [
-        build_spec(registries, composition, layer, tp_size)
-        for layer in composition.description.kv_layers
-    ]
-    if settings.cache.enable_prefix_caching:
-        return specs
-    return [spec.without_prefix_hits() for spec in specs]
 
 
 def log_memory(plan: KVPlan) -> None:
@@ -101,22 +82,35 @@ def _plan_blocks(
     )
 
 
-def _check_backend(composition: Composition, plan: KVPlan) -> None:
+def _check_backends(composition: Composition, plan: KVPlan) -> None:
     """Check what could not be asked before there was a plan.
 
     Raises:
-        RefusedError: The backend cannot do it.
+        RefusedError: A backend cannot do it.
     """
-    backend = composition.attention_backend
+    padded = plan.padded_layers
+    for group in plan.groups:
+        for spec in group.layer_specs:
+            backend = composition.attention_backend_of(spec.layer)
+            _check_block_size(backend, plan.block_size)
+            if spec.layer.name in padded:
+                _check_padding(backend)
+
+
+def _check_block_size(backend: Choice, block_size: int) -> None:
     capabilities: AttentionCapabilities = backend.entry.capabilities
     sizes = capabilities.block_sizes
-    if plan.groups and sizes is not None and plan.block_size not in sizes:
+    if sizes is not None and block_size not in sizes:
         raise RefusedError(
-            f"the layers of this model share memory in blocks of {plan.block_size} tokens, and "
+            f"the layers of this model share memory in blocks of {block_size} tokens, and "
             f"attention backend {backend.name!r} serves {', '.join(map(str, sorted(sizes)))}; "
             "choose another with attention_backend"
         )
-    if plan.has_padded_pages and not capabilities.padded_pages:
+
+
+def _check_padding(backend: Choice) -> None:
+    capabilities: AttentionCapabilities = backend.entry.capabilities
+    if not capabilities.padded_pages:
         raise RefusedError(
             "the layers of this model share memory, and keep more in a block in some than in "
             f"others; attention backend {backend.name!r} does not support such padded pages; "

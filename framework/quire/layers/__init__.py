@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         QKVParallelLinear,
         RowParallelLinear,
     )
+    from quire.layers.mla import MLAAttention
     from quire.layers.norm import QKNorm, RMSNorm
     from quire.layers.parallel import SingleDevice, TensorParallelGroup
     from quire.layers.rotary import RotaryEmbedding, rotate
@@ -30,6 +31,7 @@ _HOMES = {
     "LMHead": "embedding",
     "Layer": "layer",
     "LayerContext": "context",
+    "MLAAttention": "mla",
     "MergedColumnParallelLinear": "linear",
     "QKNorm": "norm",
     "QKVParallelLinear": "linear",
@@ -50,6 +52,7 @@ __all__ = [
     "LMHead",
     "Layer",
     "LayerContext",
+    "MLAAttention",
     "MergedColumnParallelLinear",
     "QKNorm",
     "QKVParallelLinear",

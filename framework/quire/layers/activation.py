@@ -2,12 +2,14 @@
 
 torch computes the last few numbers of a block by other instructions than the rest, and SiLU and
 GELU may differ between the two by a bit. So batch-invariant mode builds them from exp and tanh,
-which treat every number alike, and from operations that IEEE 754 rounds exactly.
+which treat every number alike, and from operations that IEEE 754 rounds exactly. The kernels treat
+every number alike anyway.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional
@@ -24,9 +26,16 @@ class SiluAndMul(Layer):
     def __init__(self, context: LayerContext) -> None:
         super().__init__()
         self.batch_invariant = context.batch_invariant
+        self.kernel: Callable[[Tensor], Tensor] | None = None
+        if context.fused:
+            from quire.kernels.activation import silu_and_mul  # loads Triton
+
+            self.kernel = silu_and_mul
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
+        if self.kernel is not None:
+            return self.kernel(gate_up)
         gate, up = gate_up.chunk(2, -1)
         if self.batch_invariant:
             wide = gate.float()
@@ -40,9 +49,16 @@ class GeluTanhAndMul(Layer):
     def __init__(self, context: LayerContext) -> None:
         super().__init__()
         self.batch_invariant = context.batch_invariant
+        self.kernel: Callable[[Tensor], Tensor] | None = None
+        if context.fused:
+            from quire.kernels.activation import gelu_tanh_and_mul  # loads Triton
+
+            self.kernel = gelu_tanh_and_mul
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `gelu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
+        if self.kernel is not None:
+            return self.kernel(gate_up)
         gate, up = gate_up.chunk(2, -1)
         if self.batch_invariant:
             wide = gate.float()

@@ -22,6 +22,7 @@ class LayerContext:
         batch_invariant: Whether a row's bits must not depend on the rest of the batch.
         prepack: Whether weights are reordered after loading, for the CPU's matrix library.
         layers: The decoder layers of this pipeline stage; None: all of them.
+        fused: Whether layers run the Triton kernels of `quire.kernels`.
     """
 
     dtype: torch.dtype
@@ -31,3 +32,4 @@ class LayerContext:
     prepack: bool = False
     batch_invariant: bool = False
     layers: range | None = None
+    fused: bool = False

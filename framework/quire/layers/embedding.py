@@ -99,9 +99,10 @@ class LMHead(Layer):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
-        logits = self.method.apply(self, hidden_states)
-        if self.bias is not None:
-            logits.add_(self.bias)
+        if self.bias is None:
+            logits = self.method.apply(self, hidden_states)
+        else:
+            logits = self.method.apply_with_bias(self, hidden_states, self.bias)
         if self.tp.size > 1:
             logits = self.tp.all_gather(logits, -1)[:, : self.vocab_size]
         return logits.float()

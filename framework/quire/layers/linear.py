@@ -59,6 +59,10 @@ class Unquantized(LinearMethod):
         """Compute `x @ weight.T`."""
         return functional.linear(x, layer.weight)  # type: ignore[arg-type]
 
+    def apply_with_bias(self, layer: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+        """Compute `x @ weight.T + bias`, in one launch on a GPU."""
+        return functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
+
 
 class ParallelLinear(Layer):
     """What all linear layers share. Build one of the four below.
@@ -134,8 +138,11 @@ class ParallelLinear(Layer):
             raise RuntimeError(f"{self.name} has no room for adapters; call enable_lora first")
         self.lora.set(index, [modules.get(name) for name in self.slices])
 
-    def _project(self, x: Tensor, adapters: AdapterBatch | None) -> Tensor:
-        out = self.method.apply(self, x)
+    def _project(self, x: Tensor, adapters: AdapterBatch | None, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            out = self.method.apply(self, x)
+        else:
+            out = self.method.apply_with_bias(self, x, bias)
         if adapters is not None and self.lora is not None:
             self.lora.add(out, x, adapters)
         return out
@@ -169,8 +176,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
         """Return this device's outputs: `[T, in] -> [T, out / tp]`."""
-        out = self._project(x, adapters)
-        return out if self.bias is None else out.add_(self.bias)
+        return self._project(x, adapters, self.bias)
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
@@ -222,8 +228,7 @@ class QKVParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
         """Return q, k and v of this device side by side: `[T, hidden] -> [T, (H + 2K) * D]`."""
-        out = self._project(x, adapters)
-        return out if self.bias is None else out.add_(self.bias)
+        return self._project(x, adapters, self.bias)
 
 
 class RowParallelLinear(ParallelLinear):
@@ -239,12 +244,14 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
         """Return all outputs, on every device: `[T, in / tp] -> [T, out]`."""
-        out = self._sum(self._project(x, adapters))
+        if self.tp.size == 1:
+            return self._project(x, adapters, self.bias)
+        out = self._sum(self._project(x, adapters, None))
         return out if self.bias is None else out.add_(self.bias)
 
     def _sum(self, partial: Tensor) -> Tensor:  # [T, out], both
         """Add up the devices' parts; in batch-invariant mode always in the order of ranks."""
-        if self.tp.size == 1 or not self.context.batch_invariant:
+        if not self.context.batch_invariant:
             return self.tp.all_reduce(partial)
         first, *rest = self.tp.all_gather(partial, -1).chunk(self.tp.size, -1)
         return functools.reduce(torch.add, rest, first)

@@ -2,7 +2,8 @@
 
 An adapter of rank r fills the first r rows of each slice's room, packed together, so one product
 with A serves all slices of a merged layer, and small adapters cost what they are, not what the
-largest may be. The scale is folded into B.
+largest may be. The scale is folded into B. Kernels loop on the device, over what stands there: an
+adapter is loaded into the same memory that a captured step reads.
 """
 
 from __future__ import annotations
@@ -54,9 +55,16 @@ class _Placed:
 class LoRAStacks:
     """Room for `max_loras` adapters of one linear layer.
 
+    Args:
+        slices: One after the other, without a gap.
+        columns: This device's inputs.
+        max_loras: Places.
+        max_rank: Of each slice.
+        context: Where and how to build.
+
     Attributes:
         a: `[max_loras, num_slices * max_rank, in]`.
-        b: For each slice `[max_loras, out, max_rank]`.
+        b: `[max_loras, out, max_rank]`.
     """
 
     def __init__(
@@ -71,13 +79,11 @@ class LoRAStacks:
         self.columns = columns
         self.batch_invariant = context.batch_invariant
         dtype, device = context.dtype, context.device
-        rows = len(slices) * max_rank
+        rows, out_features = len(slices) * max_rank, sum(len(part.rows) for part in slices)
         self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
-        self.b = [
-            torch.zeros(max_loras, len(part.rows), max_rank, dtype=dtype, device=device)
-            for part in slices
-        ]
+        self.b = torch.zeros(max_loras, out_features, max_rank, dtype=dtype, device=device)
         self._placed: list[_Placed | None] = [None] * max_loras
+        self._kernels = _Kernels(self.a, self.b, slices) if context.fused else None
 
     def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
         """Place an adapter's matrices, one entry a slice; all None clears the place.
@@ -85,18 +91,24 @@ class LoRAStacks:
         Raises:
             RefusedError: In batch-invariant mode, for ranks whose products depend on the batch.
         """
-        first, shares = 0, []
+        ends, shares = [0], []
         for number, module in enumerate(modules):
             if module is not None:
-                shares.append(self._place(index, number, first, module))
-                first = shares[-1].last
-        placed = _Placed(self.a[index, :first], tuple(shares)) if shares else None
+                shares.append(self._place(index, number, ends[-1], module))
+            ends.append(shares[-1].last if shares else 0)
+        if self._kernels is not None:
+            self._kernels.set(index, ends)
+            return
+        placed = _Placed(self.a[index, : ends[-1]], tuple(shares)) if shares else None
         if placed is not None and self.batch_invariant:
             _try(placed)
         self._placed[index] = placed
 
     def add(self, out: Tensor, x: Tensor, batch: AdapterBatch) -> None:
         """Add each row's adapter to `out` `[T, out]`, in place; `x` is `[T, in]`."""
+        if self._kernels is not None:
+            self._kernels.add(out, x, batch.index)
+            return
         for index, rows in batch.rows:
             placed = self._placed[index]
             if placed is None:
@@ -113,9 +125,32 @@ class LoRAStacks:
         part, rank = self.slices[number], module.a.shape[0]
         last = first + rank
         self.a[index, first:last].copy_(module.a[:, self.columns.start : self.columns.stop])
-        b = self.b[number][index, :, :rank]
+        start, stop = part.offset, part.offset + len(part.rows)
+        b = self.b[index, start:stop, :rank]
         b.copy_(module.b[part.rows.start : part.rows.stop]).mul_(module.scale)
-        return _Share(part.offset, part.offset + len(part.rows), first, last, b.t())
+        return _Share(start, stop, first, last, b.t())
+
+
+class _Kernels:
+    """The stacks as the kernels read them, and where an adapter's slices lie, on the device."""
+
+    def __init__(self, a: Tensor, b: Tensor, slices: tuple[LoRASlice, ...]) -> None:
+        from quire.kernels import lora  # loads Triton
+
+        self.shrink, self.expand = lora.shrink, lora.expand
+        self.a, self.b = a, b
+        self.spans = torch.zeros(len(a), len(slices) + 1, dtype=torch.int32, device=a.device)
+        outputs = [(part.offset, part.offset + len(part.rows)) for part in slices]
+        tiles = lora.output_tiles(outputs)
+        self.tiles = torch.tensor(tiles, dtype=torch.int32, device=a.device)
+
+    def set(self, index: int, ends: list[int]) -> None:
+        """Say where in `a` the slices of an adapter end, the first entry being 0."""
+        self.spans[index].copy_(torch.tensor(ends, dtype=torch.int32))
+
+    def add(self, out: Tensor, x: Tensor, index: Tensor) -> None:
+        hidden = self.shrink(x, self.a, self.spans, index)
+        self.expand(out, hidden, self.b, self.spans, self.tiles, index)
 
 
 def _add(out: Tensor, x: Tensor, placed: _Placed) -> None:

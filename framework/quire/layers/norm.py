@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -35,6 +37,7 @@ class RMSNorm(Layer):
         dtype = _weight_dtype(weight_offset, context)
         self.is_wide = dtype is not context.dtype
         self.register_parameter("weight", frozen(self.shape, dtype, context.device))
+        self.kernel = _add_rms_norm() if context.fused else None
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy the vector, the offset added."""
@@ -43,6 +46,8 @@ class RMSNorm(Layer):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and that sum, the next residual; all `[T, hidden]`."""
+        if self.kernel is not None:
+            return self.kernel(x, residual, self.weight, self.eps)
         total = x if residual is None else x + residual
         if self.is_wide:
             return _normalise_wide(total, self.weight, self.eps), total
@@ -55,7 +60,8 @@ class QKNorm(Layer):
     """The norm over each query and key head, for both in one pass.
 
     The checkpoint has one vector for all query heads and one for all key heads; they are kept
-    repeated for each head. `weight_offset` is as in `RMSNorm`.
+    repeated for each head. `weight_offset` is as in `RMSNorm`. A backend that fuses the rotary
+    embedding takes `weight` and `eps`, and does this itself.
     """
 
     weight: Tensor  # [H + K, D]
@@ -100,6 +106,12 @@ class QKNorm(Layer):
         if self.eps_on_cpu is None:
             return functional.rms_norm(qk, self.shape, None, self.eps).mul_(self.weight)
         return _normalise(qk, self.eps_on_cpu).mul_(self.weight)
+
+
+def _add_rms_norm() -> Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]:
+    from quire.kernels.rms_norm import add_rms_norm  # loads Triton
+
+    return add_rms_norm
 
 
 def _eps_on_cpu(eps: float, context: LayerContext) -> Tensor | None:

@@ -1,9 +1,9 @@
-"""Angles come from one table; a step gathers its rows once, and every layer rotates with them."""
+"""Angles come from one table: its rows are gathered once a step, or read by who rotates."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,15 +13,34 @@ from quire.layers.layer import Layer
 from quire.layers.rope_parameters import RopeParameters
 
 
-class Rotation(NamedTuple):
-    """The angles of a step's tokens.
+class Rotation:
+    """The angles of a step's tokens, gathered from the table when somebody asks for them.
 
     The sine of the first half carries the minus sign of the rotation, so that rotating is one
     product with a head and one with the head whose halves are swapped.
+
+    Attributes:
+        table: `[max_positions, 2, D]`: the cosines and sines of each position.
+        positions: `[T]` int64, rows of the table.
     """
 
-    cos: Tensor  # [T, 1, D]
-    sin: Tensor  # [T, 1, D]
+    def __init__(self, table: Tensor, positions: Tensor) -> None:
+        self.table = table
+        self.positions = positions
+
+    @property
+    def cos(self) -> Tensor:
+        """The tokens' cosines, `[T, 1, D]`."""
+        return self._rows[0]
+
+    @property
+    def sin(self) -> Tensor:
+        """The tokens' sines, `[T, 1, D]`."""
+        return self._rows[1]
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, ...]:
+        return self.table.index_select(0, self.positions).chunk(2, 1)
 
 
 class RotaryEmbedding(Layer):
@@ -49,8 +68,7 @@ class RotaryEmbedding(Layer):
 
     def forward(self, positions: Tensor) -> Rotation:
         """Return the angles for positions `[T]`."""
-        cos, sin = self.table.index_select(0, positions).chunk(2, 1)
-        return Rotation(cos, sin)
+        return Rotation(self.table, positions)
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:

@@ -13,54 +13,22 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from quire.config import PluginSettings
 from quire.interfaces.attention import (
     AttentionBackend,
     AttentionLayerParams,
     AttentionShape,
+    RotaryStep,
     StepLayout,
 )
-from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
-from quire.plugins import load_plugins
+from quire.testing.attention_sizes import POOL_TOKENS, Padding, SceneSizes, full_attention_spec
+from quire.testing.attention_truth import DTYPES, Turning, first_seen, kept, reference_attention
 
-POOL_TOKENS = 2048
 MAX_TOKENS = 640  # of one step
-SCALE = 0.3
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SceneSizes:
-    """What a scene is built for."""
-
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 64
-    block_size: int = 16
-    dtype: str = "float32"
-    kv_dtype: str = "float32"
-    device: str = "cpu"
-    window: int | None = None
-    chunk: int | None = None
-    soft_cap: float | None = None
-    batch_invariant: bool = False
-    num_padding_rows: int = 0  # between pages, each of D numbers
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return 48 + POOL_TOKENS // self.block_size
-
-    @property
-    def params(self) -> AttentionLayerParams:
-        """What a layer of this scene gives to `forward`."""
-        return AttentionLayerParams(SCALE, self.window, self.soft_cap, attention_chunk=self.chunk)
+POISON = 0xFF  # all bits set are not a number in every type of the cache; in int8, in its scales
 
 
 @dataclass(slots=True)
@@ -74,14 +42,6 @@ class SceneRequest:
     block_ids: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """How many rows of padding a step carries behind the real ones."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-
-
 class AttentionScene:
     """Requests that share a pool, and the backend under test.
 
@@ -89,6 +49,8 @@ class AttentionScene:
         requests: In the order in which they came.
         raw: uint8, `[B, bytes from page to page]`; the bytes behind the backend's view.
         page_bytes: How many of them, from the first, are the page.
+        spec: What gives a page its size.
+        turning: What the backend does to the heads before it attends; None: nothing.
     """
 
     def __init__(
@@ -97,14 +59,16 @@ class AttentionScene:
         self.sizes = sizes
         self.requests: list[SceneRequest] = []
         self._random = torch.Generator().manual_seed(seed)
-        spec = full_attention_spec(sizes)
+        self.spec = spec = full_attention_spec(sizes)
         device = torch.device(sizes.device)
         self.page_bytes = spec.page_bytes
         distance = spec.page_bytes + sizes.num_padding_rows * spec.row_bytes
         self.raw = torch.zeros(sizes.num_blocks, distance, dtype=torch.uint8, device=device)
-        self.raw.view(DTYPES[sizes.kv_dtype]).fill_(math.nan)
+        self.raw.fill_(POISON)
         pages = self.raw[:, : spec.page_bytes] if sizes.num_padding_rows else self.raw.view(-1)
         self.kv_cache = backend_class.kv_view(pages, spec, sizes.num_blocks)
+        self.turning = self._draw_turning() if sizes.rotary else None
+        self._table, self._norm_weight = self._turning_on(device)
         order = torch.randperm(sizes.num_blocks - 1, generator=self._random) + 1
         self._free = order.tolist()
         self.backend = backend_class(
@@ -117,6 +81,7 @@ class AttentionScene:
                 max_num_batched_tokens=MAX_TOKENS,
                 max_blocks_per_request=sizes.num_blocks,
                 dtype=DTYPES[sizes.dtype],
+                kv_dtype=sizes.kv_dtype,
                 device=device,
                 page_bytes=distance if sizes.num_padding_rows else None,
                 batch_invariant=sizes.batch_invariant,
@@ -170,9 +135,30 @@ class AttentionScene:
     ) -> list[Tensor]:
         """Run one step of the backend, and return for each request what it said, `[n, H, D]`."""
         padding = padding or Padding()
-        metadata = self.backend.prepare(self.layout(plan, padding))
-        q, k, v = self.inputs(plan, padding.num_tokens)
-        out = self.backend.forward(q, k, v, self.kv_cache, metadata, self.sizes.params).cpu()
+        layout = self.layout(plan, padding)
+        heads = self.inputs(plan, padding.num_tokens)
+        positions = self.positions(plan, padding.num_tokens)
+        return self.computed(plan, self.attend(layout, heads, positions, self.sizes.params))
+
+    def attend(
+        self,
+        layout: StepLayout,
+        heads: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
+        layer: AttentionLayerParams,
+    ) -> Tensor:  # [T, H, D]
+        """Let the backend prepare a step and run one layer of it; nothing else changes."""
+        metadata = self.backend.prepare(layout)
+        if self.turning is None:
+            return self.backend.forward(*heads, self.kv_cache, metadata, layer)
+        eps = self.turning.norm_eps
+        rotary = RotaryStep(self._table, positions, self._norm_weight, eps)
+        qkv = torch.cat(heads, 1)
+        return self.backend.forward_rotary(qkv, rotary, self.kv_cache, metadata, layer)
+
+    def computed(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[Tensor]:
+        """Count the tokens of a step as computed, and cut its answers by request."""
+        out = out.cpu()
         for number, num_new in plan:
             self.requests[number].num_computed += num_new
         ends = list(itertools.accumulate(num_new for _, num_new in plan))
@@ -181,12 +167,14 @@ class AttentionScene:
     def truth(self, number: int, num_last: int) -> Tensor:
         """Return the float64 answer for the last computed tokens of a request, `[n, H, D]`."""
         request, end = self.requests[number], self.requests[number].num_computed
-        stored = DTYPES[self.sizes.kv_dtype]
+        sizes, q, k = self.sizes, request.q[:end].double(), request.k[:end]
+        if self.turning is not None:
+            q, k = self.turning.of(q, 0), self.turning.of(k, sizes.num_heads)
         return reference_attention(
-            request.q[end - num_last : end].double(),
-            request.k[:end].to(stored).double(),
-            request.v[:end].to(stored).double(),
-            self.sizes.params,
+            q[end - num_last :],
+            kept(k, sizes.kv_dtype, sizes.k_scale),
+            kept(request.v[:end], sizes.kv_dtype, sizes.v_scale),
+            sizes.params,
         )
 
     def give_up_unseen(self, number: int, *, is_taken: bool = False) -> None:
@@ -200,7 +188,7 @@ class AttentionScene:
         request = self.requests[number]
         num_gone = first_seen(request.num_computed, self.sizes.params) // self.sizes.block_size
         for index in range(num_gone):
-            self.raw[request.block_ids[index]].view(DTYPES[self.sizes.kv_dtype]).fill_(math.nan)
+            self.raw[request.block_ids[index]] = POISON
             request.block_ids[index] *= is_taken
 
     def inputs(
@@ -224,6 +212,12 @@ class AttentionScene:
             rows_of([request.v for request in requests]),
         )
 
+    def positions(self, plan: Sequence[tuple[int, int]], num_padding: int = 0) -> Tensor:
+        """Return the positions of a step's tokens, `[T]`; padding has position 0."""
+        firsts = [(self.requests[number].num_computed, num_new) for number, num_new in plan]
+        known = [first + index for first, num_new in firsts for index in range(num_new)]
+        return torch.tensor(known + [0] * num_padding, device=self.sizes.device)
+
     def layout(self, plan: Sequence[tuple[int, int]], padding: Padding) -> StepLayout:
         """Give out the blocks that a step needs, and say where its tokens go."""
         for number, num_new in plan:
@@ -232,20 +226,38 @@ class AttentionScene:
         seq_lens = [self.requests[number].num_computed + num_new for number, num_new in plan]
         slots = [slot for number, num_new in plan for slot in self._slots(number, num_new)]
         starts = [sum(query_lens[:index]) for index in range(len(plan) + 1)]
+        starts += starts[-1:] * padding.num_requests
         tables = [self.requests[number].block_ids for number, _ in plan]
         width = max(map(len, tables))
         rows = [table + [0] * (width - len(table)) for table in tables]
         empty = padding.num_requests
         device = self.sizes.device
         return StepLayout(
-            query_start=torch.tensor(starts + [0] * empty, dtype=torch.int32, device=device),
+            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
             seq_lens=torch.tensor(seq_lens + [0] * empty, dtype=torch.int32, device=device),
             block_table=torch.tensor(rows + [[0] * width] * empty, dtype=torch.int32).to(device),
             slot_mapping=torch.tensor(slots + [0] * padding.num_tokens, device=device),
             num_tokens=len(slots),
+            max_query_len=max(query_lens),
             query_lens_host=query_lens,
             seq_lens_host=seq_lens,
         )
+
+    def _draw_turning(self) -> Turning:
+        sizes = self.sizes
+        angles = 6.0 * torch.rand(POOL_TOKENS, sizes.head_dim // 2, generator=self._random)
+        cos, sin = angles.cos(), angles.sin()
+        table = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
+        shape = (sizes.num_heads + sizes.num_kv_heads, sizes.head_dim)
+        weight = torch.rand(shape, generator=self._random) + 0.5
+        dtype = DTYPES[sizes.dtype]
+        return Turning(table.to(dtype), weight.to(dtype) if sizes.rotary == "normed" else None)
+
+    def _turning_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        if self.turning is None:
+            return torch.empty(0, device=device), None
+        weight = self.turning.norm_weight
+        return self.turning.table.to(device), None if weight is None else weight.to(device)
 
     def _draw(self, num_tokens: int, num_heads: int) -> Tensor:
         shape = (num_tokens, num_heads, self.sizes.head_dim)
@@ -260,43 +272,3 @@ class AttentionScene:
         request, size = self.requests[number], self.sizes.block_size
         positions = range(request.num_computed, request.num_computed + num_new)
         return [request.block_ids[p // size] * size + p % size for p in positions]
-
-
-def reference_attention(
-    q: Tensor,  # [n, H, D], the last n tokens of the context
-    k: Tensor,  # [L, K, D]
-    v: Tensor,  # [L, K, D]
-    layer: AttentionLayerParams,
-) -> Tensor:  # [n, H, D]
-    """Return attention by its definition, one head and one query after the other."""
-    out = torch.empty_like(q)
-    group = q.shape[1] // k.shape[1]
-    for row in range(len(q)):
-        end = len(k) - len(q) + row + 1
-        start = first_seen(end - 1, layer)
-        for head in range(q.shape[1]):
-            keys, values = k[start:end, head // group], v[start:end, head // group]
-            scores = keys @ q[row, head] * layer.scale
-            if layer.logit_soft_cap is not None:
-                scores = layer.logit_soft_cap * torch.tanh(scores / layer.logit_soft_cap)
-            out[row, head] = scores.softmax(0) @ values
-    return out
-
-
-def first_seen(position: int, layer: AttentionLayerParams) -> int:
-    """Return the first position that a query at a position sees."""
-    first = 0 if layer.sliding_window is None else max(0, position + 1 - layer.sliding_window)
-    chunk = layer.attention_chunk
-    return first if chunk is None else max(first, position // chunk * chunk)
-
-
-def full_attention_spec(sizes: SceneSizes) -> KVCacheSpec:
-    """Return the spec that gives a scene's pages their size."""
-    layer = KVLayer("scene", "full_attention", sizes.num_kv_heads, sizes.head_dim)
-    return _full_attention()(layer, sizes.block_size, sizes.kv_dtype)
-
-
-@cache
-def _full_attention() -> type[KVCacheSpec]:
-    own_only = PluginSettings(disable_plugin_autoload=True)
-    return load_plugins(own_only).registries.kv_cache_specs.get("full_attention")

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec, KVLayer
+from quire.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES, KVCacheSpec, KVLayer
 
 LENGTHS = range(200)
 CHUNKS = (1, 7, 16, 64, 200)
@@ -35,7 +35,7 @@ class KVCacheSpecContract:
     spec_class: ClassVar[type[KVCacheSpec]]
     layer: ClassVar[KVLayer]
     block_sizes: ClassVar[tuple[int, ...]] = (1, 4, 16, 64)
-    kv_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    kv_dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
     tp_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
     has_prefix_hits: ClassVar[bool] = True
 
@@ -53,7 +53,7 @@ class KVCacheSpecContract:
 
     def test_pages_do_not_shrink_with_what_they_hold(self) -> None:
         """A wider type or a longer block never takes fewer bytes."""
-        by_width = sorted(self.kv_dtypes, key=lambda name: DTYPE_BYTES[name])
+        by_width = sorted(self.kv_dtypes, key=lambda n: (DTYPE_BYTES[n], SCALE_BYTES.get(n, 0)))
         _check_rising([self._spec(kv_dtype=name).page_bytes for name in by_width], "wider types")
         sizes = sorted(self.block_sizes)
         _check_rising([self._spec(block_size=size).page_bytes for size in sizes], "longer blocks")

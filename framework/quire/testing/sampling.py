@@ -7,13 +7,17 @@ Write a test class for your step, and pytest does the rest:
         capabilities = MY_CAPABILITIES
         active = ({"my_field": 0.5}, {"my_field": 2.0})
 
-`DrawStepContract` is for the step that draws. The kit cannot know what your step is for; compare it
-with a plain implementation in tests of your own.
+`DrawStepContract` is for the step that draws, and `AbsorbingDrawContract` for one that can also do
+steps before it. The kit cannot know what your step is for; compare it with a plain implementation
+in tests of your own. A step that runs kernels is tested on a GPU by `device = "cuda"`, and without
+one in Triton's interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -39,6 +43,7 @@ def sampled_rows(
     slots: Sequence[int] | None = None,
     all_greedy: bool = False,
     is_known_to_host: bool = True,
+    device: str = "cpu",
 ) -> SampledRows:
     """Build the rows of a draw, as a worker would.
 
@@ -50,6 +55,7 @@ def sampled_rows(
         slots: One a row; None counts from 0.
         all_greedy: What the host says about the rows.
         is_known_to_host: Whether the rows carry `host_fields`.
+        device: Where their tensors lie.
     """
     slots = range(len(fields)) if slots is None else slots
     full = [{f.name: row.get(f.name, f.default) for f in capabilities.fields} for row in fields]
@@ -62,7 +68,7 @@ def sampled_rows(
         column[where] = torch.tensor([row[name] for row in full]).to(column.dtype)
     columns |= {name: torch.zeros(num_slots, dtype=torch.int64) for name in ("seed", "child")}
     columns["seed"][where] = torch.tensor(list(seeds if seeds is not None else range(len(full))))
-    return SampledRows(
+    rows = SampledRows(
         slots=where,
         positions=torch.tensor(list(positions)) if positions else torch.full((len(full),), 7),
         columns=columns,
@@ -71,6 +77,7 @@ def sampled_rows(
         all_greedy=all_greedy,
         host_fields=full if is_known_to_host else (),
     )
+    return _on(rows, torch.device(device))
 
 
 class LogitsStepContract:
@@ -82,6 +89,7 @@ class LogitsStepContract:
         active: Examples of request fields with which the step does something.
         neutral: Request fields with which it does nothing; the fields' defaults, if empty.
         vocab_size: V of the logits in these tests.
+        device: Where they lie.
     """
 
     step_class: ClassVar[type[LogitsStep]]
@@ -89,6 +97,7 @@ class LogitsStepContract:
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]] = {}
     vocab_size: ClassVar[int] = 50
+    device: ClassVar[str] = "cpu"
 
     def test_neutral_fields_are_called_neutral(self) -> None:
         """And the examples of active ones are not."""
@@ -153,7 +162,7 @@ class LogitsStepContract:
         _run_without_data(step.apply, self._logits(), rows)
 
     def _step(self) -> LogitsStep:
-        return self.step_class(self.vocab_size, torch.device("cpu"))
+        return self.step_class(self.vocab_size, torch.device(self.device))
 
     def _active(self, row: int) -> Mapping[str, Any]:
         return self.active[row % len(self.active)]
@@ -162,10 +171,11 @@ class LogitsStepContract:
         return {f.name: fields.get(f.name, f.default) for f in self.capabilities.fields}
 
     def _logits(self) -> Tensor:
-        return _logits(NUM_ROWS, self.vocab_size)
+        return _logits(NUM_ROWS, self.vocab_size).to(self.device)
 
     def _apply(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **rows: Any) -> Tensor:
-        return self._step().apply(logits.clone(), sampled_rows(self.capabilities, fields, **rows))
+        there = sampled_rows(self.capabilities, fields, device=self.device, **rows)
+        return self._step().apply(logits.clone(), there)
 
 
 class DrawStepContract:
@@ -177,6 +187,7 @@ class DrawStepContract:
         active: Examples of request fields with which it draws at random.
         neutral: Request fields with which it takes the likeliest token.
         vocab_size: V of the logits in these tests.
+        device: Where they lie.
     """
 
     step_class: ClassVar[type[DrawStep]]
@@ -184,6 +195,7 @@ class DrawStepContract:
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]]
     vocab_size: ClassVar[int] = 50
+    device: ClassVar[str] = "cpu"
 
     @pytest.mark.parametrize("all_greedy", [False, True])
     def test_neutral_rows_take_the_likeliest_token(self, all_greedy: bool) -> None:
@@ -248,16 +260,105 @@ class DrawStepContract:
         _run_without_data(step.draw, self._logits(), rows)
 
     def _step(self) -> DrawStep:
-        return self.step_class(self.vocab_size, torch.device("cpu"))
+        return self.step_class(self.vocab_size, torch.device(self.device))
 
     def _active(self, row: int) -> Mapping[str, Any]:
         return self.active[row % len(self.active)]
 
     def _logits(self) -> Tensor:
-        return _logits(NUM_ROWS, self.vocab_size)
+        return _logits(NUM_ROWS, self.vocab_size).to(self.device)
 
     def _draw(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **rows: Any) -> Tensor:
-        return self._step().draw(logits.clone(), sampled_rows(self.capabilities, fields, **rows))
+        there = sampled_rows(self.capabilities, fields, device=self.device, **rows)
+        return self._step().draw(logits.clone().to(self.device), there)
+
+
+class AbsorbingDrawContract(DrawStepContract):
+    """Tests that a draw must pass which can do steps before it.
+
+    Attributes:
+        absorbed: Those steps, in the order of the pipeline.
+        mixed: Request fields, each of which needs some of them.
+    """
+
+    absorbed: ClassVar[Sequence[type[LogitsStep]]]
+    mixed: ClassVar[Sequence[Mapping[str, Any]]]
+
+    def test_it_draws_what_it_would_draw_after_the_steps(self) -> None:
+        """Whatever the rows of the batch ask for."""
+        logits, fields = self._logits(), self._all_fields()
+        rows = sampled_rows(self.capabilities, fields, device=self.device)
+        assert torch.equal(
+            self._step().draw_absorbing(logits.clone(), rows),
+            self._step().draw(self._after_steps(logits, rows), rows),
+        )
+
+    def test_absorbing_needs_nothing_from_the_host(self) -> None:
+        """And it leaves the logits as they are."""
+        logits, fields = self._logits(), self._all_fields()
+        known = sampled_rows(self.capabilities, fields, device=self.device)
+        given = logits.clone()
+        drawn = self._step().draw_absorbing(given, known)
+        unknown = sampled_rows(
+            self.capabilities, fields, device=self.device, is_known_to_host=False
+        )
+        assert torch.equal(drawn, self._step().draw_absorbing(given, unknown))
+        assert torch.equal(given, logits)
+
+    def test_absorbing_treats_each_row_alone(self) -> None:
+        """A row does not see the others, and rows of padding share a slot."""
+        logits, fields = self._logits(), self._all_fields()
+        together = self._step().draw_absorbing(
+            logits, sampled_rows(self.capabilities, fields, device=self.device)
+        )
+        for row in range(NUM_ROWS):
+            rows = sampled_rows(
+                self.capabilities,
+                [fields[row], {}, {}],
+                seeds=[row, 0, 0],
+                slots=[row, NUM_SLOTS, NUM_SLOTS],
+                device=self.device,
+            )
+            drawn = self._step().draw_absorbing(logits[[row, 0, 1]], rows)
+            assert drawn[0] == together[row], f"row {row}"
+            assert 0 <= int(drawn.min()) <= int(drawn.max()) < self.vocab_size
+
+    def test_a_logit_that_is_not_a_number_is_drawn_in_its_row_only(self) -> None:
+        """So the worker, which looks at the logit of the token, fails that request alone."""
+        logits, fields = self._logits(), self._all_fields()
+        rows = sampled_rows(self.capabilities, fields, device=self.device)
+        expected = self._step().draw_absorbing(logits, rows)
+        for row in range(0, NUM_ROWS, 2):
+            logits[row, 3 + row] = torch.nan
+            expected[row] = 3 + row
+        assert torch.equal(self._step().draw_absorbing(logits, rows), expected)
+
+    def test_a_row_without_a_token_still_gives_an_id(self) -> None:
+        """All of its logits are minus infinity; the others are drawn as ever."""
+        logits, fields = self._logits(), self._all_fields()
+        rows = sampled_rows(self.capabilities, fields, device=self.device)
+        expected = self._step().draw_absorbing(logits, rows)
+        logits[::3] = -torch.inf
+        drawn = self._step().draw_absorbing(logits, rows)
+        assert 0 <= int(drawn.min()) <= int(drawn.max()) < self.vocab_size
+        assert torch.equal(drawn[1::3], expected[1::3])
+
+    def test_absorbing_does_not_wait_for_the_device(self) -> None:
+        """No operator copies a value to the host or sizes its result by data."""
+        rows = sampled_rows(self.capabilities, self._all_fields(), is_known_to_host=False)
+        step = self.step_class(self.vocab_size, META)
+        _run_without_data(step.draw_absorbing, self._logits(), rows)
+
+    def _all_fields(self) -> list[Mapping[str, Any]]:
+        kinds = (self.neutral, *self.active, *self.mixed)
+        return [kinds[row % len(kinds)] for row in range(NUM_ROWS)]
+
+    def _after_steps(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        logits = logits.clone()
+        for step_class in self.absorbed:
+            step = step_class(self.vocab_size, torch.device(self.device))
+            logits = step.apply(logits, rows)
+        return logits
 
 
 def _logits(num_rows: int, vocab_size: int) -> Tensor:
@@ -273,15 +374,38 @@ def _run_without_data(
     Only a step that never looks at a value, and never sizes a tensor by one, can run so; on a GPU
     that is a step after which the host need not wait.
     """
-    on_meta = replace(
-        rows,
-        slots=rows.slots.to(META),
-        positions=rows.positions.to(META),
-        columns={name: column.to(META) for name, column in rows.columns.items()},
-        token_ids=rows.token_ids.to(META),
-        num_prompt_tokens=rows.num_prompt_tokens.to(META),
-    )
     try:
-        run(logits.to(META), on_meta)
+        with _no_launches():
+            run(logits.to(META), _on(rows, META))
     except (RuntimeError, NotImplementedError) as error:
         pytest.fail(f"the step needs values on the host, so it waits for the device: {error}")
+
+
+def _on(rows: SampledRows, device: torch.device) -> SampledRows:
+    return replace(
+        rows,
+        slots=rows.slots.to(device),
+        positions=rows.positions.to(device),
+        columns={name: column.to(device) for name, column in rows.columns.items()},
+        token_ids=rows.token_ids.to(device),
+        num_prompt_tokens=rows.num_prompt_tokens.to(device),
+    )
+
+
+@contextmanager
+def _no_launches() -> Iterator[None]:
+    """Leave out the Triton kernels: they run on the device, so nobody waits for them."""
+    if "triton" not in sys.modules:  # then the step has none
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (InterpretedFunction, JITFunction):
+            patch.setattr(kind, "run", _leave_out)
+        yield
+
+
+def _leave_out(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    del kernel, args, kwargs

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from quire.errors import AdapterError
@@ -20,6 +21,7 @@ from quire.interfaces.model import Model
 from quire.layers.linear import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.loading import as_module
+from quire.worker.uploads import upload
 
 MAX_LISTED = 4
 
@@ -182,11 +184,11 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
 
 
 def _batch(indexes: Sequence[int], query_lens: Sequence[int], device: torch.device) -> AdapterBatch:
-    index = torch.tensor(indexes).repeat_interleave(torch.tensor(query_lens))  # [T], on the host
+    index = np.repeat(np.array(indexes), query_lens)  # [T]
     used = sorted({adapter for adapter in indexes if adapter >= 0})
-    rows = tuple((adapter, (index == adapter).nonzero().squeeze(1).to(device)) for adapter in used)
+    rows = tuple((adapter, upload(np.flatnonzero(index == adapter), device)) for adapter in used)
     covers_all = len(used) == 1 and min(indexes) >= 0
-    return AdapterBatch(index.to(device), rows, covers_all)
+    return AdapterBatch(upload(index, device), rows, covers_all)
 
 
 def _key(ref: AdapterRef) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.composition import Choice
 from quire.errors import PluginError, PluginLoadError, QuireError
-from quire.interfaces.attention import AttentionBackend
+from quire.interfaces.attention import KVBackend
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.kv_transfer import KVStoreWorker
 from quire.messages import StepPlan, TransferReport
@@ -31,9 +31,7 @@ class KVStoreHost:
         name: What the log calls the store.
     """
 
-    def __init__(
-        self, store: KVStoreWorker, backends: Sequence[AttentionBackend], name: str
-    ) -> None:
+    def __init__(self, store: KVStoreWorker, backends: Sequence[KVBackend], name: str) -> None:
         self._store = store
         self._backends = backends
         self._name = name
@@ -112,7 +110,7 @@ def build_kv_store(
     options: Mapping[str, str],
     plan: KVPlan,
     memory: Mapping[str, Tensor],
-    backends: Sequence[AttentionBackend],
+    backends: Sequence[KVBackend],
 ) -> KVStoreHost:
     """Import the worker's half of a KV store, and show it the cache.
 

@@ -81,10 +81,12 @@ def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int
 def init_dummy_weights(model: Model, seed: int) -> None:
     """Fill the model with seeded random weights that keep hidden states in a sane range."""
     root = as_module(model)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in root.named_parameters():
+    parameters = list(root.named_parameters())
+    device = parameters[0][1].device  # where drawing billions of numbers takes a second
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in parameters:
         shape = tuple(parameter.shape)
-        values = torch.randn(shape, generator=generator)
+        values = torch.randn(shape, generator=generator, device=device)
         if len(shape) > 1 and "norm" not in name:
             parameter.copy_(values * shape[-1] ** -0.5)
         else:

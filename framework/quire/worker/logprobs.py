@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import TokenLogprobs
+from quire.worker.host_copy import HostCopier, HostCopy
 
 MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -20,22 +21,24 @@ class RowLogprobs:
         values: The same shape.
         ranks: `[N]`, of the chosen token.
         wanted: How many others each row asked for; None: nothing at all.
+        copy: On its way to the host, once it was started.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
     wanted: Sequence[int | None]
+    copy: HostCopy | None = None
+
+    def start_copy(self, copier: HostCopier) -> None:
+        """Begin to bring them to the host."""
+        self.copy = copier.begin(self.token_ids, self.values, self.ranks)
 
     def read(self) -> list[TokenLogprobs | None]:
-        """Bring them to the host, for the rows that asked."""
-        rows = zip(
-            self.wanted,
-            self.token_ids.tolist(),
-            self.values.tolist(),
-            self.ranks.tolist(),
-            strict=True,
-        )
+        """Return them for the rows that asked, when they have arrived."""
+        tensors = (self.token_ids, self.values, self.ranks)
+        arrived = tensors if self.copy is None else self.copy.wait()
+        rows = zip(self.wanted, *(tensor.tolist() for tensor in arrived), strict=True)
         return [
             None if count is None else TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
             for count, ids, values, rank in rows

@@ -1,22 +1,91 @@
-"""How much memory the KV cache may take, and what becomes of memory that a step gives back."""
+"""What a device says of its memory, and what becomes of memory that a step gives back."""
 
 import ctypes
 import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
+from quire.errors import CapacityError
 from quire.free_memory import cache_bytes, free_host_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 2**30
 
 
-def available_bytes(device: torch.device) -> int:
-    """Return the bytes that the cache may take on a device, now."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return cache_bytes("cuda", free)
-    return cache_bytes("cpu", free_host_bytes())
+class MemoryMeter(ABC):
+    """What a device says of its memory."""
+
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Return what the device has."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Return what no program holds."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Give back what is not in use, and return what this process holds for tensors."""
+
+    @abstractmethod
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return how much more than before is held at the peak of a run."""
+
+
+class CudaMeter(MemoryMeter):
+    """What the driver says of a GPU, and torch of its own share.
+
+    What is held counts, not what is allocated: what lies unused between tensors is lost as well.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total_bytes(self) -> int:
+        """Return what the driver says."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free_bytes(self) -> int:
+        """Return what the driver says."""
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held_bytes(self) -> int:
+        """Empty torch's cache, and return what is reserved."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the growth of what is reserved."""
+        before = self.held_bytes()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_reserved(self._device) - before
+
+
+def host_cache_bytes() -> int:
+    """Return the bytes of the host's memory that the cache may take, now."""
+    return cache_bytes(free_host_bytes())
+
+
+@contextmanager
+def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[None]:
+    """Say in an error of ours what a device has no room for.
+
+    Raises:
+        CapacityError: It has none.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"{what} does not fit on {device}; {way_out}, take a smaller dtype, or share the "
+            f"layers (tensor_parallel_size). The device says: {error}"
+        ) from error
 
 
 def keep_freed_memory() -> None:

@@ -3,19 +3,25 @@
 A part that raises must hurt only the request that made it raise. So when a pass over the whole
 batch fails, each request is computed alone: writing its KV again is harmless, and only those that
 fail alone are reported as failed.
+
+With kernels, a step's inputs are gathered on the device, and the usual step, one token for each of
+some requests, repeats a captured one.
 """
+
+from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import AdapterError, QuireError, RequestFailedError
-from quire.interfaces.attention import AttentionBackend
+from quire.errors import AdapterError
+from quire.interfaces.attention import KVBackend
 from quire.interfaces.lora import AdapterBatch
 from quire.interfaces.model import ForwardBatch, Model
 from quire.messages import (
@@ -23,21 +29,23 @@ from quire.messages import (
     ErrorReport,
     RowBitmask,
     ScheduledRequest,
-    SlotResult,
     StepPlan,
     StepResult,
 )
 from quire.worker.adapters import AdapterManager
+from quire.worker.drawn import Drawn
+from quire.worker.host_copy import HostCopier
 from quire.worker.loading import as_module
 from quire.worker.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
-from quire.worker.sampling import Drawn, SamplingPipeline
+from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 from quire.worker.step_inputs import StepInputs, build_inputs
+from quire.worker.step_results import LaunchedStep, failure
+from quire.worker.uploads import upload
 
-NOT_A_NUMBER = ErrorReport(
-    RequestFailedError.code,
-    "no token can be drawn for this request: its logits are not numbers, or none is allowed",
-)
+if TYPE_CHECKING:  # they load Triton
+    from quire.worker.decode_graphs import CapturedStep, DecodeGraphs
+    from quire.worker.device_inputs import DeviceInputs
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +57,7 @@ class _Rows:
     slots: list[int]
     hidden_states: Tensor  # [N, hidden_size]
     logits: Tensor  # [N, V] float32
+    captured: CapturedStep | None = None  # that computed them
 
 
 _Pass = tuple[_Rows | None, list[PromptLogprobs]]  # what one forward pass is asked for
@@ -64,27 +73,31 @@ class _Pending:
     errors: dict[int, ErrorReport]
 
 
-@dataclass(slots=True)
-class _Launched:
-    """A step whose tokens are drawn, and may not have reached the host."""
-
-    plan_id: int
-    drawn: list[tuple[list[int], Drawn]]  # slots, and what they drew
-    prompts: list[PromptLogprobs]
-    errors: dict[int, ErrorReport]
-
-
 class ModelRunner:
-    """One model on one device, with the tables of its requests."""
+    """One model on one device, with the tables of its requests.
+
+    Args:
+        model: What is computed.
+        backends: Of the attention layers, by their places.
+        tables: The running requests.
+        pipeline: Draws tokens.
+        adapters: If there may be any.
+        computed_by: Model and backend, as an error names them.
+        device_inputs: Gathers inputs on the device; None: the host builds them.
+
+    Attributes:
+        graphs: The captured steps, once there are some; they need `device_inputs`.
+    """
 
     def __init__(
         self,
         model: Model,
-        backends: Sequence[AttentionBackend],
+        backends: Sequence[KVBackend],
         tables: SlotTables,
         pipeline: SamplingPipeline,
         adapters: AdapterManager | None,
         computed_by: str,
+        device_inputs: DeviceInputs | None = None,
     ) -> None:
         self.model = model
         self._forward_pass = as_module(model)
@@ -92,19 +105,22 @@ class ModelRunner:
         self.tables = tables
         self.pipeline = pipeline
         self.adapters = adapters
-        self._computed_by = computed_by  # model and backend, as an error names them
+        self.graphs: DecodeGraphs | None = None
+        self._computed_by = computed_by
+        self.device_inputs = device_inputs
         self._block_sizes = [backend.shape.block_size for backend in backends]
+        self._copier = HostCopier(tables.device)
         self._pending: _Pending | None = None
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[LaunchedStep] = deque()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
         """Take in what the plan changes, and launch its forward pass."""
         errors = self._take_changes(plan) | self._place_adapters(plan)
         requests = [share for share in plan.requests if share.slot not in errors]
-        passes = self._forward_isolated(requests, errors)
-        for share in requests:
-            self.tables.num_computed[share.slot] += share.num_tokens
+        repeated = self._repeat_captured(requests)
+        passes = self._forward_isolated(requests, errors) if repeated is None else [repeated]
+        self.tables.note_computed(requests)
         parts = [part for part, _ in passes if part is not None]
         prompts = [prompt for _, found in passes for prompt in found]
         self._pending = _Pending(plan.plan_id, parts, prompts, errors)
@@ -119,7 +135,7 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
-        launched = _Launched(plan_id, [], pending.prompts, pending.errors)
+        launched = LaunchedStep(plan_id, [], pending.prompts, pending.errors)
         for part in pending.parts:
             self._sample_isolated(part, masks, launched)
         self._launched.append(launched)
@@ -137,10 +153,7 @@ class ModelRunner:
         launched = self._launched.popleft() if self._launched else None
         if launched is None or launched.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one to collect")
-        results = [SlotResult(slot, [], None, error) for slot, error in launched.errors.items()]
-        for slots, drawn in launched.drawn:
-            results += _results(slots, drawn)
-        return StepResult(plan_id=plan_id, results=_with_prompts(results, launched.prompts))
+        return launched.read()
 
     def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Bring the tables up to date; returns the slots that must fail."""
@@ -152,26 +165,28 @@ class ModelRunner:
                 info.active_steps = self.pipeline.active_steps(info.fields)
             except Exception as error:  # the edge of sampler plugins, and of what clients send
                 logger.warning("slot %d cannot be sampled", assignment.slot, exc_info=True)
-                errors[assignment.slot] = _report("reading the sampler fields", error)
+                errors[assignment.slot] = failure("reading the sampler fields", error)
         for added in plan.new_blocks:
             self.tables.add_blocks(added)
         for patch in plan.token_patches:
             self.tables.patch_tokens(patch)
+        self.tables.push()
         return errors
 
     def _place_adapters(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """See that the adapters of this step are loaded; returns the slots that must fail."""
-        wanted = {share.slot: self.tables.info_of(share.slot) for share in plan.requests}
-        in_use = {info.adapter for info in wanted.values() if info.adapter is not None}
-        errors: dict[int, ErrorReport] = {}
-        for slot, info in wanted.items():
-            if info.adapter is None:
-                continue
+        tables, errors = self.tables, dict[int, ErrorReport]()
+        if not tables.with_adapter:
+            return errors
+        slots = [share.slot for share in plan.requests if share.slot in tables.with_adapter]
+        adapters = {slot: ref for slot in slots if (ref := tables.info_of(slot).adapter)}
+        in_use = set(adapters.values())
+        for slot, adapter in adapters.items():
             try:
-                info.adapter_index = self._adapter_index(info.adapter, in_use)
+                tables.adapter_index[slot] = self._adapter_index(adapter, in_use)
             except Exception as error:  # the edge of LoRA sources
-                logger.warning("adapter %r cannot be used", info.adapter.name, exc_info=True)
-                errors[slot] = _report("loading the adapter", error)
+                logger.warning("adapter %r cannot be used", adapter.name, exc_info=True)
+                errors[slot] = failure("loading the adapter", error)
         return errors
 
     def _adapter_index(self, ref: AdapterRef, in_use: Set[AdapterRef]) -> int:
@@ -190,39 +205,66 @@ class ModelRunner:
         except Exception as error:  # the edge of model and backend plugins
             logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
             if len(requests) == 1:
-                errors[requests[0].slot] = _report(
+                errors[requests[0].slot] = failure(
                     f"the forward pass of {self._computed_by}", error
                 )
                 return []
         return [done for share in requests for done in self._forward_isolated([share], errors)]
 
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
-        inputs = build_inputs(requests, self.tables, self._block_sizes)
-        prepared = zip(self.backends, inputs.layouts, strict=True)
-        batch = ForwardBatch(
-            attention=[backend.prepare(layout) for backend, layout in prepared],
-            adapters=self._adapter_batch(inputs),
-        )
-        hidden_states = self._forward_pass(
-            inputs.input_ids, inputs.positions, batch
-        )  # [T, hidden_size]
+        if self.device_inputs is None:
+            inputs = build_inputs(requests, self.tables, self._block_sizes)
+        else:
+            inputs = self.device_inputs.build(requests)
+        hidden_states = self.hidden_states_of(inputs, self._adapter_batch(inputs))
         prompts = compute_prompt_logprobs(
             requests, hidden_states, self.tables, self.model.compute_logits
         )
+        for prompt in prompts:
+            prompt.start_copy(self._copier)
         if not inputs.sampled:
             return None, prompts
         rows = hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
         slots = [inputs.slots[index] for index in inputs.sampled]
         return _Rows(slots, rows, self.model.compute_logits(rows)), prompts
 
+    def hidden_states_of(
+        self, inputs: StepInputs, adapters: AdapterBatch | None
+    ) -> Tensor:  # [T, hidden_size]
+        """Run the model, once its backends are prepared for the step."""
+        prepared = zip(self.backends, inputs.layouts, strict=True)
+        batch = ForwardBatch(
+            attention=[backend.prepare(layout) for backend, layout in prepared], adapters=adapters
+        )
+        hidden_states: Tensor = self._forward_pass(inputs.input_ids, inputs.positions, batch)
+        return hidden_states
+
     def _adapter_batch(self, inputs: StepInputs) -> AdapterBatch | None:
         if self.adapters is None:
             return None
-        indexes = [self.tables.info_of(slot).adapter_index for slot in inputs.slots]
-        return self.adapters.batch(indexes, inputs.query_lens)
+        indexes = self.tables.adapter_index[inputs.slots]
+        if self.device_inputs is None:
+            return self.adapters.batch(indexes.tolist(), inputs.query_lens)
+        if indexes.max() < 0:
+            return None
+        return self.device_inputs.adapter_batch(len(inputs.input_ids))
+
+    def _repeat_captured(self, requests: Sequence[ScheduledRequest]) -> _Pass | None:
+        """Compute all requests by a captured step; None if there is none for them, or it fails."""
+        found = None if self.graphs is None else self.graphs.step_for(requests)
+        if found is None:
+            return None
+        slots, step = found
+        try:
+            hidden_states = step.compute()
+        except Exception:  # what fails again in the eager way is reported there
+            logger.warning("a captured step of %d request(s) failed", len(slots), exc_info=True)
+            return None
+        count = len(slots)
+        return _Rows(slots, hidden_states[:count], step.logits[:count], step), []
 
     def _sample_isolated(
-        self, part: _Rows, masks: Sequence[RowBitmask], launched: _Launched
+        self, part: _Rows, masks: Sequence[RowBitmask], launched: LaunchedStep
     ) -> None:
         """Draw for all rows at once or, if that fails, for each alone; fills `launched`."""
         try:
@@ -231,7 +273,7 @@ class ModelRunner:
         except Exception as error:  # the edge of sampler plugins
             logger.warning("sampling %d row(s) failed", len(part.slots), exc_info=True)
             if len(part.slots) == 1:
-                launched.errors[part.slots[0]] = _report("sampling", error)
+                launched.errors[part.slots[0]] = failure("sampling", error)
                 return
         for row, slot in enumerate(part.slots):
             hidden = part.hidden_states[row : row + 1]  # the logits were written over
@@ -239,37 +281,13 @@ class ModelRunner:
             self._sample_isolated(single, masks, launched)
 
     def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> Drawn:
-        slot_index = torch.tensor(part.slots, device=part.logits.device)
-        drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
-        self.tables.append_tokens(part.slots, slot_index, drawn.token_ids)
+        captured = part.captured
+        if captured and captured.draw and self.pipeline.is_absorbed(part.slots, masks):
+            drawn = captured.draw().first(len(part.slots))
+            self.tables.note_drawn(part.slots)
+        else:
+            slot_index = upload(np.array(part.slots), part.logits.device)
+            drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
+            self.tables.append_tokens(part.slots, slot_index, drawn.token_ids)
+        drawn.start_copy(self._copier)
         return drawn
-
-
-def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
-    is_sound = torch.isfinite(drawn.best).tolist()
-    rows = zip(slots, drawn.token_ids.tolist(), is_sound, drawn.read_logprobs(), strict=True)
-    return [
-        SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
-        if is_sound
-        else SlotResult(slot, [], None, NOT_A_NUMBER)
-        for slot, token_id, is_sound, logprobs in rows
-    ]
-
-
-def _with_prompts(results: list[SlotResult], prompts: Sequence[PromptLogprobs]) -> list[SlotResult]:
-    """Add the log probabilities of prompts; a chunk that drew nothing has a result for them."""
-    if not prompts:
-        return results
-    by_slot = {result.slot: result for result in results}
-    for prompt in prompts:
-        result = by_slot.get(prompt.slot, SlotResult(prompt.slot, []))
-        if result.error is None:
-            by_slot[prompt.slot] = msgspec.structs.replace(result, prompt_logprobs=prompt.read())
-    return list(by_slot.values())
-
-
-def _report(what: str, error: Exception) -> ErrorReport:
-    """Name the kind of failure; what a client may not see stays in the log."""
-    if isinstance(error, QuireError):
-        return ErrorReport(error.code, str(error))
-    return ErrorReport(RequestFailedError.code, f"{what} failed: {type(error).__name__}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.messages import ScheduledRequest, TokenLogprobs
+from quire.worker.host_copy import HostCopier
 from quire.worker.logprobs import RowLogprobs, row_logprobs
 from quire.worker.slots import SlotTables
 
@@ -24,8 +25,13 @@ class PromptLogprobs:
     slot: int
     slices: list[RowLogprobs]
 
+    def start_copy(self, copier: HostCopier) -> None:
+        """Begin to bring them to the host."""
+        for part in self.slices:
+            part.start_copy(copier)
+
     def read(self) -> list[TokenLogprobs]:
-        """Bring them to the host."""
+        """Return them when they have arrived."""
         rows = [row for part in self.slices for row in part.read()]
         return [row for row in rows if row is not None]  # all of them asked
 

@@ -1,11 +1,12 @@
 """Draw tokens: run the composed pipeline over the rows of a step.
 
 A step of the pipeline runs only when a row of the batch needs it. Masks of grammars and of
-`min_tokens` come first; log probabilities are those of the model, before any step.
+`min_tokens` come first; log probabilities are those of the model, before any step. A draw that can
+do the steps before it does, and a batch that needs nothing else can be drawn by a CUDA graph.
+Nothing here waits for the device.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,32 +15,14 @@ from torch import Tensor
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, Stage
-from quire.messages import RowBitmask, TokenLogprobs
-from quire.worker.logprobs import RowLogprobs, row_logprobs
-from quire.worker.slots import SlotTables
+from quire.messages import RowBitmask
+from quire.worker.drawn import Drawn
+from quire.worker.logprobs import row_logprobs
+from quire.worker.masks import LogitMasks
+from quire.worker.slots import SlotInfo, SlotTables
+from quire.worker.uploads import upload
 
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
-
-
-@dataclass(slots=True)
-class Drawn:
-    """The tokens of some rows, on the device; reading them waits for it.
-
-    Attributes:
-        token_ids: `[N]` int64.
-        best: `[N]`, the largest allowed logit; not finite where no token could be drawn.
-        logprobs: If a row asked for them.
-    """
-
-    token_ids: Tensor
-    best: Tensor
-    logprobs: RowLogprobs | None
-
-    def read_logprobs(self) -> list[TokenLogprobs | None]:
-        """Bring log probabilities to the host, for the rows that asked."""
-        if self.logprobs is None:
-            return [None] * len(self.token_ids)
-        return self.logprobs.read()
 
 
 class SamplingPipeline:
@@ -50,6 +33,9 @@ class SamplingPipeline:
         draw: The last step.
         tables: Where the slots' columns lie.
         owners: What an error calls each step, the last one included, and its plugin.
+        absorbed: Which of the steps the draw can do itself, all in one go; see
+            `sampler_choice.absorbed_steps`.
+        kernels: What the masks may run: "torch" or "triton".
     """
 
     def __init__(
@@ -58,15 +44,22 @@ class SamplingPipeline:
         draw: DrawStep,
         tables: SlotTables,
         owners: Sequence[str],
+        *,
+        absorbed: Sequence[int] = (),
+        kernels: str = "torch",
     ) -> None:
         self.steps = [step for _, step in steps]
         self.draw = draw
         self.tables = tables
         self._owners = owners
+        self._masks = LogitMasks(tables, kernels)
         self._draw_bit = 1 << len(steps)
-        every = sum(1 << index for index in range(len(steps)))
+        self._every = self._draw_bit - 1
         keeping_order = sum(1 << i for i, (stage, _) in enumerate(steps) if stage in KEEP_ORDER)
-        self._matters_to_greedy = every & ~keeping_order
+        self._matters_to_greedy = self._every & ~keeping_order
+        self._absorbed = sum(1 << index for index in absorbed)
+        self._apart = self._every & ~self._absorbed  # the draw cannot do these
+        self._before_absorbed = (1 << min(absorbed, default=0)) - 1
 
     def active_steps(self, fields: Mapping[str, Any]) -> int:
         """Return the bits of the steps that a request with these fields needs.
@@ -86,6 +79,34 @@ class SamplingPipeline:
         is_greedy = not active & self._draw_bit
         return active & self._matters_to_greedy if is_greedy else active
 
+    def is_absorbed(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
+        """Whether the draw alone does all that these rows need, so that `draw_absorbed` will do."""
+        if masks or not self._absorbed:
+            return False
+        for slot in slots:
+            info = self.tables.info_of(slot)
+            if info.active_steps & self._apart or info.num_logprobs is not None:
+                return False
+            if info.min_tokens and self._masks.is_too_short(slot):
+                return False
+        return True
+
+    @torch.inference_mode()
+    def draw_absorbed(self, logits: Tensor, rows: SampledRows) -> Drawn:  # [N, V] float32
+        """Draw one token a row where the draw absorbs every step; logits stay as they are.
+
+        Nothing on the host is looked at, so a CUDA graph may capture it; what comes back are then
+        buffers that every repetition writes over.
+
+        Raises:
+            RequestFailedError: The step fails; the message names its plugin.
+        """
+        try:
+            token_ids = self.draw.draw_absorbing(logits, rows)
+        except Exception as error:
+            raise self._blame(len(self.steps), error) from error
+        return Drawn(token_ids, _logits_of(logits, token_ids))
+
     @torch.inference_mode()
     def run(
         self,
@@ -103,58 +124,69 @@ class SamplingPipeline:
         wanted = [info.num_logprobs for info in infos]
         raw = logits.clone() if any(count is not None for count in wanted) else None
         if any(info.min_tokens for info in infos):
-            self._mask_stops(logits, slots, {mask.slot for mask in masks})
-        self._mask_grammars(logits, slots, masks)
+            self._masks.mask_stops(logits, slots, {mask.slot for mask in masks})
+        if masks:
+            self._masks.mask_grammars(logits, slots, masks)
         active = 0
         for info in infos:
             active |= info.active_steps
-        rows = SampledRows(
-            slots=slot_index,
-            positions=torch.from_numpy(self.tables.num_known[np.asarray(slots)]).to(logits.device),
-            columns=self.tables.columns,
-            token_ids=self.tables.token_ids,
-            num_prompt_tokens=self.tables.num_prompt_tokens,
-            all_greedy=not active & self._draw_bit,
-            host_fields=[info.fields for info in infos],
-        )
+        rows = self._rows(slots, slot_index, infos, all_greedy=not active & self._draw_bit)
+        if self._can_absorb(active):
+            logits = self._apply(logits, rows, active & self._before_absorbed)
+            drawn = self.draw_absorbed(logits, rows)
+        else:
+            drawn = self._draw_apart(logits, rows, active)
+        if raw is not None:
+            drawn.logprobs = row_logprobs(raw, drawn.token_ids, wanted)
+        return drawn
+
+    def _can_absorb(self, active: int) -> bool:
+        """Whether some active steps can be absorbed, and no other one stands among or behind."""
+        return bool(active & self._absorbed) and not active & self._apart & ~self._before_absorbed
+
+    def _draw_apart(self, logits: Tensor, rows: SampledRows, active: int) -> Drawn:
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
+        logits = self._apply(logits, rows, active)
+        try:
+            token_ids = self.draw.draw(logits, rows)
+        except Exception as error:
+            raise self._blame(len(self.steps), error) from error
+        if best is None:  # the chosen one is the best: no second look at every logit
+            best = _logits_of(logits, token_ids)
+        return Drawn(token_ids, best)
+
+    def _apply(self, logits: Tensor, rows: SampledRows, active: int) -> Tensor:
         index = 0
         try:
             for index, step in enumerate(self.steps):
                 if active >> index & 1:
                     logits = step.apply(logits, rows)
-            index = len(self.steps)
-            token_ids = self.draw.draw(logits, rows)
         except Exception as error:
             raise self._blame(index, error) from error
-        if best is None:  # the chosen one is the best: no second look at every logit
-            best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        logprobs = None if raw is None else row_logprobs(raw, token_ids, wanted)
-        return Drawn(token_ids, best, logprobs)
+        return logits
+
+    def _rows(
+        self,
+        slots: Sequence[int],
+        slot_index: Tensor,
+        infos: Sequence[SlotInfo],
+        *,
+        all_greedy: bool,
+    ) -> SampledRows:
+        return SampledRows(
+            slots=slot_index,
+            positions=upload(self.tables.num_known[np.asarray(slots)], slot_index.device),
+            columns=self.tables.columns,
+            token_ids=self.tables.token_ids,
+            num_prompt_tokens=self.tables.num_prompt_tokens,
+            all_greedy=all_greedy,
+            host_fields=[info.fields for info in infos],
+        )
 
     def _blame(self, index: int, error: Exception) -> RequestFailedError:
         """Say whose step it was that failed."""
         return RequestFailedError(f"{self._owners[index]} failed: {type(error).__name__}")
 
-    def _mask_grammars(
-        self, logits: Tensor, slots: Sequence[int], masks: Sequence[RowBitmask]
-    ) -> None:
-        if not masks:
-            return
-        row_of = {slot: row for row, slot in enumerate(slots)}
-        masks = [mask for mask in masks if mask.slot in row_of]
-        words = np.frombuffer(b"".join(mask.words for mask in masks), np.uint8)
-        bits = np.unpackbits(words.reshape(len(masks), -1), axis=1, bitorder="little")
-        allowed = torch.from_numpy(bits[:, : logits.shape[1]]).bool().to(logits.device)
-        rows = torch.tensor([row_of[mask.slot] for mask in masks], device=logits.device)
-        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
-    def _mask_stops(self, logits: Tensor, slots: Sequence[int], bound: Set[int]) -> None:
-        """Keep answers that are shorter than `min_tokens` from ending; a grammar comes first."""
-        for row, slot in enumerate(slots):
-            info = self.tables.info_of(slot)
-            if not info.min_tokens or slot in bound:
-                continue
-            num_generated = self.tables.num_known[slot] - info.num_prompt_tokens
-            if num_generated < info.min_tokens and info.stop_token_ids:
-                logits[row, list(info.stop_token_ids)] = -torch.inf
+def _logits_of(logits: Tensor, token_ids: Tensor) -> Tensor:  # [N, V], [N] -> [N]
+    return logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)

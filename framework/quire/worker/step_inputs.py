@@ -1,7 +1,8 @@
 """From a plan to tensors: which tokens a step computes, at which positions, into which slots.
 
-Everything that the host knows is computed with numpy on the host and handed over whole; only the
-token ids are gathered on the device, because the last of them may never have left it.
+This is the host's way, for devices without kernels; `device_inputs` is the other. Everything that
+the host knows is computed with numpy on the host and handed over whole; only the token ids are
+gathered on the device, because the last of them may never have left it.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from quire.interfaces.attention import StepLayout
 from quire.messages import ScheduledRequest
 from quire.worker.slots import SlotTables
+from quire.worker.uploads import upload
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ def build_inputs(
 
     Args:
         requests: What is to be computed.
-        tables: The slots' state before the step.
+        tables: The slots' state before the step; what is new has been pushed.
         block_sizes: Tokens a block, for each attention backend.
     """
     slots = [share.slot for share in requests]
@@ -65,8 +67,8 @@ def build_inputs(
         rows = np.repeat(slot_array, lens)
         positions = np.arange(num_tokens) + np.repeat(computed - query_start[:-1], lens)
     device = tables.device
-    position_tensor = torch.from_numpy(positions).to(device)
-    row_tensor = torch.from_numpy(rows).to(device)
+    position_tensor = upload(positions, device)
+    row_tensor = upload(rows, device)
     sampled = [index for index, share in enumerate(requests) if share.num_samples]
     seq_lens = computed + lens
     step = _Step(
@@ -75,8 +77,8 @@ def build_inputs(
         positions=positions,
         query_lens=query_lens,
         seq_lens=seq_lens.tolist(),
-        query_start=torch.from_numpy(query_start).to(device),
-        seq_lens_tensor=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
+        query_start=upload(query_start, device),
+        seq_lens_tensor=upload(seq_lens.astype(np.int32), device),
     )
     by_group = {
         group: _layout(step, tables.block_tables[group], size, device)
@@ -84,7 +86,7 @@ def build_inputs(
     }
     last_rows = None
     if len(sampled) < num_tokens:
-        last_rows = torch.from_numpy(query_start[1:][sampled].astype(np.int64) - 1).to(device)
+        last_rows = upload(query_start[1:][sampled].astype(np.int64) - 1, device)
     return StepInputs(
         input_ids=tables.token_ids[row_tensor, position_tensor].to(torch.int64),
         positions=position_tensor,
@@ -122,9 +124,10 @@ def _layout(
     return StepLayout(
         query_start=step.query_start,
         seq_lens=step.seq_lens_tensor,
-        block_table=torch.from_numpy(table[step.slots, :width]).to(device),
-        slot_mapping=torch.from_numpy(slot_mapping).to(device),
+        block_table=upload(table[step.slots, :width], device),
+        slot_mapping=upload(slot_mapping, device),
         num_tokens=len(step.positions),
+        max_query_len=max(step.query_lens),
         query_lens_host=step.query_lens,
         seq_lens_host=step.seq_lens,
     )

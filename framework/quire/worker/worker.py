@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,25 +10,24 @@ import torch
 
 from quire.composition import Composition
 from quire.config import Settings
-from quire.errors import CapacityError, PluginLoadError, SettingsError
-from quire.interfaces.attention import AttentionBackend, AttentionShape
+from quire.errors import CapacityError, SettingsError
 from quire.interfaces.executor import Worker
-from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
+from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
-from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
-from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.parallel import TensorParallelGroup
 from quire.layers.prepacked import Prepacked
 from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
+from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
+from quire.worker.binding import LayerBinding
 from quire.worker.kv_store import KVStoreHost, build_kv_store
-from quire.worker.loading import as_module, init_dummy_weights, load_weights
-from quire.worker.memory import available_bytes, keep_freed_memory
+from quire.worker.loading import init_dummy_weights, load_weights
+from quire.worker.memory import CudaMeter, enough_memory, host_cache_bytes, keep_freed_memory
 from quire.worker.model_runner import ModelRunner
+from quire.worker.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.progress import loading_progress
-from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 
 TORCH_DTYPES = {
@@ -74,16 +73,18 @@ class ModelWorker(Worker):
             torch.set_num_threads(self.settings.model.threads)
         started = time.perf_counter()
         self._import_parts()
-        self._model = self._build_model()
-        self._adapters = self._build_adapters(self._model)
         num_params = self.composition.description.num_params // self.group.size
         weight_bytes = num_params * self.dtype.itemsize
+        what = f"the model, whose weights take {weight_bytes:,} bytes,"
+        with enough_memory(what, self.device, "leave it more of the device"):
+            self._model = self._build_model()
+            self._adapters = self._build_adapters(self._model)
         logger.info("the model is ready on %s, %.2f s", self.device, time.perf_counter() - started)
         return WorkerInfo(
             device=str(self.device),
             dtype=self.composition.dtype,
             weight_bytes=weight_bytes,
-            available_kv_bytes=available_bytes(self.device),
+            available_kv_bytes=self._cache_bytes(self._model),
             is_asynchronous=self.device.type == "cuda",
         )
 
@@ -92,12 +93,10 @@ class ModelWorker(Worker):
         if self._model is None:
             raise RuntimeError("allocate before load")
         memory = self._allocate_tensors(plan)
-        backends: list[AttentionBackend] = []
-        backend_groups: list[int] = []
-        for index in range(len(plan.groups)):
-            bound = self._bind_group(plan, index, memory, len(backends))
-            backends += bound
-            backend_groups += [index] * len(bound)
+        binding = LayerBinding(
+            self.settings, self.composition, self.registries, self.device, self.dtype
+        )
+        backends, backend_groups = binding.bind(self._model, plan, memory)
         tables = SlotTables(
             self.settings.scheduler.max_num_seqs,
             plan.max_model_len,
@@ -105,14 +104,21 @@ class ModelWorker(Worker):
             self.composition.sampler_fields,
             self.device,
             backend_groups,
+            has_device_blocks=self.composition.kernels == "triton",
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = self._build_pipeline(tables)
-        computed_by = f"{self.composition.model} with {self.composition.attention_backend}"
-        self._runner = ModelRunner(
-            self._model, backends, tables, pipeline, self._adapters, computed_by
+        pipeline = build_pipeline(self.composition, self.registries, tables)
+        self._runner = build_runner(
+            self._model,
+            backends,
+            tables,
+            pipeline,
+            self._adapters,
+            self.composition,
+            self.settings.scheduler.max_num_batched_tokens,
         )
+        capture_graphs(self._runner, self.composition)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
             self._kv_store = build_kv_store(choice, options, plan, memory, backends)
@@ -157,10 +163,25 @@ class ModelWorker(Worker):
             raise RuntimeError("the worker has no KV cache yet, or was shut down")
         return self._runner
 
+    def _cache_bytes(self, model: Model) -> int:
+        """Return the bytes that the KV cache may take beside the weights."""
+        if self.device.type != "cuda":
+            return host_cache_bytes()
+        loaded = LoadedModel(
+            settings=self.settings,
+            composition=self.composition,
+            registries=self.registries,
+            model=model,
+            adapters=self._adapters,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        return gpu_cache_bytes(loaded, CudaMeter(self.device))
+
     def _import_parts(self) -> None:
         """Import what will be needed after the weights, so that a broken part fails first."""
-        if self.composition.description.kv_layers:
-            self.registries.attention_backends.load(self.composition.attention_backend.entry)
+        for choice in self.composition.attention_backends:
+            self.registries.attention_backends.load(choice.entry)
         for choice in self.composition.samplers:
             self.registries.samplers.load(choice.entry)
 
@@ -189,6 +210,7 @@ class ModelWorker(Worker):
             quantization=quantization,
             prepack=Prepacked.is_available(self.dtype, self.device),
             batch_invariant=self.settings.model.batch_invariant,
+            fused=self.composition.kernels == "triton",
         )
 
     def _build_adapters(self, model: Model) -> AdapterManager | None:
@@ -211,65 +233,6 @@ class ModelWorker(Worker):
             memory.update(dict.fromkeys(tensor.layer_names, raw))
         return memory
 
-    def _bind_group(
-        self, plan: KVPlan, index: int, memory: Mapping[str, torch.Tensor], num_backends: int
-    ) -> list[AttentionBackend]:
-        """Give each layer of a KV group its part of the cache, and a backend for its head shape.
-
-        Args:
-            plan: The memory of the cache.
-            index: Of the group in the plan.
-            memory: As `_allocate_tensors` returns it.
-            num_backends: Those of earlier groups: a layer knows its backend by its place.
-
-        Returns:
-            The backends of this group: one for each head shape, none if there are no layers.
-        """
-        group = plan.groups[index]
-        specs = dict(zip(group.layer_names, group.layer_specs, strict=True))
-        backend_class = self.registries.attention_backends.load(
-            self.composition.attention_backend.entry
-        )
-        bound: dict[AttentionShape, tuple[int, AttentionBackend]] = {}
-        for name, layer in self._attention_layers(group):
-            shape = self._attention_shape(plan, group, layer, memory[name].shape[1], specs[name])
-            if shape not in bound:
-                bound[shape] = (num_backends + len(bound), backend_class(shape))
-            place, backend = bound[shape]
-            pages = _own_pages(memory[name], specs[name])
-            layer.bind(backend, backend_class.kv_view(pages, specs[name], plan.num_blocks), place)
-        return [backend for _, backend in bound.values()]
-
-    def _attention_shape(
-        self, plan: KVPlan, group: KVGroup, layer: Attention, page_bytes: int, spec: KVCacheSpec
-    ) -> AttentionShape:
-        return AttentionShape(
-            num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            block_size=spec.block_size,
-            max_num_seqs=self.settings.scheduler.max_num_seqs,
-            max_num_batched_tokens=self.settings.scheduler.max_num_batched_tokens,
-            max_blocks_per_request=group.spec.blocks_needed(plan.max_model_len),
-            dtype=self.dtype,
-            device=self.device,
-            page_bytes=None if page_bytes == spec.page_bytes else page_bytes,
-            batch_invariant=self.settings.model.batch_invariant,
-        )
-
-    def _attention_layers(self, group: KVGroup) -> list[tuple[str, Attention]]:
-        if self._model is None:
-            raise RuntimeError("no model")
-        every = dict(as_module(self._model).named_modules())
-        layers = [(name, every.get(name)) for name in group.layer_names]
-        wrong = [name for name, layer in layers if not isinstance(layer, Attention)]
-        if wrong:
-            raise PluginLoadError(
-                f"model {self.composition.model.name!r} describes KV layers that it does not have "
-                f"as quire.layers.Attention: {', '.join(wrong[:3])}"
-            )
-        return [(name, layer) for name, layer in layers if isinstance(layer, Attention)]
-
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         try:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
@@ -278,37 +241,6 @@ class ModelWorker(Worker):
                 f"the KV cache of {num_bytes:,} bytes a layer does not fit on {self.device}; set "
                 "kv_cache_memory_bytes or num_kv_blocks"
             ) from error
-
-    def _build_pipeline(self, tables: SlotTables) -> SamplingPipeline:
-        vocab_size = self.composition.description.vocab_size
-        steps: list[tuple[Stage, LogitsStep]] = []
-        draws: list[DrawStep] = []
-        for choice in self.composition.samplers:
-            step = self.registries.samplers.load(choice.entry)(vocab_size, self.device)
-            stage = choice.entry.capabilities.stage
-            if isinstance(step, DrawStep) and stage == "draw":
-                draws.append(step)
-            elif isinstance(step, LogitsStep) and stage != "draw":
-                steps.append((stage, step))
-            else:
-                raise PluginLoadError(
-                    f"sampler {choice.name!r} declares stage {stage!r} and is a "
-                    f"{type(step).__name__}: `draw` needs a DrawStep, the others a LogitsStep"
-                )
-        # The draw stands last in the composition, as it does in the pipeline.
-        return SamplingPipeline(
-            steps, draws[0], tables, [str(c) for c in self.composition.samplers]
-        )
-
-
-def _own_pages(
-    memory: torch.Tensor,  # [num_blocks, page_bytes]
-    spec: KVCacheSpec,
-) -> torch.Tensor:
-    """Return the bytes that a layer keeps, as `AttentionBackend.kv_view` takes them."""
-    if memory.shape[1] == spec.page_bytes:
-        return memory.view(-1)
-    return memory[:, : spec.page_bytes]
 
 
 def _device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.interfaces.attention import AttentionShape
+from quire_attention_backends.kv_layout import Pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,17 +34,23 @@ class CacheRows:
     head_rows: Tensor
 
     @classmethod
-    def of(cls, kv_cache: Tensor, shape: AttentionShape) -> CacheRows:
-        """Read them off a view `[B, 2, K, S, D]`, whose pages may be padded."""
-        heads = torch.arange(2 * shape.num_kv_heads, device=kv_cache.device)
-        head_rows = heads.view(2, -1) * shape.block_size
-        return cls(shape.block_size, kv_cache.stride(0) // shape.head_dim, head_rows)
+    def of(cls, pages: Pages, shape: AttentionShape) -> CacheRows:
+        """Read them off pages, which may be padded; rows of int8 are counted without what is there.
 
-    def flat(self, kv_cache: Tensor) -> Tensor:
-        """Return the cache as `[rows, D]`, the padding between pages included."""
-        num_blocks, sides, heads, size, head_dim = kv_cache.shape
+        Those cannot be numbered through the bytes, because their scales lie between the pages.
+        """
+        heads = torch.arange(2 * shape.num_kv_heads, device=pages.data.device)
+        head_rows = heads.view(2, -1) * shape.block_size
+        page_rows = pages.data.stride(0) // shape.head_dim
+        if pages.kind == "int8":
+            page_rows = 2 * shape.num_kv_heads * shape.block_size
+        return cls(shape.block_size, page_rows, head_rows)
+
+    def flat(self, data: Tensor) -> Tensor:
+        """Return pages `[B, 2, K, S, D]` as `[rows, D]`, the padding between pages included."""
+        num_blocks, sides, heads, size, head_dim = data.shape
         num_rows = (num_blocks - 1) * self.page_rows + sides * heads * size
-        return kv_cache.as_strided((num_rows, head_dim), (head_dim, 1))
+        return data.as_strided((num_rows, head_dim), (head_dim, 1))
 
     def written(self, slot_mapping: Tensor) -> Tensor:  # [T] -> [2 * T * K]
         """Return the rows of K, and then of V, that belong to slots of tokens."""

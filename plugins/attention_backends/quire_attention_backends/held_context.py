@@ -136,7 +136,8 @@ class HeldContext:
 
     def _is_worth_it(self, step: StepLayout) -> bool:
         shape, lens = self.shape, step.seq_lens_host
-        if shape.device.type != "cpu" or shape.dtype != torch.float32 or shape.batch_invariant:
+        is_float32 = shape.dtype == torch.float32 and shape.kv_dtype == "float32"
+        if shape.device.type != "cpu" or not is_float32 or shape.batch_invariant:
             return False
         if step.query_lens_host != [1] * len(lens) or len(step.slot_mapping) != len(lens):
             return False

@@ -1,14 +1,17 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
 from quire import hookimpl
-from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
+from quire.interfaces.attention import AttentionCapabilities, KVBackend
+from quire.machine import interprets_kernels
 from quire.registry import Registrar
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
+# A latent of 32 to 512 and a rotated key of 16 to 64, both powers of two.
+_MLA_HEAD_DIMS = frozenset(c + p for c in (32, 64, 128, 256, 512) for p in (16, 32, 64))
 
 
 @hookimpl
-def register_attention_backends(registry: Registrar[type[AttentionBackend]]) -> None:
+def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     """Offer the attention backends below."""
     registry.add(
         "torch_sdpa",
@@ -16,11 +19,77 @@ def register_attention_backends(registry: Registrar[type[AttentionBackend]]) -> 
         capabilities=AttentionCapabilities(
             devices=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
-            kv_dtypes=_DTYPES,
+            kv_dtypes=_DTYPES | {"float8_e4m3fn", "int8"},
             sliding_window=True,
             attention_chunk=True,
             logit_soft_cap=True,
             padded_pages=True,
+            sinks=True,
             batch_invariant=True,
+        ),
+    )
+    registry.add(
+        "triton",
+        "quire_attention_backends.triton_attention:TritonBackend",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES | {"float8_e4m3fn", "int8"},
+            head_dims=frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256}),
+            block_sizes=frozenset({16, 32, 64, 128}),
+            sliding_window=True,
+            attention_chunk=True,
+            logit_soft_cap=True,
+            padded_pages=True,
+            sinks=True,
+            batch_invariant=True,
+            graphs="full",
+            min_compute_capability=80,
+            priority=-10 if interprets_kernels() else 20,  # an interpreter is slow
+        ),
+    )
+    registry.add(
+        "cuda",
+        "quire_attention_backends.cuda_attention:CudaBackend",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cuda"}),
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES | {"float8_e4m3fn"},
+            head_dims=frozenset({64, 80, 96, 128, 256}),
+            block_sizes=frozenset({16, 32, 64, 128}),
+            sliding_window=True,
+            attention_chunk=True,
+            logit_soft_cap=True,
+            padded_pages=True,
+            sinks=True,
+            graphs="full",
+            min_compute_capability=80,
+            priority=10,  # below triton until it is measured
+        ),
+    )
+    registry.add(
+        "torch_mla",
+        "quire_attention_backends.torch_mla:TorchMLABackend",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cpu", "cuda"}),
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES,
+            layouts=frozenset({"mla"}),
+            padded_pages=True,
+        ),
+    )
+    registry.add(
+        "triton_mla",
+        "quire_attention_backends.triton_mla:TritonMLABackend",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES,
+            head_dims=_MLA_HEAD_DIMS,
+            layouts=frozenset({"mla"}),
+            padded_pages=True,
+            graphs="full",
+            min_compute_capability=80,
+            priority=-10 if interprets_kernels() else 10,  # as above
         ),
     )

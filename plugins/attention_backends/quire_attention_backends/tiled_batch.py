@@ -79,6 +79,7 @@ def attend_in_tiles(
     mask: Tensor,  # [c, n, 1, M, 128]
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None = None,  # [n * K, q * G, 1] float32
 ) -> Tensor:  # [n * K, q * G, D] float32
     """Attend; each row of the answer has the same bits in every batch."""
     num_tiles, num_spans, _, num_rows, _ = mask.shape
@@ -92,12 +93,18 @@ def attend_in_tiles(
     if soft_cap is not None:
         scores.div_(soft_cap).tanh_().mul_(soft_cap)
     scores.view(num_tiles, num_spans, -1, num_rows, TILE).add_(mask)
-    weights = scores.sub_(scores.amax((0, 3), keepdim=True)).exp_()
+    largest = scores.amax((0, 3), keepdim=True)  # [1, n * K, M, 1]
+    if sinks is not None:
+        sinks = functional.pad(sinks, (0, 0, 0, num_rows - num_asked))
+        largest = torch.maximum(largest, sinks)
+    weights = scores.sub_(largest).exp_()
     sums = weights.sum(-1, keepdim=True)  # [c, n * K, M, 1]
     out, total = torch.bmm(weights[0], v[0]), sums[0]
     for tile in range(1, num_tiles):
         out.add_(torch.bmm(weights[tile], v[tile]))
         total = total + sums[tile]
+    if sinks is not None:
+        total = total + (sinks - largest[0]).exp_()
     return out.div_(total)[:, :num_asked]
 
 
@@ -111,8 +118,9 @@ def check_rows(shape: AttentionShape) -> None:
     most = MAX_QUERIES * group
     random = torch.Generator().manual_seed(0)
     num_products, num_tiles = 3, 2
-    q = torch.randn(num_products, most, shape.head_dim, generator=random)
+    q = torch.randn(num_products, most, shape.head_dim, generator=random).to(shape.device)
     k_and_v = torch.randn(2, num_tiles, num_products, TILE, shape.head_dim, generator=random)
+    k_and_v = k_and_v.to(shape.device)
     expected = _sample(q, k_and_v, slice(0, num_products), slice(0, most))
     for count in range(1, num_products + 1):
         for num_rows in (1, group, 2 * group, 3 * group, 11 * group, most // 2, most):
@@ -125,6 +133,6 @@ def check_rows(shape: AttentionShape) -> None:
 def _sample(q: Tensor, k_and_v: Tensor, products: slice, asked: slice) -> Tensor:
     some, num_tiles = q[products, asked], k_and_v.shape[1]
     num_rows = some.shape[1] + -some.shape[1] % ROWS
-    mask = torch.zeros(num_tiles, 1, 1, num_rows, TILE)
+    mask = torch.zeros(num_tiles, 1, 1, num_rows, TILE, device=q.device)
     gathered = k_and_v[:, :, products].reshape(-1, q.shape[2])
     return attend_in_tiles(some.contiguous(), gathered, mask, 0.1, None)

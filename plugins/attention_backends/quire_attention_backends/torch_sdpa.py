@@ -34,9 +34,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from quire.errors import RefusedError
 from quire.interfaces.attention import (
     AttentionBackend,
     AttentionLayerParams,
@@ -45,14 +43,30 @@ from quire.interfaces.attention import (
 )
 from quire_attention_backends.cache_rows import CacheRows
 from quire_attention_backends.held_context import HeldContext, Tenancy
+from quire_attention_backends.kept_rows import read_rows, write_rows
+from quire_attention_backends.kv_layout import Pages, split_pages, view_pages
 from quire_attention_backends.reach import Reach
 from quire_attention_backends.span_batch import SpanBatch, build
+from quire_attention_backends.span_products import (
+    explicit,
+    fold,
+    folded_sinks,
+    fused,
+    spelled_out,
+    unfold,
+)
 from quire_attention_backends.spans import Span, batches
 from quire_attention_backends.tiled_batch import (
     TiledBatch,
     attend_in_tiles,
     build_tiled,
     check_rows,
+)
+from quire_attention_backends.varlen import (
+    VarlenAttention,
+    VarlenBatch,
+    build_varlen,
+    num_keys_seen,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +77,6 @@ if TYPE_CHECKING:
 CALL_COST_BYTES = 2**20  # of K and V, gathered in the time that one more batch costs
 MAX_GATHERED_BYTES = {"cpu": 2**23, "cuda": 2**28}  # of K and V in a batch
 MAX_EXPLICIT_QUERIES = 16
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,51 +95,43 @@ class StepMetadata:
         step: The step.
         tenancy: Whose context is held from the step before, if it is.
         written: `[2 * T * K]` int64, rows of the cache: all of K, then all of V; found by the first
-            layer, as `readings` are for each window and chunk.
+            layer, as `readings` are for each window and chunk, and `varlens` for each window.
     """
 
     step: StepLayout
     tenancy: Tenancy | None
     written: Tensor | None = None
     readings: dict[tuple[int | None, int | None], Reading] = field(default_factory=dict)
+    varlens: dict[int | None, VarlenBatch | None] = field(default_factory=dict)
 
 
 class TorchSDPABackend(AttentionBackend):
     """Attention over a paged KV cache of the layout [B, 2, K, S, D].
 
+    Args:
+        shape: What it is built for.
+        varlen: What attends in one call where it can; None: what this torch and this GPU have.
+
     Raises:
         RefusedError: Batch-invariant mode is asked for, and this machine cannot keep its promise.
     """
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, varlen: VarlenAttention | None = None) -> None:
         super().__init__(shape)
         if shape.batch_invariant:
             check_rows(shape)
+        self._varlen = varlen or VarlenAttention.here(shape)
         self._held = HeldContext(shape)
         self._rows: dict[int, CacheRows] = {}  # by the distance of two blocks
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, 2, K, S, D].
+        """Return the raw bytes as [B, 2, K, S, D]; int8 pages as uint8 [B, page bytes].
 
         Raises:
-            RefusedError: A page is not K and V of whole heads, or of another element type; or the
-                padding between pages is not whole rows.
+            RefusedError: The pages do not hold K and V of whole heads, of a type it knows.
         """
-        dtype = DTYPES.get(spec.kv_dtype)
-        if dtype is None:
-            raise RefusedError(f"torch_sdpa cannot read KV of type {spec.kv_dtype}")
-        row_bytes = spec.layer.head_dim * dtype.itemsize
-        num_kv_heads, rest = divmod(spec.page_bytes, 2 * spec.block_size * row_bytes)
-        pages = raw.view(num_blocks, spec.page_bytes) if raw.dim() == 1 else raw
-        if rest or not num_kv_heads or (num_blocks > 1 and pages.stride(0) % row_bytes):
-            raise RefusedError(
-                f"torch_sdpa cannot use the KV cache of {spec.layer.name}: its pages have "
-                f"{spec.page_bytes} bytes every {pages.stride(0)}, K and V of one head have "
-                f"{2 * spec.block_size * row_bytes}, one of its rows {row_bytes}"
-            )
-        sizes = (num_blocks, 2, num_kv_heads, spec.block_size, spec.layer.head_dim)
-        return pages.view(dtype).view(sizes)
+        return view_pages(raw, spec, num_blocks, "torch_sdpa")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
         """See whether the context is held; the rest is found by the first layer that needs it."""
@@ -146,50 +151,92 @@ class TorchSDPABackend(AttentionBackend):
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
         """Write `k` and `v` to their slots, then attend; rows of padding come out as zeros."""
-        head_dim = self.shape.head_dim
-        rows = self._rows_of(kv_cache)
-        cache = rows.flat(kv_cache)
-        new = torch.cat((k, v)).view(-1, head_dim)  # [2 * T * K, D]
+        pages = split_pages(kv_cache, self.shape)
+        rows = self._rows_of(pages)
         if metadata.written is None:
             metadata.written = rows.written(metadata.step.slot_mapping)
-        cache.index_copy_(0, metadata.written, new.to(cache.dtype))
+        new = write_rows(pages, rows, metadata.written, k, v, layer)
         tenancy = metadata.tenancy
-        if tenancy is not None and _is_plain(layer) and cache.dtype == q.dtype:
+        if tenancy is not None and _is_plain(layer) and pages.data.dtype == q.dtype:
+            cache = rows.flat(pages.data)
             keys, values = self._held.read(tenancy, cache, rows, new)
             mask = tenancy.mask[:, :, : tenancy.length]
-            folded = q.reshape(len(mask), -1, head_dim)  # [n * K, G, D]
-            return _explicit(folded, keys, values, mask, layer.scale).view_as(q)
+            folded = q.reshape(len(mask), -1, self.shape.head_dim)  # [n * K, G, D]
+            return explicit(folded, keys, values, mask, layer.scale).view_as(q)
+        varlen = self._varlen
+        if varlen is not None and varlen.serves(self.shape, layer):
+            batch = self._varlen_batch(metadata, pages, rows, layer.sliding_window)
+            if batch is not None:
+                k, v = self._keys_of(batch, k, v, pages, layer)
+                return varlen.run(q, k, v, batch, layer)
+        return self._attend_in_batches(q, pages, metadata, layer)
+
+    def _rows_of(self, pages: Pages) -> CacheRows:
+        distance = pages.data.stride(0)
+        if distance not in self._rows:
+            self._rows[distance] = CacheRows.of(pages, self.shape)
+        return self._rows[distance]
+
+    def _varlen_batch(
+        self, metadata: StepMetadata, pages: Pages, rows: CacheRows, window: int | None
+    ) -> VarlenBatch | None:
+        """Return what torch's kernel is asked; None: it would gather too much."""
+        if window not in metadata.varlens:
+            step, reach = metadata.step, Reach(window)
+            num_bytes = sum(num_keys_seen(step, reach)) * self._token_bytes(pages)
+            fits = 0 < num_bytes <= MAX_GATHERED_BYTES[self.shape.device.type]
+            keeps_all = pages.data.dtype == self.shape.dtype
+            batch = build_varlen(step, reach, rows, may_use_own=keeps_all) if fits else None
+            metadata.varlens[window] = batch
+        return metadata.varlens[window]
+
+    def _keys_of(
+        self,
+        batch: VarlenBatch,
+        k: Tensor,  # [T, K, D]
+        v: Tensor,
+        pages: Pages,
+        layer: AttentionLayerParams,
+    ) -> tuple[Tensor, Tensor]:  # [L, K, D] both
+        """Return all keys and values of a batch: the step's own, or those of the cache."""
+        if batch.context is None:
+            return k, v
+        gathered = pages.data.new_empty(len(batch.context), k.shape[2])
+        found = read_rows(pages, self._rows_of(pages), batch.context, gathered, layer)
+        keys, values = found.to(k.dtype).view(2, batch.num_keys, -1, k.shape[2])
+        return keys, values
+
+    def _attend_in_batches(
+        self, q: Tensor, pages: Pages, metadata: StepMetadata, layer: AttentionLayerParams
+    ) -> Tensor:  # [T, H, D]
         key = (layer.sliding_window, layer.attention_chunk)
         reading = metadata.readings.get(key)
         if reading is None:
-            reading = self._reading(metadata.step, Reach(*key), cache, rows)
+            reading = self._reading(metadata.step, Reach(*key), pages)
             metadata.readings[key] = reading
         out = None
         for batch in reading.batches:
             if batch.tokens is None:
-                return self._attend(q, cache, batch, reading.gathered, layer)
+                return self._attend(q, pages, batch, reading.gathered, layer)
             out = torch.zeros_like(q) if out is None else out
-            some = self._attend(q[batch.tokens], cache, batch, reading.gathered, layer)
+            some = self._attend(q[batch.tokens], pages, batch, reading.gathered, layer)
             out.index_copy_(0, batch.tokens, some)
         return torch.zeros_like(q) if out is None else out
 
-    def _rows_of(self, kv_cache: Tensor) -> CacheRows:
-        distance = kv_cache.stride(0)
-        if distance not in self._rows:
-            self._rows[distance] = CacheRows.of(kv_cache, self.shape)
-        return self._rows[distance]
+    def _token_bytes(self, pages: Pages) -> int:
+        return 2 * self.shape.num_kv_heads * self.shape.head_dim * pages.data.itemsize
 
-    def _reading(self, step: StepLayout, reach: Reach, cache: Tensor, rows: CacheRows) -> Reading:
-        shape = self.shape
-        token_bytes = 2 * shape.num_kv_heads * shape.head_dim * cache.itemsize
-        max_bytes = MAX_GATHERED_BYTES[shape.device.type]
+    def _reading(self, step: StepLayout, reach: Reach, pages: Pages) -> Reading:
+        token_bytes = self._token_bytes(pages)
+        max_bytes = MAX_GATHERED_BYTES[self.shape.device.type]
         limits = CALL_COST_BYTES // token_bytes, max_bytes // token_bytes
+        rows = self._rows_of(pages)
         built = [
             self._build(spans, step, reach, rows)
             for spans in batches(step.query_lens_host, step.seq_lens_host, *limits)
         ]
         num_rows = max((len(batch.context) for batch in built), default=0)
-        return Reading(built, cache.new_empty(num_rows, shape.head_dim))
+        return Reading(built, pages.data.new_empty(num_rows, self.shape.head_dim))
 
     def _build(
         self, spans: list[Span], step: StepLayout, reach: Reach, rows: CacheRows
@@ -203,60 +250,30 @@ class TorchSDPABackend(AttentionBackend):
     def _attend(
         self,
         q: Tensor,  # [n * q, H, D]
-        cache: Tensor,  # [B * 2 * K * S, D]
+        pages: Pages,
         batch: SpanBatch | TiledBatch,
         gathered: Tensor,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [n * q, H, D]
-        rows = torch.index_select(cache, 0, batch.context, out=gathered[: len(batch.context)])
-        folded = self._fold(q, batch)  # [n * K, q * G, D]
+        sizes = batch.num_spans, batch.num_queries, self.shape
+        found = read_rows(pages, self._rows_of(pages), batch.context, gathered, layer)
+        folded = fold(q, *sizes)  # [n * K, q * G, D]
+        sinks = None if layer.sinks is None else folded_sinks(layer.sinks, *sizes)
         if isinstance(batch, TiledBatch):
-            wide = attend_in_tiles(folded, rows, batch.mask, layer.scale, layer.logit_soft_cap)
-            return self._unfold(wide.to(q.dtype), batch)
-        k, v = rows.to(q.dtype).view(2, batch.num_spans * self.shape.num_kv_heads, -1, q.shape[2])
-        if layer.logit_soft_cap is not None:
-            out = _capped(folded, k, v, batch.mask, layer.scale, layer.logit_soft_cap)
+            wide = attend_in_tiles(
+                folded, found, batch.mask, layer.scale, layer.logit_soft_cap, sinks
+            )
+            return unfold(wide.to(q.dtype), *sizes)
+        k, v = found.to(q.dtype).view(2, len(folded), -1, q.shape[2])
+        if layer.logit_soft_cap is not None or sinks is not None:
+            out = spelled_out(folded, k, v, batch.mask, layer, sinks)
         elif batch.is_explicit:
-            out = _explicit(folded, k, v, batch.mask.flatten(0, 1), layer.scale)
+            out = explicit(folded, k, v, batch.mask.flatten(0, 1), layer.scale)
         else:
-            out = _fused(folded, k, v, batch.mask, layer.scale)
-        return self._unfold(out, batch)
-
-    def _fold(
-        self, q: Tensor, batch: SpanBatch | TiledBatch
-    ) -> Tensor:  # [n * q, H, D] -> [n * K, q * G, D]
-        shape, group = self.shape, self.shape.num_heads // self.shape.num_kv_heads
-        if batch.num_queries == 1:
-            return q.reshape(-1, group, shape.head_dim)
-        heads = q.view(batch.num_spans, batch.num_queries, shape.num_kv_heads, -1, shape.head_dim)
-        rows = heads.transpose(1, 2)  # [n, K, q, G, D]
-        return rows.reshape(-1, batch.num_queries * group, shape.head_dim)
-
-    def _unfold(self, out: Tensor, batch: SpanBatch | TiledBatch) -> Tensor:  # the way back
-        shape = self.shape
-        if batch.num_queries == 1:
-            return out.reshape(-1, shape.num_heads, shape.head_dim)
-        rows = out.view(batch.num_spans, shape.num_kv_heads, batch.num_queries, -1, shape.head_dim)
-        return rows.transpose(1, 2).reshape(-1, shape.num_heads, shape.head_dim)
+            out = fused(folded, k, v, batch.mask, layer.scale)
+        return unfold(out, *sizes)
 
 
 def _is_plain(layer: AttentionLayerParams) -> bool:
     is_whole = layer.sliding_window is None and layer.attention_chunk is None
-    return is_whole and layer.logit_soft_cap is None
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(-1), v)
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    q, k, v = (x.view(len(mask), -1, *x.shape[1:]) for x in (q, k, v))  # [n, K, ...]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).flatten(0, 1)
-
-
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
-    """Attend with scores squeezed into (-cap, cap); in float32, because none fuses that."""
-    scores = torch.bmm(q.float(), k.float().transpose(1, 2)).mul_(scale / cap).tanh_().mul_(cap)
-    scores.view(len(mask), -1, *scores.shape[1:]).add_(mask)
-    return torch.bmm(scores.softmax(-1), v.float()).to(q.dtype)
+    return is_whole and layer.logit_soft_cap is None and layer.sinks is None

@@ -1,7 +1,7 @@
 """A page of K and V: the bytes are the same for every layer that attends, whatever it forgets."""
 
 from quire.errors import SettingsError
-from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec, KVLayer
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire_kv_cache_specs.sizes import check_dtype, check_positive
 
 NUM_SIDES = 2  # K and V
@@ -39,8 +39,7 @@ class KVPagesSpec(KVCacheSpec):
     @property
     def page_bytes(self) -> int:
         """Bytes of K and V of one block of one layer on one device."""
-        numbers_a_token = NUM_SIDES * self.num_local_kv_heads * self.layer.head_dim
-        return self.block_size * numbers_a_token * DTYPE_BYTES[self.kv_dtype]
+        return self.block_size * NUM_SIDES * self.num_local_kv_heads * self.row_bytes
 
     def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
         """Return the blocks for all tokens, the lookahead included; a part of one counts whole."""

@@ -29,6 +29,11 @@ def register_kv_cache_specs(registry: Registrar[type[KVCacheSpec]]) -> None:
         capabilities=KVSpecCapabilities(layout="cross"),
     )
     registry.add(
+        "mla_attention",
+        "quire_kv_cache_specs.mla_attention:MLAAttentionSpec",
+        capabilities=KVSpecCapabilities(layout="mla"),
+    )
+    registry.add(
         "recurrent_state",
         "quire_kv_cache_specs.recurrent_state:RecurrentStateSpec",
         capabilities=KVSpecCapabilities(layout="state"),

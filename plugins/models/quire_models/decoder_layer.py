@@ -3,6 +3,13 @@
 Hidden states travel as a pair: the output of the last block, and the residual that it is still to
 be added to, so that addition and norm are one operation. Letters as in
 `quire.interfaces.attention`.
+
+Where layers run kernels, a `DecoderLayer` is seven launches and those of its attention backend:
+
+    add + norm | qkv | attention: norm, rotation, write, attend | output
+    add + norm | gate and up | activation | down
+
+Biases cost none, and adapters two for each of the four products.
 """
 
 from __future__ import annotations
@@ -21,7 +28,6 @@ from quire.layers import (
     RMSNorm,
     RowParallelLinear,
     SiluAndMul,
-    rotate,
 )
 from quire.layers.rotary import Rotation
 from quire_models.decoder_config import DecoderConfig
@@ -55,19 +61,11 @@ class DecoderAttention(Layer):
             bias=config.output_bias,
             context=context,
         )
-        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        self.num_heads = num_heads
-        self.num_rotated = num_heads + num_kv_heads
-        self.shape = (-1, self.num_rotated + num_kv_heads, head_dim)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
         """Attend: `[T, hidden] -> [T, hidden]`."""
-        qkv = self.qkv_proj(x, batch.adapters).view(self.shape)  # [T, H + 2K, D]
-        qk, v = qkv[:, : self.num_rotated], qkv[:, self.num_rotated :]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = rotate(qk, rotation)
-        out = self.attention(qk[:, : self.num_heads], qk[:, self.num_heads :], v, batch)
+        qkv = self.qkv_proj(x, batch.adapters)  # [T, (H + 2K) * D]
+        out = self.attention.forward_rotary(qkv, rotation, self.qk_norm, batch)
         projected: Tensor = self.o_proj(out, batch.adapters)
         return projected
 

@@ -33,3 +33,13 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         "quire_samplers.categorical:Categorical",
         capabilities=SamplerCapabilities(stage="draw", fields=(TEMPERATURE,)),
     )
+    registry.add(
+        "gumbel",
+        "quire_samplers.gumbel:Gumbel",
+        capabilities=SamplerCapabilities(
+            stage="draw",
+            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
+            needs_kernels=True,
+            absorbs=("temperature", "min_p", "top_k_top_p"),
+        ),
+    )

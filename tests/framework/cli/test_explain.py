@@ -1,8 +1,12 @@
 """`quire explain`: what would serve a model and what its memory is for, before anything loads."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+from gpu_driver import build_driver
 
 from quire.cli.explain import describe_memory
 from quire.cli.main import main
@@ -115,9 +119,78 @@ def test_what_only_start_up_can_tell_is_no_failure(mixed, capsys, monkeypatch):
     assert "49 blocks" in out
 
 
+GIB = 2**30
+GPU = {"weights", "others", "largest step", "slot tables", "attention workspace", "CUDA graphs"}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    build_driver(folder)
+    return folder
+
+
+def explained_on_gpu(driver, visible, *argv):
+    """Explain for a machine whose driver knows two GPUs, with 70 and 7 of 80 GiB free."""
+    there = {"LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": visible}
+    command = [sys.executable, "-m", "quire.cli", "explain", *argv, "--device", "cuda"]
+    told = subprocess.run(command, env=os.environ | there, capture_output=True, text=True)
+    assert told.returncode in (0, 1), told.stderr
+    return told.returncode, told.stdout
+
+
+def test_on_a_gpu_all_parts_of_its_memory_are_estimated(driver, mixed):
+    status, out = explained_on_gpu(driver, "", mixed)
+    assert status == 0
+    assert "gpu_memory_utilization 0.9, and what else the GPU's memory is for" in out
+    for part in ("others", "largest step", "slot tables"):
+        (line,) = [line for line in out.splitlines() if line.startswith(part)]
+        assert line.endswith(", estimated")
+    status, out = explained_on_gpu(driver, "", mixed, "--json", "--gpu-memory-utilization", "0.5")
+    memory = json.loads(out)["memory"]
+    parts = memory["estimated_bytes"]
+    assert set(parts) == GPU
+    assert parts["weights"] == memory["weight_bytes"]
+    assert parts["others"] > 10 * GIB
+    assert memory["max_cache_bytes"] == 40 * GIB - sum(parts.values())
+    assert memory["max_cache_bytes"] - 10**5 < memory["cache_bytes"] <= memory["max_cache_bytes"]
+
+
+def test_a_gpu_that_others_fill_needs_a_larger_share_and_is_told_which(driver, mixed):
+    status, out = explained_on_gpu(driver, "1", mixed, "--json")
+    problem = json.loads(out)["memory"]["problem"]
+    assert status == 1
+    assert "by an estimate of what a step takes" in problem
+    share = problem.rpartition("set gpu_memory_utilization to at least ")[2]
+    status, _ = explained_on_gpu(driver, "1", mixed, "--gpu-memory-utilization", share)
+    assert status == 0, "what it says does help"
+
+
+def test_a_cache_of_a_given_size_must_fit_beside_the_rest(driver, mixed):
+    argv = (mixed, "--json", "--kv-cache-memory-bytes")
+    status, out = explained_on_gpu(driver, "1", *argv, "7GiB")
+    problem = json.loads(out)["memory"]["problem"]
+    assert status == 1
+    most = problem.rpartition("set kv_cache_memory_bytes to at most ")[2].replace(",", "")
+    assert explained_on_gpu(driver, "1", *argv, most)[0] == 0, "what it says does help"
+    status, out = explained_on_gpu(driver, "1", mixed, "--num-kv-blocks", "1000000")
+    assert status == 1
+    assert "set a smaller num_kv_blocks" in out
+
+
+def test_kernels_kv_type_and_graphs_are_told(driver, mixed, capsys):
+    _, out = explained(capsys, mixed, "--kv-cache-dtype", "int8", "--device", "cpu")
+    facts = [line.split(maxsplit=3) for line in out.splitlines()[:14]]
+    assert ["kv", "cache", "dtype", "int8"] in facts
+    assert ["kernels", "torch"] in facts
+    assert "cuda graphs        none on this cpu" in out
+    _, out = explained_on_gpu(driver, "", mixed, "--enforce-eager", "--kernels", "torch")
+    assert "cuda graphs        none: --enforce-eager" in out
+
+
 def test_the_memory_of_nothing_is_data_too():
     facts = describe_memory(
-        MemoryEstimate(10, None, "nothing", problem="none"), SchedulerSettings()
+        MemoryEstimate(10, None, "nothing", problem="none"), SchedulerSettings().for_device("cpu")
     )
     assert (facts["weight_bytes"], facts["num_blocks"], facts["groups"]) == (10, None, [])
     assert json.loads(json.dumps(facts)) == facts

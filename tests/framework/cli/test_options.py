@@ -120,7 +120,7 @@ def test_a_list_takes_several_values_and_may_be_repeated():
     [
         ("QUIRE_MAX_NUM_SEQS", "many", "QUIRE_MAX_NUM_SEQS: max_num_seqs must be a whole number"),
         ("QUIRE_ENABLE_LORA", "maybe", "QUIRE_ENABLE_LORA: enable_lora must be true or false"),
-        ("QUIRE_MAX_NUM_SEQS", "0", "max_num_seqs must be at least 1"),
+        ("QUIRE_MAX_NUM_SEQS", "-1", "max_num_seqs must be at least 0"),
         ("QUIRE_DTYPE", "float8", "dtype must be one of"),
     ],
 )

@@ -40,7 +40,14 @@ def test_what_does_not_touch_the_kv_does_not_touch_it(folder):
 
 
 @pytest.mark.parametrize(
-    "options", [{"dtype": "bfloat16"}, {"block_size": 64}, {"load_format": "dummy"}], ids=str
+    "options",
+    [
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "int8"},
+        {"block_size": 64},
+        {"load_format": "dummy"},
+    ],
+    ids=str,
 )
 def test_what_changes_the_kv_changes_it(folder, options):
     assert root(folder, **options) != root(folder)
@@ -68,10 +75,10 @@ def test_another_config_is_another_model(folder):
 def test_another_version_of_a_part_is_another_root(folder):
     settings = Settings.from_options({"model": str(folder)})
     composition = compose_engine(settings, load_plugins(settings.plugins)).composition
-    backend = composition.attention_backend
+    (backend,) = composition.attention_backends
     source = replace(backend.entry.source, version="9.9")
     newer = replace(backend, entry=replace(backend.entry, source=source))
     plan = KVPlan(2, ())
     assert cache_root(settings.model, composition, plan) != cache_root(
-        settings.model, replace(composition, attention_backend=newer), plan
+        settings.model, replace(composition, attention_backends=(newer,)), plan
     )

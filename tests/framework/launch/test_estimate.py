@@ -52,7 +52,7 @@ def test_the_weights_are_what_the_checkpoint_holds(folder):
 
 def test_what_is_free_is_shared_after_the_weights_are_off(folder):
     memory = estimated(folder)
-    now = cache_bytes("cpu", free_host_bytes() - memory.weight_bytes)
+    now = cache_bytes(free_host_bytes() - memory.weight_bytes)
     assert memory.cache_limit == pytest.approx(now, rel=0.3)  # others use this machine too
     assert "what is free on this cpu" in memory.limited_by
 

@@ -3,10 +3,11 @@
 import pytest
 from installed import sites
 
+from quire.compose import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.memory import NUM_KEPT_REQUESTS, layer_specs, plan_memory
+from quire.launch.memory import NUM_KEPT_REQUESTS, plan_memory
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 

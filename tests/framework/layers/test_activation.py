@@ -1,11 +1,19 @@
 """Gated activations against the formulas."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 from model_parts import CONTEXT
 
 from quire.layers import GeluTanhAndMul, SiluAndMul
+
+NOT_HERE = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
+)
+BY_KERNEL = pytest.param(replace(CONTEXT, fused=True), marks=NOT_HERE, id="kernel")
+BY_TORCH_OR_KERNEL = pytest.mark.parametrize("context", [CONTEXT, BY_KERNEL])
 
 
 def halves() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -13,14 +21,16 @@ def halves() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return gate_up, gate_up[:, :5].double(), gate_up[:, 5:].double()
 
 
-def test_the_first_half_is_the_gate():
+@BY_TORCH_OR_KERNEL
+def test_the_first_half_is_the_gate(context):
     gate_up, gate, up = halves()
     expected = (gate / (1 + (-gate).exp()) * up).float()
-    torch.testing.assert_close(SiluAndMul(CONTEXT)(gate_up), expected)
+    torch.testing.assert_close(SiluAndMul(context)(gate_up), expected)
 
 
-def test_the_gelu_is_the_approximate_one():
+@BY_TORCH_OR_KERNEL
+def test_the_gelu_is_the_approximate_one(context):
     gate_up, gate, up = halves()
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     expected = (0.5 * gate * (1 + inner.tanh()) * up).float()
-    torch.testing.assert_close(GeluTanhAndMul(CONTEXT)(gate_up), expected)
+    torch.testing.assert_close(GeluTanhAndMul(context)(gate_up), expected)

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from model_parts import CONTEXT, dense_attention
+from rotating_attention import RotatingAttention
 
 from quire.interfaces.model import ForwardBatch
-from quire.layers import Attention
+from quire.layers import Attention, QKNorm, RotaryEmbedding
+from quire.layers.rope_parameters import RopeParameters
 
 Q, K, V = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
 
@@ -31,3 +33,30 @@ def test_scale_and_window_go_to_the_backend():
     layer = Attention("a", 2, 1, 4, 0.25, CONTEXT, sliding_window=7, logit_soft_cap=30.0)
     params = layer.params
     assert (params.scale, params.sliding_window, params.logit_soft_cap) == (0.25, 7, 30.0)
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(is_normed):
+    layer = Attention("self_attn.attention", 4, 2, 8, 0.5, CONTEXT)
+    norm = QKNorm(4, 2, 8, 1e-6, CONTEXT) if is_normed else None
+    if norm is not None:
+        norm.load_weight("weight", torch.arange(1.0, 9.0), "q_norm")
+        norm.load_weight("weight", torch.arange(9.0, 1.0, -1.0), "k_norm")
+    rotation = RotaryEmbedding(8, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
+    batch = ForwardBatch(attention=[0])
+    answers = []
+    for backend in (dense_attention(layer), RotatingAttention(dense_attention(layer).shape)):
+        cache = torch.zeros(2, 8, 2, 8)
+        layer.bind(backend, cache, 0)
+        answers.append((layer.forward_rotary(projected(), rotation, norm, batch), cache))
+    assert answers[0][0].shape == (3, 32)
+    torch.testing.assert_close(answers[0], answers[1])
+    heads = projected().view(3, 8, 8)
+    turned = answers[0][1][0, 2]  # the last token's keys
+    assert not torch.allclose(turned, heads[2, 4:6])
+    torch.testing.assert_close(answers[0][1][1, :3], heads[:, 6:])  # values stay as they are
+
+
+def projected() -> torch.Tensor:
+    """q, k and v side by side, `[T, (H + 2K) * D]`."""
+    return torch.randn(3, 64, generator=torch.Generator().manual_seed(5))

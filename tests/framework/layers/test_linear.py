@@ -203,3 +203,13 @@ def test_a_quantization_method_keeps_the_weight_of_the_layers_that_it_names(name
     layer.load_weight("weight", matrix(4, 8, 1), name.rpartition(".")[2])
     layer.finish_loading()
     torch.testing.assert_close(layer(X), factor * X @ matrix(4, 8, 1).T)
+
+
+def test_a_method_that_knows_no_bias_gets_it_added():
+    context = replace(CONTEXT, quantization=HalveOnly("mlp.up"))
+    layer = ColumnParallelLinear("mlp.up", 8, 4, bias=True, context=context)
+    layer.load_weight("weight", matrix(4, 8, 1), "up")
+    layer.load_weight("bias", torch.arange(4.0), "up")
+    layer.finish_loading()
+    expected = 0.5 * X @ matrix(4, 8, 1).T + torch.arange(4.0)
+    torch.testing.assert_close(layer(X), expected)

@@ -19,8 +19,16 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_half_precision_is_normalised_in_float32():
-    norm = RMSNorm(64, 1e-6, replace(CONTEXT, dtype=torch.bfloat16))
+NOT_HERE = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
+)
+BY_KERNEL = pytest.param(replace(CONTEXT, fused=True), marks=NOT_HERE, id="kernel")
+BY_TORCH_OR_KERNEL = pytest.mark.parametrize("context", [CONTEXT, BY_KERNEL])
+
+
+@BY_TORCH_OR_KERNEL
+def test_half_precision_is_normalised_in_float32(context):
+    norm = RMSNorm(64, 1e-6, replace(context, dtype=torch.bfloat16))
     norm.load_weight("weight", numbers(64, seed=1), "norm")
     x = (numbers(3, 64) * 300).bfloat16()
     expected = by_formula(x, numbers(64, seed=1).bfloat16(), 1e-6)
@@ -28,16 +36,18 @@ def test_half_precision_is_normalised_in_float32():
 
 
 @pytest.mark.parametrize("size", [1e-15, 1e15])
-def test_very_small_and_very_large_numbers_keep_their_direction(size):
-    norm = RMSNorm(64, 1e-38, CONTEXT)
+@BY_TORCH_OR_KERNEL
+def test_very_small_and_very_large_numbers_keep_their_direction(context, size):
+    norm = RMSNorm(64, 1e-38, context)
     norm.load_weight("weight", torch.ones(64), "norm")
     x = numbers(3, 64)
     torch.testing.assert_close(norm(x * size)[0], by_formula(x * size, torch.ones(64), 1e-38))
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_the_norm_takes_the_residual_along(eps):
-    norm = RMSNorm(16, eps, CONTEXT)
+@BY_TORCH_OR_KERNEL
+def test_the_norm_takes_the_residual_along(context, eps):
+    norm = RMSNorm(16, eps, context)
     norm.load_weight("weight", numbers(16, seed=1), "norm")
     x, residual = numbers(3, 16), numbers(3, 16, seed=2)
     normed, total = norm(x, residual)
@@ -45,15 +55,17 @@ def test_the_norm_takes_the_residual_along(eps):
     torch.testing.assert_close(normed, by_formula(x + residual, numbers(16, seed=1), eps))
 
 
-def test_without_a_residual_the_input_becomes_it():
-    norm = RMSNorm(16, 1e-6, CONTEXT)
+@BY_TORCH_OR_KERNEL
+def test_without_a_residual_the_input_becomes_it(context):
+    norm = RMSNorm(16, 1e-6, context)
     norm.load_weight("weight", torch.ones(16), "norm")
     x = numbers(3, 16)
     assert norm(x)[1] is x
 
 
-def test_neither_input_is_changed():
-    norm = RMSNorm(16, 1e-6, CONTEXT)
+@BY_TORCH_OR_KERNEL
+def test_neither_input_is_changed(context):
+    norm = RMSNorm(16, 1e-6, context)
     norm.load_weight("weight", torch.ones(16), "norm")
     x, residual = numbers(3, 16), numbers(3, 16, seed=2)
     norm(x, residual)
@@ -72,8 +84,9 @@ def test_query_and_key_heads_have_norms_of_their_own():
     torch.testing.assert_close(normed[:, 3:], by_formula(qk[:, 3:], k_weight, 1e-6))
 
 
-def test_a_weight_kept_as_a_distance_from_one_is_added_to_it():
-    norm = RMSNorm(16, 1e-6, CONTEXT, weight_offset=1.0)
+@BY_TORCH_OR_KERNEL
+def test_a_weight_kept_as_a_distance_from_one_is_added_to_it(context):
+    norm = RMSNorm(16, 1e-6, context, weight_offset=1.0)
     norm.load_weight("weight", numbers(16, seed=1), "norm")
     x = numbers(3, 16)
     torch.testing.assert_close(norm(x)[0], by_formula(x, 1 + numbers(16, seed=1), 1e-6))

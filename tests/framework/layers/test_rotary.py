@@ -27,6 +27,17 @@ def test_each_pair_turns_by_its_angle(theta):
     torch.testing.assert_close(rotated, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_angles_of_a_step_are_gathered_when_they_are_asked_for_and_once():
+    rotary, positions = RotaryEmbedding(8, 50, RopeParameters(100.0), CONTEXT), torch.tensor([3, 7])
+    rotation = rotary(positions)
+    assert rotation.table is rotary.table
+    assert rotation.positions is positions
+    positions[1] = 9  # a buffer that is filled before somebody rotates
+    assert torch.equal(rotation.cos, rotary.table[[3, 9], :1])
+    assert torch.equal(rotation.sin, rotary.table[[3, 9], 1:])
+    assert rotation.cos is rotation.cos
+
+
 def test_the_heads_that_come_in_stay_as_they_are():
     rotary = RotaryEmbedding(8, 50, RopeParameters(10000.0), CONTEXT)
     heads = torch.ones(1, 2, 8)

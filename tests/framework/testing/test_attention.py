@@ -4,23 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from device_attention import DeviceAttention
 
 from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 
 TYPES = frozenset({"float32"})
 CAPABILITIES = AttentionCapabilities(
     devices=frozenset({"cpu"}),
     dtypes=TYPES,
-    kv_dtypes=TYPES,
+    kv_dtypes=TYPES | {"float8_e4m3fn", "int8"},
     head_dims=frozenset({32}),
     block_sizes=frozenset({16}),
     sliding_window=True,
     attention_chunk=True,
     logit_soft_cap=True,
     padded_pages=True,
+    sinks=True,
     batch_invariant=True,
 )
 SIZES = SceneSizes(head_dim=32)
@@ -82,6 +85,56 @@ class ForgetsNothing(TorchSDPABackend):
 class NoSoftCap(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         return super().forward(q, k, v, kv_cache, metadata, replace(layer, logit_soft_cap=None))
+
+
+class NoSinks(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, sinks=None))
+
+
+class OneSinkForAll(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        sinks = None if layer.sinks is None else layer.sinks[:1].expand_as(layer.sinks)
+        return super().forward(q, k, v, kv_cache, metadata, replace(layer, sinks=sinks))
+
+
+class NoScales(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        plain = replace(layer, k_scale=1.0, v_scale=1.0)
+        return super().forward(q, k, v, kv_cache, metadata, plain)
+
+
+class TruncatesToInt8(TorchSDPABackend):
+    """Rounds towards zero where the nearest is asked for."""
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        if self.shape.kv_dtype == "int8":
+            k, v = self._cut(k), self._cut(v)
+        return super().forward(q, k, v, kv_cache, metadata, layer)
+
+    def _cut(self, x):
+        scales = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scales * (1 + 1e-6)).trunc() * scales
+
+
+class TurnsTwiceAsFar(DeviceAttention):
+    def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
+        doubled = replace(rotary, positions=2 * rotary.positions)
+        return super().forward_rotary(qkv, doubled, kv_cache, metadata, layer)
+
+
+class LeavesTheNormOut(DeviceAttention):
+    def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
+        bare = replace(rotary, norm_weight=None)
+        return super().forward_rotary(qkv, bare, kv_cache, metadata, layer)
+
+
+class NormsKeysAsQueries(DeviceAttention):
+    def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
+        weight = rotary.norm_weight
+        shifted = None if weight is None else weight.roll(1, 0)
+        odd = replace(rotary, norm_weight=shifted)
+        return super().forward_rotary(qkv, odd, kv_cache, metadata, layer)
 
 
 class ReadsOneTooFew(TorchSDPABackend):
@@ -235,6 +288,37 @@ def test_a_missing_soft_cap_is_noticed():
         contract(NoSoftCap).test_scores_are_capped(2.0)
 
 
+@pytest.mark.parametrize("broken", [NoSinks, OneSinkForAll])
+def test_missing_sinks_are_noticed(broken):
+    sizes = replace(SIZES, has_sinks=True)
+    contract(TorchSDPABackend).test_sinks_take_their_share(sizes)
+    with pytest.raises(AssertionError, match="off by"):
+        contract(broken).test_sinks_take_their_share(sizes)
+
+
+def test_missing_scales_are_noticed():
+    contract(TorchSDPABackend).test_each_layer_has_its_own_scales("float8_e4m3fn")
+    with pytest.raises(AssertionError, match="off by"):
+        contract(NoScales).test_each_layer_has_its_own_scales("float8_e4m3fn")
+
+
+@pytest.mark.parametrize(
+    ("broken", "kv_dtype"), [(NoScales, "float8_e4m3fn"), (TruncatesToInt8, "int8")]
+)
+def test_other_numbers_in_the_cache_are_noticed(broken, kv_dtype):
+    contract(TorchSDPABackend).test_the_declared_types_work(("float32", kv_dtype))
+    with pytest.raises(AssertionError, match="off by"):
+        contract(broken).test_the_declared_types_work(("float32", kv_dtype))
+
+
+@pytest.mark.parametrize("broken", [TurnsTwiceAsFar, LeavesTheNormOut, NormsKeysAsQueries])
+def test_heads_that_are_turned_otherwise_are_noticed(broken):
+    sizes = replace(SIZES, rotary="normed")
+    contract(DeviceAttention).test_heads_are_normed_and_turned_before_they_are_kept(sizes)
+    with pytest.raises(AssertionError, match="off by"):
+        contract(broken).test_heads_are_normed_and_turned_before_they_are_kept(sizes)
+
+
 def test_a_prompt_in_chunks_needs_its_context():
     with pytest.raises(AssertionError, match="off by"):
         contract(ForgetsTheContext).test_a_prompt_in_chunks_equals_the_whole(7)
@@ -244,3 +328,15 @@ def test_the_scene_poisons_what_nobody_wrote():
     scene = AttentionScene(TorchSDPABackend, SIZES)
     assert scene.kv_cache.isnan().all()
     assert isinstance(scene.backend, AttentionBackend)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
+def test_what_nobody_wrote_is_poison_as_codes_too(kv_dtype):
+    scene = AttentionScene(TorchSDPABackend, replace(SIZES, kv_dtype=kv_dtype))
+    scene.add(3)
+    layout = scene.layout([(0, 3)], Padding())
+    longer = replace(layout, seq_lens_host=[4])
+    metadata = scene.backend.prepare(longer)
+    q, k, v = scene.inputs([(0, 3)])
+    out = scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    assert out.isnan().any()

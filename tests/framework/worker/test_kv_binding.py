@@ -1,5 +1,7 @@
 """Layers of several KV groups share memory, and compute what they would compute alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,10 @@ def worker(tmp_path) -> ModelWorker:
     settings = Settings.from_options({"model": str(folder), "max_num_seqs": 4})
     plugins = load_plugins(settings.plugins)
     composition = compose_engine(settings, plugins).composition
+    description = replace(
+        composition.description, kv_layers=tuple(spec_of(name).layer for name in LAYERS)
+    )
+    composition = replace(composition, description=description, layer_backends=(0,) * len(LAYERS))
     worker = ModelWorker(settings, composition, plugins.registries, SingleDevice())
     worker._model = MixedModel()
     return worker

@@ -76,7 +76,7 @@ def backend():
     shape = AttentionShape(
         num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, max_num_seqs=2,
         max_num_batched_tokens=8, max_blocks_per_request=4,
-        dtype=torch.float32, device=torch.device("cpu"),
+        dtype=torch.float32, kv_dtype="float32", device=torch.device("cpu"),
     )  # fmt: skip
     return HeldContext(shape)
 

@@ -39,6 +39,7 @@ def tables_of(*slots):
                 num_prompt_logprobs=wanted,
             )
         )
+    tables.push()
     return tables
 
 

@@ -34,6 +34,7 @@ def test_an_assignment_writes_the_whole_row():
     message = assignment(2, [5, 6, 7])
     tables.assign(message)
     tables.write_fields(message)
+    tables.push()
     assert tables.token_ids[2, :3].tolist() == [5, 6, 7]
     assert tables.columns["temperature"][2] == 0.5
     assert tables.columns["top_k"][2] == 0, "a field that is not given has its default"
@@ -52,6 +53,7 @@ def test_blocks_and_patches_are_appended():
     tables.assign(assignment(1, range(4), blocks=[2]))
     tables.add_blocks(NewBlocks(1, 0, [7, 8]))
     tables.patch_tokens(TokenPatch(1, 4, [40, 41]))
+    tables.push()
     assert tables.block_tables[0][1, :4].tolist() == [2, 7, 8, 0]
     assert tables.num_known[1] == 6
     assert tables.token_ids[1, 4:6].tolist() == [40, 41]
@@ -69,6 +71,7 @@ def test_inputs_are_what_each_token_would_say_alone(rows):
         tables.assign(assignment(slot, token_ids, computed, blocks))
         is_last = computed + count == length
         requests.append(ScheduledRequest(slot, count, int(is_last)))
+    tables.push()
     inputs = build_inputs(requests, tables, [BLOCK])
     (layout,) = inputs.layouts
     expected_ids, expected_slots, ends = [], [], []

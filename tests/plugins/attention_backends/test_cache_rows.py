@@ -5,6 +5,7 @@ import torch
 
 from quire.interfaces.attention import AttentionShape
 from quire_attention_backends.cache_rows import CacheRows
+from quire_attention_backends.kv_layout import Pages
 
 SIZES = (5, 2, 3, 4, 8)  # B, 2, K, S, D
 
@@ -19,6 +20,7 @@ def shape():
         max_num_batched_tokens=64,
         max_blocks_per_request=5,
         dtype=torch.float32,
+        kv_dtype="float32",
         device=torch.device("cpu"),
     )
 
@@ -32,7 +34,7 @@ def view(padding):
 @pytest.mark.parametrize("padding", [0, 8, 56, 192])
 def test_a_row_is_the_vector_of_a_head(padding):
     cache = view(padding)
-    rows = CacheRows.of(cache, shape())
+    rows = CacheRows.of(Pages(cache, None, "plain"), shape())
     flat = rows.flat(cache)
     slots = torch.tensor([0, 7, 13, 19])
     written = flat[rows.written(slots)].view(2, len(slots), 3, 8)
@@ -43,7 +45,7 @@ def test_a_row_is_the_vector_of_a_head(padding):
 @pytest.mark.parametrize("padding", [0, 24])
 def test_tokens_are_found_by_the_block_table(padding):
     cache = view(padding)
-    rows = CacheRows.of(cache, shape())
+    rows = CacheRows.of(Pages(cache, None, "plain"), shape())
     table = torch.tensor([[3, 1], [2, 4]], dtype=torch.int32)
     found = rows.tokens(table, torch.tensor([[0, 5], [3, 7]]))
     expected = torch.stack(

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 
 
@@ -146,3 +147,12 @@ def test_a_layout_whose_buffers_are_used_again_is_not_mistaken_for_the_last_one(
         layout.block_table = table
         metadata = scene.backend.prepare(layout)
         assert metadata.tenancy.num_steps == 0
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "int8"])
+def test_a_cache_of_another_type_is_not_held(kv_dtype):
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(kv_dtype=kv_dtype))
+    scene.add(30)
+    scene.step([(0, 28)])
+    scene.step([(0, 1)])
+    assert scene.backend._held._tenancy is None

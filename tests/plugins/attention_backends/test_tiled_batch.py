@@ -7,7 +7,8 @@ import torch
 
 from quire.errors import RefusedError
 from quire.layers.row_tiles import same_bits
-from quire.testing.attention_scene import AttentionScene, SceneSizes
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import SceneSizes
 from quire_attention_backends import tiled_batch
 from quire_attention_backends.tiled_batch import TILE, check_rows
 from quire_attention_backends.torch_sdpa import TorchSDPABackend

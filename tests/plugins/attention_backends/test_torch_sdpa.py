@@ -9,7 +9,9 @@ from quire.interfaces.attention import StepLayout
 from quire.interfaces.kv_cache import KVLayer
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention_scene import AttentionScene, Padding, SceneSizes, first_seen
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
+from quire.testing.attention_truth import first_seen
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
@@ -37,12 +39,6 @@ def test_the_view_has_heads_before_tokens():
     page = spec().page_bytes
     raw = torch.zeros(5 * page, dtype=torch.uint8)
     assert TorchSDPABackend.kv_view(raw, spec(), 5).shape == (5, 2, 2, 16, 32)
-
-
-def test_a_quantized_cache_is_refused():
-    raw = torch.zeros(spec("int8").page_bytes, dtype=torch.uint8)
-    with pytest.raises(RefusedError, match="int8"):
-        TorchSDPABackend.kv_view(raw, spec("int8"), 1)
 
 
 def test_pages_that_are_not_k_and_v_are_refused():
@@ -127,6 +123,7 @@ def test_a_step_of_padding_alone_is_zeros():
         block_table=torch.zeros(1, 1, dtype=torch.int32),
         slot_mapping=torch.zeros(2, dtype=torch.int64),
         num_tokens=0,
+        max_query_len=0,
         query_lens_host=[],
         seq_lens_host=[],
     )

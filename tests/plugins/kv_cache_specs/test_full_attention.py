@@ -28,6 +28,12 @@ def test_a_page_is_k_and_v_of_all_heads():
     assert FullAttentionSpec(LAYER, 16, "bfloat16").page_bytes == 2 * 16 * 8 * 64 * 2
 
 
+def test_float8_takes_a_byte_a_number_and_int8_a_scale_for_each_row_besides():
+    float8, int8 = (FullAttentionSpec(LAYER, 16, name) for name in ("float8_e4m3fn", "int8"))
+    assert (float8.row_bytes, float8.page_bytes) == (64, 2 * 16 * 8 * 64)
+    assert (int8.row_bytes, int8.page_bytes) == (64 + 4, 2 * 16 * 8 * (64 + 4))
+
+
 def test_two_devices_have_half_the_heads_each():
     assert FullAttentionSpec(LAYER, 16, "float32", 2).page_bytes == 2 * 16 * 4 * 64 * 4
 

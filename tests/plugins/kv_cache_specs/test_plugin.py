@@ -14,6 +14,7 @@ PARAMS = {
     "sliding_window": (("window", 20),),
     "chunked_local_attention": (("chunk", 20),),
     "cross_attention": (("encoder_len", 20),),
+    "mla_attention": (("latent_dim", 6),),
     "recurrent_state": (("state_shapes", ((4, 8),)),),
 }
 
@@ -29,7 +30,7 @@ def test_these_are_offered(registry):
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_each_can_be_loaded_and_built(registry, name):
-    spec = registry.get(name)(KVLayer("layers.0", name, 2, 8, PARAMS[name]), 16, "float32")
+    spec = registry.get(name)(KVLayer("layers.0", name, 1, 8, PARAMS[name]), 16, "float32")
     assert isinstance(spec, KVCacheSpec)
     assert spec.page_bytes > 0
 
@@ -42,7 +43,10 @@ def test_the_parameters_that_a_backend_must_know_are_declared(registry, name):
 
 
 def test_no_spec_loads_torch():
-    modules = ("full_attention", "sliding_window", "chunked_local", "cross_attention")
-    names = ", ".join(f"quire_kv_cache_specs.{m}" for m in (*modules, "recurrent_state"))
+    modules = (
+        "full_attention", "sliding_window", "chunked_local", "cross_attention", "mla_attention",
+        "recurrent_state",
+    )  # fmt: skip
+    names = ", ".join(f"quire_kv_cache_specs.{m}" for m in modules)
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

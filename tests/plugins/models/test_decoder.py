@@ -160,7 +160,7 @@ def plain_norms(model: Model) -> None:
 
 def swap_kv_heads(model: Any) -> None:
     layer = model.model.layers["0"].self_attn
-    heads = layer.qkv_proj.weight.view(*layer.shape[1:], -1)  # [H + 2K, D, hidden]
+    heads = layer.qkv_proj.weight.unflatten(0, (-1, layer.attention.head_dim))  # [H + 2K, D, ..]
     heads[[4, 5, 6, 7]] = heads[[5, 4, 7, 6]]
 
 

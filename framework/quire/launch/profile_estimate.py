@@ -1,0 +1,79 @@
+"""What a GPU's memory would be used for, estimated from sizes, without a GPU or torch.
+
+The worker measures all of this at start-up; `quire explain` has to do with less. What attention
+backends keep for themselves is not in it: only their code knows.
+"""
+
+from quire.composition import Composition
+from quire.config import Settings
+from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
+from quire.memory_profile import GRAPH_RESERVE_BYTES, MemoryProfile, groups_of
+from quire.nvml import DeviceMemory
+
+DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
+LOGIT_BYTES = 4
+DRAW_COPIES = 4  # of the logits, at the peak of a draw
+ROTATION_COPIES = {"torch": 6, "triton": 2}  # of q and k, from their norm to their angles
+GATE_COPIES = {"torch": 4, "triton": 3}  # of the MLP's inner numbers; gate and up are two of them
+TABLE_ENTRY_BYTES = 4
+
+
+def estimate_profile(
+    settings: Settings,
+    composition: Composition,
+    weight_bytes: int,
+    specs: list[KVCacheSpec],
+    memory: DeviceMemory,
+) -> MemoryProfile:
+    """Estimate what the worker will measure.
+
+    Args:
+        settings: How large a step can be.
+        composition: What was chosen.
+        weight_bytes: Of the model, on one device.
+        specs: Of the layers that keep something.
+        memory: Of the device, now.
+    """
+    num_requests = settings.scheduler.max_running
+    num_tokens = settings.scheduler.max_num_batched_tokens
+    num_tokens = min(num_tokens, num_requests * composition.max_model_len)
+    num_graphs = composition.max_graph_requests
+    row_bytes = composition.description.vocab_size * LOGIT_BYTES
+    token_bytes = activation_bytes(settings, composition)
+    graph_bytes = 0
+    if num_graphs:
+        graph_bytes = num_graphs * (token_bytes + row_bytes) + GRAPH_RESERVE_BYTES
+    return MemoryProfile(
+        total_bytes=memory.total,
+        other_bytes=memory.total - memory.free + DRIVER_BYTES,
+        weight_bytes=weight_bytes,
+        forward_bytes=num_tokens * token_bytes,
+        sampling_bytes=num_requests * row_bytes * DRAW_COPIES,
+        table_bytes=_table_bytes(settings, composition, specs),
+        graph_bytes=graph_bytes,
+        is_estimated=True,
+    )
+
+
+def activation_bytes(settings: Settings, composition: Composition) -> int:
+    """Return what a token takes at the peak of a forward pass: in attention, or in the MLP."""
+    description, tp_size = composition.description, settings.parallel.tensor_parallel_size
+    hidden = description.hidden_size
+    layer = max(description.kv_layers, key=lambda layer: layer.head_dim, default=None)
+    head_dim = layer.head_dim if layer else hidden // description.num_heads
+    num_kv_heads = layer.num_kv_heads if layer else description.num_heads
+    q, kv = description.num_heads * head_dim // tp_size, num_kv_heads * head_dim // tp_size
+    inner = int(description.config.get("intermediate_size") or 4 * hidden) // tp_size
+    rotation = ROTATION_COPIES[composition.kernels] * (q + kv)
+    attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels] * inner
+    numbers = 2 * hidden + max(attention, mlp) + 2 * head_dim
+    return numbers * DTYPE_BYTES[composition.dtype]
+
+
+def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
+    num_blocks = sum(
+        num_groups * spec.blocks_needed(composition.max_model_len)
+        for spec, num_groups in groups_of(specs)
+    )
+    entries = settings.scheduler.max_num_seqs * (composition.max_model_len + num_blocks)
+    return entries * TABLE_ENTRY_BYTES

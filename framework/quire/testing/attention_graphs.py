@@ -1,0 +1,160 @@
+"""Captured steps: the device runs what the host once launched, over other numbers.
+
+On a GPU the step is captured as a CUDA graph and replayed. On a CPU it is run again, and what would
+ask the device for a number raises: the host's lists are empty either way, and the buffers larger
+than the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.interfaces.attention import StepLayout
+from quire.testing.attention_checks import AttentionChecks
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
+from quire.testing.attention_truth import DTYPES
+
+NUM_REQUESTS = 6  # of a captured step
+NUM_TOKENS = 70
+CONTEXT = 192  # tokens that a row of the block table has place for
+ASKING = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+    "aten::_unique2",
+)
+
+
+class AsksNothing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, an operator whose answer the host must wait for raises."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, or refuse it."""
+        del types
+        name = func.name().split(".")[0]
+        assert name not in ASKING, f"a captured step asks the device for a number by {name}"
+        return func(*args, **(kwargs or {}))
+
+
+class CapturedStep:
+    """The fixed buffers of a step, and what was launched over them.
+
+    Args:
+        scene: Whose step it is.
+        num_requests: R of the buffers.
+        num_tokens: T of the buffers; as many as requests: one token each.
+    """
+
+    def __init__(self, scene: AttentionScene, num_requests: int, num_tokens: int) -> None:
+        self._scene = scene
+        sizes, device = scene.sizes, scene.sizes.device
+        width = -(-CONTEXT // sizes.block_size)
+        self._layout = StepLayout(
+            query_start=torch.zeros(num_requests + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(num_requests, dtype=torch.int32, device=device),
+            block_table=torch.zeros(num_requests, width, dtype=torch.int32, device=device),
+            slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            num_tokens=num_tokens,
+            max_query_len=1 if num_tokens == num_requests else num_tokens,
+            query_lens_host=[],
+            seq_lens_host=[],
+        )
+        dtype = DTYPES[sizes.dtype]
+        q, k, v = (
+            torch.zeros(num_tokens, num_heads, sizes.head_dim, dtype=dtype, device=device)
+            for num_heads in (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
+        )
+        self._heads = q, k, v
+        self._positions = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._params = sizes.params
+        self._run: Callable[[], Tensor] | None = None
+
+    def step(self, plan: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+        """Put a plan into the buffers, replay, and return answers beside truths."""
+        scene = self._scene
+        self._fill(plan)
+        if self._run is None:
+            self._run = self._captured() if scene.sizes.device == "cuda" else self._again
+        answers = scene.computed(plan, self._run())
+        shares = zip(answers, plan, strict=True)
+        return [(answer, scene.truth(number, num_new)) for answer, (number, num_new) in shares]
+
+    def _fill(self, plan: Sequence[tuple[int, int]]) -> None:
+        fixed = self._layout
+        num_tokens = sum(num_new for _, num_new in plan)
+        padding = Padding(len(fixed.seq_lens) - len(plan), fixed.num_tokens - num_tokens)
+        now = self._scene.layout(plan, padding)
+        fixed.query_start.copy_(now.query_start)
+        fixed.seq_lens.copy_(now.seq_lens)
+        fixed.slot_mapping.copy_(now.slot_mapping)
+        fixed.block_table.zero_()
+        fixed.block_table[:, : now.block_table.shape[1]] = now.block_table
+        heads = self._scene.inputs(plan, padding.num_tokens)
+        for buffer, new in zip(self._heads, heads, strict=True):
+            buffer.copy_(new)
+        self._positions.copy_(self._scene.positions(plan, padding.num_tokens))
+
+    def _launch(self) -> Tensor:
+        return self._scene.attend(self._layout, self._heads, self._positions, self._params)
+
+    def _again(self) -> Tensor:
+        with AsksNothing():  # type: ignore[no-untyped-call]
+            return self._launch()
+
+    def _captured(self) -> Callable[[], Tensor]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles kernels, which a capture may not
+            self._launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = self._launch()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+class CapturedSteps(AttentionChecks):
+    """The part of the contract for who declares `graphs`."""
+
+    def test_a_captured_step_of_single_tokens_is_replayed(self, captured: SceneSizes) -> None:
+        """With other requests, lengths and blocks, and steps of prompts between."""
+        scene = self._scene(captured)
+        numbers = [scene.add(length + 8) for length in (30, 3, 47, 1)]
+        lengths = (30, 3, 47, 1)
+        self._check(scene, scene.step(list(zip(numbers, lengths, strict=True))))
+        a, b, c, d = numbers
+        step = CapturedStep(scene, NUM_REQUESTS, NUM_REQUESTS)
+        self._check(scene, step.step([(a, 1), (b, 1), (c, 1), (d, 1)]))
+        self._check(scene, step.step([(c, 1), (a, 1)]))
+        late = scene.add(120)
+        self._check(scene, scene.step([(late, 100), (b, 1)]))
+        self._check(scene, step.step([(d, 1), (late, 1), (b, 1), (a, 1), (c, 1)]))
+        self._check(scene, step.step([(late, 1)]))
+
+    def test_a_captured_step_of_any_tokens_is_replayed(self, captured_whole: SceneSizes) -> None:
+        """One token a request, or all tokens for one of them, from the same launches."""
+        scene = self._scene(captured_whole)
+        a, b, c = (scene.add(length) for length in (60, 90, 75))
+        step = CapturedStep(scene, NUM_REQUESTS, NUM_TOKENS)
+        self._check(scene, step.step([(a, 20), (b, 40), (c, 3)]))
+        self._check(scene, step.step([(c, 1), (b, 1), (a, 1)]))
+        self._check(scene, step.step([(c, NUM_TOKENS)]))
+        self._check(scene, step.step([(b, 5), (a, 33), (c, 1)]))

@@ -1,0 +1,92 @@
+"""What is true of attention: definitions in float64, one head and one query after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.interfaces.attention import AttentionLayerParams
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = (*DTYPES, "float8_e4m3fn", "int8")
+FLOAT8_MAX = 448.0
+INT8_MAX = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What `forward_rotary` does to heads before they are kept and compared.
+
+    Attributes:
+        table: `[P, 2, D]`, cosines and sines, the sines of the first half negated.
+        norm_weight: `[H + K, D]`; None: no norm.
+    """
+
+    table: Tensor
+    norm_weight: Tensor | None
+    norm_eps: float = 1e-3
+
+    def of(self, heads: Tensor, first_head: int) -> Tensor:  # [L, n, D] -> float64
+        """Return all heads of a request from its first token on, normed and turned.
+
+        Args:
+            heads: As they were projected.
+            first_head: Where they begin among the heads that are normed.
+        """
+        heads = heads.double()
+        if self.norm_weight is not None:
+            mean_square = heads.square().mean(-1, keepdim=True)
+            weight = self.norm_weight[first_head : first_head + heads.shape[1]]
+            heads = heads / (mean_square + self.norm_eps).sqrt() * weight.double()
+        cos, sin = self.table[: len(heads)].double().chunk(2, 1)  # [L, 1, D] each
+        return heads * cos + heads.roll(heads.shape[-1] // 2, -1) * sin
+
+
+def kept(x: Tensor, kv_dtype: str, scale: float) -> Tensor:  # [L, K, D]
+    """Return in float64 what a cache of a type keeps of numbers.
+
+    Args:
+        x: The numbers.
+        kv_dtype: Of the cache.
+        scale: The layer's, for a float8 cache. A row of int8 has its own.
+    """
+    if kv_dtype == "float8_e4m3fn":
+        scaled = (x.float() / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX)
+        return scaled.to(torch.float8_e4m3fn).double() * scale
+    if kv_dtype == "int8":
+        scales = x.float().abs().amax(-1, keepdim=True) / INT8_MAX
+        codes = (x.float() / torch.where(scales > 0, scales, 1.0)).round()
+        return codes.double() * scales.double()
+    return x.to(DTYPES[kv_dtype]).double()
+
+
+def reference_attention(
+    q: Tensor,  # [n, H, D], the last n tokens of the context
+    k: Tensor,  # [L, K, D]
+    v: Tensor,  # [L, K, D]
+    layer: AttentionLayerParams,
+) -> Tensor:  # [n, H, D]
+    """Return attention by its definition; K and V are taken as they are."""
+    out = torch.empty_like(q)
+    group = q.shape[1] // k.shape[1]
+    for row in range(len(q)):
+        end = len(k) - len(q) + row + 1
+        start = first_seen(end - 1, layer)
+        for head in range(q.shape[1]):
+            keys, values = k[start:end, head // group], v[start:end, head // group]
+            scores = keys @ q[row, head] * layer.scale
+            if layer.logit_soft_cap is not None:
+                scores = layer.logit_soft_cap * torch.tanh(scores / layer.logit_soft_cap)
+            if layer.sinks is not None:  # a logit more, whose value is nothing
+                scores = torch.cat((scores, layer.sinks[head : head + 1].to(scores)))
+            out[row, head] = scores.softmax(0)[: len(values)] @ values
+    return out
+
+
+def first_seen(position: int, layer: AttentionLayerParams) -> int:
+    """Return the first position that a query at a position sees."""
+    first = 0 if layer.sliding_window is None else max(0, position + 1 - layer.sliding_window)
+    chunk = layer.attention_chunk
+    return first if chunk is None else max(first, position // chunk * chunk)

@@ -1,0 +1,172 @@
+"""The usual step, one token for each of some requests, is captured once for a few sizes.
+
+A step takes the smallest size that holds it; what is left over is padding, which reads and writes
+the spare slot and the null block. Its draw is captured apart, because a mask may come between:
+
+    compute   gather inputs, prepare attention, model, logits in a buffer that all sizes share
+    draw      draw, append the tokens to the tables; for steps that need nothing but the draw
+
+Nothing in a captured run may depend on what the host knows of one step: the run is made before any
+request is there. Masked steps draw eagerly, from the same logits.
+"""
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from quire.errors import CapacityError, RefusedError
+from quire.interfaces.lora import AdapterBatch
+from quire.interfaces.sampling import SampledRows
+from quire.messages import ScheduledRequest
+from quire.worker.device_inputs import DeviceInputs
+from quire.worker.drawn import Drawn
+from quire.worker.graph_capture import StepCapture
+from quire.worker.sampling import SamplingPipeline
+from quire.worker.step_inputs import StepInputs
+
+Compute = Callable[[StepInputs, AdapterBatch | None], Tensor]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A step that can be repeated.
+
+    Attributes:
+        compute: Computes the logits, and returns the hidden states `[num_rows, hidden_size]`.
+        logits: `[num_rows, V]` float32; any other captured step writes over them.
+        draw: Draws from the logits, and appends to the tables; what it returns is written over by
+            its next repetition. None: the pipeline's draw cannot be captured.
+    """
+
+    compute: Callable[[], Tensor]
+    logits: Tensor
+    draw: Callable[[], Drawn] | None
+
+
+class DecodeGraphs:
+    """The captured steps of one worker.
+
+    Args:
+        inputs: Gathers what a step computes.
+        pipeline: Draws.
+        hidden_states_of: The model's forward pass.
+        logits_of: Its head.
+        sizes: Numbers of requests to capture for, the smallest first.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self,
+        inputs: DeviceInputs,
+        pipeline: SamplingPipeline,
+        hidden_states_of: Compute,
+        logits_of: Callable[[Tensor], Tensor],
+        sizes: Sequence[int],
+        vocab_size: int,
+    ) -> None:
+        self.sizes = list(sizes)
+        self._inputs = inputs
+        self._pipeline = pipeline
+        self._hidden_states_of = hidden_states_of
+        self._logits_of = logits_of
+        device = inputs.tables.device
+        self._logits = torch.empty(sizes[-1], vocab_size, dtype=torch.float32, device=device)
+        self._steps: dict[tuple[int, bool], CapturedStep] = {}
+
+    @torch.inference_mode()
+    def capture(self, way: StepCapture, *, with_adapters: bool) -> None:
+        """Capture every size, the largest first, and again for steps whose requests use adapters.
+
+        Raises:
+            CapacityError: There is not enough memory.
+            RefusedError: A part of the step cannot be captured.
+        """
+        started = time.perf_counter()
+        self._inputs.send_decode([])  # all rows are padding
+        variants = (False, True) if with_adapters else (False,)
+        for num_rows, uses_adapters in product(reversed(self.sizes), variants):
+            captured = self._capture_step(way, num_rows, uses_adapters)
+            self._steps[num_rows, uses_adapters] = captured
+        way.finish()
+        logger.info(
+            "captured %d decode steps of up to %d requests, %.2f s",
+            len(self._steps),
+            self.sizes[-1],
+            time.perf_counter() - started,
+        )
+
+    def step_for(
+        self, requests: Sequence[ScheduledRequest]
+    ) -> tuple[list[int], CapturedStep] | None:
+        """Send a step's numbers; returns its slots and what computes it, or None if nothing does.
+
+        Every request must draw a token behind one, and none ask about its prompt.
+        """
+        tables = self._inputs.tables
+        slots = [share.slot for share in requests if share.num_tokens == 1 == share.num_samples]
+        if not slots or len(slots) < len(requests):
+            return None
+        asking = tables.with_prompt_logprobs
+        if asking and any(map(tables.is_in_prompt, asking.intersection(slots))):
+            return None
+        uses_adapters = bool(tables.with_adapter) and bool(tables.adapter_index[slots].max() >= 0)
+        step = self.step_of(len(slots), uses_adapters=uses_adapters)
+        if step is None:
+            return None
+        self._inputs.send_decode(slots)
+        return slots, step
+
+    def step_of(self, num_requests: int, *, uses_adapters: bool) -> CapturedStep | None:
+        """Return the smallest step that holds so many requests; None: none does."""
+        index = bisect_left(self.sizes, num_requests)
+        return self._steps[self.sizes[index], uses_adapters] if index < len(self.sizes) else None
+
+    def _capture_step(self, way: StepCapture, num_rows: int, uses_adapters: bool) -> CapturedStep:
+        logits = self._logits[:num_rows]
+        compute = partial(self._compute, num_rows, uses_adapters, logits)
+        draw = partial(self._draw, num_rows, logits)
+        try:
+            return CapturedStep(
+                compute=way.capture(compute),
+                logits=logits,
+                draw=way.capture(draw) if self._pipeline.is_absorbed((), ()) else None,
+            )
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"there is no memory to capture a step of {num_rows} requests; lower "
+                "gpu_memory_utilization or max_cuda_graph_size, or start with --enforce-eager"
+            ) from error
+        except Exception as error:  # the edge of models, backends and samplers
+            raise RefusedError(
+                f"a step of {num_rows} requests cannot be captured as a CUDA graph "
+                f"({type(error).__name__}: {error}); start with --enforce-eager"
+            ) from error
+
+    def _compute(self, num_rows: int, uses_adapters: bool, logits: Tensor) -> Tensor:
+        inputs = self._inputs.gather_decode(num_rows)
+        adapters = self._inputs.adapter_batch(num_rows) if uses_adapters else None
+        hidden_states = self._hidden_states_of(inputs, adapters)
+        logits.copy_(self._logits_of(hidden_states))
+        return hidden_states
+
+    def _draw(self, num_rows: int, logits: Tensor) -> Drawn:
+        tables = self._inputs.tables
+        rows = SampledRows(
+            slots=self._inputs.slots[:num_rows],
+            positions=self._inputs.drawn_positions[:num_rows],
+            columns=tables.columns,
+            token_ids=tables.token_ids,
+            num_prompt_tokens=tables.num_prompt_tokens,
+        )
+        drawn = self._pipeline.draw_absorbed(logits, rows)
+        tables.token_ids[rows.slots, rows.positions] = drawn.token_ids.to(torch.int32)
+        return drawn

@@ -1,0 +1,167 @@
+"""Run a step of the largest size before there is a cache, and give the cache what that leaves."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.compose import layer_specs
+from quire.composition import Composition
+from quire.config import Settings
+from quire.errors import CapacityError
+from quire.interfaces.attention import AttentionShape
+from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.model import Model
+from quire.layers.caching_layer import CachingLayer
+from quire.memory_profile import (
+    GRAPH_RESERVE_BYTES,
+    MemoryProfile,
+    groups_of,
+    least_cache_bytes,
+    misfit,
+)
+from quire.plugins import Registries
+from quire.worker.adapters import AdapterManager
+from quire.worker.largest_step import BackendKind, LargestStep
+from quire.worker.loading import as_module
+from quire.worker.memory import MemoryMeter, enough_memory
+from quire.worker.slots import SlotTables
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, and all that is known of the engine before there is a cache."""
+
+    settings: Settings
+    composition: Composition
+    registries: Registries
+    model: Model
+    adapters: AdapterManager | None
+    device: torch.device
+    dtype: torch.dtype
+
+    def specs(self) -> list[KVCacheSpec]:
+        """Return the KV-cache spec of each layer that keeps something."""
+        return layer_specs(self.settings, self.composition, self.registries)
+
+
+def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
+    """Return the bytes of a GPU that the cache may take.
+
+    Raises:
+        CapacityError: They are too few; the message says which flags would help.
+    """
+    cache = loaded.settings.cache
+    profile = measure(loaded, meter)
+    logger.info("memory of %s: %s", loaded.device, profile.summary(cache.gpu_memory_utilization))
+    needed = cache.kv_cache_memory_bytes
+    if needed is None:
+        needed = least_cache_bytes(loaded.specs(), loaded.settings)
+    problem = misfit(profile, loaded.settings, needed)
+    if problem is not None and cache.num_kv_blocks is None:
+        raise CapacityError(problem)
+    return max(0, profile.kv_bytes(cache.gpu_memory_utilization))
+
+
+def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
+    """Run steps of the largest size, and see what is held when.
+
+    Raises:
+        CapacityError: Not even a step fits.
+    """
+    scheduler, composition = loaded.settings.scheduler, loaded.composition
+    num_requests, num_graphs = scheduler.max_running, composition.max_graph_requests
+    num_tokens = min(scheduler.max_num_batched_tokens, num_requests * composition.max_model_len)
+    kinds = backend_kinds(loaded)
+    weight_bytes = meter.held_bytes()
+    way_out = "set a smaller max_num_batched_tokens or max_num_seqs"
+    with enough_memory(f"a step of {num_tokens} tokens", loaded.device, way_out):
+        step = _largest_step(loaded, kinds)
+        table_bytes = meter.held_bytes() - weight_bytes
+        forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
+        rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
+        sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
+        graph_bytes = 0
+        if num_graphs:
+            graph_bytes = meter.peak_bytes(lambda: step.decode(num_graphs)) + GRAPH_RESERVE_BYTES
+    held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
+    return MemoryProfile(
+        total_bytes=total_bytes,
+        other_bytes=max(0, total_bytes - meter.free_bytes() - held_bytes),
+        weight_bytes=weight_bytes,
+        forward_bytes=forward_bytes,
+        sampling_bytes=sampling_bytes,
+        workspace_bytes=workspace_bytes(loaded.specs(), kinds),
+        table_bytes=table_bytes,
+        graph_bytes=graph_bytes,
+    )
+
+
+def backend_kinds(loaded: LoadedModel) -> dict[str, BackendKind]:
+    """Return what the backend of each layer that keeps something will be built from, by name."""
+    every = dict(as_module(loaded.model).named_modules())
+    layers = ((spec, every.get(spec.layer.name)) for spec in loaded.specs())
+    return {
+        spec.layer.name: _kind(loaded, spec, layer)
+        for spec, layer in layers
+        if isinstance(layer, CachingLayer)
+    }
+
+
+def workspace_bytes(specs: Sequence[KVCacheSpec], kinds: Mapping[str, BackendKind]) -> int:
+    """Return what the backends keep: each KV group has one for each shape of its layers."""
+    total = 0
+    for leader, num_groups in groups_of(specs):
+        names = [spec.layer.name for spec in specs if spec.key == leader.key]
+        for kind in {kinds[name] for name in names if name in kinds}:
+            total += num_groups * kind.backend_class.workspace_bytes(kind.shape)
+    return total
+
+
+def _kind(loaded: LoadedModel, spec: KVCacheSpec, layer: CachingLayer[Any]) -> BackendKind:
+    composition, scheduler = loaded.composition, loaded.settings.scheduler
+    shape = AttentionShape(
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        block_size=spec.block_size,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_blocks_per_request=spec.blocks_needed(composition.max_model_len),
+        dtype=loaded.dtype,
+        kv_dtype=composition.kv_dtype,
+        device=loaded.device,
+        batch_invariant=loaded.settings.model.batch_invariant,
+    )
+    entry = composition.attention_backend_of(spec.layer).entry
+    backend_class = loaded.registries.attention_backends.load(entry)
+    return BackendKind(backend_class, layer.backend_shape(shape))
+
+
+def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> LargestStep:
+    composition = loaded.composition
+    max_blocks = [
+        spec.blocks_needed(composition.max_model_len)
+        for spec, num_groups in groups_of(loaded.specs())
+        for _ in range(num_groups)
+    ]
+    tables = SlotTables(
+        loaded.settings.scheduler.max_num_seqs,
+        composition.max_model_len,
+        max_blocks,
+        composition.sampler_fields,
+        loaded.device,
+        has_device_blocks=composition.kernels == "triton",
+    )
+    vocab_size = composition.description.vocab_size
+    samplers = [
+        loaded.registries.samplers.load(choice.entry)(vocab_size, loaded.device)
+        for choice in composition.samplers
+    ]
+    return LargestStep(
+        loaded.model, kinds, samplers, tables, loaded.adapters, composition.max_model_len
+    )

@@ -1,0 +1,66 @@
+"""What a step says to the engine, once its tokens have reached the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from quire.errors import QuireError, RequestFailedError
+from quire.messages import ErrorReport, SlotResult, StepResult
+from quire.worker.drawn import Drawn
+from quire.worker.prompt_logprobs import PromptLogprobs
+
+NOT_A_NUMBER = ErrorReport(
+    RequestFailedError.code,
+    "no token can be drawn for this request: its logits are not numbers, or none is allowed",
+)
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step whose tokens are drawn, and may not have reached the host.
+
+    Attributes:
+        drawn: Slots, and what they drew.
+        errors: Slots that failed before they could draw.
+    """
+
+    plan_id: int
+    drawn: list[tuple[list[int], Drawn]]
+    prompts: list[PromptLogprobs]
+    errors: dict[int, ErrorReport]
+
+    def read(self) -> StepResult:
+        """Wait for the tokens, and return what the engine is told."""
+        results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]
+        for slots, drawn in self.drawn:
+            results += _results(slots, drawn)
+        return StepResult(plan_id=self.plan_id, results=_with_prompts(results, self.prompts))
+
+
+def failure(what: str, error: Exception) -> ErrorReport:
+    """Name the kind of failure; what a client may not see stays in the log."""
+    if isinstance(error, QuireError):
+        return ErrorReport(error.code, str(error))
+    return ErrorReport(RequestFailedError.code, f"{what} failed: {type(error).__name__}")
+
+
+def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
+    return [
+        SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
+        if is_sound
+        else SlotResult(slot, [], None, NOT_A_NUMBER)
+        for slot, (token_id, is_sound, logprobs) in zip(slots, drawn.read(), strict=True)
+    ]
+
+
+def _with_prompts(results: list[SlotResult], prompts: Sequence[PromptLogprobs]) -> list[SlotResult]:
+    """Add the log probabilities of prompts; a chunk that drew nothing has a result for them."""
+    if not prompts:
+        return results
+    by_slot = {result.slot: result for result in results}
+    for prompt in prompts:
+        result = by_slot.get(prompt.slot, SlotResult(prompt.slot, []))
+        if result.error is None:
+            by_slot[prompt.slot] = msgspec.structs.replace(result, prompt_logprobs=prompt.read())
+    return list(by_slot.values())

@@ -1,0 +1,134 @@
+"""Latent attention in plain operators: gather rows, one product for scores, one for answers.
+
+It is the reference for every other backend of its contract, and the CPU's default. A step is cut
+into spans as `torch_sdpa` cuts it; the spans of a batch are padded to its longest context. Scores
+and sums are float32 whatever the cache holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.interfaces.attention import StepLayout
+from quire.interfaces.mla import MLABackend
+from quire_attention_backends.mla_pages import view_rows
+from quire_attention_backends.reach import Reach
+from quire_attention_backends.span_batch import span_keys, tables_of, tokens_of
+from quire_attention_backends.spans import MAX_QUERIES, Span, batches
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.interfaces.kv_cache import KVCacheSpec
+
+CALL_COST_BYTES = 2**20  # of rows, gathered in the time that one more batch costs
+MAX_GATHERED_BYTES = 2**26  # of rows in a batch
+MAX_SCORES_BYTES = 2**27  # of a batch
+NUMBER_BYTES = torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """n spans of q queries each, padded to L tokens of context.
+
+    Attributes:
+        tokens: `[n * q]` int64, where the queries stand in the step; None: it is all of the step.
+        context: `[n, L]` int64, rows of the cache: each of them is seen by a query.
+        is_hidden: `[n, q, L]`.
+    """
+
+    tokens: Tensor | None
+    context: Tensor
+    is_hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """What all layers of a step share."""
+
+    step: StepLayout
+    batches: list[RowBatch]
+
+
+class TorchMLABackend(MLABackend):
+    """Latent attention over a paged cache of the layout [B, S, C + P]."""
+
+    @classmethod
+    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
+        """Return the raw bytes as [B, S, C + P].
+
+        Raises:
+            RefusedError: They are none.
+        """
+        return view_rows(raw, spec, num_blocks, "torch_mla")
+
+    def prepare(self, step: StepLayout) -> StepMetadata:
+        """Find what each batch of spans reads."""
+        row_bytes = self.shape.head_dim * NUMBER_BYTES
+        max_queries = min(step.max_query_len, MAX_QUERIES)
+        score_bytes = max_queries * self.shape.num_heads * NUMBER_BYTES  # of a token of context
+        max_tokens = min(MAX_GATHERED_BYTES // row_bytes, MAX_SCORES_BYTES // score_bytes)
+        call_cost_tokens = CALL_COST_BYTES // row_bytes
+        spans = batches(step.query_lens_host, step.seq_lens_host, call_cost_tokens, max_tokens)
+        return StepMetadata(step, [self._batch(each, step) for each in spans])
+
+    def forward(
+        self,
+        q_latent: Tensor,  # [T, H, C]
+        q_rope: Tensor,  # [T, H, P]
+        latent: Tensor,  # [T, C]
+        k_rope: Tensor,  # [T, P]
+        kv_cache: Tensor,  # [B, S, C + P]
+        metadata: StepMetadata,
+        scale: float,
+    ) -> Tensor:  # [T, H, C]
+        """Write the rows to their slots, then attend; rows of padding come out as zeros."""
+        slots = metadata.step.slot_mapping
+        new = torch.cat((latent, k_rope), 1).to(kv_cache.dtype)
+        kv_cache[slots // self.shape.block_size, slots % self.shape.block_size] = new
+        q = torch.cat((q_latent, q_rope), 2)  # [T, H, C + P]
+        out = torch.zeros_like(q_latent)
+        for batch in metadata.batches:
+            rows = self._rows(kv_cache, batch.context)
+            some = q if batch.tokens is None else q[batch.tokens]
+            answers = _attend(some, rows, batch.is_hidden, scale, self.shape.latent_dim)
+            if batch.tokens is None:
+                return answers.to(out.dtype)
+            out.index_copy_(0, batch.tokens, answers.to(out.dtype))
+        return out
+
+    def _batch(self, spans: Sequence[Span], step: StepLayout) -> RowBatch:
+        device, size = step.seq_lens.device, self.shape.block_size
+        reach = Reach()
+        found = span_keys(spans, reach, device)
+        block_ids = tables_of(spans, step.block_table).gather(1, found.read // size)
+        return RowBatch(
+            tokens=tokens_of(spans, len(step.slot_mapping), device),
+            context=block_ids.long() * size + found.read % size,
+            is_hidden=reach.hides(found.keys.unsqueeze(1), found.queries.unsqueeze(2)),
+        )
+
+    def _rows(self, kv_cache: Tensor, context: Tensor) -> Tensor:  # [n, L, C + P] float32
+        size = self.shape.block_size
+        return kv_cache[context // size, context % size].float()
+
+
+def _attend(
+    q: Tensor,  # [n * q, H, C + P]
+    rows: Tensor,  # [n, L, C + P]
+    is_hidden: Tensor,  # [n, q, L]
+    scale: float,
+    latent_dim: int,
+) -> Tensor:  # [n * q, H, C]
+    num_spans, size, length = is_hidden.shape
+    folded = q.float().reshape(num_spans, -1, q.shape[2])  # [n, q * H, C + P]
+    scores = torch.bmm(folded, rows.transpose(1, 2)).mul_(scale)
+    by_head = scores.view(num_spans, size, -1, length)
+    by_head.masked_fill_(is_hidden.unsqueeze(2), -math.inf)
+    out = torch.bmm(scores.softmax(-1), rows[:, :, :latent_dim])  # [n, q * H, C]
+    return out.view(-1, q.shape[1], latent_dim)

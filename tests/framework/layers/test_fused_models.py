@@ -1,0 +1,171 @@
+"""Whole models that run kernels, and whose backend rotates, answer as those that run torch do."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_parts import (
+    CONTEXT,
+    MAX_TOKENS,
+    dense_attention,
+    difference,
+    load_model,
+    logits_of,
+    random_tokens,
+)
+from rotating_attention import RotatingAttention
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.interfaces.lora import AdapterBatch, AdapterModule
+from quire.interfaces.model import ForwardBatch, Model
+from quire.layers import Attention
+from quire.layers.linear import ParallelLinear
+from quire.registry import import_reference
+from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker.loading import load_weights
+from quire_models.plugin import MODELS
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
+)
+TOKENS = random_tokens(11)
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    "gemma3": ("Gemma3ForCausalLM", {}),
+}
+
+
+class Counted(RotatingAttention):
+    """Says how often a layer asked it."""
+
+    num_calls = 0
+
+    def forward_rotary(self, *args: Any) -> Tensor:
+        self.num_calls += 1
+        return super().forward_rotary(*args)
+
+
+def fused_model(
+    checkpoint: WrittenCheckpoint, dtype: torch.dtype = torch.float32
+) -> tuple[Model, list[Counted]]:
+    """Build a model that runs kernels, with attention that norms and rotates."""
+    architecture = checkpoint.config["architectures"][0]
+    module = f"quire_models.{MODELS[architecture]}"
+    describe: Any = import_reference(f"{module}_config:describe_{MODELS[architecture]}", "describe")
+    model_class: Any = import_reference(f"{module}:{architecture}", "model")
+    context = replace(CONTEXT, fused=True, dtype=dtype)
+    model: Any = model_class(describe(checkpoint.config), context)
+    backends = []
+    for layer in model.modules():
+        if isinstance(layer, Attention):
+            backends.append(Counted(dense_attention(layer).shape))
+            cache = torch.zeros(2, MAX_TOKENS, layer.num_kv_heads, layer.head_dim)
+            layer.bind(backends[-1], cache, 0)
+    load_weights(model, checkpoint.folder)
+    return model, backends
+
+
+@pytest.fixture(params=SHAPES)
+def checkpoint(request: Any, tmp_path: Path) -> WrittenCheckpoint:
+    architecture, config = SHAPES[request.param]
+    return write_checkpoint(tmp_path, architecture, **config)
+
+
+def test_in_float32_the_logits_are_the_same(checkpoint):
+    model, backends = fused_model(checkpoint)
+    expected = logits_of(load_model(checkpoint), TOKENS)
+    assert difference(logits_of(model, TOKENS), expected) < 1e-5
+    assert [backend.num_calls for backend in backends] == [1] * len(backends)
+
+
+def test_a_prompt_in_two_steps_has_the_same_logits(checkpoint):
+    model, _ = fused_model(checkpoint)
+    expected = logits_of(load_model(checkpoint), TOKENS)
+    logits_of(model, TOKENS[:7])
+    assert difference(logits_of(model, TOKENS[7:], start=7), expected[7:]) < 1e-5
+
+
+def test_in_half_precision_the_logits_are_close(checkpoint):
+    expected = logits_of(load_model(checkpoint), TOKENS)
+    for dtype, tolerance in ((torch.bfloat16, 0.06), (torch.float16, 0.006)):
+        model, _ = fused_model(checkpoint, dtype)
+        logits = logits_of(model, TOKENS)
+        assert logits.isfinite().all()
+        assert difference(logits, expected) < tolerance, dtype
+
+
+def test_adapters_change_both_alike(checkpoint):
+    model, _ = fused_model(checkpoint)
+    plain = load_model(checkpoint)
+    index = torch.tensor([0, 1, -1] * 3 + [1, 0])
+    rows = tuple((place, (index == place).nonzero().squeeze(1)) for place in (0, 1))
+    for each in (model, plain):
+        place_adapters(each)
+    expected = logits_of(plain, TOKENS, adapters=AdapterBatch(index, rows))
+    answers = logits_of(model, TOKENS, adapters=AdapterBatch(index, ()))
+    assert difference(answers, expected) < 1e-5
+    assert difference(expected, logits_of(plain, TOKENS)) > 0.01
+
+
+def place_adapters(model: Any) -> None:
+    """Adapt every linear layer, with two adapters of different ranks."""
+    draw = torch.Generator().manual_seed(3)
+    for layer in model.modules():
+        if isinstance(layer, ParallelLinear):
+            layer.enable_lora(2, 4)
+            for place, rank in ((0, 4), (1, 1)):
+                matrices = {
+                    name: AdapterModule(
+                        torch.randn(rank, layer.num_columns, generator=draw) * 0.1,
+                        torch.randn(part.num_rows, rank, generator=draw) * 0.1,
+                        1.0,
+                    )
+                    for name, part in layer.slices.items()
+                }
+                layer.set_adapter(place, matrices)
+
+
+LAUNCHES_NOTHING = {"view", "t", "empty", "empty_like", "new_empty"}
+INTERPRETER = {"set_", "copy_"}  # Triton's interpreter brings its arguments to the host
+
+
+class Operators(TorchDispatchMode):
+    """Writes down which operators of torch are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+class Idle(RotatingAttention):
+    """Answers with its metadata: what it would launch is not counted."""
+
+    def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
+        return metadata
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_besides_kernels_a_decoder_layer_runs_four_products(tmp_path, has_biases):
+    biases = {"attention_bias": has_biases, "mlp_bias": has_biases}
+    checkpoint = write_checkpoint(tmp_path, "LlamaForCausalLM", **biases)
+    model: Any = fused_model(checkpoint)[0]
+    layer = model.model.layers["0"]
+    attention = layer.self_attn.attention
+    attention.bind(Idle(dense_attention(attention).shape), torch.empty(0), 0)
+    rotation = model.model.rotaries[0](torch.arange(3))
+    x, residual = torch.zeros(2, 3, 64)
+    batch = ForwardBatch(attention=[torch.zeros(3, attention.num_heads, attention.head_dim)])
+    with torch.no_grad(), Operators() as operators:
+        layer(x, residual, rotation, batch)
+    names = [name for name in operators.names if name not in LAUNCHES_NOTHING | INTERPRETER]
+    assert names == ["addmm" if has_biases else "mm"] * 4

@@ -1,0 +1,203 @@
+"""The pipeline runs what a batch needs, and lets the draw do what the draw can do."""
+
+import pytest
+import torch
+from sampler_parts import bitmask, tables_with
+
+from quire.errors import RequestFailedError
+from quire.interfaces.sampling import LogitsStep, RequestField, SampledRows
+from quire.worker.sampling import SamplingPipeline
+from quire_samplers.categorical import Categorical
+from quire_samplers.gumbel import Gumbel
+from quire_samplers.min_p import MinP
+from quire_samplers.temperature import Temperature
+from quire_samplers.top_k_top_p import TopKTopP
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 70
+BUMP = RequestField("bump", int, 0)
+MIXED = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 9},
+    {"top_p": 0.7},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"temperature": 1.0},
+)
+
+
+class Bump(LogitsStep):
+    """Adds much to token 4 of the requests that ask for it."""
+
+    def is_neutral(self, fields):
+        return fields.get("bump", 0) == 0
+
+    def apply(self, logits, rows):
+        logits[:, 4] += rows.columns["bump"][rows.slots] * 100.0
+        return logits
+
+
+class Noting(Gumbel):
+    """Notes which way it was asked to draw."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.ways = []
+
+    def draw(self, logits, rows):
+        self.ways.append("draw")
+        return super().draw(logits, rows)
+
+    def draw_absorbing(self, logits, rows):
+        self.ways.append("absorb")
+        return super().draw_absorbing(logits, rows)
+
+
+class Fails(LogitsStep):
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        raise ZeroDivisionError
+
+
+STAGES = {Temperature: "temperature", MinP: "filter", TopKTopP: "filter", Bump: "bias"}
+
+
+def pipeline_of(requests, steps=(Temperature, MinP, TopKTopP), draw=Noting, *, absorb=True):
+    """A pipeline, and slots for the requests."""
+    tables = tables_with(requests, (BUMP,))
+    own = [(STAGES.get(step, "filter"), step(VOCAB_SIZE, CPU)) for step in steps]
+    absorbed = [steps.index(step) for step in (Temperature, MinP, TopKTopP)] if absorb else ()
+    owners = [f"sampler {step.__name__}" for step in (*steps, draw)]
+    pipeline = SamplingPipeline(own, draw(VOCAB_SIZE, CPU), tables, owners, absorbed=absorbed)
+    for slot, request in enumerate(requests):
+        tables.info_of(slot).active_steps = pipeline.active_steps(
+            {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **request}
+        )
+    return pipeline
+
+
+def random_logits(num_rows):
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(2)) * 3
+
+
+def run(pipeline, logits, masks=()):
+    slots = list(range(len(logits)))
+    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks)
+    return [token_id for token_id, _, _ in drawn.read()]
+
+
+def test_an_absorbing_draw_gives_the_tokens_of_the_steps_one_by_one():
+    logits = random_logits(len(MIXED))
+    absorbing, apart = pipeline_of(MIXED), pipeline_of(MIXED, absorb=False)
+    assert run(absorbing, logits) == run(apart, logits)
+    assert (absorbing.draw.ways, apart.draw.ways) == (["absorb"], ["draw"])
+
+
+def test_nothing_is_absorbed_where_no_step_is_needed():
+    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 1.0}])
+    run(pipeline, random_logits(2))
+    assert pipeline.draw.ways == ["draw"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "way"),
+    [
+        ((Bump, Temperature, MinP, TopKTopP), "absorb"),
+        ((Temperature, Bump, MinP, TopKTopP), "draw"),
+        ((Temperature, MinP, TopKTopP, Bump), "draw"),
+    ],
+)
+def test_a_step_among_or_behind_the_absorbed_ones_keeps_them_apart(steps, way):
+    requests = [*MIXED, {"temperature": 0.7, "bump": 1}]
+    logits = random_logits(len(requests))
+    pipeline = pipeline_of(requests, steps)
+    assert run(pipeline, logits) == run(pipeline_of(requests, steps, absorb=False), logits)
+    assert pipeline.draw.ways == [way]
+    assert not pipeline.is_absorbed([0, len(requests) - 1], ())
+    assert pipeline.is_absorbed([0, 1, 2], ()), "only where it is needed"
+
+
+def test_only_what_the_draw_alone_can_do_is_called_absorbed():
+    stopping = {"min_tokens": 4, "stop_token_ids": (1,)}
+    requests = [*MIXED, {"num_logprobs": 2}, stopping, {**stopping, "num_generated": 4}]
+    pipeline = pipeline_of(requests)
+    plain = [0, 1, 2, 3, 4]
+    assert pipeline.is_absorbed(plain, ())
+    assert not pipeline.is_absorbed(plain, [bitmask(1, [3], VOCAB_SIZE)])
+    assert not pipeline.is_absorbed([*plain, 5], ()), "log probabilities"
+    assert not pipeline.is_absorbed([*plain, 6], ()), "an answer that may not end yet"
+    assert pipeline.is_absorbed([*plain, 7], ()), "it may end now"
+
+
+def test_a_draw_that_absorbs_nothing_is_never_captured():
+    assert not pipeline_of(MIXED, draw=Categorical, absorb=False).is_absorbed([0], ())
+
+
+def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
+    pipeline = pipeline_of(MIXED)
+    logits = random_logits(len(MIXED))
+    tables = pipeline.tables
+    rows = SampledRows(
+        slots=torch.tensor([*range(len(MIXED)), tables.spare_slot]),
+        positions=torch.tensor([*tables.num_known, 0]),
+        columns=tables.columns,
+        token_ids=tables.token_ids,
+        num_prompt_tokens=tables.num_prompt_tokens,
+    )
+    padded = torch.cat((logits, torch.zeros(1, VOCAB_SIZE)))
+    drawn = pipeline.draw_absorbed(padded, rows).first(len(MIXED))
+    assert [token_id for token_id, _, _ in drawn.read()] == run(pipeline, logits)
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_logit_that_is_not_a_number_fails_its_row_alone(absorb, bad):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    logits = random_logits(len(MIXED))
+    good = run(pipeline, logits)
+    for row in range(len(MIXED)):
+        broken = logits.clone()
+        broken[row, 11] = bad
+        slots = list(range(len(MIXED)))
+        drawn = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
+        assert [each.is_sound for each in drawn] == [other != row for other in slots]
+        assert all(drawn[slot].token_id == good[slot] for slot in slots if slot != row)
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+def test_a_row_that_allows_nothing_fails_alone(absorb):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    slots = list(range(len(MIXED)))
+    masks = [bitmask(2, [], VOCAB_SIZE)]
+    drawn = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
+    assert [each.is_sound for each in drawn] == [slot != 2 for slot in slots]
+
+
+def test_masks_come_before_absorbed_steps():
+    pipeline = pipeline_of(MIXED)
+    masks = [bitmask(slot, [40 + slot], VOCAB_SIZE) for slot in (4, 1)]
+    drawn = run(pipeline, random_logits(len(MIXED)), masks)
+    assert (drawn[1], drawn[4]) == (41, 44)
+
+
+def test_log_probabilities_are_those_before_masks_and_steps():
+    pipeline = pipeline_of([{"temperature": 0.5, "num_logprobs": 2}, {"top_k": 3}])
+    logits = random_logits(2)
+    drawn = pipeline.run(
+        logits.clone(), [0, 1], torch.tensor([0, 1]), [bitmask(0, [9], VOCAB_SIZE)]
+    )
+    (token_id, _, logprobs), (_, _, none) = drawn.read()
+    expected = logits[0].log_softmax(-1)
+    assert token_id == 9
+    assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
+    likeliest = expected.topk(2).values.tolist()
+    assert logprobs.logprobs == pytest.approx([expected[9].item(), *likeliest])
+    assert logprobs.rank == 1 + int((expected > expected[9]).sum())
+    assert none is None
+
+
+def test_a_step_that_fails_is_named():
+    pipeline = pipeline_of(MIXED, (Temperature, MinP, TopKTopP, Fails))
+    with pytest.raises(RequestFailedError, match="sampler Fails failed: ZeroDivisionError"):
+        run(pipeline, random_logits(len(MIXED)))

@@ -1,0 +1,36 @@
+"""A scene for attention backends whose requests have a context that no backend computed."""
+
+import torch
+
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
+from quire.testing.attention_truth import DTYPES
+
+
+def filled(backend_class, sizes: SceneSizes, lengths, spare=4):
+    """Return a scene, and its requests, each with so many tokens computed and some more to come.
+
+    What is kept is put straight into the pages `[B, 2, K, S, D]`.
+    """
+    scene = AttentionScene(backend_class, sizes)
+    numbers = [scene.add(length + spare) for length in lengths]
+    for number, length in zip(numbers, lengths, strict=True):
+        request = scene.requests[number]
+        slots = scene.layout([(number, length)], Padding()).slot_mapping.cpu()
+        k = request.k[:length]
+        if scene.turning is not None:
+            k = scene.turning.of(k, sizes.num_heads)
+        for side, (x, scale) in enumerate(
+            ((k, sizes.k_scale), (request.v[:length], sizes.v_scale))
+        ):
+            blocks, rows = slots // sizes.block_size, slots % sizes.block_size
+            scene.kv_cache[blocks, side, :, rows] = codes(x, sizes.kv_dtype, scale).to(sizes.device)
+        request.num_computed = length
+    return scene, numbers
+
+
+def codes(x, kv_dtype, scale):
+    """Return numbers as a cache keeps them."""
+    if kv_dtype == "float8_e4m3fn":
+        return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return x.to(DTYPES[kv_dtype])

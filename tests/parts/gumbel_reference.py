@@ -1,0 +1,47 @@
+"""Gumbel noise and a draw with it, in plain torch: what the kernels must agree with."""
+
+import torch
+
+from quire_samplers.uniform import PURPOSE_DRAW, mix
+
+MASK = 2**32 - 1
+
+
+def signed(word):
+    return word - 2**64 if word >= 2**63 else word
+
+
+def row_keys(rows):
+    """`[N]` int64 of 64 mixed bits."""
+    seed, child = (rows.columns[name][rows.slots] for name in ("seed", "child"))
+    assert PURPOSE_DRAW == 0  # the kernels leave it out
+    key = mix(seed + child * signed(0xD1B54A32D192ED03))
+    return mix(key + rows.positions * signed(0x9E3779B97F4A7C15))
+
+
+def token_words(keys, vocab_size):
+    """`[N, V]` int64 of 32 mixed bits."""
+    low, high = (keys & MASK).unsqueeze(1), ((keys >> 32) & MASK).unsqueeze(1)
+    word = (torch.arange(vocab_size) * 0x9E3779B1 + low) & MASK
+    word = times(word ^ (word >> 16), 0x7FEB352D)
+    word = times(word ^ (word >> 15) ^ high, 0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def times(word, factor):
+    """The low 32 bits of a product; int64 would overflow, so in two halves."""
+    low, high = word & 0xFFFF, word >> 16
+    return (low * factor + ((high * factor & 0xFFFF) << 16)) & MASK
+
+
+def noise_of(words):
+    """float32, of words of 32 bits."""
+    u = ((words.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    series = u * (1 + u * (0.5 + u * (1 / 3 + u * 0.25)))
+    return -torch.where(u < 2.0**-6, series, -torch.log(1 - u)).log()
+
+
+def gumbel_draw(logits, rows):  # [N, V] -> [N]
+    noise = noise_of(token_words(row_keys(rows), logits.shape[1]))
+    is_random = rows.field("temperature") > 0
+    return torch.where(is_random, logits + noise, logits).argmax(-1)

@@ -1,0 +1,48 @@
+"""An engine on this machine that runs steps as on a GPU: kernels, device inputs, captured steps."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recorded_runs import RecordedRuns
+
+from quire import LLM
+from quire.worker.decode_graphs import DecodeGraphs
+from quire.worker.model_runner import ModelRunner
+
+AS_ON_A_GPU = {
+    "device": "cpu", "dtype": "float32", "kernels": "triton", "attention_backend": "triton",
+}  # fmt: skip
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    return llm._running.core.executor._worker._ready_runner()
+
+
+@contextmanager
+def recorded_engine(
+    folder: Path, sizes: list[int], **options: Any
+) -> Iterator[tuple[LLM, RecordedRuns]]:
+    """An engine whose decode steps are recorded for these sizes; and how often each is repeated.
+
+    For each size, the largest first: the step, and its draw; with adapters both once more.
+    """
+    with LLM(str(folder), **AS_ON_A_GPU, **options) as llm:
+        yield llm, record(llm, sizes)
+
+
+def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
+    runner, way = runner_of(llm), RecordedRuns()
+    vocab_size = llm._running.core.executor._worker.composition.description.vocab_size
+    graphs = DecodeGraphs(
+        runner.device_inputs,
+        runner.pipeline,
+        runner.hidden_states_of,
+        runner.model.compute_logits,
+        sizes,
+        vocab_size,
+    )
+    graphs.capture(way, with_adapters=runner.adapters is not None)
+    runner.graphs = graphs
+    return way

@@ -1,0 +1,101 @@
+"""A CUDA graph without a GPU: what a run does is written down, and done again to the letter.
+
+Every torch operator and every launch of an interpreted kernel is kept with the very arguments that
+it had. A repetition runs no Python of the run: a number that the host had put in an argument stays
+as it was, and so does a tensor that was made from such numbers. To ask a tensor for its value is
+refused, as it is while a graph is captured.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import InterpretedFunction
+
+from quire.worker.graph_capture import StepCapture
+
+ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self, steps: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().partition("::")[2].partition(".")[0]
+        if name in ASKING:
+            raise RuntimeError(f"a captured run asks the device for a number: {func.name()}")
+        result = func(*args, **kwargs)
+        self.steps.append(_repetition(func, args, kwargs, result))
+        return result
+
+
+def _repetition(func: Any, args: Any, kwargs: Any, result: Any) -> Callable[[], None]:
+    if func._schema.is_mutable:
+        return lambda: func(*args, **kwargs)
+    inputs = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+    fresh = [index for index, x in enumerate(outputs) if _storage(x) not in inputs]
+
+    def repeat() -> None:
+        again = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
+        for index in fresh:
+            outputs[index].copy_(again[index])
+
+    return repeat if fresh else lambda: None
+
+
+def _storage(tensor: Tensor) -> int:
+    if tensor.is_mkldnn:  # a reordered weight
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+class RecordedRuns(StepCapture):
+    """Keeps runs as they were, and counts how often each was repeated."""
+
+    def __init__(self) -> None:
+        self.num_repeated: list[int] = []
+        self.is_finished = False
+
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        steps: list[Callable[[], None]] = []
+        result = _record(run, steps)
+        assert steps, "nothing was done"
+        place = len(self.num_repeated)
+        self.num_repeated.append(0)
+
+        def repeat() -> Any:
+            self.num_repeated[place] += 1
+            for step in steps:
+                step()
+            return result
+
+        return repeat
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+def _record(run: Callable[[], Any], steps: list[Callable[[], None]]) -> Any:
+    launch = InterpretedFunction.run
+
+    def recorded_launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        def again() -> None:
+            launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+        with _disable_current_modes():  # what the interpreter itself does is no part of the run
+            again()
+        steps.append(again)
+
+    InterpretedFunction.run = recorded_launch
+    try:
+        with torch.inference_mode(), _Recording(steps):
+            return run()
+    finally:
+        InterpretedFunction.run = launch

@@ -1,0 +1,215 @@
+"""The Triton backend passes the conformance kit, in the interpreter where there is no GPU."""
+
+from dataclasses import replace
+
+import attention_launches
+import kernel_device
+import pytest
+import torch
+from dry_launch import compiled_in_child
+
+from quire.interfaces.attention import AttentionLayerParams, AttentionShape
+from quire.plugins import load_plugins
+from quire.testing.attention import AttentionBackendContract
+from quire.testing.attention_graphs import CapturedStep
+from quire.testing.attention_scene import AttentionScene
+from quire.testing.attention_sizes import Padding, SceneSizes
+from quire_attention_backends.reach import Reach
+from quire_attention_backends.triton_attention import TritonBackend
+
+ENTRY = load_plugins().registries.attention_backends.entry("triton")
+DEVICE = kernel_device.DEVICE.type
+
+
+class TestTriton(AttentionBackendContract):
+    """A few cases of each kind; all of them take minutes in the interpreter."""
+
+    backend_class = TritonBackend
+    capabilities = ENTRY.capabilities
+    device = DEVICE
+    num_cases = 3
+
+
+@pytest.mark.slow
+class TestAllThatTritonDeclares(AttentionBackendContract):
+    backend_class = TritonBackend
+    capabilities = ENTRY.capabilities
+    device = DEVICE
+
+
+def sizes(**changes):
+    return SceneSizes(device=DEVICE, **changes)
+
+
+def filled(lengths, spare=4, **changes):
+    """Return a scene whose requests have so many tokens in the cache, put there by hand."""
+    scene = AttentionScene(TritonBackend, sizes(**changes))
+    numbers = [scene.add(length + spare) for length in lengths]
+    for number, length in zip(numbers, lengths, strict=True):
+        slots = scene.layout([(number, length)], Padding()).slot_mapping
+        _, k, v = scene.inputs([(number, length)])
+        blocks, offsets = slots // scene.sizes.block_size, slots % scene.sizes.block_size
+        scene.kv_cache[blocks, 0, :, offsets] = k
+        scene.kv_cache[blocks, 1, :, offsets] = v
+        scene.requests[number].num_computed = length
+    return scene, numbers
+
+
+def check(pairs, limit=2e-5):
+    for answer, truth in pairs:
+        torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=0)
+
+
+def parts_of(scene, plan, reach=None):
+    """Return how many partial answers each request of a step leaves."""
+    metadata = scene.backend.prepare(scene.layout(plan, Padding()))
+    return scene.backend._plan(metadata, reach or Reach()).parts[:, 1].tolist()
+
+
+def test_one_long_request_is_split_beside_sixteen_short_ones():
+    scene, numbers = filled([3] * 8 + [600] + [3] * 8)
+    plan = [(number, 1) for number in numbers]
+    parts = parts_of(scene, plan)
+    assert parts[8] > 1
+    assert not any(parts[:8] + parts[9:])
+    check(scene.step(plan))
+
+
+def test_an_uneven_batch_of_seventeen_is_right():
+    scene, numbers = filled([1 + 7 * index for index in range(17)], num_heads=6)
+    for _ in range(2):
+        check(scene.step([(number, 1) for number in numbers]))
+
+
+def test_what_a_window_hides_is_no_work():
+    scene, numbers = filled([600, 500], window=40)
+    plan = [(number, 1) for number in numbers]
+    assert max(parts_of(scene, plan)) > 2
+    assert max(parts_of(scene, plan, Reach(40))) <= 2
+    check(scene.step(plan))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_cap_a_window_and_sinks_together(batch_invariant):
+    features = {"soft_cap": 3.0, "window": 70, "has_sinks": True}
+    scene, numbers = filled([130, 5, 300], **features, batch_invariant=batch_invariant)
+    check(scene.step([(number, 1) for number in numbers]))
+    more = scene.add(50)
+    check(scene.step([(numbers[0], 1), (more, 50), (numbers[2], 2)]))
+
+
+def test_a_few_tokens_of_a_request_are_split_as_one_is():
+    """Draft tokens to be verified: the rows of a tile have place for them."""
+    scene, numbers = filled([400, 20, 3], num_heads=4)
+    plan = [(numbers[0], 2), (numbers[1], 1), (numbers[2], 2)]
+    assert parts_of(scene, plan)[0] > 1
+    check(scene.step(plan))
+
+
+def test_a_replayed_step_splits_by_its_new_lengths():
+    scene, (a, b, c) = filled([170, 40, 5], spare=8)
+    step = CapturedStep(scene, 4, 4)
+    check(step.step([(b, 1), (c, 1)]))
+    lone = scene.add(60)
+    check(step.step([(lone, 1), (a, 1), (c, 1)]))
+
+
+def test_batch_invariant_splits_lie_at_fixed_tokens():
+    shape = shape_of(max_blocks_per_request=4096, batch_invariant=True)
+    backend = TritonBackend(shape)
+    assert backend._splits.unit * 32 == 4096 * 16
+    assert backend._splits.max_units == 32
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float16"])
+def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(dtype):
+    """The first splits its context among programs, the others merge in one; a chunk likewise."""
+    answers = []
+    for others, chunks in (([], [1] * 3), ([150] * 6, [1] * 3), ([40], [3]), ([], [2, 1])):
+        features = {"dtype": dtype, "kv_dtype": dtype, "batch_invariant": True}
+        scene, (number, *beside) = filled([300, *others], num_kv_heads=4, **features)
+        plans = [[(other, 1) for other in beside] + [(number, new)] for new in chunks]
+        if not others and len(chunks) == 3:
+            assert parts_of(scene, plans[0]) == [3]
+        elif len(chunks) == 3:
+            assert not any(parts_of(scene, plans[0]))
+        answers.append(torch.cat([scene.answers(plan)[-1] for plan in plans]))
+    for other in answers[1:]:
+        assert torch.equal(answers[0], other)
+
+
+def test_a_row_has_the_same_bits_wherever_it_stands_in_a_tile():
+    answers = []
+    for chunks in ([45], [3, 1, 22, 1, 18]):
+        scene, (other,) = filled([20], num_heads=6, batch_invariant=True)
+        number = scene.add(45)
+        plans = [[(other, 1), (number, new)] for new in chunks[:4]] + [
+            [(number, new)] for new in chunks[4:]
+        ]
+        answers.append(torch.cat([scene.answers(plan)[-1] for plan in plans]))
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_workspace_is_what_is_allocated(batch_invariant):
+    shape = shape_of(batch_invariant=batch_invariant)
+    scratch = TritonBackend(shape)._scratch
+    assert TritonBackend.workspace_bytes(shape) == scratch.acc.nbytes + scratch.stats.nbytes
+
+
+def shape_of(**changes):
+    return replace(
+        AttentionShape(
+            num_heads=8,
+            num_kv_heads=2,
+            head_dim=64,
+            block_size=16,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_blocks_per_request=64,
+            dtype=torch.float32,
+            kv_dtype="float32",
+            device=torch.device(DEVICE),
+        ),
+        **changes,
+    )
+
+
+def test_a_step_of_padding_alone_leaves_at_once():
+    scene, numbers = filled([5])
+    step = CapturedStep(scene, 4, 4)
+    layout = step._layout
+    q, k, v = (torch.ones_like(heads) for heads in step._heads)
+    out = scene.backend.forward(
+        q, k, v, scene.kv_cache, scene.backend.prepare(layout), AttentionLayerParams(0.3)
+    )
+    assert out.shape == q.shape
+    check(scene.step([(numbers[0], 1)]))
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_some_kernels_of_each_kind_fit(capability):
+    assert_fit(compiled_in_child("attention_launches:some", capability))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("part", attention_launches.PARTS)
+def test_every_kernel_that_can_be_chosen_fits(capability, part):
+    assert_fit(compiled_in_child(f"attention_launches:{part}", capability))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_float32_queries_with_narrower_caches_fit(capability):
+    """They are exact and slow: a row of K is widened in registers, and may spill."""
+    kernels = compiled_in_child("attention_launches:widened", capability)
+    assert all(kernel.fits() for kernel in kernels)
+
+
+def assert_fit(kernels):
+    """Shared memory fits, and decode does not spill."""
+    assert {kernel.name for kernel in kernels} >= {"_answer_short", "_answer_prompts", "_plan"}
+    for kernel in kernels:
+        assert kernel.fits(), kernel
+        assert kernel.local_bytes == 0 or kernel.name == "_answer_prompts", kernel

@@ -1,0 +1,136 @@
+"""The Triton backend of latent attention keeps the contract, and its kernels fit a GPU."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import torch
+from dry_launch import compiled_in_child
+
+from quire.config import PluginSettings
+from quire.errors import RefusedError
+from quire.interfaces.mla import MLAShape
+from quire.plugins import load_plugins
+from quire.testing.attention_sizes import Padding
+from quire.testing.mla import MLABackendContract
+from quire.testing.mla_scene import SCALE, MLAScene, MLASizes
+from quire_attention_backends.triton_mla import TritonMLABackend
+
+REGISTRY = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.attention_backends
+CAPABILITIES = REGISTRY.entry("triton_mla").capabilities
+SLOW_LAUNCHES = ("short_rows", "long_rows", "every_type")
+# The interpreter cannot multiply bfloat16; tests/gpu does.
+INTERPRETED = frozenset({"float32", "float16"})
+
+
+class TestTritonMLA(MLABackendContract):
+    backend_class = TritonMLABackend
+    capabilities = replace(CAPABILITIES, dtypes=INTERPRETED)
+    rows = ((32, 16), (64, 32), (128, 64))
+    # The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16.
+    tolerances = MappingProxyType({"float32": 2e-5, "float16": 4e-3, "bfloat16": 8e-2})
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize(
+    "launches",
+    ["few", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAUNCHES)],
+)
+def test_every_variant_fits_and_spills_nothing(launches, capability):
+    kernels = compiled_in_child(f"mla_launches:{launches}", capability)
+    assert {kernel.name for kernel in kernels} >= {"attend_items", "merge_parts", "_write_rows"}
+    for kernel in kernels:
+        assert kernel.fits(), kernel
+        assert kernel.local_bytes == 0, kernel
+
+
+def test_a_step_is_divided_and_put_together_again():
+    scene = MLAScene(TritonMLABackend, MLASizes())
+    numbers = [scene.add(length) for length in (301, 3, 91)]
+    for number in numbers:
+        compute_all_but_one(scene, number)
+    plan = [(number, 1) for number in numbers]
+    num_parts = scene.backend.prepare(scene.layout(plan, Padding())).plan.parts[:, 1].tolist()
+    assert num_parts[0] > num_parts[2] > 1
+    assert num_parts[1] == 0
+    for answer, truth in scene.step(plan):
+        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=2e-5)
+
+
+def compute_all_but_one(scene, number):
+    """Write the rows as earlier steps would have done; interpreting those takes a minute."""
+    request = scene.requests[number]
+    num_computed = len(request.latent) - 1
+    slots = scene.layout([(number, num_computed)], Padding()).slot_mapping
+    rows = torch.cat((request.latent, request.k_rope), 1)[:num_computed]
+    scene.kv_cache.view(-1, rows.shape[1])[slots] = rows
+    request.num_computed = num_computed
+
+
+def test_many_rows_are_merged_as_few_are(monkeypatch):
+    answers = []
+    for many in (2**13, 0):
+        monkeypatch.setattr("quire_attention_backends.triton_mla.MANY_PROGRAMS", many)
+        scene = MLAScene(TritonMLABackend, MLASizes(num_heads=5))
+        number = scene.add(70)
+        compute_all_but_one(scene, number)
+        [(answer, truth)] = scene.step([(number, 1)])
+        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=2e-5)
+        answers.append(answer)
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)
+
+
+def test_a_step_of_padding_alone_computes_nothing():
+    """As a step is captured before any request is there."""
+    scene = MLAScene(TritonMLABackend, MLASizes())
+    empty = replace(
+        scene.layout([(scene.add(4), 4)], Padding()),
+        query_start=torch.zeros(3, dtype=torch.int32),
+        seq_lens=torch.zeros(2, dtype=torch.int32),
+        block_table=torch.zeros(2, 4, dtype=torch.int32),
+        slot_mapping=torch.zeros(2, dtype=torch.int64),
+    )
+    metadata = scene.backend.prepare(empty)
+    assert metadata.plan.count.item() == 0
+    before = scene.raw.clone()
+    inputs = [tensor[:2] for tensor in scene.inputs([(0, 4)])]
+    scene.backend.forward(*inputs, scene.kv_cache, metadata, SCALE)
+    assert torch.equal(before[1:], scene.raw[1:])
+
+
+def test_every_declared_head_size_is_a_row_that_is_served():
+    assert CAPABILITIES.head_dims == {
+        latent + rope for latent in (32, 64, 128, 256, 512) for rope in (16, 32, 64)
+    }
+    for latent in (32, 512):
+        for rope in (16, 64):
+            TritonMLABackend(shape(latent, rope))
+
+
+def test_a_row_that_is_cut_otherwise_is_refused():
+    with pytest.raises(RefusedError, match=r"latents of 544 and .* keys of 32 .* torch_mla"):
+        TritonMLABackend(shape(544, 32))
+
+
+def test_the_workspace_is_what_it_allocates():
+    backend = TritonMLABackend(shape(512, 64, num_heads=20))
+    scratch = (backend._partial, backend._peaks, backend._masses)
+    allocated = sum(tensor.numel() * tensor.element_size() for tensor in scratch)
+    assert TritonMLABackend.workspace_bytes(backend.shape) == allocated
+
+
+def shape(latent_dim, rope_dim, num_heads=4):
+    return MLAShape(
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_dim=latent_dim + rope_dim,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_blocks_per_request=8,
+        dtype=torch.float32,
+        kv_dtype="float32",
+        device=torch.device("cpu"),
+    )

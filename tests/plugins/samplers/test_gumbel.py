@@ -1,0 +1,252 @@
+"""The draw follows the probabilities, with filters as if they had been steps of their own."""
+
+import math
+from types import MappingProxyType
+
+import pytest
+import torch
+from gumbel_reference import gumbel_draw, noise_of, row_keys, token_words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.testing.sampling import AbsorbingDrawContract, sampled_rows
+from quire_samplers import gumbel
+from quire_samplers.gumbel import Gumbel
+from quire_samplers.gumbel_kernels import CHUNK
+from quire_samplers.min_p import MinP
+from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from quire_samplers.temperature import Temperature
+from quire_samplers.top_k_top_p import TopKTopP
+
+CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CPU = torch.device("cpu")
+ALL_KINDS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.6},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"min_p": 0.1},
+    {"temperature": 1.5, "min_p": 0.02, "top_p": 0.9, "top_k": 40},
+    {"top_k": 1},
+    {"top_p": 0.0},
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.4, "min_p": 0.3},
+    {"temperature": 1e-9, "top_k": 7},
+)
+
+
+class TestGumbel(AbsorbingDrawContract):
+    step_class = Gumbel
+    capabilities = CAPABILITIES
+    active = ({"temperature": 1.0}, {"temperature": 0.7})
+    neutral = MappingProxyType({"temperature": 0.0})
+    absorbed = (Temperature, MinP, TopKTopP)
+    mixed = ALL_KINDS
+
+
+def after_steps(logits, rows):
+    logits = logits.clone()
+    for step in (Temperature, MinP, TopKTopP):
+        logits = step(logits.shape[1], CPU).apply(logits, rows)
+    return logits
+
+
+def draw(logits, rows):
+    return Gumbel(logits.shape[1], CPU).draw(logits, rows)
+
+
+def draw_absorbing(logits, rows):
+    return Gumbel(logits.shape[1], CPU).draw_absorbing(logits, rows)
+
+
+def random_logits(num_rows, vocab_size, scale, seed):
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("vocab_size", [3, 300, CHUNK, 2 * CHUNK + 77])
+def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
+    fields = [{"temperature": row % 5 / 2} for row in range(15)]
+    rows = sampled_rows(
+        CAPABILITIES, fields, seeds=[(-1) ** n * 7**n for n in range(15)], positions=range(1, 16)
+    )
+    rows.columns["child"] += torch.arange(len(rows.columns["child"])) % 3
+    logits = random_logits(15, vocab_size, 1.5, seed=vocab_size)
+    assert torch.equal(draw(logits, rows), gumbel_draw(logits, rows))
+
+
+@pytest.mark.parametrize("scale", [0.5, 8.0])
+@pytest.mark.parametrize("vocab_size", [1, 50, 3 * CHUNK - 5])
+def test_filters_over_any_vocabulary_are_those_of_the_steps(vocab_size, scale):
+    logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
+    assert torch.equal(draw_absorbing(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+
+
+PLAIN = st.floats(-30, 30, width=32)
+SPECIAL = st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, 2.5, 1e-40, -1e-40, 3e38, -3e38, 1e30])
+FIELDS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.0, 1.7]),
+        "top_k": st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 1000]),
+        "top_p": st.sampled_from([0.0, 0.1, 0.3, 0.77, 0.95, 1.0, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]),
+    }
+)
+ROWS = st.integers(1, 40).flatmap(
+    lambda size: st.lists(
+        st.tuples(st.lists(PLAIN | SPECIAL, min_size=size, max_size=size), FIELDS),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+def is_on_the_edge(row, fields):
+    """Whether rounding decides what top-p keeps in this row."""
+    ranked = (row.double() / (fields["temperature"] or 1.0)).sort(descending=True).values
+    if fields["min_p"]:
+        ranked = ranked[ranked >= ranked[0] + math.log(fields["min_p"])]
+    if 0 < fields["top_k"] < len(row):
+        ranked = ranked[: fields["top_k"]]
+    sums = ranked.softmax(0).cumsum(0)
+    return bool((sums - fields["top_p"]).abs().min() < 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of the interpreter: huge / small
+@settings(max_examples=25, deadline=None)
+@given(ROWS, st.integers(0, 2**40))
+def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
+    logits = torch.tensor([values for values, _ in given_rows])
+    fields = [each for _, each in given_rows]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
+    found = draw_absorbing(logits, rows)
+    expected = draw(after_steps(logits, rows), rows)
+    for row, each in enumerate(fields):
+        is_possible = bool((logits[row] > -math.inf).any())
+        if is_possible and not is_on_the_edge(logits[row], each):
+            assert found[row] == expected[row], (logits[row], each)
+
+
+@pytest.mark.parametrize("varying", ["seeds", "positions", "children"])
+def test_draws_stray_from_the_distribution_as_much_as_chance_does(varying):
+    num_draws, vocab_size, num_trials = 4000, 60, 30
+    found = []
+    for trial in range(num_trials):
+        logits = random_logits(1, vocab_size, 0.7, seed=trial)
+        counted = range(1, num_draws + 1)
+        seeds = [trial + n for n in counted] if varying == "seeds" else [trial] * num_draws
+        rows = sampled_rows(
+            CAPABILITIES,
+            [{}] * num_draws,
+            seeds=seeds,
+            positions=counted if varying == "positions" else None,
+        )
+        if varying == "children":
+            rows.columns["child"].copy_(torch.arange(num_draws))
+        found.append(chi_square(logits, gumbel_draw(logits, rows)))
+    freedom = vocab_size - 1  # the mean of chi-square; its variance is twice that
+    assert abs(sum(found) / num_trials - freedom) < 4 * math.sqrt(2 * freedom / num_trials)
+    assert max(found) < freedom + 6 * math.sqrt(2 * freedom)
+
+
+def chi_square(logits, drawn):
+    expected = logits[0].double().softmax(0) * len(drawn)
+    return float(((drawn.bincount(minlength=len(expected)) - expected) ** 2 / expected).sum())
+
+
+def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
+    logits = torch.tensor([[0.0, -9.0, -10.0, -11.0]])
+    num_draws = 400_000
+    rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
+    found = gumbel_draw(logits, rows).bincount(minlength=4)[1:]
+    expected = logits[0].double().softmax(0)[1:] * num_draws  # 49, 18 and 7
+    assert ((found - expected) ** 2 / expected).sum() < 16.27  # once in a thousand, of 3
+
+
+def test_noise_is_finite_for_every_word():
+    ends = torch.tensor([0, 1, 2, 2**26 - 1, 2**26, 2**31, 2**32 - 200, 2**32 - 1])
+    noise = noise_of(ends)
+    assert noise.isfinite().all()
+    assert (noise[1:] <= noise[:-1]).all()
+    assert noise[0] == pytest.approx(math.log(2**33))
+
+
+def test_noise_is_close_to_the_exact_logarithms():
+    words = torch.cat((torch.arange(1, 2**32, 99_991), 2 ** torch.arange(32)))
+    u = (words.double() + 0.5) * 2.0**-32
+    error = (noise_of(words) + torch.log(-torch.log1p(-u))).abs()
+    assert error[u < 0.99].max() < 5e-6
+    assert error.max() < 0.35  # the least noises are rounded; they win nothing
+
+
+def test_noises_of_neighbours_are_not_correlated():
+    rows = sampled_rows(
+        CAPABILITIES,
+        [{}] * 400,
+        seeds=[n // 20 for n in range(400)],
+        positions=[n % 20 for n in range(400)],
+    )
+    words = token_words(row_keys(rows), 400)
+    u = words.double() / 2**32 - 0.5  # [20 seeds * 20 positions, 400 tokens]
+    grid = u.view(20, 20, 400)
+    for shifted in (u[:, 1:] * u[:, :-1], grid[1:] * grid[:-1], grid[:, 1:] * grid[:, :-1]):
+        assert shifted.mean().abs() < 4 / 12 / math.sqrt(shifted.numel())
+
+
+def test_the_tokens_never_change():
+    rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
+    rows.columns["child"][5] = 1
+    assert draw(torch.zeros(6, 10_000), rows).tolist() == [7502, 834, 5908, 7314, 5630, 385]
+
+
+def test_children_of_one_seed_differ():
+    rows = sampled_rows(CAPABILITIES, [{}] * 64, seeds=[9] * 64)
+    rows.columns["child"][:64] = torch.arange(64)
+    assert len(draw(torch.zeros(64, 1000), rows).unique()) > 50
+
+
+def test_the_noise_of_a_token_does_not_depend_on_how_many_there_are():
+    rows = sampled_rows(CAPABILITIES, [{}] * 8, seeds=range(8))
+    logits = torch.full((8, 2 * CHUNK), -1e4)
+    logits[:, :100] = random_logits(8, 100, 1.0, seed=3)
+    assert torch.equal(draw(logits, rows), draw(logits[:, :100].contiguous(), rows))
+
+
+def test_it_does_not_matter_how_many_programs_weigh_a_row(monkeypatch):
+    logits = random_logits(3, 3 * CHUNK - 5, 1.0, seed=6)
+    rows = sampled_rows(CAPABILITIES, [{"top_p": 0.3}, {"top_k": 50}, {"top_k": 20, "top_p": 0.8}])
+    expected = draw_absorbing(logits, rows)
+    monkeypatch.setattr(gumbel, "WEIGHING_PROGRAMS", 1)
+    assert torch.equal(draw_absorbing(logits, rows), expected)
+
+
+def test_rows_may_lie_apart_in_memory():
+    wide = random_logits(len(ALL_KINDS), 90, 2.0, seed=4)
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS)
+    cut = wide[:, :70]
+    assert torch.equal(draw_absorbing(cut, rows), draw_absorbing(cut.contiguous(), rows))
+
+
+def test_ties_at_the_kth_place_stay_together():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(40, 1)
+    rows = sampled_rows(CAPABILITIES, [{"top_k": 2}] * 40, seeds=range(40))
+    assert set(draw_absorbing(logits, rows).tolist()) == {0, 1, 2, 3}
+
+
+def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(25, 1)
+    # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
+    for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
+        fields = [{"top_k": 2, "top_p": top_p}] * 25
+        rows = sampled_rows(CAPABILITIES, fields, seeds=range(25))
+        assert set(draw_absorbing(logits, rows).tolist()) == kept
+
+
+def test_a_flat_row_of_many_tokens_keeps_exactly_the_first_k():
+    vocab_size = 2 * CHUNK + 9
+    logits = (torch.arange(vocab_size) * 1e-4).expand(6, -1).contiguous()  # closer than pivots
+    rows = sampled_rows(CAPABILITIES, [{"top_k": 3}] * 3 + [{"top_p": 0.001}] * 3)
+    drawn = draw_absorbing(logits, rows)
+    assert (drawn[:3] >= vocab_size - 3).all()
+    assert torch.equal(drawn, draw(after_steps(logits, rows), rows))

@@ -1,0 +1,16 @@
+"""Every kernel of the draw is compiled for GPUs that are not there."""
+
+import pytest
+from dry_launch import compiled_in_child
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    "launches", ["usual_draws", pytest.param("every_draw", marks=pytest.mark.slow)]
+)
+def test_the_kernels_fit_and_spill_nothing(launches, capability):
+    kernels = compiled_in_child(f"gumbel_launches:{launches}", capability)
+    assert {kernel.name for kernel in kernels} == {"best_of_chunks", "weigh_chunks", "settle"}
+    for kernel in kernels:
+        assert kernel.fits(), kernel
+        assert kernel.local_bytes == 0, kernel
