@@ -1,24 +1,32 @@
 """What a whole engine reaches with random weights of a known shape: decode, prefill, and both.
 
-Times of decoding are differences: the same prompts with a long answer and with one token, so that
-prompts, tokenizing and start-up are in neither. Prefix caching is off; everything else is as `LLM`
-does it by default.
+Decoding and prefill are timed step by step at the engine core: a figure is the median of the steps
+in which every request drew a token, so prompts are in none of them. The mixed benchmark goes the
+way of a user, through `LLM.generate`, tokenizer and detokenizer included. Prefix caching is off;
+everything else is as `LLM` does it by default.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from quire import LLM, SamplingParams
 from quire.cli.bench_shapes import write_shape
+from quire.messages import EngineRequest
 
-VOCABULARY = 10_000  # ids are drawn from the first of them, in every shape
+TOKENS = range(300, 8000)  # every shape's vocabulary has them; the first few are special
+NANO_VOCABULARY = 10_000  # of the published benchmark, whose lengths depend on it
+TOLD = ("captured", "memory of", "the model is ready", "ready after", "KV cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +35,23 @@ class Load:
 
     Attributes:
         single_len: Tokens of the answer to one request alone.
-        batch: Requests that decode together, each with `context` tokens, for `batch_steps` steps.
+        batch: Requests that decode together, for `batch_steps` steps about a `context`.
         prefill_len: Tokens of a prompt alone.
         mixed: Requests of the mixed benchmark, prompts and answers of `mixed_from` to `mixed_to`.
+        repeats: Of the prefill.
+        traced_steps: Decode steps that are looked into, kernel by kernel; on a GPU only.
     """
 
     single_len: int = 256
     batch: int = 256
     context: int = 1024
-    batch_steps: int = 64
+    batch_steps: int = 96
     prefill_len: int = 8192
     mixed: int = 256
     mixed_from: int = 100
     mixed_to: int = 1024
     repeats: int = 3
+    traced_steps: int = 20
 
     def mixed_lengths(self) -> list[tuple[int, int]]:
         """Return prompt and answer lengths, drawn as nano-vllm's benchmark draws them (seed 0)."""
@@ -49,21 +60,26 @@ class Load:
         for _ in range(self.mixed):
             num_in = draw.randint(self.mixed_from, self.mixed_to)
             for _ in range(num_in):
-                draw.randint(0, VOCABULARY)  # the prompt's tokens come between the lengths there
+                draw.randint(0, NANO_VOCABULARY)  # the tokens come between the lengths there
             inputs.append(num_in)
         return [(num_in, draw.randint(self.mixed_from, self.mixed_to)) for num_in in inputs]
 
 
 DRY = Load(
-    single_len=3, batch=4, context=24, batch_steps=3, prefill_len=64,
-    mixed=5, mixed_from=4, mixed_to=12, repeats=1,
+    single_len=6, batch=4, context=24, batch_steps=6, prefill_len=64,
+    mixed=5, mixed_from=4, mixed_to=12, repeats=1, traced_steps=0,
 )  # fmt: skip
 
 
-def measure_engine(folder: Path, shape: str, options: dict[str, Any], load: Load) -> dict[str, Any]:
-    """Start an engine, take every figure, and close it."""
+def measure_engine(
+    folder: Path, shape: str, options: dict[str, Any], load: Load
+) -> Iterator[dict[str, Any]]:
+    """Start an engine and take one figure after the other; each is told as soon as it is there."""
     write_shape(folder, shape)
     longest = max(load.prefill_len, load.context + load.batch_steps, 2 * load.mixed_to) + 8
+    told = _Told()
+    logging.getLogger("quire").addHandler(told)
+    logging.getLogger("quire").setLevel(logging.INFO)
     started = time.perf_counter()
     llm = LLM(
         str(folder),
@@ -74,19 +90,28 @@ def measure_engine(folder: Path, shape: str, options: dict[str, Any], load: Load
         max_num_batched_tokens=max(load.prefill_len, 16),
         **options,
     )
-    ready_s = time.perf_counter() - started
     try:
-        bench = _Bench(llm, load)
-        return {
-            "ready_s": ready_s,
-            "backend": [str(choice.name) for choice in llm.composition.choices][:2],
-            "single_tok_s": bench.single(),
-            "batch_tok_s": bench.batch(),
-            "prefill_tok_s": bench.prefill(),
-            "mixed_tok_s": bench.mixed(),
+        yield {
+            "ready_s": time.perf_counter() - started,
+            "backends": [choice.name for choice in llm.composition.attention_backends],
+            "log": told.lines,
         }
+        bench = _Bench(llm, load)
+        for figure in (bench.warm_up, bench.single, bench.batch, bench.prefill, bench.mixed):
+            yield _guarded(figure)
+        if load.traced_steps:
+            yield _guarded(bench.trace)
+        if torch.cuda.is_available():
+            yield {"peak_bytes": torch.cuda.max_memory_allocated()}
     finally:
         llm.close()
+
+
+class Step(NamedTuple):
+    """One step of the engine core, as its caller sees it."""
+
+    at_s: float  # since the requests were added
+    num_tokens: int  # drawn in it
 
 
 class _Bench:
@@ -96,59 +121,173 @@ class _Bench:
         self.llm = llm
         self.load = load
         self._draw = random.Random(1)
-        self._run([8] * 2, 4)  # what is compiled at the first use is compiled now
+        self._defaults = {each.name: each.default for each in llm.composition.sampler_fields}
 
-    def single(self) -> float:
-        """Tokens a second of one request alone, at a short context."""
-        return 1 / self._step_s([16], self.load.single_len)
+    def warm_up(self) -> dict[str, Any]:
+        """Let what is compiled at the first use be compiled, by prompts of several lengths."""
+        started = time.perf_counter()
+        lengths = [1, 8, 40, self.load.context][: self.load.batch]
+        self._steps([(length, 4) for length in lengths])
+        self._steps([(self.load.prefill_len, 1)])
+        return {"first_use_s": time.perf_counter() - started}
 
-    def batch(self) -> float:
-        """Tokens a second of many requests whose contexts are about `context` tokens."""
-        prompts = [self.load.context - self.load.batch_steps // 2] * self.load.batch
-        return self.load.batch / self._step_s(prompts, self.load.batch_steps)
+    def single(self) -> dict[str, Any]:
+        """Take tokens a second of one request alone, at a short context."""
+        return self._decoding("single", [(16, self.load.single_len)])
 
-    def prefill(self) -> float:
-        """Prompt tokens a second of one long prompt."""
-        times = [self._run([self.load.prefill_len], 1) for _ in range(self.load.repeats)]
-        return self.load.prefill_len / statistics.median(times)
+    def batch(self) -> dict[str, Any]:
+        """Take tokens a second of many requests whose contexts are about `context` tokens."""
+        load = self.load
+        prompt = max(1, load.context - load.batch_steps // 2)
+        # The first prompt decodes while the last is computed; only common steps count.
+        extra = load.batch * load.context // max(load.prefill_len, 16) + 2
+        return self._decoding("batch", [(prompt, load.batch_steps + extra)] * load.batch)
 
-    def mixed(self) -> float:
-        """Answer tokens a second of prompts and answers of all lengths at once."""
+    def prefill(self) -> dict[str, Any]:
+        """Take prompt tokens a second of one long prompt, until its first token is there."""
+        length = self.load.prefill_len
+        times = [self._steps([(length, 1)])[-1].at_s for _ in range(self.load.repeats)]
+        return {"prefill_tok_s": length / statistics.median(times), "prefill_s": times}
+
+    def mixed(self) -> dict[str, Any]:
+        """Take answer tokens a second of prompts and answers of all lengths at once."""
         lengths = self.load.mixed_lengths()
+        self._generate(lengths[:: max(1, len(lengths) // 8)][:8])  # what is new in it is compiled
+        seconds = self._generate(lengths)
+        return {
+            "mixed_tok_s": sum(num_out for _, num_out in lengths) / seconds,
+            "mixed_s": seconds,
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """See which kernels a decode step is made of, at one request and at many."""
+        found = {}
+        for name, batch in (("one", 1), ("many", self.load.batch)):
+            found[name] = self._traced([(self.load.context, self.load.traced_steps + 8)] * batch)
+        return {"kernels": found}
+
+    def _decoding(self, name: str, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        steps = self._steps(lengths)
+        full = [step.at_s for step in steps if step.num_tokens == len(lengths)]
+        gaps = sorted(after - before for before, after in pairwise(full[1:]))
+        if len(gaps) < 2:
+            raise RuntimeError(f"only {len(gaps)} steps had all {len(lengths)} requests")
+        return {
+            f"{name}_tok_s": len(lengths) / statistics.median(gaps),
+            f"{name}_step_ms": {
+                "median": 1000 * statistics.median(gaps),
+                "p99": 1000 * gaps[int(0.99 * (len(gaps) - 1))],
+                "steps": len(gaps),
+            },
+        }
+
+    def _steps(
+        self, lengths: Sequence[tuple[int, int]], between: Callable[[int], object] | None = None
+    ) -> list[Step]:
+        """Run requests of prompt and answer lengths to their end, straight at the core."""
+        core = self.llm._running.core
+        requests = [self._request(index, *each) for index, each in enumerate(lengths)]
+        started = time.perf_counter()
+        for request in requests:
+            core.add(request)
+        steps: list[Step] = []
+        while core.has_work():
+            outputs = core.step().outputs
+            errors = [output.error for output in outputs if output.error]
+            if errors:
+                raise RuntimeError(str(errors[0]))
+            num_tokens = sum(len(output.token_ids) for output in outputs)
+            steps.append(Step(time.perf_counter() - started, num_tokens))
+            if between is not None:
+                between(num_tokens)
+        return steps
+
+    def _request(self, index: int, num_in: int, num_out: int) -> EngineRequest:
+        params = SamplingParams(max_tokens=num_out, temperature=0, ignore_eos=True)
+        return EngineRequest(
+            request_id=f"bench-{index}-{self._draw.random()}",
+            token_ids=self._prompt(num_in),
+            params=params,
+            fields=self._defaults | {"temperature": 0.0},
+            max_tokens=num_out,
+            seed=index,
+        )
+
+    def _traced(self, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Profile decode steps alone: the profiler starts when every request has a token."""
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        seen, begun = 0, 0.0
+
+        def between(num_tokens: int) -> None:
+            nonlocal seen, begun
+            if num_tokens < len(lengths):
+                return
+            seen += 1
+            if seen == 2:
+                torch.cuda.synchronize()
+                profiler.start()
+                begun = time.perf_counter()
+            elif seen == 2 + self.load.traced_steps:
+                torch.cuda.synchronize()
+                begun = time.perf_counter() - begun
+                profiler.stop()
+
+        self._steps(lengths, between)
+        return _kernel_times(profiler, self.load.traced_steps, begun)
+
+    def _generate(self, lengths: Sequence[tuple[int, int]]) -> float:
         prompts = [self._prompt(num_in) for num_in, _ in lengths]
-        params = [_params(num_out, temperature=0.6) for _, num_out in lengths]
-        seconds = _timed(self.llm, prompts, params)
-        return sum(num_out for _, num_out in lengths) / seconds
-
-    def _step_s(self, prompt_lens: Sequence[int], num_steps: int) -> float:
-        """Return the seconds of a decode step: a long answer less one of a single token."""
-        steps = []
-        for _ in range(self.load.repeats):
-            prompts = [self._prompt(length) for length in prompt_lens]
-            short = _timed(self.llm, prompts, [_params(1)] * len(prompts))
-            long = _timed(self.llm, prompts, [_params(1 + num_steps)] * len(prompts))
-            steps.append((long - short) / num_steps)
-        return max(statistics.median(steps), 1e-9)
-
-    def _run(self, prompt_lens: Sequence[int], max_tokens: int) -> float:
-        prompts = [self._prompt(length) for length in prompt_lens]
-        return _timed(self.llm, prompts, [_params(max_tokens)] * len(prompts))
+        params = [
+            SamplingParams(max_tokens=num_out, temperature=0.6, ignore_eos=True)
+            for _, num_out in lengths
+        ]
+        started = time.perf_counter()
+        outputs = self.llm.generate(prompts, params)
+        seconds = time.perf_counter() - started
+        counts = [len(output.outputs[0].token_ids) for output in outputs]
+        if counts != [num_out for _, num_out in lengths]:
+            raise RuntimeError("an answer has another length than was asked for")
+        return seconds
 
     def _prompt(self, length: int) -> list[int]:
-        # Every shape's vocabulary has these ids; the first few are special.
-        return [self._draw.randint(300, VOCABULARY) for _ in range(length)]
+        return self._draw.choices(TOKENS, k=length)
 
 
-def _params(max_tokens: int, temperature: float = 0.0) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+class _Told(logging.Handler):
+    """What the engine said at start: captures, memory, times."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if any(word in message for word in TOLD):
+            self.lines.append(message)
 
 
-def _timed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:
-    started = time.perf_counter()
-    outputs = llm.generate(prompts, params)
-    seconds = time.perf_counter() - started
-    for output, wanted in zip(outputs, params, strict=True):
-        num_tokens = len(output.outputs[0].token_ids)
-        if num_tokens != wanted.max_tokens:
-            raise RuntimeError(f"asked for {wanted.max_tokens} tokens, got {num_tokens}")
-    return seconds
+def _kernel_times(
+    profiler: torch.profiler.profile, num_steps: int, wall_s: float
+) -> dict[str, Any]:
+    """Return microseconds a step by kernel, the longest first, and what was spent between them."""
+    times: dict[str, float] = {}
+    count = 0
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name] = times.get(event.name, 0.0) + event.device_time_total
+            count += 1
+    longest = sorted(times.items(), key=lambda each: -each[1])
+    return {
+        "wall_us": 1e6 * wall_s / num_steps,
+        "kernels_us": sum(times.values()) / num_steps,
+        "num_kernels": count / num_steps,
+        "longest_us": {name[:90]: us / num_steps for name, us in longest[:18]},
+    }
+
+
+def _guarded(figure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Take a figure; one that cannot be taken leaves its reason, and the others their turn."""
+    try:
+        return figure()
+    except Exception as error:  # noqa: BLE001
+        return {"failed": [f"{figure.__name__}: {type(error).__name__}: {error}"[:400]]}

@@ -20,8 +20,21 @@ def measure_rates(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "transformers": _version("transformers"),
+        **_hardware(device),
         "copy_bytes_s": _copy_rate(device),
         "matmul_flop_s": _matmul_rate(device),
+    }
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "cuda": torch.version.cuda,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "cache_bytes": properties.L2_cache_size,
     }
 
 

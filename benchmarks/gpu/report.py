@@ -23,19 +23,20 @@ AIMS = {  # gate and stretch, on one H200
 def write_markdown(report: Mapping[str, Any]) -> str:
     """Return the whole report."""
     stages = report["stages"]
-    machine = stages.get("machine", {})
     parts = [
         "# On a GPU\n",
-        _head(report, machine),
+        _head(report, stages.get("machine", {})),
         "## Whole engine, tokens a second\n",
         _engines(stages),
+        _starts(stages),
         "## Attention of a decode step, share of the copy bandwidth\n",
+        "The aim is 80 % from 17 requests of 1,024 tokens on.\n",
         _bandwidth(stages.get("bandwidth", {})),
         "## Beside transformers' continuous batching\n",
-        _peer(stages.get("peer", {})),
+        _peer(stages.get("peer:quire", {}), stages.get("peer:transformers", {})),
         "## Is it right\n",
         _correctness(stages.get("correctness", {})),
-        _errors(stages),
+        _failures(stages),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -43,12 +44,14 @@ def write_markdown(report: Mapping[str, Any]) -> str:
 def _head(report: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     if report.get("is_dry"):
         return "A dry run on a CPU, with tiny sizes: the figures say nothing.\n"
-    if "device" not in machine:
+    if not report["stages"]:
         return f"{MISSING}: no run on a GPU was possible.\n"
+    if "device" not in machine:
+        return "What the machine can do was not measured: its stage failed, see below.\n"
     return (
         f"{machine['device']}, {report['date']}, torch {machine['torch']}, triton "
-        f"{machine['triton']}, Python {machine['python']}; `{report['command']}`, "
-        f"{report['seconds']:.0f} s. Measured in the same run: copies "
+        f"{machine['triton']}, Python {machine['python']}; `{report['command']}` at "
+        f"{report['commit']}, {report['seconds']:.0f} s. Measured in the same run: copies "
         f"{machine['copy_bytes_s'] / 1e12:.2f} TB/s, bfloat16 products "
         f"{machine['matmul_flop_s'] / 1e12:.0f} TFLOP/s. The limit is what these allow.\n"
     )
@@ -69,6 +72,16 @@ def _engines(stages: Mapping[str, Any]) -> str:
     return _table(rows)
 
 
+def _starts(stages: Mapping[str, Any]) -> str:
+    """Say what each engine told while it started: captures, memory, seconds."""
+    parts = []
+    for name, stage in stages.items():
+        if stage.get("log"):
+            lines = "".join(f"* {line}\n" for line in stage["log"])
+            parts.append(f"{name}, ready after {stage['ready_s']:.1f} s:\n\n{lines}")
+    return "\n".join(parts)
+
+
 def _bandwidth(stage: Mapping[str, Any]) -> str:
     found = stage.get("rows", [])
     if not found:
@@ -76,19 +89,20 @@ def _bandwidth(stage: Mapping[str, Any]) -> str:
     names = list(dict.fromkeys(row["backend"] for row in found))
     rows = [["batch", "context", "lengths", *names]]
     cells = {(r["batch"], r["context"], r["even"], r["backend"]): r for r in found}
-    for batch, context, is_even in dict.fromkeys(key[:3] for key in cells):
+    for batch, context, is_even in sorted(dict.fromkeys(key[:3] for key in cells)):
         shares = [_share(cells.get((batch, context, is_even, name))) for name in names]
         rows.append([str(batch), f"{context:,}", "even" if is_even else "uneven", *shares])
-    return _table(rows)
+    note = "\nWith a star: what is read fits in the device's cache.\n"
+    return _table(rows) + (note if any(row.get("is_cached") for row in found) else "")
 
 
-def _peer(stage: Mapping[str, Any]) -> str:
-    if "ratio" not in stage:
+def _peer(mine: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
+    if "tok_s" not in mine or "tok_s" not in peer:
         return f"{MISSING}\n"
     return (
-        f"{stage['shape']}, {stage['requests']} requests: quire {_count(stage['quire_tok_s'])}, "
-        f"transformers {_count(stage['transformers_tok_s'])} answer tokens a second, "
-        f"{stage['ratio']:.1f} times.\n"
+        f"{peer['shape']}, {peer['requests']} requests: quire {_count(mine['tok_s'])}, "
+        f"transformers {_count(peer['tok_s'])} answer tokens a second ({peer['attention']}), "
+        f"{mine['tok_s'] / peer['tok_s']:.1f} times. Both were warmed up with the same requests.\n"
     )
 
 
@@ -96,23 +110,33 @@ def _correctness(stage: Mapping[str, Any]) -> str:
     if "backends" not in stage:
         return f"{MISSING}\n"
     rows = [["backend", "type", "largest error", "right"]]
-    rows += [
-        [row["backend"], row["dtype"], f"{row['error']:.1e}", "yes" if row["is_right"] else "NO"]
-        for row in stage["backends"]
+    for row in stage["backends"]:
+        error = f"{row['error']:.1e}" if "error" in row else row["failed"]
+        rows.append([row["backend"], row["dtype"], error, "yes" if row["is_right"] else "NO"])
+    lines = [
+        f"Captured steps in {each['dtype']} drew {each['num_different']} of {each['num_tokens']} "
+        f"tokens otherwise than uncaptured ones (captured up to {each['max_graph_requests']} "
+        "requests).\n"
+        for each in stage.get("engines", [])
     ]
-    same = "equal" if stage["graphs_equal_eager"] else "DO NOT equal"
-    return _table(rows) + f"\nCaptured decode steps {same} uncaptured ones.\n"
+    return _table(rows) + "\n" + "".join(lines)
 
 
-def _errors(stages: Mapping[str, Any]) -> str:
-    failed = {name: stage["error"] for name, stage in stages.items() if "error" in stage}
-    return "".join(f"## {name} failed\n\n```\n{error}\n```\n" for name, error in failed.items())
+def _failures(stages: Mapping[str, Any]) -> str:
+    parts = []
+    for name, stage in stages.items():
+        reasons = [*stage.get("failed", []), *([stage["error"]] if "error" in stage else [])]
+        if reasons:
+            parts.append(f"## {name} failed\n\n```\n" + "\n".join(reasons) + "\n```\n")
+    return "\n".join(parts)
 
 
 def _share(row: Mapping[str, Any] | None) -> str:
-    if row is None:
+    if row is None or row.get("of_copy", 0) is None:
         return MISSING
-    return "failed" if "error" in row else f"{100 * row['of_copy']:.0f} %"
+    if "error" in row:
+        return "failed"
+    return f"{100 * row['of_copy']:.0f} %" + ("*" if row.get("is_cached") else "")
 
 
 def _count(value: float | None) -> str:

@@ -1,8 +1,10 @@
-"""What one stage of the run does, in its own process."""
+"""What a stage of the run does, in its own process; each figure is told as soon as it is there."""
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ DRY_OPTIONS = {"device": "cpu", "kernels": "triton", "attention_backend": "trito
 OPTIONS = {"device": "cuda", "dtype": "bfloat16"}
 
 
-def run_stage(name: str, machine: dict[str, Any], is_dry: bool) -> dict[str, Any]:
-    """Return what a stage found.
+def run_stage(name: str, machine: dict[str, Any], is_dry: bool) -> Iterator[dict[str, Any]]:
+    """Yield what a stage finds, piece by piece.
 
     Args:
         name: As `run.stages` names it.
@@ -29,72 +31,72 @@ def run_stage(name: str, machine: dict[str, Any], is_dry: bool) -> dict[str, Any
         is_dry: Take tiny sizes, on the CPU.
     """
     device = torch.device("cpu" if is_dry else "cuda")
-    kind, _, shape = name.partition(":")
-    if kind == "machine":
-        return machine_rates.measure_rates(device)
-    if kind == "correctness":
-        return _correctness(device, is_dry)
-    rates = Rates(machine["copy_bytes_s"], machine["matmul_flop_s"])
-    if kind == "bandwidth":
-        return _bandwidth(device, rates, is_dry)
-    if kind == "peer":
-        return _peer(device, is_dry)
-    return _engine(shape, rates, is_dry)
-
-
-def _correctness(device: torch.device, is_dry: bool) -> dict[str, Any]:
-    dtypes = ("float32",) if is_dry else ("bfloat16", "float32")
-    names = _able(device)
-    options = DRY_OPTIONS if is_dry else {"device": "cuda", "dtype": "float32"}
+    kind, _, what = name.partition(":")
+    rates = None
+    if "matmul_flop_s" in machine:
+        rates = Rates(machine["copy_bytes_s"], machine["matmul_flop_s"])
     with tempfile.TemporaryDirectory() as folder:
-        engine = correctness.check_engine(Path(folder), "5m", options)
-    backends = [
-        correctness.check_backend(name, device, dtype) for name in names for dtype in dtypes
-    ]
-    return {"backends": backends, **engine}
+        if kind == "machine":
+            yield machine_rates.measure_rates(device)
+        elif kind == "correctness":
+            yield from _correctness(Path(folder), device, is_dry)
+        elif kind == "bandwidth":
+            yield from _bandwidth(device, rates, is_dry)
+        elif kind == "peer":
+            yield _peer(Path(folder), what, device, is_dry)
+        else:
+            yield from _engine(Path(folder), what, rates, is_dry)
 
 
-def _bandwidth(device: torch.device, rates: Rates, is_dry: bool) -> dict[str, Any]:
+def _correctness(folder: Path, device: torch.device, is_dry: bool) -> Iterator[dict[str, Any]]:
+    dtypes = ("float32",) if is_dry else ("bfloat16", "float32")
+    for name in _able(device):
+        for dtype in dtypes:
+            yield {"backends": [correctness.check_backend(name, device, dtype)]}
+    for dtype in dtypes:
+        options = DRY_OPTIONS if is_dry else {"device": "cuda"}
+        yield {"engines": [correctness.check_engine(folder, "5m", dtype, options, is_dry)]}
+
+
+def _bandwidth(device: torch.device, rates: Rates | None, is_dry: bool) -> Iterator[dict[str, Any]]:
     sizes = decode_bandwidth.DRY if is_dry else decode_bandwidth.Sizes()
     names = [name for name in _able(device) if name != "torch_sdpa"]
-    rows = decode_bandwidth.measure_bandwidth(names, device, rates.copy_bytes_s, sizes)
-    return {"rows": list(rows)}
+    copy_bytes_s = None if rates is None else rates.copy_bytes_s
+    for row in decode_bandwidth.measure_bandwidth(names, device, copy_bytes_s, sizes):
+        yield {"rows": [row]}
 
 
-def _engine(shape: str, rates: Rates, is_dry: bool) -> dict[str, Any]:
+def _engine(
+    folder: Path, shape: str, rates: Rates | None, is_dry: bool
+) -> Iterator[dict[str, Any]]:
     load = engine_figures.DRY if is_dry else engine_figures.Load()
-    options = DRY_OPTIONS if is_dry else OPTIONS
-    with tempfile.TemporaryDirectory() as folder:
-        found = engine_figures.measure_engine(Path(folder), shape, options, load)
-        config = _config(Path(folder))
-    cost = ModelCost.of(config)
+    found = engine_figures.measure_engine(folder, shape, DRY_OPTIONS if is_dry else OPTIONS, load)
+    yield next(found)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if rates is not None:
+        yield {"limits": _limits(ModelCost.of(config), rates, load)}
+    yield from found
+
+
+def _limits(cost: ModelCost, rates: Rates, load: engine_figures.Load) -> dict[str, float]:
     lengths = load.mixed_lengths()
     num_out = sum(length for _, length in lengths)
-    limits = {
+    return {
         "single_tok_s": 1 / cost.decode_s(rates, [16 + load.single_len // 2]),
         "batch_tok_s": load.batch / cost.decode_s(rates, [load.context] * load.batch),
         "prefill_tok_s": load.prefill_len / cost.prefill_s(rates, load.prefill_len),
         "mixed_tok_s": num_out / cost.mixed_s(rates, lengths, load.mixed),
     }
-    return {**found, "limits": limits}
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    import json
-
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
-
-
-def _peer(device: torch.device, is_dry: bool) -> dict[str, Any]:
+def _peer(folder: Path, who: str, device: torch.device, is_dry: bool) -> dict[str, Any]:
     shape = "5m" if is_dry else PEER_SHAPE
     load = transformers_peer.DRY_PEER if is_dry else transformers_peer.PeerLoad()
+    if who == "quire":
+        options = DRY_OPTIONS if is_dry else OPTIONS
+        return transformers_peer.measure_quire(folder, shape, options, load)
     dtype = torch.float32 if is_dry else torch.bfloat16
-    with tempfile.TemporaryDirectory() as folder:
-        return {
-            "shape": shape,
-            **transformers_peer.measure_peer(Path(folder), shape, device, dtype, load),
-        }
+    return transformers_peer.measure_transformers(folder, shape, device, dtype, load)
 
 
 def _able(device: torch.device) -> list[str]:

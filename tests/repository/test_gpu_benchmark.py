@@ -67,6 +67,23 @@ def test_a_figure_stands_beside_its_limit(benchmark):
     assert "| 700 | 3,500 | 20 % | 700 / 1,000 |" in table
 
 
+def test_what_a_stage_told_before_it_failed_is_kept(benchmark):
+    merge, found = benchmark("run").merge, {}
+    for piece in ({"rows": [1], "a": 1}, {"rows": [2]}, {"a": 3}):
+        merge(found, piece)
+    assert found == {"rows": [1, 2], "a": 3}
+    found |= {"single_tok_s": 5.0, "error": "it did not end within 100 s"}
+    table = benchmark("report").write_markdown({"stages": {"engine:5m": found}})
+    assert "| 5 |" in table
+    assert "it did not end within 100 s" in table
+
+
+def test_the_report_of_no_run_is_the_one_that_is_committed_until_there_is_one(benchmark):
+    committed = (FOLDER.parent / "results" / "gpu.md").read_text(encoding="utf-8")
+    if not (FOLDER.parent / "results" / "gpu.json").exists():
+        assert committed == benchmark("report").write_markdown({"stages": {}})
+
+
 def test_without_a_gpu_it_says_so_and_what_to_do():
     if _has_gpu():
         pytest.skip("there is one")
@@ -90,7 +107,14 @@ def test_a_dry_run_takes_every_figure(tmp_path):
     errors = {name: stage["error"] for name, stage in report["stages"].items() if "error" in stage}
     assert not errors
     assert all(row["is_right"] for row in report["stages"]["correctness"]["backends"])
-    assert report["stages"]["correctness"]["graphs_equal_eager"]
+    engines = report["stages"]["correctness"]["engines"]
+    assert [each["num_different"] for each in engines] == [0]
+    assert all(each["max_graph_requests"] for each in engines)
+    failed = [stage["failed"] for stage in report["stages"].values() if "failed" in stage]
+    assert not failed
+    figures = report["stages"]["engine:5m"]
+    assert all(figures[f"{name}_tok_s"] > 0 for name in ("single", "batch", "prefill", "mixed"))
+    assert any("captured" in line for line in figures["log"])
     assert not [row for row in report["stages"]["bandwidth"]["rows"] if "error" in row]
     assert "the figures say nothing" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
