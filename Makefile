@@ -16,9 +16,30 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/pytest -q -m "slow or not slow"
 
-# On a machine with a GPU: what only a GPU shows, and the kernels' own tests compiled.
+# On a machine with a GPU: what only a GPU shows, and the kernels' own tests compiled. Processes share
+# the GPU, for compiling takes longest; what measures its memory has it alone.
+BACKENDS := tests/plugins/attention_backends
+GPU_TESTS := \
+	tests/gpu/test_decode.py tests/gpu/test_models.py tests/gpu/test_graphs.py \
+	tests/gpu/test_no_waiting.py tests/gpu/test_poison.py tests/gpu/test_attention_backends.py \
+	tests/gpu/test_mla.py tests/gpu/test_large_pool.py tests/gpu/test_sampling.py \
+	tests/plugins/samplers/test_gumbel.py tests/framework/kernels \
+	$(BACKENDS)/test_triton_attention.py $(BACKENDS)/test_triton_mla.py \
+	$(BACKENDS)/test_split_plan.py $(BACKENDS)/test_kv_write.py $(BACKENDS)/test_kv_codec.py \
+	$(BACKENDS)/test_varlen.py::test_torchs_kernel_gives_the_true_answers \
+	$(BACKENDS)/test_cuda_compiler.py::test_nvrtc_compiles_the_decode_kernels_without_headers \
+	$(BACKENDS)/test_cuda_compiler.py::test_a_wrong_source_is_refused_by_nvrtc_with_the_line \
+	tests/plugins/kv_stores/test_host_memory_worker.py::test_columns_survive_a_way_through_pinned_memory \
+	tests/framework/testing/test_attention_graphs.py::test_a_real_graph_is_replayed
+# tests/gpu has these kits whole.
+GPU_LEFT_OUT := \
+	--deselect=$(BACKENDS)/test_triton_attention.py::TestTriton \
+	--deselect=$(BACKENDS)/test_triton_mla.py::TestTritonMLA
+
 test-gpu: $(READY)
-	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" tests/gpu tests/framework/kernels tests/plugins/attention_backends tests/plugins/samplers
+	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" tests/gpu/test_memory.py; memory=$$?; \
+	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" -n 12 --maxschedchunk 4 \
+		$(GPU_LEFT_OUT) $(GPU_TESTS) && exit $$memory
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -66,6 +66,8 @@ def attention_queries(
             sliding_window=window or description.sliding_window,
             attention_chunk=layer.param(spec.chunk_param) if spec.chunk_param else None,
             logit_soft_cap=description.logit_soft_cap,
+            has_sinks=layer.has_sinks,
+            latent_dim=layer.param("latent_dim") if spec.layout == "mla" else None,
             batch_invariant=settings.model.batch_invariant,
             compute_capability=compute_capability,
         )

@@ -90,6 +90,8 @@ def _cpu_flags() -> frozenset[str]:
 
 def _has_cuda() -> bool:
     """Whether there is an NVIDIA GPU, and a torch that was built for one."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip():
+        return False  # hidden on purpose
     try:
         return NVIDIA_CONTROL.exists() and not version("torch").endswith("+cpu")
     except PackageNotFoundError:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from quire.config import Settings
 from quire.interfaces.kv_cache import KVCacheSpec
 
-GRAPH_RESERVE_BYTES = 256 * 2**20  # of the driver for all CUDA graphs, beside what a step takes
+GRAPH_BYTES = 8 * 2**20  # of the driver, and of small tensors, for each CUDA graph
+LOGIT_BYTES = 4
 MAX_GROUPS = 8  # KV groups of a model, at most
 PERCENT = 100
 OTHER_WAYS = (
@@ -85,6 +86,17 @@ class MemoryProfile:
             f"{_gigabytes(self.total_bytes)} GB, of which {utilization:g} may be used "
             f"(gpu_memory_utilization): {', '.join(parts)}"
         )
+
+
+def captured_bytes(num_captures: int, largest: int, vocab_size: int) -> int:
+    """Return what captured steps keep beside what the largest of them takes.
+
+    Args:
+        num_captures: Graphs.
+        largest: Requests of the largest step; all write their logits to one buffer.
+        vocab_size: V.
+    """
+    return num_captures * GRAPH_BYTES + largest * vocab_size * LOGIT_BYTES
 
 
 def least_cache_bytes(specs: Sequence[KVCacheSpec], settings: Settings) -> int:

@@ -1,4 +1,8 @@
-"""What NVIDIA's management library says of the first visible GPU: no torch, and no CUDA context."""
+"""What NVIDIA's management library says of the first visible GPU: no torch, and no CUDA context.
+
+Which one is first depends on CUDA_DEVICE_ORDER: a number means the same GPU here and for CUDA where
+that is PCI_BUS_ID, or where all GPUs are alike. CUDA's own default puts the fastest one first.
+"""
 
 import ctypes
 import os
@@ -38,7 +42,13 @@ def cuda_compute_capability(library: str = LIBRARY) -> int | None:
 
 
 def _ask(library: str, question: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
-    """Ask of the device that CUDA would call 0: visible ones are named by number or by UUID."""
+    """Ask of the first visible device, named by its number on the bus or by its UUID.
+
+    CUDA_VISIBLE_DEVICES may hide all devices; then nobody answers.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if not first:
+        return None
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
@@ -47,11 +57,10 @@ def _ask(library: str, question: Callable[[ctypes.CDLL, ctypes.c_void_p], T | No
         return None
     try:
         handle = ctypes.c_void_p()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-        if first and not first.isdecimal():
-            status = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(handle))
+        if first.isdecimal():
+            status = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(handle))
         else:
-            status = nvml.nvmlDeviceGetHandleByIndex_v2(int(first or 0), ctypes.byref(handle))
+            status = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(handle))
         return None if status else question(nvml, handle)
     finally:
         nvml.nvmlShutdown()

@@ -15,6 +15,7 @@ from quire.plugins import load_plugins
 site = pytest.fixture(sites)
 
 HOPPER = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90)
+LATENT = 'KVLayer("latent.{}", "mla_attention", 1, 64, (("latent_dim", 48),))'
 STATES = "layouts=frozenset({'state'})"
 CONFIG = {
     "architectures": ["AcmeForCausalLM"],
@@ -131,6 +132,15 @@ def test_each_layout_has_a_backend_that_speaks_it(site):
     backends = offers(kv="", state=STATES)
     composition = composed(site, [FULL, STATE, FULL], backends)
     assert served(composition) == {"full.0": "kv", "state.1": "state", "full.2": "kv"}
+
+
+def test_a_latent_of_another_size_is_refused_though_its_row_adds_up(site):
+    latent = "layouts=frozenset({'mla'}), block_sizes=frozenset({16})"
+    served_rows = "latent_dims=frozenset({32}), rope_dims=frozenset({32})"
+    backends = offers(quick=f"{latent}, {served_rows}, priority=9", able=latent)
+    (choice,) = composed(site, [LATENT], backends).attention_backends
+    assert choice.name == "able"
+    assert reasons(choice)["quick"] == "latent size 48 is not among 32"
 
 
 def test_a_named_backend_leaves_other_layouts_to_the_best_that_can(site):

@@ -4,18 +4,25 @@ A captured step is recorded here operator by operator, with the numbers that it 
 a request, and repeated to the letter; so one that depends on a number of the host answers wrongly.
 """
 
+import gc
+import weakref
 from collections import Counter
 
 import pytest
 import torch
-from recorded_engine import AS_ON_A_GPU, recorded_engine, runner_of
+from recorded_engine import AS_ON_A_GPU, capture, recorded_engine, runner_of
+from recorded_runs import RecordedRuns
 
 from quire import LLM, SamplingParams
+from quire.errors import CapacityError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
 from quire.layers import Attention
 from quire.machine import interprets_kernels
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker import assembling
+from quire.worker import worker as worker_module
+from quire.worker.graph_capture import RepeatedRuns, StepCapture
 
 pytestmark = [
     pytest.mark.skipif(not interprets_kernels(), reason="kernels run on the GPU: see tests/gpu"),
@@ -252,3 +259,64 @@ def test_a_row_that_is_not_a_number_fails_its_request_only(folder):
                     reasons[output.request_id] = output.finish_reason
         assert list(map(reasons.get, [r.request_id for r in requests])) == ["error", "length"]
     assert way.num_repeated[0] >= 1
+
+
+@pytest.mark.parametrize("way", [RecordedRuns, RepeatedRuns])
+def test_a_closed_engine_is_freed_without_a_garbage_collection(folder, way, monkeypatch):
+    monkeypatch.setattr(worker_module, "give_back", lambda device: None)
+    gc.collect()
+    gc.disable()
+    try:
+        with LLM(str(folder), enforce_eager=True, **AS_ON_A_GPU, **SIZES) as llm:
+            capture(llm, [1, 2], way())
+            runner = runner_of(llm)
+            assert answers(llm, PROMPTS[:2], greedy(2))
+            kept = [weakref.ref(each) for each in (runner, runner.graphs, runner.model)]
+            kept += [weakref.ref(each) for each in (runner.tables, runner.graphs._logits)]
+            del runner
+        assert [each() for each in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
+
+
+class UncapturedPart(StepCapture):
+    """A device on which a capture fails, and then its end as well."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def capture(self, run):
+        try:
+            raise self.first
+        finally:
+            raise RuntimeError("capture_end failed")
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    def fail(first):
+        monkeypatch.setattr(assembling, "step_capture", lambda device: UncapturedPart(first))
+
+    return fail
+
+
+def test_a_part_that_cannot_be_captured_is_launched_kernel_by_kernel(folder, failing, caplog):
+    failing(KeyError("a part that asks"))
+    with LLM(str(folder), **AS_ON_A_GPU, **SIZES) as llm:
+        assert runner_of(llm).graphs is None
+        assert answers(llm, PROMPTS[:1], greedy(1))
+    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    for part in ("kernel by kernel", "capture_end failed", "KeyError: 'a part that asks'"):
+        assert part in warning
+
+
+def test_graphs_that_were_asked_for_must_be_captured(folder, failing):
+    failing(KeyError("a part that asks"))
+    with pytest.raises(RefusedError, match=r"before that, KeyError: 'a part that asks'.*eager"):
+        LLM(str(folder), max_cuda_graph_size=2, **AS_ON_A_GPU, **SIZES)
+
+
+def test_a_capture_without_memory_names_the_flags(folder, failing):
+    failing(torch.OutOfMemoryError("tried to allocate 2 GiB"))
+    with pytest.raises(CapacityError, match=r"gpu_memory_utilization or max_cuda_graph_size"):
+        LLM(str(folder), **AS_ON_A_GPU, **SIZES)

@@ -91,3 +91,10 @@ def test_a_gpu_says_what_kind_it_is_before_torch_is_there(tmp_path):
     there = "import quire.machine as m; m.NVIDIA_CONTROL = m.Path('/'); m.version = lambda _: '2'\n"
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"}
     assert asked(code=there + ASK, **environment) == "86 True False"
+
+
+def test_a_gpu_that_is_hidden_is_not_there(tmp_path):
+    build_driver(tmp_path)
+    there = "import quire.machine as m; m.NVIDIA_CONTROL = m.Path('/'); m.version = lambda _: '2'\n"
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    assert asked(code=there + ASK, **environment).startswith("None False")

@@ -21,7 +21,7 @@ def test_without_a_driver_nothing_is_known():
 @pytest.mark.parametrize(
     ("visible", "free", "capability"),
     [
-        ("", 70 * GIB, 90),
+        (None, 70 * GIB, 90),
         ("0", 70 * GIB, 90),
         ("1,0", 7 * GIB, 86),
         (" 1 ", 7 * GIB, 86),
@@ -29,13 +29,16 @@ def test_without_a_driver_nothing_is_known():
     ],
 )
 def test_the_first_visible_device_answers(driver, monkeypatch, visible, free, capability):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert cuda_memory(driver) == DeviceMemory(total=80 * GIB, free=free)
     assert cuda_compute_capability(driver) == capability
 
 
-@pytest.mark.parametrize("visible", ["5", "GPU-9", "no such device"])
-def test_a_device_that_is_not_there_says_nothing(driver, monkeypatch, visible):
+@pytest.mark.parametrize("visible", ["5", "GPU-9", "no such device", "-1", "", " ", ",0"])
+def test_a_device_that_is_hidden_or_not_there_says_nothing(driver, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert cuda_memory(driver) is None
     assert cuda_compute_capability(driver) is None

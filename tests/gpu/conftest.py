@@ -1,16 +1,17 @@
 """What only a GPU can show. Everything here is marked `gpu`, and skipped where there is none.
 
 `QUIRE_GPU_TESTS_ON_CPU=1` runs the same tests in Triton's interpreter, as far as it goes: slowly,
-and only to see that the tests themselves are right.
+and only to see that the tests themselves are right. Several processes may share the GPU, so an
+engine takes a small cache and not what is left of the device; test_memory.py runs alone.
 """
 
-import os
 from pathlib import Path
 
 import pytest
+from gpu_tests import DEVICE, ON_CPU
 
-ON_CPU = os.environ.get("QUIRE_GPU_TESTS_ON_CPU") == "1"
 HERE = Path(__file__).parent
+NUM_KV_BLOCKS = 400
 
 
 def pytest_collection_modifyitems(items):
@@ -21,12 +22,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def device():
-    return "cpu" if ON_CPU else "cuda"
+    return DEVICE
 
 
 @pytest.fixture(scope="session")
 def on_device():
     """Options of an engine that computes as on a GPU."""
-    if ON_CPU:
-        return {"device": "cpu", "kernels": "triton", "attention_backend": "triton"}
-    return {"device": "cuda"}
+    options = {"device": DEVICE, "num_kv_blocks": NUM_KV_BLOCKS}
+    return options | ({"kernels": "triton", "attention_backend": "triton"} if ON_CPU else {})
+
+
+@pytest.fixture(scope="session")
+def in_bfloat16(on_device):
+    """The same for whole models in bfloat16, which take too long to be interpreted."""
+    plain = {"kernels": "torch", "attention_backend": "torch_sdpa"} if ON_CPU else {}
+    return {**on_device, "dtype": "bfloat16", **plain}

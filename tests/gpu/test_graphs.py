@@ -1,9 +1,11 @@
-"""Captured decode steps: the same answers as kernel by kernel, and nothing waits for the device."""
+"""Captured decode steps give the same answers as kernel by kernel, and are really replayed."""
 
 import random
 
 import pytest
-import torch
+from adapter_parts import peft_model, save_adapter
+from gpu_tests import ON_CPU
+from recorded_engine import record, runner_of
 
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -15,6 +17,7 @@ PARAMS = [
     SamplingParams(temperature=0.7, min_p=0.05, seed=5, max_tokens=25, ignore_eos=True),
     SamplingParams(temperature=0, max_tokens=14, logprobs=3, ignore_eos=True),
 ]
+SIZES = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,15 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def adapters(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    named = {}
+    for name in ("one", "two"):
+        named[name] = save_adapter(peft_model(checkpoint, name), name, folder)
+    return tuple(f"{name}={path}" for name, path in named.items())
+
+
+@pytest.fixture(scope="module")
 def prompts(checkpoint):
     draw = random.Random(3)
     vocab_size = checkpoint.config["vocab_size"]
@@ -32,31 +44,81 @@ def prompts(checkpoint):
     return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-def answers(checkpoint, prompts, **options):
-    with LLM(
-        str(checkpoint.folder), dtype="float32", max_model_len=256, max_num_seqs=8, **options
-    ) as llm:
-        outputs = llm.generate(prompts, PARAMS)
+class Replays:
+    """Counts the steps of an engine, and those of them that a captured one computed."""
+
+    def __init__(self, llm, monkeypatch):
+        self.num_steps, self.num_replayed = 0, 0
+        self.sizes, self.with_adapters = set(), set()
+        if ON_CPU:
+            record(llm, [2, 8])
+        graphs = runner_of(llm).graphs
+        assert graphs is not None, "no step was captured"
+        step_for, step_of = graphs.step_for, graphs.step_of
+
+        def counted(requests):
+            found = step_for(requests)
+            self.num_steps += 1
+            self.num_replayed += found is not None
+            return found
+
+        def noted(num_requests, *, uses_adapters):
+            self.sizes.add(num_requests)
+            self.with_adapters.add(uses_adapters)
+            return step_of(num_requests, uses_adapters=uses_adapters)
+
+        monkeypatch.setattr(graphs, "step_for", counted)
+        monkeypatch.setattr(graphs, "step_of", noted)
+
+
+def tokens(llm, prompts, adapters=None):
+    outputs = llm.generate(prompts, PARAMS, lora_request=adapters)
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def answers(checkpoint, prompts, adapters=None, **options):
+    with LLM(str(checkpoint.folder), **SIZES, **options) as llm:
+        return tokens(llm, prompts, adapters)
+
+
+def assert_no_failure(caplog):
+    """Isolation answers a request in another way where a captured step fails, and says so."""
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("quire")]
+    assert not [text for text in said if "failed" in text or "cannot" in text], said
+
+
 @pytest.mark.parametrize("ahead", [False, True])
-def test_graphs_change_no_answer(checkpoint, prompts, on_device, ahead):
+def test_graphs_change_no_answer(checkpoint, prompts, on_device, ahead, monkeypatch, caplog):
     options = {**on_device, "async_scheduling": ahead}
     eager = answers(checkpoint, prompts, enforce_eager=True, **options)
-    assert answers(checkpoint, prompts, **options) == eager
-    assert answers(checkpoint, prompts, max_cuda_graph_size=2, **options) == eager
+    for some, num_replayed in (({}, 20), ({"max_cuda_graph_size": 2}, 5)):
+        with LLM(str(checkpoint.folder), **SIZES, **some, **options) as llm:
+            replays = Replays(llm, monkeypatch)
+            assert tokens(llm, prompts) == eager
+        assert num_replayed <= replays.num_replayed < replays.num_steps, vars(replays)
+        assert replays.sizes == {1, 2, 3, 4, 5}, "every number of requests was asked for"
+        assert replays.with_adapters == {False}
+    assert_no_failure(caplog)
 
 
-def test_no_step_waits_for_the_device(checkpoint, prompts, on_device):
-    if on_device["device"] != "cuda":
-        pytest.skip("a CPU has nothing to wait for")
-    llm = LLM(str(checkpoint.folder), max_model_len=256, max_num_seqs=8, **on_device)
-    with llm:
-        llm.generate(prompts, PARAMS)  # what is compiled at first use is compiled now
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            llm.generate(prompts, PARAMS)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_graphs_change_no_answer_of_an_adapter(
+    checkpoint, adapters, prompts, on_device, ahead, monkeypatch, caplog
+):
+    options = {"enable_lora": True, "lora_modules": adapters, "async_scheduling": ahead}
+    options |= on_device
+    named = ["one", None, "two", "one", None]
+    eager = answers(checkpoint, prompts, named, enforce_eager=True, **options)
+    plain = answers(checkpoint, prompts, enforce_eager=True, **options)
+    assert [mine == theirs for mine, theirs in zip(eager, plain, strict=True)] == [
+        name is None for name in named
+    ], "every adapter says something else"
+    with LLM(str(checkpoint.folder), **SIZES, **options) as llm:
+        replays = Replays(llm, monkeypatch)
+        assert tokens(llm, prompts, named) == eager
+        assert replays.num_replayed >= 20, vars(replays)
+        assert replays.with_adapters == {False, True}, "who stays last has no adapter"
+        replays.with_adapters.clear()
+        assert tokens(llm, prompts) == plain
+        assert replays.with_adapters == {False}
+    assert_no_failure(caplog)

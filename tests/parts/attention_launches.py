@@ -7,6 +7,7 @@ case are compiled as the backend would launch them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,22 +17,23 @@ from quire.interfaces.kv_cache import KVLayer
 from quire_attention_backends.triton_attention import TritonBackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
+DTYPES: dict[str, dict[str, Any]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+HEAD_DIMS: tuple[tuple[int, ...], ...] = ((32, 64), (80, 96), (112, 160), (128,), (192, 256))
 GROUPS = (1, 2, 4, 7, 8)
 NUM_KV_HEADS, NUM_BLOCKS = 2, 8
-ALIKE = (("bfloat16", "bfloat16"), ("float32", "float32"))
-QUANTIZED = (("bfloat16", "float8_e4m3fn"), ("bfloat16", "int8"))
-PARTS = (
-    "bfloat16",
-    "float16",
-    "float32",
-    "float8_caches",
-    "int8_caches",
-    "batch_invariant",
-    "features",
-)
-EVERYTHING = {"sliding_window": 40, "logit_soft_cap": 30.0, "sinks": True}
+EVERYTHING: dict[str, Any] = {"sliding_window": 40, "logit_soft_cap": 30.0, "sinks": True}
+TYPES = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "float8_caches": {"kv_dtype": "float8_e4m3fn"},
+    "int8_caches": {"kv_dtype": "int8"},
+    "float32": {"dtype": "float32"},
+}
+Cases = list[dict[str, Any]]
 
 
 def run_case(
@@ -88,65 +90,72 @@ def _step(query_lens: list[int]) -> StepLayout:
     )
 
 
-def some() -> None:
-    """Run one case of each thing that changes the code."""
+def plain() -> None:
+    """Run the case that most models are."""
     run_case()
-    run_case(kv_dtype="float8_e4m3fn", block_size=64, head_dim=64)
+
+
+def some() -> None:
+    """Run a case of each thing that changes the code."""
+    run_case()
+    run_case(dtype="float16", head_dim=64, **EVERYTHING)
+    run_case(kv_dtype="float8_e4m3fn", block_size=64)
     run_case(kv_dtype="int8", **EVERYTHING)
+    run_case(kv_dtype="int8", head_dim=256)
     run_case(head_dim=80, group=7)
+    run_case(head_dim=96, kv_dtype="float8_e4m3fn")
+    run_case(batch_invariant=True)
     run_case(head_dim=256, batch_invariant=True)
-    run_case(dtype="float32")
+    run_case(head_dim=64, kv_dtype="int8", batch_invariant=True)
+    run_case(dtype="float32", head_dim=64)
 
 
-def bfloat16() -> None:
-    _run_all(dtype="bfloat16")
+def _every_case() -> dict[str, Cases]:
+    """Return what can be chosen, in parts that compile within minutes each."""
+    parts: dict[str, Cases] = {}
+    for head_dims in HEAD_DIMS:
+        ending = "_".join(map(str, head_dims))
+        for label, types in TYPES.items():
+            groups = GROUPS if 128 in head_dims else (1, 7)
+            parts[f"{label}_{ending}"] = _grid(types, head_dim=head_dims, group=groups)
+        parts[f"features_{ending}"] = _grid(EVERYTHING, head_dim=head_dims, block_size=(16, 128))
+    quantized = ("float8_e4m3fn", "int8")
+    parts["features_quantized"] = _grid({**EVERYTHING, "block_size": 128}, kv_dtype=quantized)
+    fixed = {**EVERYTHING, "batch_invariant": True}
+    some_dims: tuple[tuple[int, ...], ...] = ((64, 80), (128,), (256,))
+    for head_dims, (label, types) in itertools.product(some_dims, TYPES.items()):
+        if label != "float32":
+            ending = "_".join(map(str, head_dims))
+            parts[f"fixed_{label}_{ending}"] = _grid(
+                {**types, **fixed}, head_dim=head_dims, group=(1, 8)
+            )
+    for head_dim in (64, 128, 256):
+        same: dict[str, Any] = {"dtype": "float32", "head_dim": head_dim}
+        narrower = ("bfloat16", *quantized)
+        parts[f"float32_widened_{head_dim}"] = _grid(same, kv_dtype=narrower)
+        same["batch_invariant"] = True
+        kept = ("bfloat16", "int8", "float32")
+        parts[f"fixed_float32_{head_dim}"] = _grid(same, kv_dtype=kept)
+    return parts
 
 
-def float16() -> None:
-    _run_all(dtype="float16")
+def _grid(same: dict[str, Any], **each: tuple[Any, ...]) -> Cases:
+    return [
+        {**same, **dict(zip(each, values, strict=True))}
+        for values in itertools.product(*each.values())
+    ]
 
 
-def float32() -> None:
-    _run_all(dtype="float32")
+PARTS = _every_case()
 
 
-def float8_caches() -> None:
-    _run_all(kv_dtype="float8_e4m3fn")
+def __getattr__(name: str) -> Callable[[], None]:
+    """Return a part as the function that runs its cases."""
+    if name not in PARTS:
+        raise AttributeError(f"{__name__} has no part {name}; there are {', '.join(PARTS)}")
 
+    def run() -> None:
+        for case in PARTS[name]:
+            run_case(**case)
 
-def int8_caches() -> None:
-    _run_all(kv_dtype="int8")
-
-
-def batch_invariant() -> None:
-    for dtype, kv_dtype in ALIKE + QUANTIZED:
-        for head_dim in (64, 80, 128, 256):
-            for group in (1, 4, 8):
-                run_case(
-                    dtype=dtype,
-                    kv_dtype=kv_dtype,
-                    head_dim=head_dim,
-                    group=group,
-                    batch_invariant=True,
-                    **EVERYTHING,
-                )
-
-
-def features() -> None:
-    for head_dim, block_size in itertools.product(HEAD_DIMS, (16, 128)):
-        run_case(head_dim=head_dim, block_size=block_size, **EVERYTHING)
-    for kv_dtype in ("float8_e4m3fn", "int8"):
-        run_case(head_dim=128, kv_dtype=kv_dtype, block_size=128, **EVERYTHING)
-
-
-def widened() -> None:
-    """Run float32 queries with narrower caches."""
-    for head_dim, kv_dtype in itertools.product((64, 128, 256), ("bfloat16", "float8_e4m3fn")):
-        run_case(dtype="float32", kv_dtype=kv_dtype, head_dim=head_dim)
-        run_case(dtype="float32", kv_dtype=kv_dtype, head_dim=head_dim, batch_invariant=True)
-
-
-def _run_all(**types: str) -> None:
-    for head_dim, group in itertools.product(HEAD_DIMS, GROUPS):
-        if head_dim == 128 or group in (1, 7):
-            run_case(head_dim=head_dim, group=group, **types)
+    return run

@@ -49,7 +49,14 @@ class CompiledKernel:
 
 
 def compiled_in_child(function: str, capability: int) -> list[CompiledKernel]:
-    """Run `module:function` in a process of its own, its launches dry; return their kernels."""
+    """Run `module:function` in a process of its own, its launches dry; return their kernels.
+
+    Where the tests run on a GPU, their kernels are compiled by being run, so the test is skipped.
+    """
+    if os.environ.get("QUIRE_TEST_DEVICE") == "cuda":
+        import pytest
+
+        pytest.skip("this compiles for GPUs that are not there: make test")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "kernels.json"
         environment = {

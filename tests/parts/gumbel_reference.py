@@ -22,7 +22,7 @@ def row_keys(rows):
 def token_words(keys, vocab_size):
     """`[N, V]` int64 of 32 mixed bits."""
     low, high = (keys & MASK).unsqueeze(1), ((keys >> 32) & MASK).unsqueeze(1)
-    word = (torch.arange(vocab_size) * 0x9E3779B1 + low) & MASK
+    word = (torch.arange(vocab_size, device=keys.device) * 0x9E3779B1 + low) & MASK
     word = times(word ^ (word >> 16), 0x7FEB352D)
     word = times(word ^ (word >> 15) ^ high, 0x846CA68B)
     return word ^ (word >> 16)

@@ -9,6 +9,7 @@ from recorded_runs import RecordedRuns
 
 from quire import LLM
 from quire.worker.decode_graphs import DecodeGraphs
+from quire.worker.graph_capture import StepCapture
 from quire.worker.model_runner import ModelRunner
 
 AS_ON_A_GPU = {
@@ -33,16 +34,24 @@ def recorded_engine(
 
 
 def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
-    runner, way = runner_of(llm), RecordedRuns()
+    way = RecordedRuns()
+    capture(llm, sizes, way)
+    return way
+
+
+def capture(llm: LLM, sizes: list[int], way: StepCapture) -> None:
+    runner = runner_of(llm)
     vocab_size = llm._running.core.executor._worker.composition.description.vocab_size
     graphs = DecodeGraphs(
         runner.device_inputs,
         runner.pipeline,
-        runner.hidden_states_of,
-        runner.model.compute_logits,
         sizes,
         vocab_size,
     )
-    graphs.capture(way, with_adapters=runner.adapters is not None)
+    graphs.capture(
+        way,
+        runner.hidden_states_of,
+        runner.model.compute_logits,
+        with_adapters=runner.adapters is not None,
+    )
     runner.graphs = graphs
-    return way

@@ -47,6 +47,7 @@ class AttentionQuery:
     attention_chunk: int | None = None
     logit_soft_cap: float | None = None
     has_sinks: bool = False
+    latent_dim: int | None = None  # of the layout "mla": numbers of a head that are the latent
     batch_invariant: bool = False
     compute_capability: int | None = None  # of a CUDA device: 90 for 9.0; None: not known
 
@@ -57,6 +58,8 @@ class AttentionCapabilities:
 
     Attributes:
         priority: `auto` takes the highest among those that can serve.
+        latent_dims: Of the layout "mla": numbers of a latent.
+        rope_dims: Of the layout "mla": numbers of the rotated key, what is left of a head.
         padded_pages: Its `kv_view` takes pages that are longer than what a layer keeps in them.
         default_block_size: Used when the user does not choose.
         graphs: Which steps it can run inside a captured CUDA graph: none, those with one token a
@@ -68,6 +71,8 @@ class AttentionCapabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     head_dims: frozenset[int] | None = None
+    latent_dims: frozenset[int] | None = None
+    rope_dims: frozenset[int] | None = None
     block_sizes: frozenset[int] | None = None
     layouts: frozenset[str] = frozenset({"kv"})
     sliding_window: bool = False
@@ -83,12 +88,16 @@ class AttentionCapabilities:
 
     def refusal(self, query: AttentionQuery) -> str | None:
         """Return why `query` cannot be served, or None if it can."""
+        latent_dim = query.latent_dim
+        rope_dim = None if latent_dim is None else query.head_dim - latent_dim
         sets: tuple[tuple[str, Any, frozenset[Any] | None], ...] = (
             ("device", query.device, self.devices),
             ("layout", query.layout, self.layouts),
             ("dtype", query.dtype, self.dtypes),
             ("KV dtype", query.kv_dtype, self.kv_dtypes),
             ("head size", query.head_dim, self.head_dims),
+            ("latent size", latent_dim, self.latent_dims),
+            ("rotated key size", rope_dim, self.rope_dims),
             ("block size", query.block_size, self.block_sizes),
         )
         for what, wanted, served in sets:
@@ -151,13 +160,16 @@ class AttentionLayerParams:
         sliding_window: Tokens that a query sees, itself included; None: all.
         attention_chunk: A query at position p sees from `p // attention_chunk * attention_chunk`
             on; None: from the beginning.
+        sinks: A logit of each query head that takes its share of the softmax, and has no value.
+        k_scale: Of a float8 cache: what is kept is k / k_scale.
+        v_scale: The same of v.
     """
 
     scale: float
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
-    sinks: Tensor | None = None  # [H] float32, logits without a value
-    k_scale: float = 1.0  # of a float8 cache: what is kept is k / k_scale
+    sinks: Tensor | None = None  # [H] float32
+    k_scale: float = 1.0
     v_scale: float = 1.0
     attention_chunk: int | None = None
 
@@ -174,7 +186,7 @@ class StepLayout:
 
     query_start: Tensor  # [R + 1] int32; request r owns tokens query_start[r] to query_start[r + 1]
     seq_lens: Tensor  # [R] int32; computed and new tokens together
-    block_table: Tensor  # [R, max_blocks] int32; 0 beyond the request's blocks
+    block_table: Tensor  # [R, max_blocks] int32; anything beyond the request's blocks
     slot_mapping: Tensor  # [T] int64; block id * S + offset: where K and V of each token go
     num_tokens: int  # the tensors' length in a captured step
     max_query_len: int  # no request has more tokens in this step; 1: a decode step

@@ -36,6 +36,7 @@ class KVLayer:
         num_kv_heads: Key/value heads of the whole model, before tensor parallelism.
         head_dim: Numbers per head.
         params: What the spec needs besides (a window, a state's shape); hashable pairs.
+        has_sinks: Its heads have learned sinks, so its backend must serve them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class KVLayer:
     num_kv_heads: int
     head_dim: int
     params: tuple[tuple[str, Any], ...] = ()
+    has_sinks: bool = False
 
     def param(self, name: str, default: Any = None) -> Any:
         """Return what the spec needs besides, by name."""

@@ -116,7 +116,11 @@ class Model(ABC):
 
     @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Return float32 logits `[N, V]` of the chosen rows `[N, hidden_size]`."""
+        """Return logits `[N, V]` of the chosen rows `[N, hidden_size]`.
+
+        They may be of any floating type, and are written over: the worker widens them to float32
+        on its way to the draw, so a model does not.
+        """
 
     def map_weight_name(self, name: str) -> str | None:
         """Return our name for a checkpoint's weight; None leaves it out. By default the same."""

@@ -36,7 +36,7 @@ def _launch(gate_up: Tensor, is_gelu: bool) -> Tensor:
     num_rows, width = rows.shape
     size = width // 2
     out = torch.empty(num_rows, size, dtype=rows.dtype, device=rows.device)
-    pieces = triton.cdiv(size, BLOCK)
+    pieces = -(-size // BLOCK)
     _gate_kernel[(num_rows * pieces,)](
         rows,
         out,

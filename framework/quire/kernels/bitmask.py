@@ -20,7 +20,7 @@ def mask_logits(
 ) -> None:
     """Set the logits of row `rows[i]` to minus infinity where `words[i]` has no bit."""
     num_masks, vocab_size = len(rows), logits.shape[1]
-    _mask_kernel[num_masks, triton.cdiv(vocab_size, BLOCK)](
+    _mask_kernel[num_masks, -(-vocab_size // BLOCK)](
         logits,
         logits.stride(0),
         vocab_size,

@@ -52,10 +52,10 @@ def shrink(
     Rows beyond those of a token's adapter are undefined.
     """
     (num_tokens, num_columns), num_rows = x.shape, a.shape[1]
-    num_parts = triton.cdiv(num_columns, PART_COLUMNS)
+    num_parts = -(-num_columns // PART_COLUMNS)
     hidden = torch.empty(num_parts, num_tokens, num_rows, dtype=torch.float32, device=x.device)
     ranks = RANKS[x.itemsize]
-    grid = (triton.cdiv(num_tokens, TOKENS), triton.cdiv(num_rows, ranks), num_parts)
+    grid = (-(-num_tokens // TOKENS), -(-num_rows // ranks), num_parts)
     _shrink_kernel[grid](
         x,
         a,
@@ -88,7 +88,7 @@ def expand(
 ) -> None:
     """Add each token's `hidden @ b[index].T` to its outputs, slice by slice."""
     num_parts, num_tokens, num_rows = hidden.shape
-    _expand_kernel[(triton.cdiv(num_tokens, TOKENS), len(tiles))](
+    _expand_kernel[(-(-num_tokens // TOKENS), len(tiles))](
         out,
         hidden,
         b,

@@ -29,12 +29,14 @@ def add_rms_norm(
     The norm is that of the rounded sum, in float32, and is rounded once. Without a residual the
     sum is `x` itself.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
-    others = rows if residual is None else residual.reshape(rows.shape)
+    others = rows if residual is None else residual
+    if others.dim() != 2:
+        others = others.reshape(rows.shape)
     num_rows, size = rows.shape
-    block = triton.next_power_of_2(size)
+    block = 1 << (size - 1).bit_length()  # the least power of two
     _add_rms_norm_kernel[(num_rows,)](
         rows,
         others,

@@ -7,15 +7,18 @@ backends keep for themselves is not in it: only their code knows.
 from quire.composition import Composition
 from quire.config import Settings
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
-from quire.memory_profile import GRAPH_RESERVE_BYTES, MemoryProfile, groups_of
+from quire.kernel_choice import num_captures
+from quire.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
 from quire.nvml import DeviceMemory
 
 DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
-LOGIT_BYTES = 4
 DRAW_COPIES = 4  # of the logits, at the peak of a draw
 ROTATION_COPIES = {"torch": 6, "triton": 2}  # of q and k, from their norm to their angles
 GATE_COPIES = {"torch": 4, "triton": 3}  # of the MLP's inner numbers; gate and up are two of them
 TABLE_ENTRY_BYTES = 4
+POSITION_BYTES = 8
+TOKEN_ARRAYS = 3  # of a step's inputs, and one more for each KV group
+REQUEST_BYTES = 32  # of what the host sends of each request of a step
 
 
 def estimate_profile(
@@ -37,19 +40,22 @@ def estimate_profile(
     num_requests = settings.scheduler.max_running
     num_tokens = settings.scheduler.max_num_batched_tokens
     num_tokens = min(num_tokens, num_requests * composition.max_model_len)
-    num_graphs = composition.max_graph_requests
-    row_bytes = composition.description.vocab_size * LOGIT_BYTES
+    largest, vocab_size = composition.max_graph_requests, composition.description.vocab_size
+    row_bytes = vocab_size * LOGIT_BYTES
     token_bytes = activation_bytes(settings, composition)
     graph_bytes = 0
-    if num_graphs:
-        graph_bytes = num_graphs * (token_bytes + row_bytes) + GRAPH_RESERVE_BYTES
+    if largest:
+        logits = vocab_size * DTYPE_BYTES[composition.dtype]
+        graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+        graph_bytes += largest * (token_bytes + logits)
     return MemoryProfile(
         total_bytes=memory.total,
         other_bytes=memory.total - memory.free + DRIVER_BYTES,
         weight_bytes=weight_bytes,
         forward_bytes=num_tokens * token_bytes,
         sampling_bytes=num_requests * row_bytes * DRAW_COPIES,
-        table_bytes=_table_bytes(settings, composition, specs),
+        table_bytes=_table_bytes(settings, composition, specs)
+        + _input_bytes(settings, composition, specs),
         graph_bytes=graph_bytes,
         is_estimated=True,
     )
@@ -71,9 +77,25 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
 
 
 def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
-    num_blocks = sum(
+    num_blocks = _blocks_a_request(composition, specs)
+    entries = settings.scheduler.max_num_seqs * (composition.max_model_len + num_blocks)
+    return entries * TABLE_ENTRY_BYTES
+
+
+def _input_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
+    """Return what the buffers take in which kernels gather a step's inputs."""
+    if composition.kernels != "triton":
+        return 0
+    scheduler = settings.scheduler
+    num_groups = sum(count for _, count in groups_of(specs))
+    tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    request = _blocks_a_request(composition, specs) * TABLE_ENTRY_BYTES + REQUEST_BYTES
+    arrays = (TOKEN_ARRAYS + num_groups) * tokens * POSITION_BYTES
+    return arrays + scheduler.max_num_seqs * request
+
+
+def _blocks_a_request(composition: Composition, specs: list[KVCacheSpec]) -> int:
+    return sum(
         num_groups * spec.blocks_needed(composition.max_model_len)
         for spec, num_groups in groups_of(specs)
     )
-    entries = settings.scheduler.max_num_seqs * (composition.max_model_len + num_blocks)
-    return entries * TABLE_ENTRY_BYTES

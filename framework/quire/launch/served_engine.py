@@ -4,6 +4,7 @@ It composes by itself, because nothing that could be sent would be as sure as th
 the same plugins; then it compares what it chose with what the parent chose.
 """
 
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ def run(config: EngineConfig) -> int:
         channel.send(Refused(ErrorMessage.of(error)))
         channel.close(LAST_WORD_S)
         return 1
+    gc.collect()
+    gc.freeze()  # what is here now stays: no collection in a step need look at it again
     channel.send(Ready(max_model_len))
     is_well = serve(core, channel)
     channel.close(LAST_WORD_S)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
+from quire.errors import CheckpointCorruptError
 from quire.interfaces.attention import AttentionBackend, AttentionLayerParams, RotaryStep
 from quire.interfaces.model import ForwardBatch
 from quire.layers.caching_layer import CachingLayer
 from quire.layers.context import LayerContext
+from quire.layers.layer import frozen
 from quire.layers.norm import QKNorm
 from quire.layers.parallel import share, share_kv_heads
 from quire.layers.rotary import Rotation, rotate
@@ -26,9 +33,17 @@ class Attention(CachingLayer[AttentionBackend]):
         sliding_window: Tokens that a query sees, itself included; None: all.
         logit_soft_cap: Bound on the logits of attention, by tanh.
         attention_chunk: Tokens of a chunk; a query sees its own chunk only. None: all.
+        has_sinks: Whether the checkpoint has a sink for each query head. Its `KVLayer` says so too,
+            so that a backend is chosen that serves them.
+
+    Attributes:
+        sinks: `[H]` float32, the parameter of that name, if there is one.
+        params: What the backend is told. A checkpoint may bring scales of a float8 cache, which
+            are in it from `finish_loading` on.
     """
 
     contract = AttentionBackend
+    sinks: Tensor | None
 
     def __init__(
         self,
@@ -42,15 +57,57 @@ class Attention(CachingLayer[AttentionBackend]):
         sliding_window: int | None = None,
         logit_soft_cap: float | None = None,
         attention_chunk: int | None = None,
+        has_sinks: bool = False,
     ) -> None:
-        super().__init__(
-            name,
-            len(share("num_attention_heads", num_heads, context.tp)),
-            len(share_kv_heads(num_kv_heads, context.tp)),
-            head_dim,
-        )
+        mine = share("num_attention_heads", num_heads, context.tp)
+        num_kv_heads = len(share_kv_heads(num_kv_heads, context.tp))
+        super().__init__(name, len(mine), num_kv_heads, head_dim)
+        self.has_sinks = has_sinks
+        self._all_heads, self._heads = num_heads, mine
+        self._kv_scales: dict[str, float] = {}
+        sinks = frozen((len(mine),), torch.float32, context.device) if has_sinks else None
+        self.register_parameter("sinks", sinks)
         self.params = AttentionLayerParams(
-            scale, sliding_window, logit_soft_cap, attention_chunk=attention_chunk
+            scale, sliding_window, logit_soft_cap, sinks, attention_chunk=attention_chunk
+        )
+
+    def optional_weights(self, path: str) -> Mapping[str, str]:
+        """Return the names of a float8 cache's scales: of the layer, or of what makes K and V."""
+        parent = path[: path.rfind(".") + 1]  # with its dot, or nothing
+        return {
+            f"{owner}{side}_scale": f"{side}_scale"
+            for side in ("k", "v")
+            for owner in (f"{path}.", parent, f"{parent}attn.", f"{parent}{side}_proj.")
+        }
+
+    def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
+        """Return `[H]` of the whole model for sinks; scales are single numbers."""
+        del part
+        return (self._all_heads,) if parameter == "sinks" else ()
+
+    def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
+        """Keep the sinks of this device's heads, or a scale.
+
+        Raises:
+            CheckpointCorruptError: A scale is not positive and finite.
+        """
+        if parameter == "sinks":
+            super().load_weight(parameter, tensor[self._heads.start : self._heads.stop], part)
+            return
+        scale = float(tensor)
+        if not (math.isfinite(scale) and scale > 0):
+            raise CheckpointCorruptError(
+                f"{parameter} of attention layer {self.name} is {scale}: the scale of a float8 "
+                "cache must be positive and finite; leave it out of the checkpoint, and it is 1"
+            )
+        self._kv_scales[parameter] = scale
+
+    def finish_loading(self) -> None:
+        """Tell the backend's parameters which scales the checkpoint brought."""
+        self.params = replace(
+            self.params,
+            k_scale=self._kv_scales.get("k_scale", 1.0),
+            v_scale=self._kv_scales.get("v_scale", 1.0),
         )
 
     def forward(

@@ -23,6 +23,7 @@ class CachingLayer(Layer, Generic[Backend]):
 
     Attributes:
         contract: The class that a backend of such layers must extend.
+        has_sinks: Its heads have learned sinks.
         place: Of the backend among those of the worker, and of its metadata in a batch.
     """
 
@@ -34,6 +35,7 @@ class CachingLayer(Layer, Generic[Backend]):
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.has_sinks = False
         self.place = -1
         self._backend: Backend | None = None
         self._kv_cache: Tensor | None = None

@@ -98,14 +98,14 @@ class LMHead(Layer):
         self.method.finish_loading(self)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return float32 logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
+        """Return logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
         if self.bias is None:
             logits = self.method.apply(self, hidden_states)
         else:
             logits = self.method.apply_with_bias(self, hidden_states, self.bias)
         if self.tp.size > 1:
             logits = self.tp.all_gather(logits, -1)[:, : self.vocab_size]
-        return logits.float()
+        return logits
 
 
 def vocabulary_share(vocab_size: int, tp: TensorParallelGroup) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ class Layer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, without the hooks of `nn.Module`."""
         return self.forward(*args, **kwargs)
+
+    def optional_weights(self, path: str) -> Mapping[str, str]:
+        """Return what a checkpoint may bring and need not, by the names that checkpoints use.
+
+        Args:
+            path: The layer's module path in the model.
+
+        Returns:
+            Names, each with the `parameter` that it is loaded as. Several may be of one parameter.
+        """
+        del path
+        return {}
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return the shape that the checkpoint's tensor has, before tensor parallelism."""

@@ -124,10 +124,12 @@ class LoRAStacks:
     def _place(self, index: int, number: int, first: int, module: AdapterModule) -> _Share:
         part, rank = self.slices[number], module.a.shape[0]
         last = first + rank
-        self.a[index, first:last].copy_(module.a[:, self.columns.start : self.columns.stop])
+        a = module.a[:, self.columns.start : self.columns.stop]
+        _bring(a, self.a[index, first:last])
         start, stop = part.offset, part.offset + len(part.rows)
         b = self.b[index, start:stop, :rank]
-        b.copy_(module.b[part.rows.start : part.rows.stop]).mul_(module.scale)
+        _bring(module.b[part.rows.start : part.rows.stop], b)
+        b.mul_(module.scale)
         return _Share(start, stop, first, last, b.t())
 
 
@@ -146,11 +148,23 @@ class _Kernels:
 
     def set(self, index: int, ends: list[int]) -> None:
         """Say where in `a` the slices of an adapter end, the first entry being 0."""
-        self.spans[index].copy_(torch.tensor(ends, dtype=torch.int32))
+        _bring(torch.tensor(ends, dtype=torch.int32), self.spans[index])
 
     def add(self, out: Tensor, x: Tensor, index: Tensor) -> None:
         hidden = self.shrink(x, self.a, self.spans, index)
         self.expand(out, hidden, self.b, self.spans, self.tiles, index)
+
+
+def _bring(source: Tensor, target: Tensor) -> None:
+    """Write a tensor to the device's memory, behind the steps under way and without waiting.
+
+    A GPU copies from page-locked memory while the host goes on, and torch gives such memory away
+    again only when the copy is done.
+    """
+    if target.device.type == "cuda" and source.device.type == "cpu":
+        page_locked = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+        source = page_locked.copy_(source)
+    target.copy_(source, non_blocking=True)
 
 
 def _add(out: Tensor, x: Tensor, placed: _Placed) -> None:

@@ -8,45 +8,20 @@ than the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.interfaces.attention import StepLayout
 from quire.testing.attention_checks import AttentionChecks
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
 from quire.testing.attention_truth import DTYPES
+from quire.testing.captured import repeated
 
 NUM_REQUESTS = 6  # of a captured step
 NUM_TOKENS = 70
 CONTEXT = 192  # tokens that a row of the block table has place for
-ASKING = (
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::equal",
-    "aten::_unique2",
-)
-
-
-class AsksNothing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, an operator whose answer the host must wait for raises."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator, or refuse it."""
-        del types
-        name = func.name().split(".")[0]
-        assert name not in ASKING, f"a captured step asks the device for a number by {name}"
-        return func(*args, **(kwargs or {}))
 
 
 class CapturedStep:
@@ -87,7 +62,7 @@ class CapturedStep:
         scene = self._scene
         self._fill(plan)
         if self._run is None:
-            self._run = self._captured() if scene.sizes.device == "cuda" else self._again
+            self._run = repeated(self._launch, scene.sizes.device)
         answers = scene.computed(plan, self._run())
         shares = zip(answers, plan, strict=True)
         return [(answer, scene.truth(number, num_new)) for answer, (number, num_new) in shares]
@@ -109,26 +84,6 @@ class CapturedStep:
 
     def _launch(self) -> Tensor:
         return self._scene.attend(self._layout, self._heads, self._positions, self._params)
-
-    def _again(self) -> Tensor:
-        with AsksNothing():  # type: ignore[no-untyped-call]
-            return self._launch()
-
-    def _captured(self) -> Callable[[], Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels, which a capture may not
-            self._launch()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self._launch()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return out
-
-        return replay
 
 
 class CapturedSteps(AttentionChecks):

@@ -42,6 +42,7 @@ class MLABackendContract:
         capabilities: What it is registered with.
         device: Where the tests run; a device that it declares.
         rows: Numbers of a latent and of a rotated key that it serves; the first are tried most.
+        num_heads: Query heads to try.
         tolerances: How far an answer may be from the truth, by the coarsest type in it.
     """
 
@@ -49,6 +50,7 @@ class MLABackendContract:
     capabilities: ClassVar[AttentionCapabilities]
     device: ClassVar[str] = "cpu"
     rows: ClassVar[Sequence[tuple[int, int]]] = ROWS
+    num_heads: ClassVar[Sequence[int]] = NUM_HEADS
     tolerances: ClassVar[Mapping[str, float]] = TOLERANCES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -242,6 +244,7 @@ class MLABackendContract:
             head_dim=sizes.latent_dim + sizes.rope_dim,
             block_size=sizes.block_size,
             layout="mla",
+            latent_dim=sizes.latent_dim,
         )
         reason = self.capabilities.refusal(query)
         assert reason is None, f"the kit asked for what is not declared: {reason}"
@@ -269,7 +272,7 @@ class MLABackendContract:
             yield replace(base, latent_dim=latent_dim, rope_dim=rope_dim)
         for block_size in sizes[1:]:
             yield replace(base, block_size=block_size)
-        for num_heads in NUM_HEADS:
+        for num_heads in self.num_heads:
             if num_heads != base.num_heads:
                 yield replace(base, num_heads=num_heads)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import StepLayout
-from quire.testing.attention_graphs import AsksNothing
 from quire.testing.attention_sizes import Padding
+from quire.testing.captured import repeated
 from quire.testing.mla_scene import MLAScene
 
 
@@ -51,7 +51,7 @@ class CapturedMLAStep:
         """Put a plan into the buffers, replay, and return answers beside truths."""
         self._fill(plan)
         if self._run is None:
-            self._run = self._again if self._device == "cpu" else self._captured()
+            self._run = repeated(self._launch, self._device)
         return self._scene.computed(plan, self._run())
 
     def _zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -73,23 +73,3 @@ class CapturedMLAStep:
 
     def _launch(self) -> Tensor:
         return self._scene.attend(self._layout, self._inputs)
-
-    def _again(self) -> Tensor:
-        with AsksNothing():  # type: ignore[no-untyped-call]
-            return self._launch()
-
-    def _captured(self) -> Callable[[], Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels, which a capture may not
-            self._launch()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self._launch()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return out
-
-        return replay

@@ -16,6 +16,7 @@ one in Triton's interpreter.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -160,6 +161,7 @@ class LogitsStepContract:
         rows = sampled_rows(self.capabilities, [self._active(row) for row in range(NUM_ROWS)])
         step = self.step_class(self.vocab_size, META)
         _run_without_data(step.apply, self._logits(), rows)
+        _run_without_waiting(self._step().apply, self._logits(), rows)
 
     def _step(self) -> LogitsStep:
         return self.step_class(self.vocab_size, torch.device(self.device))
@@ -258,6 +260,7 @@ class DrawStepContract:
         rows = sampled_rows(self.capabilities, fields)
         step = self.step_class(self.vocab_size, META)
         _run_without_data(step.draw, self._logits(), rows)
+        _run_without_waiting(self._step().draw, self._logits(), rows)
 
     def _step(self) -> DrawStep:
         return self.step_class(self.vocab_size, torch.device(self.device))
@@ -348,6 +351,7 @@ class AbsorbingDrawContract(DrawStepContract):
         rows = sampled_rows(self.capabilities, self._all_fields(), is_known_to_host=False)
         step = self.step_class(self.vocab_size, META)
         _run_without_data(step.draw_absorbing, self._logits(), rows)
+        _run_without_waiting(self._step().draw_absorbing, self._logits(), rows)
 
     def _all_fields(self) -> list[Mapping[str, Any]]:
         kinds = (self.neutral, *self.active, *self.mixed)
@@ -371,14 +375,44 @@ def _run_without_data(
 ) -> None:
     """Call a step with tensors that have no values.
 
-    Only a step that never looks at a value, and never sizes a tensor by one, can run so; on a GPU
-    that is a step after which the host need not wait.
+    Only a step that never looks at a value, and never sizes a tensor by one, can run so. This does
+    not see a copy from ordinary memory to the device, such as `torch.tensor(list, device=...)`, nor
+    what launches of kernels do, which are left out: `_run_without_waiting` does, on a GPU.
     """
     try:
         with _no_launches():
             run(logits.to(META), _on(rows, META))
     except (RuntimeError, NotImplementedError) as error:
         pytest.fail(f"the step needs values on the host, so it waits for the device: {error}")
+
+
+def _run_without_waiting(
+    run: Callable[[Tensor, SampledRows], Tensor], logits: Tensor, rows: SampledRows
+) -> None:
+    """Call a step on a GPU, where torch raises if the host waits; elsewhere do nothing."""
+    if logits.device.type != "cuda":
+        return
+    rows = _on(rows, logits.device)
+    run(logits.clone(), rows)  # compiles what is compiled at first use
+    given = logits.clone()
+    with waiting_refused():
+        run(given, rows)
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """Let torch raise where the host would wait for the GPU."""
+    _set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        _set_sync_debug_mode("default")
+
+
+def _set_sync_debug_mode(mode: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not see every wait
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _on(rows: SampledRows, device: torch.device) -> SampledRows:

@@ -73,7 +73,11 @@ class AdapterManager:
         if key not in self._places:
             adapter = self._read(ref)
             index = self._free_place({_key(other) for other in in_use}, ref)
-            self._write(index, adapter)
+            try:
+                self._write(index, adapter)
+            except BaseException:
+                self._clear(index)  # what counts as free holds nothing
+                raise
             self._places[key] = index
         self._places.move_to_end(key)
         return self._places[key]

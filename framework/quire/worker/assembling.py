@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+import torch
+
 from quire.composition import Composition
-from quire.errors import PluginLoadError
+from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
+from quire.kernel_choice import graph_sizes
+from quire.messages import ScheduledRequest
 from quire.plugins import Registries
 from quire.sampler_choice import absorbed_steps
 from quire.worker.adapters import AdapterManager
-from quire.worker.graph_capture import graph_sizes, step_capture
+from quire.worker.graph_capture import step_capture
+from quire.worker.memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
+
+PROMPT_TOKENS, FEW_TOKENS = 40, 2  # kernels take a request of many tokens, and one of a few
+
+logger = logging.getLogger(__name__)
 
 
 def build_pipeline(
@@ -76,24 +86,83 @@ def build_runner(
     )
 
 
-def capture_graphs(runner: ModelRunner, composition: Composition) -> None:
+@torch.inference_mode()
+def warm_up(runner: ModelRunner, max_num_tokens: int) -> None:
+    """Run the kinds of steps that no graph holds, so that no request waits for a compiler.
+
+    They read the tables of empty slots, so whatever they write goes to the null block; they draw
+    for the spare slot, and note no token.
+
+    Args:
+        runner: What gathers its inputs on the device; nothing is done for another.
+        max_num_tokens: Of one request, in one step.
+    """
+    inputs = runner.device_inputs
+    if inputs is None:
+        return
+    num_slots = min(2, inputs.max_num_seqs)
+    for lengths in ((PROMPT_TOKENS, 1), (FEW_TOKENS, 1)):
+        shares = [
+            ScheduledRequest(slot, min(length, max_num_tokens), 1)
+            for slot, length in zip(range(num_slots), lengths, strict=False)
+        ]
+        step = inputs.build(shares)
+        adapters = None
+        if runner.adapters is not None:
+            adapters = inputs.adapter_batch(len(step.input_ids))
+        hidden_states = runner.hidden_states_of(step, adapters)
+        runner.pipeline.warm_up(runner.logits_of(hidden_states[:num_slots]))
+
+
+def capture_graphs(
+    runner: ModelRunner, composition: Composition, *, is_asked_for: bool = False
+) -> None:
     """Capture the runner's decode steps, as many as were chosen.
+
+    Args:
+        runner: Gets them.
+        composition: What was chosen.
+        is_asked_for: Whether the user set how large they may be; if not, a part that cannot be
+            captured is no error: steps are then launched kernel by kernel.
 
     Raises:
         CapacityError: There is not enough memory.
-        RefusedError: A part of the step cannot be captured.
+        RefusedError: A part of a step that the user asked for cannot be captured.
     """
     if runner.device_inputs is None or not composition.max_graph_requests:
         return
     from quire.worker.decode_graphs import DecodeGraphs  # loads Triton
 
-    graphs = DecodeGraphs(
-        runner.device_inputs,
-        runner.pipeline,
-        runner.hidden_states_of,
-        runner.model.compute_logits,
-        graph_sizes(composition.max_graph_requests),
-        composition.description.vocab_size,
-    )
-    graphs.capture(step_capture(runner.tables.device), with_adapters=runner.adapters is not None)
+    device = runner.tables.device
+    free_bytes = _free_bytes(device)
+    way_out = "lower gpu_memory_utilization or max_cuda_graph_size, start with --enforce-eager"
+    with enough_memory("the logits of CUDA graphs", device, way_out):
+        graphs = DecodeGraphs(
+            runner.device_inputs,
+            runner.pipeline,
+            graph_sizes(composition.max_graph_requests),
+            composition.description.vocab_size,
+        )
+    has_adapters = runner.adapters is not None
+    head = runner.model.compute_logits
+    try:
+        graphs.capture(
+            step_capture(device), runner.hidden_states_of, head, with_adapters=has_adapters
+        )
+    except RefusedError as refusal:
+        if is_asked_for:
+            raise
+        logger.warning("every step is launched kernel by kernel, which is slower: %s", refusal)
+        return
     runner.graphs = graphs
+    if device.type == "cuda":
+        logger.info("CUDA graphs took %.2f GB", (free_bytes - _free_bytes(device)) / 1e9)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return what a GPU has left when torch keeps nothing unused; 0 for any other device."""
+    if device.type != "cuda":
+        return 0
+    meter = CudaMeter(device)
+    meter.held_bytes()
+    return meter.free_bytes()

@@ -89,9 +89,19 @@ class LayerBinding:
         bound: dict[tuple[type[KVBackend], AttentionShape], tuple[int, KVBackend]] = {}
         for name, layer in self._layers(model, group):
             spec = specs[name]
-            _check_head_dim(layer, spec)
+            _check_description(layer, spec)
             backend_class = self._backend_class(layer, spec)
-            shape = self._shape(plan, group, layer, memory[name].shape[1], spec)
+            page_bytes = memory[name].shape[1]
+            shape = attention_shape(
+                layer,
+                spec,
+                self._settings,
+                self._composition,
+                self._dtype,
+                self._device,
+                max_blocks=group.spec.blocks_needed(plan.max_model_len),
+                page_bytes=None if page_bytes == spec.page_bytes else page_bytes,
+            )
             key = (backend_class, shape)
             if key not in bound:
                 bound[key] = (num_backends + len(bound), backend_class(shape))
@@ -112,30 +122,6 @@ class LayerBinding:
             raise PluginLoadError(_mismatch(layer, spec, choice, backend_class))
         return backend_class
 
-    def _shape(
-        self,
-        plan: KVPlan,
-        group: KVGroup,
-        layer: CachingLayer[Any],
-        page_bytes: int,
-        spec: KVCacheSpec,
-    ) -> AttentionShape:
-        shape = AttentionShape(
-            num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            block_size=spec.block_size,
-            max_num_seqs=self._settings.scheduler.max_num_seqs,
-            max_num_batched_tokens=self._settings.scheduler.max_num_batched_tokens,
-            max_blocks_per_request=group.spec.blocks_needed(plan.max_model_len),
-            dtype=self._dtype,
-            kv_dtype=self._composition.kv_dtype,
-            device=self._device,
-            page_bytes=None if page_bytes == spec.page_bytes else page_bytes,
-            batch_invariant=self._settings.model.batch_invariant,
-        )
-        return layer.backend_shape(shape)
-
     def _layers(self, model: Model, group: KVGroup) -> list[tuple[str, CachingLayer[Any]]]:
         every = dict(as_module(model).named_modules())
         layers = [(name, every.get(name)) for name in group.layer_names]
@@ -148,7 +134,53 @@ class LayerBinding:
         return [(name, layer) for name, layer in layers if isinstance(layer, CachingLayer)]
 
 
-def _check_head_dim(layer: CachingLayer[Any], spec: KVCacheSpec) -> None:
+def attention_shape(
+    layer: CachingLayer[Any],
+    spec: KVCacheSpec,
+    settings: Settings,
+    composition: Composition,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_blocks: int,
+    page_bytes: int | None = None,
+) -> AttentionShape:
+    """Return what a layer's backend is built from.
+
+    Args:
+        layer: As the model built it.
+        spec: What it keeps.
+        settings: How large steps are.
+        composition: In what it is kept.
+        dtype: In what the layer computes.
+        device: Where.
+        max_blocks: Of a request.
+        page_bytes: Of a page of the pool, if that is longer than the layer's own.
+    """
+    shape = AttentionShape(
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        block_size=spec.block_size,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
+        max_blocks_per_request=max_blocks,
+        dtype=dtype,
+        kv_dtype=composition.kv_dtype,
+        device=device,
+        page_bytes=page_bytes,
+        batch_invariant=settings.model.batch_invariant,
+    )
+    return layer.backend_shape(shape)
+
+
+def _check_description(layer: CachingLayer[Any], spec: KVCacheSpec) -> None:
+    """Check what the backend was chosen by: a wrong word would be a wrong answer, in silence."""
+    if layer.has_sinks != spec.layer.has_sinks:
+        raise PluginLoadError(
+            f"layer {layer.name} has has_sinks={layer.has_sinks}, and the model's description "
+            f"says has_sinks={spec.layer.has_sinks}: the two must agree"
+        )
     if layer.head_dim != spec.layer.head_dim:
         raise PluginLoadError(
             f"layer {layer.name} keeps rows of {layer.head_dim} numbers, and the model's "

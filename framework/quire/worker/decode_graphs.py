@@ -15,7 +15,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import torch
@@ -27,7 +26,7 @@ from quire.interfaces.sampling import SampledRows
 from quire.messages import ScheduledRequest
 from quire.worker.device_inputs import DeviceInputs
 from quire.worker.drawn import Drawn
-from quire.worker.graph_capture import StepCapture
+from quire.worker.graph_capture import StepCapture, causes_of, no_collection
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.step_inputs import StepInputs
 
@@ -58,8 +57,6 @@ class DecodeGraphs:
     Args:
         inputs: Gathers what a step computes.
         pipeline: Draws.
-        hidden_states_of: The model's forward pass.
-        logits_of: Its head.
         sizes: Numbers of requests to capture for, the smallest first.
         vocab_size: V.
     """
@@ -68,23 +65,32 @@ class DecodeGraphs:
         self,
         inputs: DeviceInputs,
         pipeline: SamplingPipeline,
-        hidden_states_of: Compute,
-        logits_of: Callable[[Tensor], Tensor],
         sizes: Sequence[int],
         vocab_size: int,
     ) -> None:
         self.sizes = list(sizes)
         self._inputs = inputs
         self._pipeline = pipeline
-        self._hidden_states_of = hidden_states_of
-        self._logits_of = logits_of
         device = inputs.tables.device
         self._logits = torch.empty(sizes[-1], vocab_size, dtype=torch.float32, device=device)
         self._steps: dict[tuple[int, bool], CapturedStep] = {}
 
     @torch.inference_mode()
-    def capture(self, way: StepCapture, *, with_adapters: bool) -> None:
+    def capture(
+        self,
+        way: StepCapture,
+        hidden_states_of: Compute,
+        logits_of: Callable[[Tensor], Tensor],
+        *,
+        with_adapters: bool,
+    ) -> None:
         """Capture every size, the largest first, and again for steps whose requests use adapters.
+
+        Args:
+            way: How.
+            hidden_states_of: The model's forward pass. Neither is kept: whoever has them has us.
+            logits_of: Its head.
+            with_adapters: Whether there can be any.
 
         Raises:
             CapacityError: There is not enough memory.
@@ -93,9 +99,18 @@ class DecodeGraphs:
         started = time.perf_counter()
         self._inputs.send_decode([])  # all rows are padding
         variants = (False, True) if with_adapters else (False,)
-        for num_rows, uses_adapters in product(reversed(self.sizes), variants):
-            captured = self._capture_step(way, num_rows, uses_adapters)
-            self._steps[num_rows, uses_adapters] = captured
+
+        def compute(num_rows: int, uses_adapters: bool, logits: Tensor) -> Tensor:
+            inputs = self._inputs.gather_decode(num_rows)
+            adapters = self._inputs.adapter_batch(num_rows) if uses_adapters else None
+            hidden_states = hidden_states_of(inputs, adapters)
+            logits.copy_(logits_of(hidden_states))  # of any floating type
+            return hidden_states
+
+        with no_collection():
+            for num_rows, uses_adapters in product(reversed(self.sizes), variants):
+                captured = self._capture_step(way, compute, num_rows, uses_adapters)
+                self._steps[num_rows, uses_adapters] = captured
         way.finish()
         logger.info(
             "captured %d decode steps of up to %d requests, %.2f s",
@@ -103,6 +118,10 @@ class DecodeGraphs:
             self.sizes[-1],
             time.perf_counter() - started,
         )
+
+    def clear(self) -> None:
+        """Forget all steps, and with them the memory that graphs hold."""
+        self._steps.clear()
 
     def step_for(
         self, requests: Sequence[ScheduledRequest]
@@ -128,35 +147,27 @@ class DecodeGraphs:
     def step_of(self, num_requests: int, *, uses_adapters: bool) -> CapturedStep | None:
         """Return the smallest step that holds so many requests; None: none does."""
         index = bisect_left(self.sizes, num_requests)
-        return self._steps[self.sizes[index], uses_adapters] if index < len(self.sizes) else None
+        if index == len(self.sizes):
+            return None
+        return self._steps.get((self.sizes[index], uses_adapters))
 
-    def _capture_step(self, way: StepCapture, num_rows: int, uses_adapters: bool) -> CapturedStep:
+    def _capture_step(
+        self,
+        way: StepCapture,
+        compute: Callable[[int, bool, Tensor], Tensor],
+        num_rows: int,
+        uses_adapters: bool,
+    ) -> CapturedStep:
         logits = self._logits[:num_rows]
-        compute = partial(self._compute, num_rows, uses_adapters, logits)
-        draw = partial(self._draw, num_rows, logits)
+        has_draw = self._pipeline.is_absorbed((), ())
         try:
             return CapturedStep(
-                compute=way.capture(compute),
+                compute=way.capture(lambda: compute(num_rows, uses_adapters, logits)),
                 logits=logits,
-                draw=way.capture(draw) if self._pipeline.is_absorbed((), ()) else None,
+                draw=way.capture(lambda: self._draw(num_rows, logits)) if has_draw else None,
             )
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"there is no memory to capture a step of {num_rows} requests; lower "
-                "gpu_memory_utilization or max_cuda_graph_size, or start with --enforce-eager"
-            ) from error
         except Exception as error:  # the edge of models, backends and samplers
-            raise RefusedError(
-                f"a step of {num_rows} requests cannot be captured as a CUDA graph "
-                f"({type(error).__name__}: {error}); start with --enforce-eager"
-            ) from error
-
-    def _compute(self, num_rows: int, uses_adapters: bool, logits: Tensor) -> Tensor:
-        inputs = self._inputs.gather_decode(num_rows)
-        adapters = self._inputs.adapter_batch(num_rows) if uses_adapters else None
-        hidden_states = self._hidden_states_of(inputs, adapters)
-        logits.copy_(self._logits_of(hidden_states))
-        return hidden_states
+            raise _refusal(num_rows, error) from error
 
     def _draw(self, num_rows: int, logits: Tensor) -> Drawn:
         tables = self._inputs.tables
@@ -168,5 +179,20 @@ class DecodeGraphs:
             num_prompt_tokens=tables.num_prompt_tokens,
         )
         drawn = self._pipeline.draw_absorbed(logits, rows)
-        tables.token_ids[rows.slots, rows.positions] = drawn.token_ids.to(torch.int32)
+        tables.token_ids[rows.slots, rows.positions] = drawn.token_ids
         return drawn
+
+
+def _refusal(num_rows: int, error: Exception) -> CapacityError | RefusedError:
+    """Return what to say of a failed capture: what came first, as its end fails as well."""
+    causes = causes_of(error)
+    if any(isinstance(cause, torch.OutOfMemoryError) for cause in causes):
+        return CapacityError(
+            f"there is no memory to capture a step of {num_rows} requests; lower "
+            "gpu_memory_utilization or max_cuda_graph_size, or start with --enforce-eager"
+        )
+    told = "; before that, ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
+    return RefusedError(
+        f"a step of {num_rows} requests cannot be captured as a CUDA graph ({told}); start with "
+        "--enforce-eager"
+    )

@@ -1,5 +1,7 @@
 """Drawn tokens stay on the device; the host reads its own copy, when it has arrived."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,31 +32,58 @@ class Drawn:
     """The tokens of some rows, on the device.
 
     Attributes:
-        token_ids: `[N]` int64.
-        best: `[N]`, the logit of the token or the largest one; not finite where no token could be
-            drawn.
+        packed: `[2, N]` int32, token ids and, bit for bit, float32: the logit of the token or the
+            largest one of its row; not finite where no token could be drawn. One piece of memory,
+            because it is copied in one go.
         logprobs: If a row asked for them.
         copy: On its way to the host, once it was started.
     """
 
-    token_ids: Tensor
-    best: Tensor
+    packed: Tensor
     logprobs: RowLogprobs | None = None
     copy: HostCopy | None = None
 
-    def first(self, num_rows: int) -> "Drawn":
+    @classmethod
+    def of(
+        cls,
+        token_ids: Tensor,  # [N] int64
+        best: Tensor,  # [N] float32
+    ) -> Drawn:
+        """Pack what was drawn."""
+        return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))))
+
+    @classmethod
+    def from_logits(
+        cls,
+        logits: Tensor,  # [N, V] float32
+        token_ids: Tensor,  # [N] int64
+    ) -> Drawn:
+        """Pack tokens with their own logits."""
+        packed = torch.empty(2, len(token_ids), dtype=torch.int32, device=logits.device)
+        packed[0].copy_(token_ids)
+        best = packed[1].view(torch.float32).unsqueeze(1)
+        torch.gather(logits, 1, token_ids.unsqueeze(1), out=best)
+        return cls(packed)
+
+    @property
+    def token_ids(self) -> Tensor:  # [N] int32
+        """What was drawn."""
+        return self.packed[0]
+
+    def first(self, num_rows: int) -> Drawn:
         """Return the first rows in memory of their own, where what is drawn next is not written."""
-        return Drawn(self.token_ids[:num_rows].clone(), self.best[:num_rows].clone())
+        return Drawn(self.packed[:, :num_rows].clone())
 
     def start_copy(self, copier: HostCopier) -> None:
         """Begin to bring all of it to the host."""
-        self.copy = copier.begin(self.token_ids, self.best)
+        self.copy = copier.begin(self.packed)
         if self.logprobs is not None:
             self.logprobs.start_copy(copier)
 
     def read(self) -> list[DrawnToken]:
         """Return what each row drew, when it has arrived."""
-        token_ids, best = (self.token_ids, self.best) if self.copy is None else self.copy.wait()
+        (packed,) = (self.packed,) if self.copy is None else self.copy.wait()
+        token_ids, best = packed[0].tolist(), packed[1].view(torch.float32)
         logprobs = [None] * len(token_ids) if self.logprobs is None else self.logprobs.read()
-        rows = zip(token_ids.tolist(), torch.isfinite(best).tolist(), logprobs, strict=True)
+        rows = zip(token_ids, torch.isfinite(best).tolist(), logprobs, strict=True)
         return [DrawnToken(*row) for row in rows]

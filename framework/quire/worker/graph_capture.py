@@ -5,9 +5,10 @@ On a CUDA device the launches are kept as a graph, which starts them all at once
 runs the same Python again: slower, and equal as long as the run keeps that rule.
 """
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import chain, count, takewhile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -47,14 +48,22 @@ class CUDAGraphs(StepCapture):
 
     def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
         """Run once, for what is only done the first time, and once more to be captured."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        ours = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(ours)
         with torch.cuda.stream(self._stream):
             run()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            result = run()
+        try:
+            with (
+                torch.cuda.stream(ours),  # a capture that fails at its end does not go back to it
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                result = run()
+        except BaseException:
+            self._leave_pool()
+            raise
 
         def repeat() -> Result:
             graph.replay()
@@ -66,18 +75,36 @@ class CUDAGraphs(StepCapture):
         """Let later steps wait for the runs on our stream."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
+    def _leave_pool(self) -> None:
+        """Tell torch's allocator that a failed capture is over; while one runs, it frees less.
+
+        Some versions of torch say so themselves, and others do not get that far.
+        """
+        with suppress(RuntimeError):  # it was said
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+
 
 def step_capture(device: torch.device) -> StepCapture:
     """Return how steps are kept on a device."""
     return CUDAGraphs(device) if device.type == "cuda" else RepeatedRuns()
 
 
-def graph_sizes(largest: int) -> list[int]:
-    """Return the numbers of requests that steps are captured for, the smallest first.
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collect garbage now, and none inside: a stray graph that dies in a capture would break it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
-    From 16 on there are two sizes in each octave: less than a third of a larger step is padding,
-    and 512 requests need 15 graphs.
-    """
-    larger = (size for octave in count() for size in (16 << octave, 24 << octave))
-    sizes = takewhile(lambda size: size < largest, chain((1, 2, 4, 8), larger))
-    return [*sizes, largest]
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and what it came after, the last one being the first that happened."""
+    causes = [error]
+    while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(before)
+    return causes

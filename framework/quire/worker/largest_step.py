@@ -122,6 +122,7 @@ class LargestStep:
         tables: Of all slots, whose sampler columns are written over.
         adapters: What holds LoRA adapters, if any may be used.
         max_model_len: Positions go so far.
+        kept: What an engine has beside all that; it takes memory here as it does there.
     """
 
     def __init__(
@@ -132,6 +133,8 @@ class LargestStep:
         tables: SlotTables,
         adapters: AdapterManager | None,
         max_model_len: int,
+        *,
+        kept: object = None,
     ) -> None:
         self._model = model
         self._kinds = kinds
@@ -139,6 +142,7 @@ class LargestStep:
         self._tables = tables
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._kept = kept
 
     @torch.inference_mode()
     def forward(self, num_tokens: int, num_requests: int) -> Tensor:  # [R, hidden_size]
@@ -155,14 +159,14 @@ class LargestStep:
         return hidden_states[:num_requests].clone()
 
     @torch.inference_mode()
-    def decode(self, num_requests: int) -> Tensor:  # [R, V] float32
+    def decode(self, num_requests: int) -> Tensor:  # [R, V]
         """Compute a token of each request, and its logits: what a CUDA graph captures."""
         return self._model.compute_logits(self.forward(num_requests, num_requests))
 
     @torch.inference_mode()
     def sample(self, hidden_states: Tensor) -> Tensor:  # [R, hidden_size] -> [R] int64
         """Draw a token a row, with every filter at work, and log probabilities for all."""
-        logits = self._model.compute_logits(hidden_states)  # [R, V] float32
+        logits = self._model.compute_logits(hidden_states).float()  # [R, V]
         raw = logits.clone()
         rows = self._rows(len(hidden_states))
         token_ids = None

@@ -1,8 +1,9 @@
 """Weights go from file to device tensor by tensor, after every name and shape has been checked.
 
 The model says what it needs by its parameters, and how the checkpoint names that by
-`packed_modules`; the files say what they have by their headers. Only when the two agree is anything
-read, so a wrong checkpoint costs no time and no memory.
+`packed_modules`; its layers say what they take besides, if it is there; the files say what they
+have by their headers. Only when the two agree is anything read, so a wrong checkpoint costs no time
+and no memory.
 """
 
 from __future__ import annotations
@@ -108,25 +109,38 @@ def weight_targets(model: Model) -> dict[str, Target]:
     return targets
 
 
+def optional_targets(model: Model) -> dict[str, Target]:
+    """Return where tensors go that a checkpoint may have and need not, by their names."""
+    return {
+        name: Target(module, parameter, "")
+        for path, module in as_module(model).named_modules()
+        if isinstance(module, Layer)
+        for name, parameter in module.optional_weights(path).items()
+    }
+
+
 def match_weights(model: Model, stored: Mapping[str, StoredTensor]) -> dict[str, Target]:
     """Return where each stored tensor goes; those that have no place in the model are left out.
 
     Raises:
-        CheckpointCorruptError: Tensors are missing, unexpected, or of another shape.
+        CheckpointCorruptError: Tensors are missing, unexpected, or of another shape; or two of them
+            are for one place.
     """
-    targets = weight_targets(model)
+    targets, optional = weight_targets(model), optional_targets(model)
     ignored = [re.compile(pattern) for pattern in model.ignored_weights]
     plan, given, unexpected = {}, set(), []
     for name, tensor in stored.items():
         ours = model.map_weight_name(name)
         if ours is None or any(pattern.fullmatch(name) for pattern in ignored):
             continue
-        if ours not in targets:
+        target = targets.get(ours) or optional.get(ours)
+        if target is None:
             unexpected.append(name)
             continue
-        _check_shape(tensor, targets[ours])
-        plan[name] = targets[ours]
+        _check_shape(tensor, target)
+        plan[name] = target
         given.add(ours)
+    _check_places(plan)
     _check_complete([name for name in targets if name not in given], unexpected)
     return plan
 
@@ -143,11 +157,23 @@ def as_module(model: Model) -> nn.Module:
 
 
 def _check_shape(tensor: StoredTensor, target: Target) -> None:
-    if tensor.shape != target.shape:
+    is_number = tensor.shape == (1,) and target.shape == ()  # files have both
+    if tensor.shape != target.shape and not is_number:
         raise CheckpointCorruptError(
             f"tensor {tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}, but by "
             f"config.json it must be {list(target.shape)}"
         )
+
+
+def _check_places(plan: Mapping[str, Target]) -> None:
+    names: dict[Target, str] = {}
+    for name, target in plan.items():
+        if target in names:
+            raise CheckpointCorruptError(
+                f"tensors {names[target]} and {name} are both {target.parameter} of one layer; "
+                "leave one out of the checkpoint"
+            )
+        names[target] = name
 
 
 def _check_complete(missing: Sequence[str], unexpected: Sequence[str]) -> None:

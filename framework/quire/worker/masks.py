@@ -83,7 +83,8 @@ class LogitMasks:
         ]
         if pairs:
             rows, token_ids = upload(np.array(pairs).T.copy(), logits.device)
-            logits[rows, token_ids] = -torch.inf
+            # Not `logits[...] = -inf`, which would copy a number of the host's and wait for it.
+            logits.index_put_((rows, token_ids), logits.new_full((), -torch.inf))
 
 
 def mask_logits(

@@ -1,6 +1,7 @@
 """What a device says of its memory, and what becomes of memory that a step gives back."""
 
 import ctypes
+import gc
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from quire.free_memory import cache_bytes, free_host_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 2**30
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # as it signs its errors
 
 
 class MemoryMeter(ABC):
@@ -53,9 +55,9 @@ class CudaMeter(MemoryMeter):
         return torch.cuda.mem_get_info(self._device)[0]
 
     def held_bytes(self) -> int:
-        """Empty torch's cache, and return what is reserved."""
+        """Collect garbage, empty torch's cache, and return what is reserved."""
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        give_back(self._device)
         return torch.cuda.memory_reserved(self._device)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
@@ -81,11 +83,25 @@ def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[Non
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise CapacityError(
             f"{what} does not fit on {device}; {way_out}, take a smaller dtype, or share the "
             f"layers (tensor_parallel_size). The device says: {error}"
         ) from error
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had no room; for the CPU torch has no type of error for that."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+def give_back(device: torch.device) -> None:
+    """Free what only garbage holds, and give a GPU back what torch keeps unused."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def keep_freed_memory() -> None:

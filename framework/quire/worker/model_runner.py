@@ -33,6 +33,7 @@ from quire.messages import (
     StepResult,
 )
 from quire.worker.adapters import AdapterManager
+from quire.worker.device_faults import end_if_device_failed
 from quire.worker.drawn import Drawn
 from quire.worker.host_copy import HostCopier
 from quire.worker.loading import as_module
@@ -155,6 +156,12 @@ class ModelRunner:
             raise RuntimeError(f"plan {plan_id} is not the one to collect")
         return launched.read()
 
+    def shutdown(self) -> None:
+        """Forget the captured steps, which know us as we know them."""
+        if self.graphs is not None:
+            self.graphs.clear()
+        self.graphs = None
+
     def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Bring the tables up to date; returns the slots that must fail."""
         errors: dict[int, ErrorReport] = {}
@@ -185,6 +192,7 @@ class ModelRunner:
             try:
                 tables.adapter_index[slot] = self._adapter_index(adapter, in_use)
             except Exception as error:  # the edge of LoRA sources
+                end_if_device_failed(error)
                 logger.warning("adapter %r cannot be used", adapter.name, exc_info=True)
                 errors[slot] = failure("loading the adapter", error)
         return errors
@@ -203,6 +211,7 @@ class ModelRunner:
         try:
             return [self._forward(requests)]
         except Exception as error:  # the edge of model and backend plugins
+            end_if_device_failed(error)
             logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
             if len(requests) == 1:
                 errors[requests[0].slot] = failure(
@@ -217,16 +226,18 @@ class ModelRunner:
         else:
             inputs = self.device_inputs.build(requests)
         hidden_states = self.hidden_states_of(inputs, self._adapter_batch(inputs))
-        prompts = compute_prompt_logprobs(
-            requests, hidden_states, self.tables, self.model.compute_logits
-        )
+        prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
         for prompt in prompts:
             prompt.start_copy(self._copier)
         if not inputs.sampled:
             return None, prompts
         rows = hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
         slots = [inputs.slots[index] for index in inputs.sampled]
-        return _Rows(slots, rows, self.model.compute_logits(rows)), prompts
+        return _Rows(slots, rows, self.logits_of(rows)), prompts
+
+    def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
+        """Return the logits of some rows, in memory that may be written over."""
+        return self.model.compute_logits(rows).float()
 
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
@@ -257,7 +268,8 @@ class ModelRunner:
         slots, step = found
         try:
             hidden_states = step.compute()
-        except Exception:  # what fails again in the eager way is reported there
+        except Exception as error:  # what fails again in the eager way is reported there
+            end_if_device_failed(error)
             logger.warning("a captured step of %d request(s) failed", len(slots), exc_info=True)
             return None
         count = len(slots)
@@ -271,23 +283,25 @@ class ModelRunner:
             launched.drawn.append((part.slots, self._sample(part, masks)))
             return
         except Exception as error:  # the edge of sampler plugins
+            end_if_device_failed(error)
             logger.warning("sampling %d row(s) failed", len(part.slots), exc_info=True)
             if len(part.slots) == 1:
                 launched.errors[part.slots[0]] = failure("sampling", error)
                 return
         for row, slot in enumerate(part.slots):
             hidden = part.hidden_states[row : row + 1]  # the logits were written over
-            single = _Rows([slot], hidden, self.model.compute_logits(hidden))
+            single = _Rows([slot], hidden, self.logits_of(hidden))
             self._sample_isolated(single, masks, launched)
 
     def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> Drawn:
         captured = part.captured
         if captured and captured.draw and self.pipeline.is_absorbed(part.slots, masks):
             drawn = captured.draw().first(len(part.slots))
+            drawn.start_copy(self._copier)
             self.tables.note_drawn(part.slots)
         else:
             slot_index = upload(np.array(part.slots), part.logits.device)
             drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
+            drawn.start_copy(self._copier)
             self.tables.append_tokens(part.slots, slot_index, drawn.token_ids)
-        drawn.start_copy(self._copier)
-        return drawn
+        return drawn  # the token was noted last: what fails before is drawn again in its place

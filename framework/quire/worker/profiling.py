@@ -11,19 +11,20 @@ from quire.compose import layer_specs
 from quire.composition import Composition
 from quire.config import Settings
 from quire.errors import CapacityError
-from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.model import Model
+from quire.kernel_choice import num_captures
 from quire.layers.caching_layer import CachingLayer
 from quire.memory_profile import (
-    GRAPH_RESERVE_BYTES,
     MemoryProfile,
+    captured_bytes,
     groups_of,
     least_cache_bytes,
     misfit,
 )
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
+from quire.worker.binding import attention_shape
 from quire.worker.largest_step import BackendKind, LargestStep
 from quire.worker.loading import as_module
 from quire.worker.memory import MemoryMeter, enough_memory
@@ -74,20 +75,22 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         CapacityError: Not even a step fits.
     """
     scheduler, composition = loaded.settings.scheduler, loaded.composition
-    num_requests, num_graphs = scheduler.max_running, composition.max_graph_requests
+    num_requests, largest = scheduler.max_running, composition.max_graph_requests
     num_tokens = min(scheduler.max_num_batched_tokens, num_requests * composition.max_model_len)
     kinds = backend_kinds(loaded)
     weight_bytes = meter.held_bytes()
     way_out = "set a smaller max_num_batched_tokens or max_num_seqs"
     with enough_memory(f"a step of {num_tokens} tokens", loaded.device, way_out):
         step = _largest_step(loaded, kinds)
-        table_bytes = meter.held_bytes() - weight_bytes
+        table_bytes = meter.held_bytes() - weight_bytes  # and of the buffers of a step's inputs
         forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
         rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
         sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
-        if num_graphs:
-            graph_bytes = meter.peak_bytes(lambda: step.decode(num_graphs)) + GRAPH_RESERVE_BYTES
+        if largest:
+            vocab_size = composition.description.vocab_size
+            graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+            graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
     held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
     return MemoryProfile(
         total_bytes=total_bytes,
@@ -123,45 +126,61 @@ def workspace_bytes(specs: Sequence[KVCacheSpec], kinds: Mapping[str, BackendKin
 
 
 def _kind(loaded: LoadedModel, spec: KVCacheSpec, layer: CachingLayer[Any]) -> BackendKind:
-    composition, scheduler = loaded.composition, loaded.settings.scheduler
-    shape = AttentionShape(
-        num_heads=layer.num_heads,
-        num_kv_heads=layer.num_kv_heads,
-        head_dim=layer.head_dim,
-        block_size=spec.block_size,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_blocks_per_request=spec.blocks_needed(composition.max_model_len),
-        dtype=loaded.dtype,
-        kv_dtype=composition.kv_dtype,
-        device=loaded.device,
-        batch_invariant=loaded.settings.model.batch_invariant,
+    shape = attention_shape(
+        layer,
+        spec,
+        loaded.settings,
+        loaded.composition,
+        loaded.dtype,
+        loaded.device,
+        max_blocks=spec.blocks_needed(loaded.composition.max_model_len),
     )
-    entry = composition.attention_backend_of(spec.layer).entry
-    backend_class = loaded.registries.attention_backends.load(entry)
-    return BackendKind(backend_class, layer.backend_shape(shape))
+    entry = loaded.composition.attention_backend_of(spec.layer).entry
+    return BackendKind(loaded.registries.attention_backends.load(entry), shape)
 
 
-def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> LargestStep:
+def _slot_tables(loaded: LoadedModel) -> SlotTables:
     composition = loaded.composition
-    max_blocks = [
-        spec.blocks_needed(composition.max_model_len)
-        for spec, num_groups in groups_of(loaded.specs())
-        for _ in range(num_groups)
-    ]
-    tables = SlotTables(
+    return SlotTables(
         loaded.settings.scheduler.max_num_seqs,
         composition.max_model_len,
-        max_blocks,
+        [spec.blocks_needed(composition.max_model_len) for spec in _group_specs(loaded)],
         composition.sampler_fields,
         loaded.device,
         has_device_blocks=composition.kernels == "triton",
     )
+
+
+def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
+    """Return what will gather steps on the device, for its size; None without kernels."""
+    if loaded.composition.kernels != "triton":
+        return None
+    from quire.worker.device_inputs import DeviceInputs  # loads Triton
+
+    block_sizes = [spec.block_size for spec in _group_specs(loaded)]
+    max_tokens = loaded.settings.scheduler.max_num_batched_tokens
+    return DeviceInputs(tables, block_sizes, max_tokens)
+
+
+def _group_specs(loaded: LoadedModel) -> list[KVCacheSpec]:
+    """Return a spec for each KV group that there is likely to be."""
+    groups = groups_of(loaded.specs())
+    return [spec for spec, num_groups in groups for _ in range(num_groups)]
+
+
+def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> LargestStep:
+    composition, tables = loaded.composition, _slot_tables(loaded)
     vocab_size = composition.description.vocab_size
     samplers = [
         loaded.registries.samplers.load(choice.entry)(vocab_size, loaded.device)
         for choice in composition.samplers
     ]
     return LargestStep(
-        loaded.model, kinds, samplers, tables, loaded.adapters, composition.max_model_len
+        loaded.model,
+        kinds,
+        samplers,
+        tables,
+        loaded.adapters,
+        composition.max_model_len,
+        kept=_device_inputs(loaded, tables),
     )

@@ -105,7 +105,7 @@ class SamplingPipeline:
             token_ids = self.draw.draw_absorbing(logits, rows)
         except Exception as error:
             raise self._blame(len(self.steps), error) from error
-        return Drawn(token_ids, _logits_of(logits, token_ids))
+        return Drawn.from_logits(logits, token_ids)
 
     @torch.inference_mode()
     def run(
@@ -122,7 +122,9 @@ class SamplingPipeline:
         """
         infos = [self.tables.info_of(slot) for slot in slots]
         wanted = [info.num_logprobs for info in infos]
-        raw = logits.clone() if any(count is not None for count in wanted) else None
+        asking = [row for row, count in enumerate(wanted) if count is not None]
+        asked = upload(np.array(asking), logits.device) if asking else None
+        raw = None if asked is None else logits.index_select(0, asked)  # as long as they are whole
         if any(info.min_tokens for info in infos):
             self._masks.mask_stops(logits, slots, {mask.slot for mask in masks})
         if masks:
@@ -136,9 +138,27 @@ class SamplingPipeline:
             drawn = self.draw_absorbed(logits, rows)
         else:
             drawn = self._draw_apart(logits, rows, active)
-        if raw is not None:
-            drawn.logprobs = row_logprobs(raw, drawn.token_ids, wanted)
+        if asked is not None and raw is not None:
+            drawn.logprobs = row_logprobs(raw, drawn.token_ids[asked], wanted)
         return drawn
+
+    @torch.inference_mode()
+    def warm_up(self, logits: Tensor) -> None:  # [N, V] float32; written in place
+        """Draw in every way that a batch may need, for the spare slot, so that all is compiled.
+
+        Raises:
+            RequestFailedError: A step fails; the message names its plugin.
+        """
+        spare = self.tables.spare_slot
+        slots = [spare] * len(logits)
+        index = upload(np.array(slots), logits.device)
+        fields = {field.name: field.default for field in self.tables.fields}
+        rows = self._sampled_rows(index, torch.zeros_like(index), [fields] * len(slots))
+        if self._absorbed:
+            self.draw_absorbed(logits, rows)
+        every_token = RowBitmask(spare, 0, b"\xff" * (4 * -(-logits.shape[1] // 32)))
+        self._masks.mask_grammars(logits, slots, [every_token])
+        self._draw_apart(logits, rows, self._every)
 
     def _can_absorb(self, active: int) -> bool:
         """Whether some active steps can be absorbed, and no other one stands among or behind."""
@@ -152,8 +172,8 @@ class SamplingPipeline:
         except Exception as error:
             raise self._blame(len(self.steps), error) from error
         if best is None:  # the chosen one is the best: no second look at every logit
-            best = _logits_of(logits, token_ids)
-        return Drawn(token_ids, best)
+            return Drawn.from_logits(logits, token_ids)
+        return Drawn.of(token_ids, best)
 
     def _apply(self, logits: Tensor, rows: SampledRows, active: int) -> Tensor:
         index = 0
@@ -173,20 +193,28 @@ class SamplingPipeline:
         *,
         all_greedy: bool,
     ) -> SampledRows:
+        positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
+        fields = [info.fields for info in infos]
+        return self._sampled_rows(slot_index, positions, fields, all_greedy=all_greedy)
+
+    def _sampled_rows(
+        self,
+        slots: Tensor,  # [N] int64
+        positions: Tensor,  # [N] int64
+        fields: Sequence[Mapping[str, Any]],
+        *,
+        all_greedy: bool = False,
+    ) -> SampledRows:
         return SampledRows(
-            slots=slot_index,
-            positions=upload(self.tables.num_known[np.asarray(slots)], slot_index.device),
+            slots=slots,
+            positions=positions,
             columns=self.tables.columns,
             token_ids=self.tables.token_ids,
             num_prompt_tokens=self.tables.num_prompt_tokens,
             all_greedy=all_greedy,
-            host_fields=[info.fields for info in infos],
+            host_fields=fields,
         )
 
     def _blame(self, index: int, error: Exception) -> RequestFailedError:
         """Say whose step it was that failed."""
         return RequestFailedError(f"{self._owners[index]} failed: {type(error).__name__}")
-
-
-def _logits_of(logits: Tensor, token_ids: Tensor) -> Tensor:  # [N, V], [N] -> [N]
-    return logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)

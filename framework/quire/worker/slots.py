@@ -175,10 +175,10 @@ class SlotTables:
         Args:
             slots: The rows' slots.
             slot_index: The same on the device, `[N]` int64.
-            token_ids: `[N]` int64.
+            token_ids: `[N]` int32.
         """
         positions = upload(self.num_known[np.asarray(slots)], self.device)
-        self.token_ids[slot_index, positions] = token_ids.to(torch.int32)
+        self.token_ids[slot_index, positions] = token_ids
         self.note_drawn(slots)
 
     def note_drawn(self, slots: Sequence[int]) -> None:

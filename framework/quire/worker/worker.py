@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +11,7 @@ import torch
 from quire.composition import Composition
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
+from quire.interfaces.attention import KVBackend
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
@@ -20,11 +21,18 @@ from quire.layers.prepacked import Prepacked
 from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
 from quire.plugins import Registries
 from quire.worker.adapters import AdapterManager
-from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
+from quire.worker.assembling import build_pipeline, build_runner, capture_graphs, warm_up
 from quire.worker.binding import LayerBinding
 from quire.worker.kv_store import KVStoreHost, build_kv_store
 from quire.worker.loading import init_dummy_weights, load_weights
-from quire.worker.memory import CudaMeter, enough_memory, host_cache_bytes, keep_freed_memory
+from quire.worker.memory import (
+    CudaMeter,
+    enough_memory,
+    give_back,
+    host_cache_bytes,
+    is_out_of_memory,
+    keep_freed_memory,
+)
 from quire.worker.model_runner import ModelRunner
 from quire.worker.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.progress import loading_progress
@@ -93,32 +101,10 @@ class ModelWorker(Worker):
         if self._model is None:
             raise RuntimeError("allocate before load")
         memory = self._allocate_tensors(plan)
-        binding = LayerBinding(
-            self.settings, self.composition, self.registries, self.device, self.dtype
-        )
-        backends, backend_groups = binding.bind(self._model, plan, memory)
-        tables = SlotTables(
-            self.settings.scheduler.max_num_seqs,
-            plan.max_model_len,
-            [group.spec.blocks_needed(plan.max_model_len) for group in plan.groups],
-            self.composition.sampler_fields,
-            self.device,
-            backend_groups,
-            has_device_blocks=self.composition.kernels == "triton",
-        )
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        pipeline = build_pipeline(self.composition, self.registries, tables)
-        self._runner = build_runner(
-            self._model,
-            backends,
-            tables,
-            pipeline,
-            self._adapters,
-            self.composition,
-            self.settings.scheduler.max_num_batched_tokens,
-        )
-        capture_graphs(self._runner, self.composition)
+        what = "what an engine keeps beside its cache, for attention and the requests' slots,"
+        with enough_memory(what, self.device, "lower gpu_memory_utilization"):
+            backends = self._build_runner(self._model, plan, memory)
+        self._prepare_steps(plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
             self._kv_store = build_kv_store(choice, options, plan, memory, backends)
@@ -152,11 +138,54 @@ class ModelWorker(Worker):
         self._adapters.load(command.adapter, frozenset())
 
     def shutdown(self) -> None:
-        """Let go of the model and the cache."""
+        """Let go of the model, the cache and the captured steps, and give the memory back."""
         if self._kv_store is not None:
             self._kv_store.shutdown()
+        if self._runner is not None:
+            self._runner.shutdown()
         self._kv_store = None
         self._runner = self._model = self._adapters = None
+        give_back(self.device)
+
+    def _build_runner(
+        self, model: Model, plan: KVPlan, memory: Mapping[str, torch.Tensor]
+    ) -> list[KVBackend]:
+        """Bind the layers and build what runs the steps; returns the attention backends."""
+        binding = LayerBinding(
+            self.settings, self.composition, self.registries, self.device, self.dtype
+        )
+        backends, backend_groups = binding.bind(model, plan, memory)
+        tables = SlotTables(
+            self.settings.scheduler.max_num_seqs,
+            plan.max_model_len,
+            [group.spec.blocks_needed(plan.max_model_len) for group in plan.groups],
+            self.composition.sampler_fields,
+            self.device,
+            backend_groups,
+            has_device_blocks=self.composition.kernels == "triton",
+        )
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        pipeline = build_pipeline(self.composition, self.registries, tables)
+        self._runner = build_runner(
+            model,
+            backends,
+            tables,
+            pipeline,
+            self._adapters,
+            self.composition,
+            self.settings.scheduler.max_num_batched_tokens,
+        )
+        return backends
+
+    def _prepare_steps(self, plan: KVPlan) -> None:
+        """Compile and capture what can be, before there is a request."""
+        runner = self._ready_runner()
+        if self.device.type == "cuda":
+            longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
+            warm_up(runner, max(1, longest))
+        is_asked_for = self.settings.model.max_cuda_graph_size is not None
+        capture_graphs(runner, self.composition, is_asked_for=is_asked_for)
 
     def _ready_runner(self) -> ModelRunner:
         if self._runner is None:
@@ -236,7 +265,9 @@ class ModelWorker(Worker):
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         try:
             return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise CapacityError(
                 f"the KV cache of {num_bytes:,} bytes a layer does not fit on {self.device}; set "
                 "kv_cache_memory_bytes or num_kv_blocks"

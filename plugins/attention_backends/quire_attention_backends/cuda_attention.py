@@ -158,8 +158,8 @@ class CudaBackend(AttentionBackend):
         plan = self._plan(metadata, Reach(layer.sliding_window, layer.attention_chunk))
         step, variant = self._told(q, out, pages, metadata.step, plan, layer), self._variant
         head_groups = -(-step.group // variant.block_heads)
-        grid = len(plan.items), step.num_kv_heads * head_groups
-        self._kernels.launch("paged_decode", grid, step)
+        num_blocks = len(plan.items) * step.num_kv_heads * head_groups
+        self._kernels.launch("paged_decode", (num_blocks, 1), step)
         rows = max(step.num_requests, step.num_tokens)
         self._kernels.launch(
             "combine", (rows, -(-self.shape.num_heads // step.combined_heads)), step

@@ -43,7 +43,7 @@ class TokenRows:
             (2, num_tokens), dtype=torch.int32, device=step.seq_lens.device
         )
         if num_tokens:
-            _find_rows[triton.cdiv(num_tokens, BLOCK_T),](
+            _find_rows[-(-num_tokens // BLOCK_T),](
                 step.query_start,
                 step.seq_lens,
                 requests,

@@ -2,9 +2,10 @@
 //
 // Not measured yet: the numbers below are counted, not timed.
 //
-//   paged_decode   (partitions, K * head groups) blocks of 128 threads
+//   paged_decode   (partitions * K * head groups) blocks of 128 threads
 //                  a block takes one partition of one request for up to 16 query heads of one KV
-//                  head, so that K and V come from memory once; blocks without work leave
+//                  head, so that K and V come from memory once; those of one partition are
+//                  neighbours and read the same pages; blocks without work stand last, and leave
 //   combine        (tokens, H / heads a block) blocks of 128 threads
 //                  joins the partitions of requests that have several; the others are done
 //
@@ -18,8 +19,9 @@
 //   D  80, 96, 128     32       16        8        at most 16 keys, 1 to 4 KiB a warp (2 KiB with
 //   D  256        32 twice      32       16        four heads and 16 bit), four times that a block
 //
-// Registers are what limits it: with 16 bit, D 128 and four heads a warp 4 blocks fit on a
-// multiprocessor, so 32 KiB are in flight there, where 4.8 TB/s for 0.7 us are 26 KiB.
+// Registers are what limits it: with 16 bit, D 128 and four heads a warp 3 blocks fit on a
+// multiprocessor, so 24 KiB are in flight there, where 4.8 TB/s for 0.7 us are 26 KiB. With float8 and
+// four heads only 2 do, and 16 KiB: too few to be as quick as the memory.
 //
 // A chunk of 256 keys goes through three phases, with a barrier behind each of the first two:
 //
@@ -27,6 +29,11 @@
 //             so that in the end each thread has a score of its own (1 shuffle a score, not 4)
 //   softmax   the largest score of each head in a warp, then in the block; all threads raise
 //   values    thread groups multiply V by the weights, and keep sums in registers across chunks
+//
+// A warp loads a row of its next tile as soon as the row that it has there is widened, before it
+// multiplies: the next tile is under way during the arithmetic of this one and takes no registers of
+// its own. After the last tile of K comes the first of V, which is under way during the softmax. From
+// a chunk to the next one nothing is under way in a warp; other warps and blocks are to fill that gap.
 //
 // Four heads make a warp's tile. With up to 4 heads a KV head the four warps share the keys; with up
 // to 8 two pairs share them; beyond, each warp has other heads and reads the keys of its neighbours
@@ -66,7 +73,9 @@ constexpr int SCORES = TILE_HEADS * LOADS;                  // of a thread group
 constexpr int OWN_SCORES = larger(1, SCORES / THREADS);     // of a thread, once they are folded
 constexpr int TWINS = larger(1, THREADS / SCORES);          // threads that end with the same score
 // Queries and sums are most of a thread's registers; so many blocks still run without spilling them.
-constexpr int BLOCKS_A_MULTIPROCESSOR = TILE_HEADS * NUMBERS <= 32 ? 4 : D > 128 ? 2 : 3;
+constexpr bool FILLS_GROUPS = ROW_VECTORS == THREADS * VECTORS;
+constexpr int BLOCKS_A_MULTIPROCESSOR =
+    TILE_HEADS < 4 && D <= 128 ? (FILLS_GROUPS ? 4 : 3) : TILE_HEADS > 1 && NUMBERS > 8 ? 2 : 3;
 
 static_assert(D % PER_VECTOR == 0, "rows are whole vectors");
 static_assert(OWN_SCORES <= LOADS, "a thread's own scores are of one head");
@@ -213,13 +222,25 @@ __device__ __forceinline__ Seen seen_of(const DecodeStep &step, const Partition 
     return {first, part.end};
 }
 
-// The K or V of one KV head, as the lanes of a warp know it for one chunk: lane i has page i.
+// K and V of one KV head, as the lanes of a warp know them for one chunk: lane i has page i.
 struct Rows {
-    const char *base;      // K or V of this head in page 0
+    const char *keys;      // of this head in page 0
+    const char *values;
     long long page_stride;
     int first_page;        // of the chunk, in the table
     int page;              // of this lane
     int page_shift;
+};
+
+// What a thread has of a tile, or what is on its way to it.
+struct Tile {
+    uint4 vectors[LOADS][VECTORS];
+};
+
+// A tile to load.
+struct Ahead {
+    const char *rows;
+    int begin;  // its first key
 };
 
 __device__ __forceinline__ int pages_of_chunk(
@@ -229,32 +250,45 @@ __device__ __forceinline__ int pages_of_chunk(
     return index <= (end - 1) >> page_shift ? table[index] : 0;
 }
 
-// Where key `tile_begin` lies. Every thread of the warp takes part.
-__device__ __forceinline__ const char *find_tile(const Rows &rows, int tile_begin) {
+// The first tile of a warp in each chunk, and from each of its tiles to the next.
+__device__ __forceinline__ int first_tile(const Place &place) { return place.key_warp * TILE; }
+constexpr int NEXT_TILE = KEY_WARPS * TILE;
+
+// The tile of K or V from key `begin` on. Every thread of the warp takes part.
+__device__ __forceinline__ Ahead find_tile(const Rows &rows, const char *base, int begin) {
     const int page = __shfl_sync(
-        0xFFFFFFFFu, rows.page, ((tile_begin >> rows.page_shift) - rows.first_page) & 31);
-    const int row = tile_begin & ((1 << rows.page_shift) - 1);
-    return rows.base + page * rows.page_stride + row * (D * STORED_BYTES);
+        0xFFFFFFFFu, rows.page, ((begin >> rows.page_shift) - rows.first_page) & 31);
+    const int row = begin & ((1 << rows.page_shift) - 1);
+    return {base + page * rows.page_stride + row * (D * STORED_BYTES), begin};
 }
 
-// A tile's vectors; zeros for keys that are not seen, and not read.
-__device__ __forceinline__ void load_tile(
-    const char *tile, int tile_begin, const Seen &seen, const Place &place,
-    uint4 (&vectors)[LOADS][VECTORS]
+// Load this thread's part of one row of a tile; zeros for a key that is not seen, and not read.
+__device__ __forceinline__ void load_row(
+    const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile
 ) {
+    const int row = load * ROWS + place.row, key = ahead.begin + row;
+    const bool is_seen = key >= seen.begin && key < seen.end;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-        const int row = i * ROWS + place.row, key = tile_begin + row;
-        const bool is_seen = key >= seen.begin && key < seen.end;
-#pragma unroll
-        for (int j = 0; j < VECTORS; ++j) {
-            const int vector = j * THREADS + place.member;
-            vectors[i][j] = make_uint4(0, 0, 0, 0);
-            if (is_seen && vector < ROW_VECTORS) {
-                vectors[i][j] = __ldg((const uint4 *)(tile + row * (D * STORED_BYTES)) + vector);
-            }
+    for (int j = 0; j < VECTORS; ++j) {
+        const int vector = j * THREADS + place.member;
+        tile->vectors[load][j] = make_uint4(0, 0, 0, 0);
+        if (is_seen && vector < ROW_VECTORS) {
+            const uint4 *at = (const uint4 *)(ahead.rows + row * (D * STORED_BYTES)) + vector;
+            tile->vectors[load][j] = __ldg(at);
         }
     }
+}
+
+// The numbers of a row that has arrived; its place is then free for the same row of `ahead`.
+__device__ __forceinline__ void take_row(
+    const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile,
+    float (&numbers)[NUMBERS]
+) {
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        floats_of<STORED>(tile->vectors[load][j], numbers + j * PER_VECTOR);
+    }
+    load_row(ahead, seen, place, load, tile);
 }
 
 // Numbers of a query from `number` on, as many as one load or one vector of K has. Where K is wider
@@ -321,25 +355,33 @@ __device__ __forceinline__ void fold(float (&sums)[SCORES], int member) {
 }
 
 // Scores of the warp's heads with its share of a chunk; returns the largest of this thread's own.
+// When it ends, the warp's first tile of V is on its way.
 __device__ __forceinline__ float score_chunk(
-    const DecodeStep &step, const Seen &seen, int chunk_begin, const Rows &keys,
+    const DecodeStep &step, const Seen &seen, int chunk_begin, const Rows &rows,
     const Place &place, const float (&q)[TILE_HEADS][NUMBERS],
-    float (*scores)[BLOCK_HEADS]  // [CHUNK, BLOCK_HEADS], shared
+    float (*scores)[BLOCK_HEADS],  // [CHUNK, BLOCK_HEADS], shared
+    Tile *tile
 ) {
     const int own = place.member / TWINS * OWN_SCORES;  // the first of this thread's own scores
     const int head = place.head_warp * TILE_HEADS + own / LOADS;
+    const int first = first_tile(place), end = smaller(CHUNK, seen.end - chunk_begin);
     float largest = NOTHING;
-    for (int at = place.key_warp * TILE; at < CHUNK; at += KEY_WARPS * TILE) {
+    if (first < end) {
+        const Ahead ahead = find_tile(rows, rows.keys, chunk_begin + first);
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) load_row(ahead, seen, place, i, tile);
+    }
+    for (int at = first; at < end; at += NEXT_TILE) {
         const int tile_begin = chunk_begin + at;
-        if (tile_begin >= seen.end) break;
-        uint4 vectors[LOADS][VECTORS];
-        load_tile(find_tile(keys, tile_begin), tile_begin, seen, place, vectors);
+        const bool is_last = at + NEXT_TILE >= end;
+        const Ahead ahead = find_tile(
+            rows, is_last ? rows.values : rows.keys,
+            chunk_begin + (is_last ? first : at + NEXT_TILE));
         float sums[SCORES];
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             float k[NUMBERS];
-#pragma unroll
-            for (int j = 0; j < VECTORS; ++j) floats_of<STORED>(vectors[i][j], k + j * PER_VECTOR);
+            take_row(ahead, seen, place, i, tile, k);
 #pragma unroll
             for (int h = 0; h < TILE_HEADS; ++h) {
                 float sum = 0.0f;
@@ -362,16 +404,16 @@ __device__ __forceinline__ float score_chunk(
     return largest;
 }
 
-// Add weight * value of the warp's share of a chunk to its sums.
+// Add weight * value of the warp's share of a chunk to its sums; its first tile is on its way.
 __device__ __forceinline__ void add_values(
-    const Seen &seen, int chunk_begin, const Rows &values, const Place &place,
-    const float (*weights)[BLOCK_HEADS], float (&sums)[TILE_HEADS][NUMBERS]
+    const Seen &seen, int chunk_begin, const Rows &rows, const Place &place,
+    const float (*weights)[BLOCK_HEADS], float (&sums)[TILE_HEADS][NUMBERS], Tile *tile
 ) {
-    for (int at = place.key_warp * TILE; at < CHUNK; at += KEY_WARPS * TILE) {
-        const int tile_begin = chunk_begin + at;
-        if (tile_begin >= seen.end) break;
-        uint4 vectors[LOADS][VECTORS];
-        load_tile(find_tile(values, tile_begin), tile_begin, seen, place, vectors);
+    const int end = smaller(CHUNK, seen.end - chunk_begin);
+    for (int at = first_tile(place); at < end; at += NEXT_TILE) {
+        const bool is_last = at + NEXT_TILE >= end;  // then no key of `ahead` is seen
+        const Ahead ahead = find_tile(
+            rows, rows.values, is_last ? seen.end : chunk_begin + at + NEXT_TILE);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             const float *of_key = weights[at + i * ROWS + place.row] + place.head_warp * TILE_HEADS;
@@ -382,8 +424,7 @@ __device__ __forceinline__ void add_values(
 #pragma unroll
                 for (int h = 0; h < TILE_HEADS; ++h) weight[h] = of_key[h];
             }
-#pragma unroll
-            for (int j = 0; j < VECTORS; ++j) floats_of<STORED>(vectors[i][j], v + j * PER_VECTOR);
+            take_row(ahead, seen, place, i, tile, v);
 #pragma unroll
             for (int h = 0; h < TILE_HEADS; ++h) {
 #pragma unroll
@@ -486,13 +527,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_A_MULTIPROCES
 paged_decode(const DecodeStep step) {
     __shared__ Shared shared;
     __shared__ float head_largest[BLOCK_HEADS];
-    if ((int)blockIdx.x >= *step.num_partitions) return;
-    const Partition part = step.partitions[blockIdx.x];
+    const int head_groups = (step.group + BLOCK_HEADS - 1) / BLOCK_HEADS;
+    const int blocks_a_partition = step.num_kv_heads * head_groups;
+    const int index = blockIdx.x / blocks_a_partition, slice = blockIdx.x % blocks_a_partition;
+    if (index >= *step.num_partitions) return;
+    const Partition part = step.partitions[index];
     const Seen seen = seen_of(step, part);
     const int token = step.query_start[part.request];
-    const int head_groups = (step.group + BLOCK_HEADS - 1) / BLOCK_HEADS;
-    const int kv_head = blockIdx.y / head_groups;
-    const int first_head = blockIdx.y % head_groups * BLOCK_HEADS;  // in the group of the KV head
+    const int kv_head = slice / head_groups;
+    const int first_head = slice % head_groups * BLOCK_HEADS;  // in the group of the KV head
     const Place place = place_of_thread();
     const int page_shift = step.page_shift, raised_head = threadIdx.x % BLOCK_HEADS;
     const long long side = ((long long)D * STORED_BYTES) << page_shift;  // of one head in a page
@@ -506,12 +549,13 @@ paged_decode(const DecodeStep step) {
 
     for (int chunk = part.begin; chunk < part.end; chunk += CHUNK) {
         const int page = pages_of_chunk(table, chunk, part.end, page_shift, place.lane);
-        Rows rows = {
-            step.pages + kv_head * side, step.page_stride, chunk >> page_shift, page, page_shift};
+        const char *keys = step.pages + kv_head * side, *values = keys + step.num_kv_heads * side;
+        const Rows rows = {keys, values, step.page_stride, chunk >> page_shift, page, page_shift};
+        Tile tile;
         float (*scores)[BLOCK_HEADS] = shared.scores;
         float (*warp_largest)[BLOCK_HEADS] = shared.warp_largest;
         share_largest(
-            score_chunk(step, seen, chunk, rows, place, q, scores), place, warp_largest);
+            score_chunk(step, seen, chunk, rows, place, q, scores, &tile), place, warp_largest);
         __syncthreads();
         const float largest = largest_of_head(warp_largest, raised_head, raised_largest);
         const int num_keys = smaller(CHUNK, (part.end - chunk + TILE - 1) / TILE * TILE);
@@ -528,8 +572,7 @@ paged_decode(const DecodeStep step) {
             tile_largest[h] = now;
         }
         __syncthreads();
-        rows.base += step.num_kv_heads * side;
-        add_values(seen, chunk, rows, place, scores, sums);
+        add_values(seen, chunk, rows, place, scores, sums, &tile);
         __syncwarp();  // the weights a warp read are of the keys and heads that it scores next
     }
 

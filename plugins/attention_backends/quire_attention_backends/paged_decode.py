@@ -2,9 +2,13 @@
 
 A program is one item of the plan for one key/value head. It loads the item and the number of items
 together, then its request's numbers and first pages together, then K: three latencies to the first
-tile. The pages of the next tile are loaded while this one is computed. One item of a request
-answers; several leave sums in float32, and a second kernel, a program for each row and head, weighs
-them by their exponents. Rows of one item leave it at once.
+tile. K and V of the next tile are copied to shared memory while this one is computed; behind its
+products the pages of the tile after that are looked up, mostly in the L1 cache, and their copies
+begin. One item of a request answers; several leave sums in float32, and a second kernel, a program
+for each request that is divided and each of its heads, weighs them by their exponents.
+
+The heads of an item, and the items of a list, are neighbours: programs that find nothing come last,
+and those that read one page run together.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,10 +19,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_attention_backends.paged_launch import PagedCall
-from quire_attention_backends.paged_sizes import TileSizes, group_size, padded
+from quire_attention_backends.paged_launch import LayerLaunch, PagedCall
 from quire_attention_backends.paged_tiles import (
     LOG2_E,
+    as_factor,
     finished,
     keep,
     merge,
@@ -28,49 +32,30 @@ from quire_attention_backends.paged_tiles import (
 )
 from quire_attention_backends.split_plan import first_seen
 
-PARTS = 32  # partial answers that are loaded together
-PARTS_IN_ORDER = 4
-MERGE_WARPS = 8
 LOG2 = tl.constexpr(LOG2_E)
 
 
-def answer_short(call: PagedCall, sizes: TileSizes) -> None:
+def answer_short(call: PagedCall, launch: LayerLaunch) -> None:
     """Answer the requests of a step that have few tokens, into `call.out`."""
-    constants = call.constants(sizes)
-    grid = (len(call.plan.items), call.shape.num_kv_heads)
-    _answer_short[grid](
-        *call.arguments(),
-        call.plan.items,
-        call.plan.count,
-        call.scratch.acc,
-        call.scratch.stats,
-        **constants,
+    shape, plan, scratch = call.shape, call.plan, call.scratch
+    _answer_short[len(plan.items) * shape.num_kv_heads,](
+        *call.arguments(launch),
+        plan.items,
+        plan.count,
+        scratch.acc,
+        scratch.stats,
+        **launch.short,
     )
-    _merge(call)
-
-
-def _merge(call: PagedCall) -> None:
-    shape, layer, step = call.shape, call.layer, call.step
-    num_queries = min(call.splits.max_queries, step.max_query_len)
-    _merge_parts[len(step.seq_lens) * num_queries, shape.num_heads](
+    _merge_parts[(len(plan.divided) - 1) * shape.num_heads,](
         call.out,
-        call.out if layer.sinks is None else layer.sinks,
-        step.query_start,
-        call.plan.parts,
-        call.scratch.acc,
-        call.scratch.stats,
-        call.arguments()[-1],
-        K=shape.num_kv_heads,
-        G=group_size(shape),
-        D=shape.head_dim,
-        DP=padded(shape.head_dim),
-        QUERIES=num_queries,
-        SHORT=call.splits.max_queries,
-        HAS_SINKS=layer.sinks is not None,
-        IS_FIXED=shape.batch_invariant,
-        PARTS=PARTS_IN_ORDER if shape.batch_invariant else PARTS,
-        num_warps=MERGE_WARPS,
-        enable_fp_fusion=not shape.batch_invariant,
+        call.out if launch.layer.sinks is None else launch.layer.sinks,
+        call.step.query_start,
+        plan.parts,
+        plan.divided,
+        scratch.acc,
+        scratch.stats,
+        launch.v_unit,
+        **launch.merging,
     )
 
 
@@ -114,7 +99,7 @@ def _answer_short(
     HAS_REACH: tl.constexpr,
     IS_FIXED: tl.constexpr,
 ):
-    item, head = tl.program_id(0), tl.program_id(1)
+    item, head = tl.program_id(0) // K, tl.program_id(0) % K
     item_ptr = items_ptr + item * 4
     request, begin = tl.load(item_ptr), tl.load(item_ptr + 1)
     end, slot = tl.load(item_ptr + 2), tl.load(item_ptr + 3)
@@ -131,7 +116,7 @@ def _answer_short(
     of_head = head * G + row % G
     is_number = is_row[:, None] & (d < D)[None, :]
     at = q_ptr + of_token[:, None].to(tl.int64) * q_stride + of_head[:, None] * D + d[None, :]
-    q = tl.load(at, mask=is_number, other=0.0).to(TYPE)
+    q = as_factor(tl.load(at, mask=is_number, other=0.0), TYPE)
     low = 0
     start = begin
     if HAS_REACH:
@@ -172,6 +157,7 @@ def _merge_parts(
     sinks_ptr,
     query_start_ptr,
     parts_ptr,
+    divided_ptr,
     acc_ptr,
     stats_ptr,
     v_unit,
@@ -179,50 +165,55 @@ def _merge_parts(
     G: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
-    QUERIES: tl.constexpr,
     SHORT: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_FIXED: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    request, query, head = tl.program_id(0) // QUERIES, tl.program_id(0) % QUERIES, tl.program_id(1)
+    place, head = tl.program_id(0) // (K * G), tl.program_id(0) % (K * G)
+    request = tl.load(divided_ptr + 1 + place)
+    if place >= tl.load(divided_ptr):
+        return
     num_parts = tl.load(parts_ptr + request * 2 + 1)
     first_part = tl.load(parts_ptr + request * 2)
-    token = tl.load(query_start_ptr + request) + query
-    if (num_parts == 0) | (token >= tl.load(query_start_ptr + request + 1)):
-        return
+    first_query = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - first_query
     d = tl.arange(0, DP)
-    row = (head // G) * (SHORT * G) + query * G + head % G
-    acc, peak, mass = nothing(1, DP)
-    for start in range(0, num_parts, PARTS):
-        if IS_FIXED:
-            for index in tl.static_range(PARTS):
-                part_index = start + index + tl.arange(0, 1)
-                is_part = part_index < num_parts
-                at = (first_part + part_index).to(tl.int64) * (K * SHORT * G) + row
+    for query in range(0, num_queries):
+        token = first_query + query
+        row = (head // G) * (SHORT * G) + query * G + head % G
+        acc, peak, mass = nothing(1, DP)
+        for start in range(0, num_parts, PARTS):
+            if IS_FIXED:
+                for index in tl.static_range(PARTS):
+                    part_index = start + index + tl.arange(0, 1)
+                    is_part = part_index < num_parts
+                    at = (first_part + part_index).to(tl.int64) * (K * SHORT * G) + row
+                    is_number = is_part[:, None] & (d < D)[None, :]
+                    part = tl.load(
+                        acc_ptr + at[:, None] * D + d[None, :], mask=is_number, other=0.0
+                    )
+                    part_peak = tl.load(stats_ptr + at * 2, mask=is_part, other=float("-inf"))
+                    part_mass = tl.load(stats_ptr + at * 2 + 1, mask=is_part, other=0.0)
+                    acc, peak, mass = merge(acc, peak, mass, part, part_peak, part_mass)
+            else:
+                index = start + tl.arange(0, PARTS)
+                is_part = index < num_parts
+                at = (first_part + index).to(tl.int64) * (K * SHORT * G) + row
                 is_number = is_part[:, None] & (d < D)[None, :]
                 part = tl.load(acc_ptr + at[:, None] * D + d[None, :], mask=is_number, other=0.0)
                 part_peak = tl.load(stats_ptr + at * 2, mask=is_part, other=float("-inf"))
                 part_mass = tl.load(stats_ptr + at * 2 + 1, mask=is_part, other=0.0)
-                acc, peak, mass = merge(acc, peak, mass, part, part_peak, part_mass)
-        else:
-            index = start + tl.arange(0, PARTS)
-            is_part = index < num_parts
-            at = (first_part + index).to(tl.int64) * (K * SHORT * G) + row
-            is_number = is_part[:, None] & (d < D)[None, :]
-            part = tl.load(acc_ptr + at[:, None] * D + d[None, :], mask=is_number, other=0.0)
-            part_peak = tl.load(stats_ptr + at * 2, mask=is_part, other=float("-inf"))
-            part_mass = tl.load(stats_ptr + at * 2 + 1, mask=is_part, other=0.0)
-            larger = tl.max(part_peak, 0)
-            base = tl.where(larger == float("-inf"), 0.0, larger)
-            weights = tl.exp2(part_peak - base)
-            part = tl.sum(part * weights[:, None], 0)
-            acc, peak, mass = merge(
-                acc, peak, mass, part[None, :], larger, tl.sum(part_mass * weights, 0)
-            )
-    sinks = peak
-    if HAS_SINKS:
-        sinks = tl.load(sinks_ptr + head + tl.arange(0, 1)).to(tl.float32) * LOG2
-    answer = finished(acc, peak, mass, sinks, v_unit, HAS_SINKS)
-    into = out_ptr + (token.to(tl.int64) * (K * G) + head) * D + d[None, :]
-    tl.store(into, answer.to(out_ptr.dtype.element_ty), mask=(d < D)[None, :])
+                larger = tl.max(part_peak, 0)
+                base = tl.where(larger == float("-inf"), 0.0, larger)
+                weights = tl.exp2(part_peak - base)
+                part = tl.sum(part * weights[:, None], 0)
+                acc, peak, mass = merge(
+                    acc, peak, mass, part[None, :], larger, tl.sum(part_mass * weights, 0)
+                )
+        sinks = peak
+        if HAS_SINKS:
+            sinks = tl.load(sinks_ptr + head + tl.arange(0, 1)).to(tl.float32) * LOG2
+        answer = finished(acc, peak, mass, sinks, v_unit, HAS_SINKS)
+        into = out_ptr + (token.to(tl.int64) * (K * G) + head) * D + d[None, :]
+        tl.store(into, answer.to(out_ptr.dtype.element_ty), mask=(d < D)[None, :])

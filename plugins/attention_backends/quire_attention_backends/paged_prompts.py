@@ -1,9 +1,11 @@
 """Requests with more tokens than the split kernel takes: a program for M rows of queries.
 
-Query blocks of a request follow each other, and requests too, so block b of the step belongs to the
-last request whose first block is not behind it. A request has at most n // q + 1 blocks for its n
-tokens, so `T // q + R` programs suffice, whatever the device finds. Blocks are taken from the last
-to the first: of a long prompt the last see most, and what starts last should be short.
+Query blocks of a request follow each other, and requests too. Where each request's begin is counted
+on the device, once a step, so block b belongs to the last request whose first block is not behind
+it. The host launches as many as there are where it knows the step, and otherwise the most that its
+T tokens can have: a request of n tokens has at most n // q + 1. Blocks are taken from the last to
+the first, all heads of one together: of a long prompt the last see most, and what starts last
+should be short.
 
 Tiles between those that some rows do not see, by the window before or by causality behind, are not
 masked. In batch-invariant mode all are, which changes no bit, and the fixed splits of the decode
@@ -15,40 +17,111 @@ kernel are walked in their order.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from quire_attention_backends.paged_launch import PagedCall
-from quire_attention_backends.paged_sizes import TileSizes, group_size
-from quire_attention_backends.paged_tiles import LOG2_E, finished, nothing, walk, walk_splits
+from quire.interfaces.attention import StepLayout
+from quire_attention_backends.paged_launch import LayerLaunch, PagedCall
+from quire_attention_backends.paged_tiles import (
+    LOG2_E,
+    as_factor,
+    finished,
+    nothing,
+    walk,
+    walk_splits,
+)
 from quire_attention_backends.split_plan import first_seen
 
 LOG2 = tl.constexpr(LOG2_E)
+BLOCK_R = 256
 
 
-def answer_prompts(call: PagedCall, sizes: TileSizes) -> None:
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """The query blocks of a step; the same for all layers.
+
+    Attributes:
+        starts: `[R + 1]` int32: the first block of each request, and how many there are.
+        most: There are no more.
+    """
+
+    starts: Tensor
+    most: int
+
+
+def count_blocks(step: StepLayout, queries: int, short: int) -> PromptBlocks:
+    """Count the query blocks of requests that have more than `short` tokens."""
+    num_requests = len(step.seq_lens)
+    starts = torch.empty(num_requests + 1, dtype=torch.int32, device=step.seq_lens.device)
+    _count_blocks[1,](
+        step.query_start,
+        starts,
+        num_requests,
+        QUERIES=queries,
+        SHORT=short,
+        BLOCK_R=BLOCK_R,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+    return PromptBlocks(starts, _most_blocks(step, queries, short))
+
+
+def _most_blocks(step: StepLayout, queries: int, short: int) -> int:
+    """Return how many blocks there are, or can be where only the device knows the step."""
+    if step.query_lens_host:
+        return sum(-(-number // queries) for number in step.query_lens_host if number > short)
+    num_tokens = len(step.slot_mapping)
+    return num_tokens // queries + min(len(step.seq_lens), num_tokens // (short + 1))
+
+
+def answer_prompts(call: PagedCall, launch: LayerLaunch, blocks: PromptBlocks) -> None:
     """Answer the requests of a step that have more tokens, into `call.out`."""
-    num_requests = len(call.step.seq_lens)
-    queries = sizes.rows // group_size(call.shape)
-    num_blocks = len(call.q) // queries + num_requests
-    _answer_prompts[num_blocks, call.shape.num_kv_heads](
-        *call.arguments(), num_requests, num_blocks, **call.constants(sizes)
+    if not blocks.most:
+        return
+    _answer_prompts[blocks.most * call.shape.num_kv_heads,](
+        *call.arguments(launch), blocks.starts, len(call.step.seq_lens), **launch.long
     )
 
 
+@triton.jit(do_not_specialize=["num_requests"])
+def _count_blocks(
+    query_start_ptr,
+    starts_ptr,
+    num_requests,
+    QUERIES: tl.constexpr,
+    SHORT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Write where the blocks of each request begin, and how many there are in all."""
+    total = tl.zeros((), tl.int32)
+    for start in range(0, num_requests, BLOCK_R):
+        row = start + tl.arange(0, BLOCK_R)
+        is_there = row < num_requests
+        first = tl.load(query_start_ptr + row, mask=is_there, other=0)
+        num_queries = tl.load(query_start_ptr + row + 1, mask=is_there, other=0) - first
+        blocks = tl.where(num_queries > SHORT, (num_queries + QUERIES - 1) // QUERIES, 0)
+        tl.store(starts_ptr + row, total + tl.cumsum(blocks) - blocks, mask=is_there)
+        total += tl.sum(blocks)
+    tl.store(starts_ptr + num_requests, total)
+
+
 @triton.jit
-def _request_of(query_start_ptr, num_requests, block, QUERIES: tl.constexpr):
+def _request_of(starts_ptr, num_requests, block):
     """Return the last request whose first block is not behind a block."""
     low, high = 0, num_requests
     while high - low > 1:
         middle = (low + high) // 2
-        is_behind = tl.load(query_start_ptr + middle) // QUERIES + middle > block
+        is_behind = tl.load(starts_ptr + middle) > block
         low = tl.where(is_behind, low, middle)
         high = tl.where(is_behind, middle, high)
     return low
 
 
-@triton.jit(do_not_specialize=["table_stride", "window", "chunk", "num_requests", "num_blocks"])
+@triton.jit(do_not_specialize=["table_stride", "window", "chunk", "num_requests"])
 def _answer_prompts(
     q_ptr,
     out_ptr,
@@ -67,8 +140,8 @@ def _answer_prompts(
     unit,
     cap_unit,
     v_unit,
+    starts_ptr,
     num_requests,
-    num_blocks,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -77,7 +150,6 @@ def _answer_prompts(
     M: tl.constexpr,
     N: tl.constexpr,
     SPLIT: tl.constexpr,
-    SHORT: tl.constexpr,
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     TYPE: tl.constexpr,
@@ -87,13 +159,14 @@ def _answer_prompts(
     IS_FIXED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = M // G
-    block, head = num_blocks - 1 - tl.program_id(0), tl.program_id(1)
-    request = _request_of(query_start_ptr, num_requests, block, QUERIES)
+    head = tl.program_id(0) % K
+    block = tl.load(starts_ptr + num_requests) - 1 - tl.program_id(0) // K
+    if block < 0:
+        return
+    request = _request_of(starts_ptr, num_requests, block)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    first_query = (block - query_start // QUERIES - request) * QUERIES  # of the block
-    if (num_queries <= SHORT) | (first_query >= num_queries):
-        return
+    first_query = (block - tl.load(starts_ptr + request)) * QUERIES  # of the block
     computed = tl.load(seq_lens_ptr + request) - num_queries
     table_ptr += request.to(tl.int64) * table_stride
     row, d = tl.arange(0, M), tl.arange(0, DP)
@@ -104,7 +177,7 @@ def _answer_prompts(
     of_head = head * G + row % G
     is_number = is_row[:, None] & (d < D)[None, :]
     at = q_ptr + of_token[:, None].to(tl.int64) * q_stride + of_head[:, None] * D + d[None, :]
-    q = tl.load(at, mask=is_number, other=0.0).to(TYPE)
+    q = as_factor(tl.load(at, mask=is_number, other=0.0), TYPE)
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     end = computed + last_query + 1
     low = 0

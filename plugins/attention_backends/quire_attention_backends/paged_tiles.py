@@ -12,9 +12,10 @@ log2(e).
 What is hidden from every row of a tile is masked where it is loaded, because it may be not a
 number; what is hidden from some is masked in the scores.
 
-float8 and int8 are decoded to float16, which holds both exactly, and multiplied so: queries beyond
-65504 would overflow there. Of int8 the scales of keys multiply scores, those of values
-probabilities.
+float8 is decoded to float16, which holds it exactly, and multiplied so, by queries that end at
+65504. int8 is decoded to the queries' type. Of int8 the scales of keys multiply scores, those of
+values probabilities: the product with a scale is raised by `V_LIFT`, or that of small values would
+leave float16 at its lower end, and `v_unit` takes it back.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,7 +29,22 @@ from quire_attention_backends.split_plan import first_seen
 
 LOG2_E = 1.4426950408889634
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)
+V_LIFT = 64.0  # 65504 / 127, the largest scale of float16, does not pass 65504 by it
+LIFT = tl.constexpr(V_LIFT)
+FLOAT16_MAX = tl.constexpr(65504.0)
 FAR = tl.constexpr(15.0)  # tanh is 1 from there on, in float32
+
+
+@triton.jit
+def as_factor(q, TYPE: tl.constexpr):
+    """Return queries in the type that is multiplied; what is finite stays so, the rest too."""
+    if TYPE == tl.float16:  # noqa: SIM300
+        wide = q.to(tl.float32)
+        bounded = tl.minimum(tl.maximum(wide, -FLOAT16_MAX), FLOAT16_MAX)
+        result = tl.where(tl.abs(wide) < float("inf"), bounded, wide).to(TYPE)
+    else:
+        result = q.to(TYPE)
+    return result
 
 
 @triton.jit
@@ -66,12 +82,12 @@ def product(a, b, BY_ROWS: tl.constexpr):
     """Return a matrix product; in the interpreter by rows, where their place must not matter.
 
     A tensor core makes all rows alike. NumPy's product rounds those at the edge of a block of its
-    own differently.
+    own differently. float32 is three products of tf32 parts, exact to its last bits.
     """
     if BY_ROWS:
         result = tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
     else:
-        result = tl.dot(a, b, input_precision="ieee")
+        result = tl.dot(a, b, input_precision="tf32x3")
     return result
 
 
@@ -127,12 +143,12 @@ def take_in(
     fade = tl.exp2(peak - base)
     mass = mass * fade + tl.sum(weights, 1)
     if KIND == "int8":
-        weights *= v_scales[None, :]
+        weights *= (v_scales * LIFT)[None, :]
     acc = acc * fade[:, None]
     if BY_ROWS:
         acc += product(weights.to(v.dtype), v, BY_ROWS)
     else:
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="tf32x3")
     return acc, larger, mass
 
 
@@ -168,9 +184,13 @@ def walk(
     HAS_REACH: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Take in the tiles from `start` to `end`, each time with the next pages under way."""
+    """Take in the tiles from `start` to `end`, each while the next one is copied to shared memory.
+
+    The compiler makes it so: it moves the loads of a later tile before the products of this one.
+    Pages are carried from turn to turn one tile ahead for that. Loaded at the top they would leave
+    one buffer for K and V; carried two tiles ahead, none.
+    """
     pages = pages_of(table_ptr, start, end, S, N)
-    ahead = pages_of(table_ptr, start + N, end, S, N)
     for token in range(start, end, N):
         tokens = token + tl.arange(0, N)
         is_seen = tokens < end
@@ -190,8 +210,7 @@ def walk(
         acc, peak, mass = take_in(
             acc, peak, mass, scores, v, v_scales, unit, KIND, BY_ROWS, IS_MASKED
         )
-        pages = ahead
-        ahead = pages_of(table_ptr, token + 2 * N, end, S, N)
+        pages = pages_of(table_ptr, token + N, end, S, N)
     return acc, peak, mass
 
 

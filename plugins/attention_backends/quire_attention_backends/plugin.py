@@ -6,8 +6,6 @@ from quire.machine import interprets_kernels
 from quire.registry import Registrar
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
-# A latent of 32 to 512 and a rotated key of 16 to 64, both powers of two.
-_MLA_HEAD_DIMS = frozenset(c + p for c in (32, 64, 128, 256, 512) for p in (16, 32, 64))
 
 
 @hookimpl
@@ -85,7 +83,8 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
-            head_dims=_MLA_HEAD_DIMS,
+            latent_dims=frozenset({32, 64, 128, 256, 512}),
+            rope_dims=frozenset({16, 32, 64}),
             layouts=frozenset({"mla"}),
             padded_pages=True,
             graphs="full",

@@ -11,9 +11,9 @@ items, each with a run of units of one request:
 
 With `budget` programs for each KV head, and u = ceil(units / budget) units an item, there are at
 most R + budget items; so the grid depends on the size of buffers alone, and who finds no item
-leaves. A request of more than one item has more than u units, so it has less than twice its share
-of the budget: at most `2 * budget` items leave partial answers. Lists of one batch differ in
-nothing but which program runs what.
+leaves. A request of more than one item is divided. It has more than u units, so it has less than
+twice its share of the budget: at most `2 * budget` items leave partial answers, and fewer than
+`budget` requests are divided. Lists of one batch differ in nothing but which program runs what.
 
 A program that starts late makes the step longer by its whole length. So an item is a small part of
 what a multiprocessor does in all: PROGRAMS_PER_SM is a few times what runs there at once. Chosen by
@@ -42,6 +42,7 @@ MAX_FIXED_SPLITS = 32  # of a request, in batch-invariant mode
 MIN_FIXED_SPLIT = 128  # tokens
 ITEM_FIELDS = tl.constexpr(4)
 BLOCK_R = 256
+BLOCK_ITEMS = 8  # of each request, written together
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,14 @@ class SplitSizes:
     @classmethod
     def of(cls, shape: AttentionShape, tile: int, max_queries: int) -> SplitSizes:
         """Choose for a shape and the tokens of a tile."""
-        budget = max(1, _num_programs(shape.device) // shape.num_kv_heads)
+        budget = max(1, num_programs(shape.device) // shape.num_kv_heads)
         max_tokens = shape.max_blocks_per_request * shape.block_size
         if not shape.batch_invariant:
-            return cls(tile, max_queries, budget, triton.cdiv(max_tokens, tile), False)
+            return cls(tile, max_queries, budget, _ceil_div(max_tokens, tile), False)
         unit = max(MIN_FIXED_SPLIT, tile)
         while unit * MAX_FIXED_SPLITS < max_tokens:
             unit *= 2
-        return cls(unit, max_queries, budget, triton.cdiv(max_tokens, unit), True)
+        return cls(unit, max_queries, budget, _ceil_div(max_tokens, unit), True)
 
     @property
     def max_partials(self) -> int:
@@ -90,11 +91,13 @@ class SplitPlan:
         count: `[1]` int32, items.
         items: `[R + budget, 4]` int32: request, first token, end, first partial answer or -1.
         parts: `[R, 2]` int32: first partial answer and their number; 0 where there are none.
+        divided: `[1 + min(R, budget)]` int32: how many requests leave partial answers, and which.
     """
 
     count: Tensor
     items: Tensor
     parts: Tensor
+    divided: Tensor
 
 
 def plan_splits(step: StepLayout, reach: Reach, sizes: SplitSizes) -> SplitPlan:
@@ -104,12 +107,15 @@ def plan_splits(step: StepLayout, reach: Reach, sizes: SplitSizes) -> SplitPlan:
     num_items = num_requests + sizes.budget
     items = torch.empty((num_items, ITEM_FIELDS.value), dtype=torch.int32, device=device)
     parts = torch.empty((num_requests, 2), dtype=torch.int32, device=device)
+    num_divided = min(num_requests, sizes.budget)
+    divided = torch.empty(1 + num_divided, dtype=torch.int32, device=device)
     _plan[1,](
         step.query_start,
         step.seq_lens,
         count,
         items,
         parts,
+        divided,
         num_requests,
         0 if reach.window is None else reach.window,
         0 if reach.chunk is None else reach.chunk,
@@ -119,16 +125,22 @@ def plan_splits(step: StepLayout, reach: Reach, sizes: SplitSizes) -> SplitPlan:
         MAX_ITEMS=MAX_ITEMS,
         IS_FIXED=sizes.is_fixed,
         BLOCK_R=BLOCK_R,
-        num_warps=4,
+        BLOCK_ITEMS=BLOCK_ITEMS,
+        num_warps=8,
         enable_fp_fusion=True,
     )
-    return SplitPlan(count, items, parts)
+    return SplitPlan(count, items, parts, divided)
 
 
-def _num_programs(device: torch.device) -> int:
+def num_programs(device: torch.device) -> int:
+    """Return how many programs keep a device busy."""
     if device.type != "cuda":
         return CPU_PROGRAMS
     return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _ceil_div(number: int, size: int) -> int:
+    return -(-number // size)
 
 
 @triton.jit
@@ -163,6 +175,7 @@ def _plan(
     count_ptr,
     items_ptr,
     parts_ptr,
+    divided_ptr,
     num_requests,
     window,
     chunk,
@@ -172,6 +185,7 @@ def _plan(
     MAX_ITEMS: tl.constexpr,
     IS_FIXED: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCK_ITEMS: tl.constexpr,
 ):
     """Count, divide, and write the list; one program, by its few hundred requests at a time."""
     total = tl.zeros((), tl.int32)
@@ -184,6 +198,7 @@ def _plan(
     share = tl.maximum((total + BUDGET - 1) // BUDGET, 1)  # units of an item, at most
     num_items = tl.zeros((), tl.int32)
     num_partials = tl.zeros((), tl.int32)
+    num_divided = tl.zeros((), tl.int32)
     for start in range(0, num_requests, BLOCK_R):
         row = start + tl.arange(0, BLOCK_R)
         first, end, units = _units_of(
@@ -196,20 +211,27 @@ def _plan(
         partials = tl.where(items > 1, units if IS_FIXED else items, 0)
         item = num_items + tl.cumsum(items) - items
         partial = num_partials + tl.cumsum(partials) - partials
+        is_divided = (items > 1).to(tl.int32)
+        place = num_divided + tl.cumsum(is_divided) - is_divided
         num_items += tl.sum(items)
         num_partials += tl.sum(partials)
+        num_divided += tl.sum(is_divided)
         is_there = row < num_requests
         tl.store(parts_ptr + row * 2, partial, mask=is_there)
         tl.store(parts_ptr + row * 2 + 1, partials, mask=is_there)
+        tl.store(divided_ptr + 1 + place, row, mask=items > 1)
         base = first // UNIT * UNIT
-        for index in range(0, tl.max(items)):
-            into = items_ptr + (item + index) * 4
-            is_item = index < items
-            from_token = base + index * length * UNIT
-            to_token = tl.minimum(from_token + length * UNIT, end)
-            slot = partial + (index * length if IS_FIXED else index)
-            tl.store(into, row, mask=is_item)
+        for begin in range(0, tl.max(items), BLOCK_ITEMS):
+            index = begin + tl.arange(0, BLOCK_ITEMS)[None, :]
+            is_item = index < items[:, None]
+            into = items_ptr + (item[:, None] + index) * 4
+            before = index * length[:, None]  # units of the request's items before this one
+            from_token = base[:, None] + before * UNIT
+            to_token = tl.minimum(from_token + length[:, None] * UNIT, end[:, None])
+            slot = partial[:, None] + (before if IS_FIXED else index)
+            tl.store(into, row[:, None], mask=is_item)
             tl.store(into + 1, from_token, mask=is_item)
             tl.store(into + 2, to_token, mask=is_item)
-            tl.store(into + 3, tl.where(items > 1, slot, -1), mask=is_item)
+            tl.store(into + 3, tl.where(items[:, None] > 1, slot, -1), mask=is_item)
     tl.store(count_ptr, num_items)
+    tl.store(divided_ptr, num_divided)

@@ -44,7 +44,7 @@ from quire.interfaces.attention import (
 from quire_attention_backends.cache_rows import CacheRows
 from quire_attention_backends.held_context import HeldContext, Tenancy
 from quire_attention_backends.kept_rows import read_rows, write_rows
-from quire_attention_backends.kv_layout import Pages, split_pages, view_pages
+from quire_attention_backends.kv_layout import DTYPES, Pages, kind_of, split_pages, view_pages
 from quire_attention_backends.reach import Reach
 from quire_attention_backends.span_batch import SpanBatch, build
 from quire_attention_backends.span_products import (
@@ -55,7 +55,7 @@ from quire_attention_backends.span_products import (
     spelled_out,
     unfold,
 )
-from quire_attention_backends.spans import Span, batches
+from quire_attention_backends.spans import MAX_QUERIES, Span, batches
 from quire_attention_backends.tiled_batch import (
     TiledBatch,
     attend_in_tiles,
@@ -123,6 +123,23 @@ class TorchSDPABackend(AttentionBackend):
         self._varlen = varlen or VarlenAttention.here(shape)
         self._held = HeldContext(shape)
         self._rows: dict[int, CacheRows] = {}  # by the distance of two blocks
+
+    @classmethod
+    def workspace_bytes(cls, shape: AttentionShape) -> int:
+        """Return what a batch gathers on a GPU, its indices and widened copies; not its scores."""
+        if shape.device.type == "cpu":
+            return 0  # a few MiB
+        numbers = 2 * shape.num_kv_heads * shape.head_dim  # of a token
+        kept_bytes, index_bytes = DTYPES[shape.kv_dtype].itemsize, torch.int64.itemsize
+        max_len = shape.max_blocks_per_request * shape.block_size
+        num_spans = shape.max_num_seqs + shape.max_num_batched_tokens // MAX_QUERIES
+        num_fitting = MAX_GATHERED_BYTES[shape.device.type] // (numbers * kept_bytes)
+        num_tokens = max(max_len, min(num_spans * max_len, num_fitting))
+        if kind_of(shape.kv_dtype) != "plain":
+            kept_bytes += torch.float32.itemsize
+        if shape.kv_dtype != str(shape.dtype).removeprefix("torch."):
+            kept_bytes += shape.dtype.itemsize
+        return num_tokens * numbers * kept_bytes + num_tokens * 2 * shape.num_kv_heads * index_bytes
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 A step of single tokens is three launches a layer: write, attend, merge. A mixed step has one more,
 for the requests with more tokens; each request is answered by the kernel that suits it. Nothing is
-asked of the device and nothing of the host's lists, so any step can be captured. What a window or a
+asked of the device, and the host's lists only save programs that would find nothing, so any step
+can be captured. What a window or a
 chunk leaves to be read differs between layers, so each reach has a plan of its own, made by the
 first layer that has it.
 """
@@ -23,8 +24,8 @@ from quire.interfaces.attention import (
 )
 from quire_attention_backends import kv_layout, kv_write
 from quire_attention_backends.paged_decode import answer_short
-from quire_attention_backends.paged_launch import PagedCall, Scratch
-from quire_attention_backends.paged_prompts import answer_prompts
+from quire_attention_backends.paged_launch import LayerLaunch, PagedCall, Scratch
+from quire_attention_backends.paged_prompts import PromptBlocks, answer_prompts, count_blocks
 from quire_attention_backends.paged_sizes import decode_sizes, group_size, prompt_sizes
 from quire_attention_backends.reach import Reach
 from quire_attention_backends.split_plan import SplitPlan, SplitSizes, plan_splits
@@ -41,6 +42,7 @@ class StepMetadata:
 
     step: StepLayout
     plans: dict[Reach, SplitPlan] = field(default_factory=dict)
+    blocks: PromptBlocks | None = None
 
 
 class TritonBackend(AttentionBackend):
@@ -53,6 +55,8 @@ class TritonBackend(AttentionBackend):
         self._short, self._long = decode_sizes(shape), prompt_sizes(shape)
         self._splits = _splits_of(shape)
         self._scratch = Scratch.allocate(shape, self._splits)
+        self._block_queries = self._long.rows // group_size(shape)
+        self._launches: dict[AttentionLayerParams, LayerLaunch] = {}
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
@@ -82,7 +86,11 @@ class TritonBackend(AttentionBackend):
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend; rows of padding are left as they are."""
+        """Write `k` and `v` to their slots, then attend.
+
+        Rows of padding hold anything, not-a-numbers too: what a model goes on computing with them
+        stays in their rows, and what they would keep lands in the null block.
+        """
         pages = kv_layout.split_pages(kv_cache, self.shape)
         kv_write.write_kv(k, v, pages, metadata.step.slot_mapping, layer)
         return self._attend(q, pages, metadata, layer)
@@ -104,24 +112,37 @@ class TritonBackend(AttentionBackend):
     def _attend(
         self, q: Tensor, pages: kv_layout.Pages, metadata: StepMetadata, layer: AttentionLayerParams
     ) -> Tensor:  # [T, H, D]
-        step = metadata.step
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not len(q):
             return out
         if q.stride()[1:] != (self.shape.head_dim, 1):
             q = q.contiguous()
-        plan = self._plan(metadata, Reach(layer.sliding_window, layer.attention_chunk))
-        call = PagedCall(self.shape, self._splits, step, layer, q, out, pages, plan, self._scratch)
-        answer_short(call, self._short)
+        launch, step = self._launch(layer), metadata.step
+        plan = self._plan(metadata, launch.reach)
+        call = PagedCall(self.shape, step, q, out, pages, plan, self._scratch)
+        answer_short(call, launch)
         if step.max_query_len > self._splits.max_queries:
-            answer_prompts(call, self._long)
+            answer_prompts(call, launch, self._blocks(metadata))
         return out
+
+    def _launch(self, layer: AttentionLayerParams) -> LayerLaunch:
+        launch = self._launches.get(layer)
+        if launch is None:
+            launch = LayerLaunch.of(self.shape, self._splits, layer, self._short, self._long)
+            self._launches[layer] = launch
+        return launch
 
     def _plan(self, metadata: StepMetadata, reach: Reach) -> SplitPlan:
         plan = metadata.plans.get(reach)
         if plan is None:
             plan = metadata.plans[reach] = plan_splits(metadata.step, reach, self._splits)
         return plan
+
+    def _blocks(self, metadata: StepMetadata) -> PromptBlocks:
+        if metadata.blocks is None:
+            queries, short = self._block_queries, self._splits.max_queries
+            metadata.blocks = count_blocks(metadata.step, queries, short)
+        return metadata.blocks
 
 
 def _splits_of(shape: AttentionShape) -> SplitSizes:

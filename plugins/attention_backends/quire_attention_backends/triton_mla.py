@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from triton.runtime import driver
 
 from quire.errors import RefusedError
@@ -74,14 +73,14 @@ class Tiles:
 
     def sizes(self, shape: AttentionShape) -> SplitSizes:
         """Say how a step is split."""
-        programs_a_row = triton.cdiv(shape.num_heads, self.num_heads)
+        programs_a_row = -(-shape.num_heads // self.num_heads)
         budget = max(1, _num_programs(shape.device) // programs_a_row)
         max_tokens = shape.max_blocks_per_request * shape.block_size
         return SplitSizes(
             unit=self.num_tokens,
             max_queries=1,
             budget=budget,
-            max_units=triton.cdiv(max_tokens, self.num_tokens),
+            max_units=-(-max_tokens // self.num_tokens),
             is_fixed=False,
         )
 
@@ -176,7 +175,7 @@ class TritonMLABackend(MLABackend):
     ) -> None:
         """Compute every item of the plan: answers go to `out`, parts of answers to the scratch."""
         shape, tiles, plan = self.shape, self._tiles, metadata.plan
-        programs_a_row = triton.cdiv(shape.num_heads, tiles.num_heads)
+        programs_a_row = -(-shape.num_heads // tiles.num_heads)
         attend_items[len(plan.items) * programs_a_row,](
             q_latent,
             q_rope,
@@ -211,7 +210,7 @@ class TritonMLABackend(MLABackend):
         """Merge what several items left of a row; many rows are merged by few programs."""
         num_rows, num_heads, latent_dim = out.shape
         heads = 1 if num_rows * num_heads <= MANY_PROGRAMS else 16
-        merge_parts[num_rows, triton.cdiv(num_heads, heads)](
+        merge_parts[num_rows, -(-num_heads // heads)](
             parts,
             self._partial,
             self._peaks,

@@ -95,12 +95,12 @@ class DecoderForCausalLM(Layer, Model):
         return out
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Return float32 logits `[N, V]` of the chosen rows `[N, hidden]`."""
+        """Return logits `[N, V]` of the chosen rows `[N, hidden]`."""
         if self.lm_head is None:
             raise RuntimeError("only the last pipeline stage computes logits")
         logits: Tensor = self.lm_head(hidden_states)
         cap = self.config.final_logit_soft_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
     def map_weight_name(self, name: str) -> str | None:
         """Leave out a tied head's own copy, and what other pipeline stages hold."""

@@ -13,12 +13,12 @@ def assert_good(kernels: list[CompiledKernel]) -> None:
         assert kernel.local_bytes == 0, kernel
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_what_an_ordinary_model_runs_compiles(capability):
     assert_good(compiled_in_child("layer_launches:ordinary", capability))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_every_size_and_dtype_compiles(capability):
     assert_good(compiled_in_child("layer_launches:everything", capability))

@@ -198,7 +198,7 @@ def test_each_token_knows_its_requests_adapter():
     assert scene.inputs.adapter_batch(3).index.tolist() == [3, -1, -1]
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_every_gather_compiles_for_a_gpu(capability):
     kernels = compiled_in_child("step_launches:every_gather", capability)
     assert {kernel.name for kernel in kernels} == {"_gather_kernel"}

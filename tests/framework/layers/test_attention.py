@@ -1,12 +1,15 @@
 """The attention layer hands its part of the cache and the step to the backend of its group."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from model_parts import CONTEXT, dense_attention
 from rotating_attention import RotatingAttention
 
+from quire.errors import CheckpointCorruptError
 from quire.interfaces.model import ForwardBatch
-from quire.layers import Attention, QKNorm, RotaryEmbedding
+from quire.layers import Attention, QKNorm, RotaryEmbedding, SingleDevice
 from quire.layers.rope_parameters import RopeParameters
 
 Q, K, V = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
@@ -60,3 +63,44 @@ def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(is_nor
 def projected() -> torch.Tensor:
     """q, k and v side by side, `[T, (H + 2K) * D]`."""
     return torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
+
+
+class SecondOfTwo(SingleDevice):
+    rank, size = 1, 2
+
+
+def test_sinks_are_float32_and_those_of_this_devices_heads():
+    context = replace(CONTEXT, tp=SecondOfTwo(), dtype=torch.bfloat16)
+    layer = Attention("a", 4, 2, 8, 0.5, context, has_sinks=True)
+    assert layer.checkpoint_shape("sinks", "attn") == (4,)
+    layer.load_weight("sinks", torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.bfloat16), "attn")
+    layer.finish_loading()
+    assert layer.params.sinks is not None
+    assert layer.params.sinks.dtype is torch.float32
+    assert layer.params.sinks.tolist() == [3.0, 4.0]
+
+
+def test_a_layer_without_sinks_has_no_parameter_for_them():
+    layer = Attention("a", 4, 2, 8, 0.5, CONTEXT)
+    assert not list(layer.parameters())
+    assert layer.params.sinks is None
+
+
+def test_scales_are_told_when_loading_is_finished():
+    layer = Attention("a", 4, 2, 8, 0.5, CONTEXT, sliding_window=3)
+    layer.load_weight("v_scale", torch.tensor([0.25]), "")
+    layer.finish_loading()
+    assert (layer.params.k_scale, layer.params.v_scale) == (1.0, 0.25)
+    assert layer.params.sliding_window == 3
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_nothing_can_be_divided_by_is_refused(scale):
+    layer = Attention("model.layers.3.self_attn.attn", 4, 2, 8, 0.5, CONTEXT)
+    with pytest.raises(CheckpointCorruptError, match=r"k_scale of .*layers\.3.* is .*positive"):
+        layer.load_weight("k_scale", torch.tensor(scale), "")
+
+
+def test_a_layer_at_the_root_of_a_model_has_scales_too():
+    names = Attention("attn", 4, 2, 8, 0.5, CONTEXT).optional_weights("attn")
+    assert names["attn.k_scale"] == names["k_scale"] == names["k_proj.k_scale"] == "k_scale"

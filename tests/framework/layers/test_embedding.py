@@ -71,8 +71,8 @@ def test_logits_leave_the_padding_out(tied):
     torch.testing.assert_close(logits[1], hidden @ WEIGHT.T)
 
 
-def test_logits_are_float32():
+def test_logits_have_the_type_of_the_weight():
     head = LMHead(7, 4, replace(CONTEXT, dtype=torch.bfloat16))
     head.load_weight("weight", WEIGHT, "lm_head")
     assert head.weight.dtype is torch.bfloat16
-    assert head(torch.ones(1, 4, dtype=torch.bfloat16)).dtype is torch.float32
+    assert head(torch.ones(1, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16

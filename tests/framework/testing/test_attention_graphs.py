@@ -43,6 +43,31 @@ class ReadsTheDevice(DeviceAttention):
         return super().prepare(replace(step, block_table=step.block_table[:, :blocks]))
 
 
+class ListsTheDevice(DeviceAttention):
+    def prepare(self, step):
+        blocks = -(-max(step.seq_lens.tolist()) // self.shape.block_size)
+        return super().prepare(replace(step, block_table=step.block_table[:, :blocks]))
+
+
+class CopiesToNumpy(DeviceAttention):
+    def prepare(self, step):
+        assert step.seq_lens.cpu().numpy().max() > 0
+        return super().prepare(step)
+
+
+class PicksByAMask(DeviceAttention):
+    def prepare(self, step):
+        assert len(step.seq_lens[step.seq_lens > 0])
+        return super().prepare(step)
+
+
+class RepeatsByData(DeviceAttention):
+    def prepare(self, step):
+        lens = step.query_start.diff()
+        assert len(torch.arange(len(lens), device=lens.device).repeat_interleave(lens))
+        return super().prepare(step)
+
+
 class KeepsTheFirstStep(DeviceAttention):
     """Like a buffer that is filled when the step is captured, and never again."""
 
@@ -87,9 +112,12 @@ def test_answers_from_another_step_are_noticed(broken, test):
         getattr(contract(broken), test)(SIZES)
 
 
-def test_a_look_at_the_device_is_noticed():
+@pytest.mark.parametrize(
+    "broken", [ReadsTheDevice, ListsTheDevice, CopiesToNumpy, PicksByAMask, RepeatsByData]
+)
+def test_a_look_at_the_device_is_noticed(broken):
     with pytest.raises(AssertionError, match="asks the device"):
-        contract(ReadsTheDevice).test_a_captured_step_of_single_tokens_is_replayed(SIZES)
+        contract(broken).test_a_captured_step_of_single_tokens_is_replayed(SIZES)
 
 
 def test_a_step_of_any_tokens_is_more_than_one_of_single_tokens():

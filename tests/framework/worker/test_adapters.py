@@ -120,6 +120,26 @@ def test_files_that_changed_since_are_refused(manager):
         manager.load(ref("a"))
 
 
+def test_an_adapter_that_fails_half_way_leaves_nothing_in_its_place(manager, monkeypatch):
+    base = logits_of(manager.model, TOKENS)
+    last = manager.targets["model.layers.1.mlp.down_proj"].layer
+    set_adapter = last.set_adapter
+
+    def fails(index, parts):
+        if parts:
+            raise RuntimeError("no more")
+        set_adapter(index, parts)
+
+    monkeypatch.setattr(last, "set_adapter", fails)
+    with pytest.raises(RuntimeError, match="no more"):
+        manager.load(ref("a"))
+    torch.testing.assert_close(logits(manager, 0), base, rtol=0, atol=0)
+    monkeypatch.undo()
+    index = manager.load(ref("a"))
+    assert index == 0, "the place is free"
+    assert not torch.allclose(logits(manager, index), base, atol=1e-3)
+
+
 def test_a_dropped_adapter_leaves_the_base_model(manager):
     base = logits_of(manager.model, TOKENS)
     index = manager.load(ref("a"))

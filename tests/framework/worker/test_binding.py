@@ -130,6 +130,12 @@ def test_a_layer_that_keeps_other_rows_than_described_is_refused(scene):
         scene.bind()
 
 
+def test_a_layer_with_sinks_that_the_description_forgets_is_refused(scene):
+    scene.layer("full.1").has_sinks = True
+    with pytest.raises(PluginLoadError, match=r"full\.1\.attn has has_sinks=True.*must agree"):
+        scene.bind()
+
+
 def test_a_latent_cannot_be_kept_in_bytes(folder):
     with pytest.raises(RefusedError, match=r"keep mla_attention.*torch_mla: KV dtype int8 is not"):
         Scene(folder, kv_cache_dtype="int8")

@@ -10,17 +10,17 @@ LOGITS = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]])
 
 
 def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
-    buffers = Drawn(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]))
+    buffers = Drawn.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]))
     kept = buffers.first(2)
-    buffers.token_ids.fill_(0)
-    buffers.best.fill_(torch.inf)
+    buffers.packed.fill_(0)
     assert [tuple(each) for each in kept.read()] == [(4, True, None), (5, False, None)]
 
 
 def test_reading_is_the_same_with_and_without_a_copy():
     token_ids = torch.tensor([2, 0])
-    logprobs = row_logprobs(LOGITS, token_ids, [1, None])
-    drawn = Drawn(token_ids, torch.tensor([2.0, -torch.inf]), logprobs)
+    logprobs = row_logprobs(LOGITS[:1], token_ids[:1], [1, None])
+    drawn = Drawn.of(token_ids, torch.tensor([2.0, -torch.inf]))
+    drawn.logprobs = logprobs
     directly = drawn.read()
     drawn.start_copy(HostCopier(torch.device("cpu")))
     assert drawn.copy is not None
@@ -30,3 +30,12 @@ def test_reading_is_the_same_with_and_without_a_copy():
     assert directly[0].logprobs.token_ids == [2, 1]
     assert directly[0].logprobs.rank == 2
     assert directly[1].logprobs is None
+
+
+def test_tokens_are_packed_with_their_own_logits():
+    token_ids = torch.tensor([1, 2])
+    drawn = Drawn.from_logits(LOGITS, token_ids)
+    assert drawn.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
+    assert [each.token_id for each in drawn.read()] == [1, 2]
+    same = Drawn.of(token_ids, torch.tensor([3.0, -1.0]))
+    assert torch.equal(same.packed, drawn.packed)

@@ -1,25 +1,9 @@
-from itertools import pairwise
+import gc
 
 import pytest
 import torch
 
-from quire.worker.graph_capture import RepeatedRuns, graph_sizes, step_capture
-
-
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 16, 17, 100, 256, 384, 400, 512, 1024])
-def test_less_than_a_third_of_a_large_step_is_padding(largest):
-    sizes = graph_sizes(largest)
-    assert sizes == sorted(set(sizes))
-    assert (sizes[0], sizes[-1]) == (1, largest)
-    for smaller, size in pairwise(sizes):
-        num_padding_rows = size - smaller - 1
-        assert size <= 16 or num_padding_rows < size / 3
-    assert len(sizes) <= 17
-
-
-def test_the_usual_sizes():
-    assert graph_sizes(256) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-    assert len(graph_sizes(512)) == 15
+from quire.worker.graph_capture import RepeatedRuns, causes_of, no_collection, step_capture
 
 
 def test_a_device_without_graphs_runs_again():
@@ -35,3 +19,34 @@ def test_a_device_without_graphs_runs_again():
     way.finish()
     assert repeat() is buffer
     assert repeat().tolist() == [2, 2]
+
+
+def _fail_without_collection():
+    with no_collection():
+        assert not gc.isenabled()
+        raise KeyError
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_nothing_is_collected_inside_and_all_is_as_before_after_an_error(is_enabled):
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            _fail_without_collection()
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def _fail_twice():
+    try:
+        {}["first"]
+    finally:
+        raise OSError("the end")
+
+
+def test_the_last_cause_is_what_happened_first():
+    with pytest.raises(OSError, match="the end") as caught:
+        _fail_twice()
+    assert list(map(str, causes_of(caught.value))) == ["the end", "'first'"]

@@ -181,3 +181,36 @@ def test_a_model_that_is_no_module_is_its_authors_mistake(written):
 
     with pytest.raises(TypeError, match="NoModule"):
         load_weights(NoModule(), written.folder)
+
+
+def scale_name(owner: str) -> str:
+    return f"model.layers.0.self_attn.{owner}k_scale"
+
+
+@pytest.mark.parametrize("owner", ["", "attn.", "attention.", "k_proj."])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_the_scale_of_a_float8_cache_may_be_there(written, owner, shape):
+    rewrite(written, **{scale_name(owner): torch.full(shape, 0.5)})
+    model = load(written)
+    layers = dict(model.named_modules())  # type: ignore[attr-defined]
+    first, second = (layers[f"model.layers.{i}.self_attn.attention"].params for i in range(2))
+    assert (first.k_scale, first.v_scale) == (0.5, 1.0)
+    assert (second.k_scale, second.v_scale) == (1.0, 1.0)
+
+
+def test_a_scale_of_a_layer_that_is_not_there_is_unexpected(written):
+    rewrite(written, **{"model.layers.7.self_attn.k_scale": torch.tensor(0.5)})
+    with pytest.raises(CheckpointCorruptError, match=r"layers\.7\.self_attn\.k_scale"):
+        load(written)
+
+
+def test_a_scale_for_each_head_is_refused(written):
+    rewrite(written, **{scale_name(""): torch.ones(2)})
+    with pytest.raises(CheckpointCorruptError, match=r"k_scale .*has shape \[2\].* must be \[\]"):
+        load(written)
+
+
+def test_two_scales_for_one_place_are_refused(written):
+    rewrite(written, **{scale_name(owner): torch.tensor(0.5) for owner in ("", "k_proj.")})
+    with pytest.raises(CheckpointCorruptError, match="are both k_scale of one layer"):
+        load(written)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
+from quire.errors import EngineDeadError
 from quire.interfaces.sampling import LogitsStep, SampledRows
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.drawn import Drawn
 from quire.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -128,3 +130,49 @@ def test_an_adapter_source_that_raises_fails_its_request_only(llm):
                 reasons[output.request_id] = (output.finish_reason, output.error)
     assert reasons[good.request_id] == ("length", None)
     assert reasons[bad.request_id][1].message == "loading the adapter failed: KeyError"
+
+
+def test_a_draw_that_fails_behind_the_sampling_is_made_again_in_its_place(llm, monkeypatch):
+    expected = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
+    start_copy = Drawn.start_copy
+    failures = []
+
+    def fails_for_batches(drawn, copier):
+        if len(drawn.token_ids) > 1:
+            failures.append(len(drawn.token_ids))
+            raise RuntimeError("no page-locked memory")
+        start_copy(drawn, copier)
+
+    monkeypatch.setattr(Drawn, "start_copy", fails_for_batches)
+    outputs = llm.generate(["a", "b", "c"], GREEDY)
+    assert len(failures) >= 5
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def illegal(*_):
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def break_forward(runner, monkeypatch):
+    monkeypatch.setattr(runner, "_forward", illegal)
+
+
+def break_draw(runner, monkeypatch):
+    monkeypatch.setattr(runner.pipeline.draw, "draw", illegal)
+
+
+def break_copy(runner, monkeypatch):
+    monkeypatch.setattr(Drawn, "read", illegal)
+
+
+@pytest.mark.parametrize("breaks", [break_forward, break_draw, break_copy])
+def test_a_device_that_failed_is_not_tried_again_and_ends_the_engine(
+    llm, monkeypatch, caplog, breaks
+):
+    breaks(runner_of(llm), monkeypatch)
+    with pytest.raises(EngineDeadError, match="an illegal memory access"):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert not caplog.records, "nobody alone was tried"
+    monkeypatch.undo()
+    with pytest.raises(EngineDeadError, match="an illegal memory access"):
+        llm.generate(["a"], GREEDY)

@@ -1,7 +1,8 @@
 """A step of the largest size runs before there is a cache, and what it takes is counted."""
 
+import gc
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,14 +15,17 @@ from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import estimate_profile
 from quire.layers import SingleDevice
 from quire.layers.attention import Attention
-from quire.memory_profile import GRAPH_RESERVE_BYTES, least_cache_bytes
+from quire.memory_profile import GRAPH_BYTES, least_cache_bytes
 from quire.nvml import DeviceMemory
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.device_inputs import DeviceInputs
 from quire.worker.largest_step import BackendKind, FusingProfilingBackend, LargestStep
 from quire.worker.memory import enough_memory
 from quire.worker.profiling import (
     LoadedModel,
+    _device_inputs,
+    _slot_tables,
     backend_kinds,
     gpu_cache_bytes,
     measure,
@@ -30,6 +34,7 @@ from quire.worker.profiling import (
 from quire.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
+KERNELS = {"kernels": "triton", "attention_backend": "triton"}
 STEP = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
 
 
@@ -82,7 +87,9 @@ def test_the_step_runs_with_the_kernels_of_a_gpu(tmp_path, enable_lora):
     profile = measure(model, AllocationMeter())
     assert profile.forward_bytes > 12 * 64 * 4
     assert profile.sampling_bytes > 2 * 3 * 320 * 4
-    assert profile.graph_bytes > GRAPH_RESERVE_BYTES + 3 * 320 * 4
+    num_graphs = 3 * 2 * (2 if enable_lora else 1)  # sizes 1, 2 and 3, and their draws
+    beside_the_step = profile.graph_bytes - num_graphs * GRAPH_BYTES
+    assert 2 * 3 * 320 * 4 < beside_the_step < GRAPH_BYTES, "its logits, and a buffer for them"
     kinds = backend_kinds(model).values()
     assert profile.workspace_bytes == next(
         kind.backend_class.workspace_bytes(kind.shape) for kind in kinds
@@ -190,8 +197,58 @@ def test_what_cuda_graphs_will_take_is_set_aside(tmp_path):
     model = loaded(tmp_path)
     captured = replace(model, composition=replace(model.composition, max_graph_requests=4))
     profile = measure(captured, AllocationMeter())
-    logits = 4 * 320 * 4
-    assert GRAPH_RESERVE_BYTES + logits < profile.graph_bytes < GRAPH_RESERVE_BYTES + 100 * logits
+    logits, num_graphs = 4 * 320 * 4, 3 * 2  # sizes 1, 2 and 4, and their draws
+    beside_the_step = profile.graph_bytes - num_graphs * GRAPH_BYTES
+    assert 2 * logits < beside_the_step < 100 * logits
+
+
+class CountsInputs(AllocationMeter):
+    """Holds a million bytes more for all that gathers a step's inputs."""
+
+    def held_bytes(self):
+        gathering = [each for each in gc.get_objects() if type(each) is DeviceInputs]
+        return super().held_bytes() + 10**6 * len(gathering)
+
+
+def test_the_buffers_of_a_steps_inputs_are_counted(tmp_path):
+    few = {"max_num_batched_tokens": 12, "max_num_seqs": 3}
+    model = loaded(tmp_path, sizes={"head_dim": 32}, **few, **KERNELS)
+    gc.collect()
+    assert measure(model, CountsInputs()).table_bytes == 10**6
+
+
+def test_the_buffers_of_a_steps_inputs_are_estimated(tmp_path):
+    many = {"max_num_batched_tokens": 4096, "max_num_seqs": 64}
+    model = loaded(tmp_path, sizes={"head_dim": 32}, **many, **KERNELS)
+    memory = DeviceMemory(10**9, 10**9)
+    estimated = estimate_profile(model.settings, model.composition, 10**6, model.specs(), memory)
+    tables = _slot_tables(model)
+    inputs = _device_inputs(model, tables)
+    target = [getattr(inputs._target, field.name) for field in fields(inputs._target)]
+    tensors = [*target, inputs._words._device, tables.device_tables.cells]
+    taken = sum(each.nbytes for each in tensors)
+    assert estimated.table_bytes == pytest.approx(taken, rel=0.05)
+
+
+def test_graphs_are_estimated_as_they_are_measured(tmp_path):
+    model = loaded(tmp_path, sizes={"vocab_size": 4000})
+    captured = replace(model, composition=replace(model.composition, max_graph_requests=4))
+    measured = measure(captured, AllocationMeter())
+    estimated = estimate_profile(
+        model.settings, captured.composition, 10**6, model.specs(), DeviceMemory(10**9, 10**9)
+    )
+    beside = [each.graph_bytes - 6 * GRAPH_BYTES for each in (measured, estimated)]
+    assert beside[1] == pytest.approx(beside[0], rel=0.25)
+
+
+def test_a_cpu_that_has_no_room_is_told_from_a_part_that_fails():
+    with (
+        pytest.raises(CapacityError, match=r"a cache does not fit on cpu"),
+        enough_memory("a cache", CPU, "do less"),
+    ):
+        torch.empty(2**60, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="shape"), enough_memory("a cache", CPU, "do less"):
+        torch.empty(3).view(2)
 
 
 def test_a_device_that_runs_out_is_an_error_with_a_way_out():

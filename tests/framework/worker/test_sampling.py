@@ -6,6 +6,7 @@ from sampler_parts import bitmask, tables_with
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import LogitsStep, RequestField, SampledRows
+from quire.worker.logprobs import row_logprobs
 from quire.worker.sampling import SamplingPipeline
 from quire_samplers.categorical import Categorical
 from quire_samplers.gumbel import Gumbel
@@ -195,6 +196,41 @@ def test_log_probabilities_are_those_before_masks_and_steps():
     assert logprobs.logprobs == pytest.approx([expected[9].item(), *likeliest])
     assert logprobs.rank == 1 + int((expected > expected[9]).sum())
     assert none is None
+
+
+def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
+    requests = [{}, {"num_logprobs": 1}, {"temperature": 0.0}, {"num_logprobs": 3}, {}]
+    pipeline = pipeline_of(requests)
+    logits = random_logits(5)
+    seen = []
+
+    def noted(raw, token_ids, wanted):
+        seen.append(len(raw))
+        return row_logprobs(raw, token_ids, wanted)
+
+    monkeypatch.setattr("quire.worker.sampling.row_logprobs", noted)
+    slots = list(range(5))
+    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), ()).read()
+    assert seen == [2]
+    assert [row for row in slots if drawn[row].logprobs is not None] == [1, 3]
+    for row, count in ((1, 1), (3, 3)):
+        expected = logits[row].log_softmax(-1)
+        token_ids = [drawn[row].token_id, *expected.topk(count).indices.tolist()]
+        assert drawn[row].logprobs.token_ids == token_ids
+        assert drawn[row].logprobs.logprobs == pytest.approx(expected[token_ids].tolist())
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+def test_warming_up_draws_in_every_way_and_notes_nothing(absorb):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    tables = pipeline.tables
+    before = [tables.token_ids.clone(), *(column.clone() for column in tables.columns.values())]
+    num_known = tables.num_known.copy()
+    pipeline.warm_up(random_logits(2))
+    assert pipeline.draw.ways == (["absorb", "draw"] if absorb else ["draw"])
+    after = [tables.token_ids, *tables.columns.values()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert (tables.num_known == num_known).all()
 
 
 def test_a_step_that_fails_is_named():

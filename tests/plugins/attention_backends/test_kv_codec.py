@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_device import DEVICE
 
 from quire_attention_backends.kept_rows import float8_codes, int8_codes
 from quire_attention_backends.kv_codec import (
@@ -15,7 +16,6 @@ from quire_attention_backends.kv_codec import (
     sizes_for_scale,
 )
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CODES = torch.arange(256).to(torch.uint8)
 VALUES = CODES.view(torch.float8_e4m3fn).float()
 

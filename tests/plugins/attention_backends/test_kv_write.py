@@ -1,8 +1,11 @@
 """One launch does what norm, rotation and writes do one after the other in torch."""
 
+from functools import cache
+
 import pytest
 import torch
 from dry_launch import compiled_in_child
+from kernel_device import DEVICE
 from kv_pages import KV_DTYPES, numbers_at, pages_of, shape_of
 
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
@@ -13,8 +16,6 @@ from quire.layers.rotary import RotaryEmbedding, rotate
 from quire.testing.attention_truth import kept
 from quire_attention_backends.kv_write import rotate_and_write, write_kv
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SLOTS = torch.tensor([17, 18, 47, 80, 95, 0, 0], device=DEVICE)  # two of padding
 NUM_TOKENS = 5
 HEADS = ((6, 2), (4, 4), (5, 1))
 LAYER = AttentionLayerParams(0.1, k_scale=0.3, v_scale=2.0)
@@ -22,8 +23,14 @@ LAYER = AttentionLayerParams(0.1, k_scale=0.3, v_scale=2.0)
 ROUNDING = {"bfloat16": 2**-7} if DEVICE.type == "cpu" else {}
 
 
+@cache
+def slots_here():
+    """Where the tokens go; two are padding."""
+    return torch.tensor([17, 18, 47, 80, 95, 0, 0], device=DEVICE)
+
+
 def heads_of(num_heads, num_kv_heads, head_dim, dtype):
-    shape = (len(SLOTS), num_heads + 2 * num_kv_heads, head_dim)
+    shape = (len(slots_here()), num_heads + 2 * num_kv_heads, head_dim)
     qkv = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     qkv[NUM_TOKENS:] = torch.nan
     return qkv.to(dtype).to(DEVICE)
@@ -49,7 +56,7 @@ def rotary_step(num_heads, num_kv_heads, head_dim, dtype, has_norm, weight_offse
 
 
 def check_kept(pages, k, v, kv_dtype, tolerance):
-    found = numbers_at(pages, SLOTS, LAYER)[:, :NUM_TOKENS].double().cpu()
+    found = numbers_at(pages, slots_here(), LAYER)[:, :NUM_TOKENS].double().cpu()
     expected = torch.stack((kept(k.cpu(), kv_dtype, 0.3), kept(v.cpu(), kv_dtype, 2.0)))
     limit = max(tolerance, ROUNDING.get(kv_dtype, 0.0))
     torch.testing.assert_close(found, expected[:, :NUM_TOKENS], rtol=limit, atol=tolerance)
@@ -68,10 +75,10 @@ def test_k_and_v_are_kept_by_the_definition(kv_dtype, heads, head_dim, padding):
     pages, raw = pages_of(shape_for(heads, head_dim, torch.float32, kv_dtype), padding)
     qkv = heads_of(*heads, head_dim, torch.float32)
     k, v = qkv[:, heads[0] : sum(heads)], qkv[:, sum(heads) :]  # views with strides
-    write_kv(k, v, pages, SLOTS, LAYER)
+    write_kv(k, v, pages, slots_here(), LAYER)
     check_kept(pages, k, v, kv_dtype, 1e-6)
     is_written = raw.any(1).nonzero().flatten().tolist()
-    assert is_written == sorted({slot // 16 for slot in SLOTS.tolist()})
+    assert is_written == sorted({slot // 16 for slot in slots_here().tolist()})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -79,7 +86,7 @@ def test_k_and_v_are_kept_by_the_definition(kv_dtype, heads, head_dim, padding):
 def test_half_precision_is_kept_by_the_definition(dtype, kv_dtype):
     pages, _ = pages_of(shape_for((6, 2), 64, dtype, kv_dtype))
     qkv = heads_of(6, 2, 64, dtype)
-    write_kv(qkv[:, 6:8], qkv[:, 8:], pages, SLOTS, LAYER)
+    write_kv(qkv[:, 6:8], qkv[:, 8:], pages, slots_here(), LAYER)
     check_kept(pages, qkv[:, 6:8], qkv[:, 8:], kv_dtype, 1e-6)
 
 
@@ -91,7 +98,7 @@ def test_heads_are_turned_as_by_the_layers(heads, head_dim, has_norm):
     rotary, by_layers = rotary_step(*heads, head_dim, torch.float32, has_norm)
     qkv = heads_of(*heads, head_dim, torch.float32)
     qk, v = by_layers(qkv[:, : sum(heads)]), qkv[:, sum(heads) :].clone()
-    q = rotate_and_write(qkv, rotary, pages, SLOTS, LAYER, heads[0])
+    q = rotate_and_write(qkv, rotary, pages, slots_here(), LAYER, heads[0])
     torch.testing.assert_close(q[:NUM_TOKENS], qk[:NUM_TOKENS, : heads[0]], rtol=2e-6, atol=2e-6)
     check_kept(pages, qk[:, heads[0] :], v, "float32", 2e-6)
 
@@ -107,12 +114,12 @@ def test_every_type_is_turned_in_float32_and_rounded_once(dtype, kv_dtype):
     )
     qkv = heads_of(*heads, 64, dtype)
     wide, (wide_pages, _) = qkv.float(), pages_of(shape_for(heads, 64, torch.float32, "float32"))
-    q = rotate_and_write(qkv, rotary, pages, SLOTS, LAYER, 6)
-    wide_q = rotate_and_write(wide, exact, wide_pages, SLOTS, LAYER, 6)
+    q = rotate_and_write(qkv, rotary, pages, slots_here(), LAYER, 6)
+    wide_q = rotate_and_write(wide, exact, wide_pages, slots_here(), LAYER, 6)
     assert q.dtype == dtype
     limit = ROUNDING.get(str(dtype).removeprefix("torch."), 0.0)
     torch.testing.assert_close(q, wide_q.to(dtype), rtol=limit, atol=0, equal_nan=True)
-    k, v = numbers_at(wide_pages, SLOTS, LAYER)
+    k, v = numbers_at(wide_pages, slots_here(), LAYER)
     check_kept(pages, k, v, kv_dtype, 1e-6)
 
 
@@ -122,7 +129,7 @@ def test_half_precision_is_near_the_layers(dtype):
     rotary, by_layers = rotary_step(6, 2, 64, dtype, has_norm=True)
     qkv = heads_of(6, 2, 64, dtype)
     qk = by_layers(qkv[:, :8])[:NUM_TOKENS, :6]
-    q = rotate_and_write(qkv, rotary, pages, SLOTS, LAYER, 6)[:NUM_TOKENS]
+    q = rotate_and_write(qkv, rotary, pages, slots_here(), LAYER, 6)[:NUM_TOKENS]
     step = torch.finfo(dtype).eps  # the layers round three times
     torch.testing.assert_close(q, qk, rtol=2 * step, atol=4 * step)
 
@@ -133,7 +140,7 @@ def test_a_norm_weight_may_be_wider_than_the_heads():
     assert rotary.norm_weight.dtype == torch.float32
     qkv = heads_of(6, 2, 64, torch.bfloat16)
     qk = by_layers(qkv[:, :8])[:NUM_TOKENS, :6]
-    q = rotate_and_write(qkv, rotary, pages, SLOTS, LAYER, 6)[:NUM_TOKENS]
+    q = rotate_and_write(qkv, rotary, pages, slots_here(), LAYER, 6)[:NUM_TOKENS]
     torch.testing.assert_close(q, qk, rtol=0.03, atol=0.06)
 
 
@@ -142,7 +149,7 @@ def test_only_q_is_written_over():
     rotary, _ = rotary_step(6, 2, 64, torch.float32, has_norm=True)
     qkv = heads_of(6, 2, 64, torch.float32)
     before = qkv.clone()
-    q = rotate_and_write(qkv, rotary, pages, SLOTS, LAYER, 6)
+    q = rotate_and_write(qkv, rotary, pages, slots_here(), LAYER, 6)
     assert q.data_ptr() == qkv.data_ptr()
     assert torch.equal(qkv[:NUM_TOKENS, 6:], before[:NUM_TOKENS, 6:])
     assert not torch.equal(q[:NUM_TOKENS], before[:NUM_TOKENS, :6])
@@ -152,7 +159,7 @@ def test_only_q_is_written_over():
 def test_padding_goes_to_the_null_block_alone(kv_dtype):
     pages, raw = pages_of(shape_for((6, 2), 64, torch.float32, kv_dtype))
     rotary, _ = rotary_step(6, 2, 64, torch.float32, has_norm=True)
-    slots = torch.zeros_like(SLOTS)
+    slots = torch.zeros_like(slots_here())
     rotate_and_write(heads_of(6, 2, 64, torch.float32), rotary, pages, slots, LAYER, 6)
     write_kv(*heads_of(2, 1, 64, torch.float32)[:, :4].chunk(2, 1), pages, slots, LAYER)
     assert raw.any(1).nonzero().flatten().tolist() == [0]
@@ -165,8 +172,8 @@ def test_a_token_has_the_same_bits_in_every_step():
         rotary, _ = rotary_step(6, 2, 64, torch.float32, has_norm=True)
         part = RotaryStep(rotary.table, rotary.positions[some], rotary.norm_weight, 1e-5)
         qkv = heads_of(6, 2, 64, torch.float32)[some].contiguous()
-        q = rotate_and_write(qkv, part, pages, SLOTS[some], LAYER, 6)
-        answers.append((q[SLOTS[some] == 47], numbers_at(pages, SLOTS[2:3], LAYER)))
+        q = rotate_and_write(qkv, part, pages, slots_here()[some], LAYER, 6)
+        answers.append((q[slots_here()[some] == 47], numbers_at(pages, slots_here()[2:3], LAYER)))
     assert torch.equal(answers[0][0], answers[1][0])
     assert torch.equal(answers[0][1], answers[1][1])
 
@@ -175,13 +182,13 @@ def test_no_tokens_are_no_launch():
     pages, raw = pages_of(shape_for((6, 2), 64, torch.float32, "float32"))
     rotary, _ = rotary_step(6, 2, 64, torch.float32, has_norm=False)
     none = torch.empty(0, 10, 64, device=DEVICE)
-    q = rotate_and_write(none, rotary, pages, SLOTS[:0], LAYER, 6)
-    write_kv(none[:, 6:8], none[:, 8:], pages, SLOTS[:0], LAYER)
+    q = rotate_and_write(none, rotary, pages, slots_here()[:0], LAYER, 6)
+    write_kv(none[:, 6:8], none[:, 8:], pages, slots_here()[:0], LAYER)
     assert q.shape == (0, 6, 64)
     assert not raw.any()
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("grid", ["few", pytest.param("every", marks=pytest.mark.slow)])
 def test_every_variant_fits_a_gpu_without_spills(grid, capability):
     kernels = compiled_in_child(f"kv_write_launches:{grid}", capability)

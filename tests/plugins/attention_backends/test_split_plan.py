@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_device import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_device import DEVICE
 
 from quire.interfaces.attention import AttentionShape, StepLayout
 from quire_attention_backends.reach import Reach
@@ -64,6 +64,8 @@ def test_every_unit_that_is_seen_is_in_one_item(requests, reach, sizes, num_padd
     parts = plan.parts.tolist()
     owners = [request for request, (_, number) in enumerate(parts) for _ in range(number)]
     assert [slots[slot] for slot in range(len(slots))] == owners
+    num_divided, *divided = plan.divided.tolist()
+    assert divided[:num_divided] == sorted(set(owners))
     if not sizes.is_fixed or max(number for _, number in parts) <= sizes.max_units:
         assert len(slots) <= sizes.max_partials
 

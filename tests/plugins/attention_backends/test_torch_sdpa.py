@@ -1,11 +1,13 @@
 """The reference backend passes the conformance kit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.errors import RefusedError
-from quire.interfaces.attention import StepLayout
+from quire.interfaces.attention import AttentionShape, StepLayout
 from quire.interfaces.kv_cache import KVLayer
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
@@ -50,6 +52,35 @@ def test_pages_that_are_not_k_and_v_are_refused():
     odd = OddSpec(spec().layer, 16, "float32")
     with pytest.raises(RefusedError, match=r"layers\.0\.attn"):
         TorchSDPABackend.kv_view(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "max_blocks", "num_tokens", "token_bytes"),
+    [
+        ("bfloat16", 8, 4 * 128, 2),  # three requests and a span of a prompt, all of their tokens
+        ("bfloat16", 2**14, 2**28 // (2 * 2 * 2 * 64), 2),  # what a batch may gather
+        ("bfloat16", 2**16, 2**20, 2),  # one request alone, which may have more
+        ("float8_e4m3fn", 8, 4 * 128, 1 + 4 + 2),  # codes, their float32 numbers, and those of q
+        ("float32", 8, 4 * 128, 4 + 2),
+    ],
+)
+def test_the_workspace_is_what_a_batch_gathers(kv_dtype, max_blocks, num_tokens, token_bytes):
+    shape = AttentionShape(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        block_size=16,
+        max_num_seqs=3,
+        max_num_batched_tokens=128,
+        max_blocks_per_request=max_blocks,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        device=torch.device("cuda"),
+    )
+    rows = num_tokens * 2 * 2  # of K and V, each with its index
+    expected = rows * (64 * token_bytes + 8)
+    assert TorchSDPABackend.workspace_bytes(shape) == expected
+    assert TorchSDPABackend.workspace_bytes(replace(shape, device=torch.device("cpu"))) == 0
 
 
 def scene_after(prompts, **sizes):

@@ -6,19 +6,22 @@ from types import MappingProxyType
 import pytest
 import torch
 from dry_launch import compiled_in_child
+from kernel_device import DEVICE
 
 from quire.config import PluginSettings
 from quire.errors import RefusedError
+from quire.interfaces.attention import AttentionQuery
 from quire.interfaces.mla import MLAShape
 from quire.plugins import load_plugins
 from quire.testing.attention_sizes import Padding
 from quire.testing.mla import MLABackendContract
 from quire.testing.mla_scene import SCALE, MLAScene, MLASizes
-from quire_attention_backends.triton_mla import TritonMLABackend
+from quire_attention_backends.triton_mla import LATENT_DIMS, ROPE_DIMS, TritonMLABackend
 
 REGISTRY = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.attention_backends
 CAPABILITIES = REGISTRY.entry("triton_mla").capabilities
 SLOW_LAUNCHES = ("short_rows", "long_rows", "every_type")
+SIZES = MLASizes(device=DEVICE.type)
 # The interpreter cannot multiply bfloat16; tests/gpu does.
 INTERPRETED = frozenset({"float32", "float16"})
 
@@ -29,6 +32,10 @@ class TestTritonMLA(MLABackendContract):
     rows = ((32, 16), (64, 32), (128, 64))
     # The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16.
     tolerances = MappingProxyType({"float32": 2e-5, "float16": 4e-3, "bfloat16": 8e-2})
+
+    @pytest.mark.slow  # `test_a_step_is_divided_and_put_together_again` is quicker
+    def test_very_uneven_contexts_share_a_step(self):
+        super().test_very_uneven_contexts_share_a_step()
 
 
 @pytest.mark.parametrize("capability", [90, 80])
@@ -45,7 +52,7 @@ def test_every_variant_fits_and_spills_nothing(launches, capability):
 
 
 def test_a_step_is_divided_and_put_together_again():
-    scene = MLAScene(TritonMLABackend, MLASizes())
+    scene = MLAScene(TritonMLABackend, SIZES)
     numbers = [scene.add(length) for length in (301, 3, 91)]
     for number in numbers:
         compute_all_but_one(scene, number)
@@ -63,7 +70,7 @@ def compute_all_but_one(scene, number):
     num_computed = len(request.latent) - 1
     slots = scene.layout([(number, num_computed)], Padding()).slot_mapping
     rows = torch.cat((request.latent, request.k_rope), 1)[:num_computed]
-    scene.kv_cache.view(-1, rows.shape[1])[slots] = rows
+    scene.kv_cache.view(-1, rows.shape[1])[slots] = rows.to(scene.kv_cache)
     request.num_computed = num_computed
 
 
@@ -71,7 +78,7 @@ def test_many_rows_are_merged_as_few_are(monkeypatch):
     answers = []
     for many in (2**13, 0):
         monkeypatch.setattr("quire_attention_backends.triton_mla.MANY_PROGRAMS", many)
-        scene = MLAScene(TritonMLABackend, MLASizes(num_heads=5))
+        scene = MLAScene(TritonMLABackend, replace(SIZES, num_heads=5))
         number = scene.add(70)
         compute_all_but_one(scene, number)
         [(answer, truth)] = scene.step([(number, 1)])
@@ -82,13 +89,13 @@ def test_many_rows_are_merged_as_few_are(monkeypatch):
 
 def test_a_step_of_padding_alone_computes_nothing():
     """As a step is captured before any request is there."""
-    scene = MLAScene(TritonMLABackend, MLASizes())
+    scene = MLAScene(TritonMLABackend, SIZES)
     empty = replace(
         scene.layout([(scene.add(4), 4)], Padding()),
-        query_start=torch.zeros(3, dtype=torch.int32),
-        seq_lens=torch.zeros(2, dtype=torch.int32),
-        block_table=torch.zeros(2, 4, dtype=torch.int32),
-        slot_mapping=torch.zeros(2, dtype=torch.int64),
+        query_start=torch.zeros(3, dtype=torch.int32, device=DEVICE),
+        seq_lens=torch.zeros(2, dtype=torch.int32, device=DEVICE),
+        block_table=torch.zeros(2, 4, dtype=torch.int32, device=DEVICE),
+        slot_mapping=torch.zeros(2, dtype=torch.int64, device=DEVICE),
     )
     metadata = scene.backend.prepare(empty)
     assert metadata.plan.count.item() == 0
@@ -98,13 +105,44 @@ def test_a_step_of_padding_alone_computes_nothing():
     assert torch.equal(before[1:], scene.raw[1:])
 
 
-def test_every_declared_head_size_is_a_row_that_is_served():
-    assert CAPABILITIES.head_dims == {
-        latent + rope for latent in (32, 64, 128, 256, 512) for rope in (16, 32, 64)
-    }
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("num_heads", [20, 33])
+def test_heads_that_fill_more_than_a_small_tile_are_right(num_heads, kv_dtype):
+    """In half precision 32 heads share a tile, of as many tokens as the cache has room for."""
+    sizes = replace(SIZES, num_heads=num_heads, dtype="float16", kv_dtype=kv_dtype)
+    scene = MLAScene(TritonMLABackend, sizes)
+    assert scene.backend._tiles.num_heads == 32
+    assert scene.backend._tiles.num_tokens == (32 if kv_dtype == "float16" else 16)
+    numbers = [scene.add(length) for length in (71, 2, 33)]
+    for number in numbers:
+        compute_all_but_one(scene, number)
+    for answer, truth in scene.step([(number, 1) for number in numbers]):
+        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=4e-3)
+
+
+def test_every_declared_row_is_served():
+    assert frozenset(LATENT_DIMS) == CAPABILITIES.latent_dims
+    assert frozenset(ROPE_DIMS) == CAPABILITIES.rope_dims
     for latent in (32, 512):
         for rope in (16, 64):
             TritonMLABackend(shape(latent, rope))
+
+
+@pytest.mark.parametrize(("latent", "rope"), [(48, 16), (32, 512)])
+def test_a_row_that_only_adds_up_is_refused_by_the_declaration(latent, rope):
+    query = AttentionQuery(
+        device="cuda",
+        dtype="float16",
+        kv_dtype="float16",
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=latent + rope,
+        layout="mla",
+        latent_dim=latent,
+    )
+    wrong = f"latent size {latent}" if latent == 48 else f"rotated key size {rope}"
+    assert CAPABILITIES.refusal(query).startswith(f"{wrong} is not among")
+    assert CAPABILITIES.refusal(replace(query, head_dim=64, latent_dim=32)) is None
 
 
 def test_a_row_that_is_cut_otherwise_is_refused():
@@ -132,5 +170,5 @@ def shape(latent_dim, rope_dim, num_heads=4):
         max_blocks_per_request=8,
         dtype=torch.float32,
         kv_dtype="float32",
-        device=torch.device("cpu"),
+        device=DEVICE,
     )

@@ -1,6 +1,7 @@
 """The draw follows the probabilities, with filters as if they had been steps of their own."""
 
 import math
+from functools import partial
 from types import MappingProxyType
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from gumbel_reference import gumbel_draw, noise_of, row_keys, token_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import AbsorbingDrawContract, sampled_rows
+from quire.testing import sampling
+from quire.testing.sampling import AbsorbingDrawContract
 from quire_samplers import gumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.gumbel_kernels import CHUNK
@@ -20,7 +23,7 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
 CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
-CPU = torch.device("cpu")
+sampled_rows = partial(sampling.sampled_rows, device=DEVICE.type)
 ALL_KINDS = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -43,25 +46,27 @@ class TestGumbel(AbsorbingDrawContract):
     neutral = MappingProxyType({"temperature": 0.0})
     absorbed = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
+    device = DEVICE.type
 
 
 def after_steps(logits, rows):
     logits = logits.clone()
     for step in (Temperature, MinP, TopKTopP):
-        logits = step(logits.shape[1], CPU).apply(logits, rows)
+        logits = step(logits.shape[1], DEVICE).apply(logits, rows)
     return logits
 
 
 def draw(logits, rows):
-    return Gumbel(logits.shape[1], CPU).draw(logits, rows)
+    return Gumbel(logits.shape[1], DEVICE).draw(logits, rows)
 
 
 def draw_absorbing(logits, rows):
-    return Gumbel(logits.shape[1], CPU).draw_absorbing(logits, rows)
+    return Gumbel(logits.shape[1], DEVICE).draw_absorbing(logits, rows)
 
 
 def random_logits(num_rows, vocab_size, scale, seed):
-    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+    random = torch.Generator().manual_seed(seed)
+    return (torch.randn(num_rows, vocab_size, generator=random) * scale).to(DEVICE)
 
 
 @pytest.mark.parametrize("vocab_size", [3, 300, CHUNK, 2 * CHUNK + 77])
@@ -70,7 +75,7 @@ def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
     rows = sampled_rows(
         CAPABILITIES, fields, seeds=[(-1) ** n * 7**n for n in range(15)], positions=range(1, 16)
     )
-    rows.columns["child"] += torch.arange(len(rows.columns["child"])) % 3
+    rows.columns["child"] += torch.arange(len(rows.columns["child"]), device=DEVICE) % 3
     logits = random_logits(15, vocab_size, 1.5, seed=vocab_size)
     assert torch.equal(draw(logits, rows), gumbel_draw(logits, rows))
 
@@ -117,7 +122,7 @@ def is_on_the_edge(row, fields):
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(0, 2**40))
 def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
-    logits = torch.tensor([values for values, _ in given_rows])
+    logits = torch.tensor([values for values, _ in given_rows], device=DEVICE)
     fields = [each for _, each in given_rows]
     rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
     found = draw_absorbing(logits, rows)
@@ -156,7 +161,7 @@ def chi_square(logits, drawn):
 
 
 def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
-    logits = torch.tensor([[0.0, -9.0, -10.0, -11.0]])
+    logits = torch.tensor([[0.0, -9.0, -10.0, -11.0]], device=DEVICE)
     num_draws = 400_000
     rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
     found = gumbel_draw(logits, rows).bincount(minlength=4)[1:]
@@ -197,18 +202,19 @@ def test_noises_of_neighbours_are_not_correlated():
 def test_the_tokens_never_change():
     rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
     rows.columns["child"][5] = 1
-    assert draw(torch.zeros(6, 10_000), rows).tolist() == [7502, 834, 5908, 7314, 5630, 385]
+    drawn = draw(torch.zeros(6, 10_000, device=DEVICE), rows)
+    assert drawn.tolist() == [7502, 834, 5908, 7314, 5630, 385]
 
 
 def test_children_of_one_seed_differ():
     rows = sampled_rows(CAPABILITIES, [{}] * 64, seeds=[9] * 64)
     rows.columns["child"][:64] = torch.arange(64)
-    assert len(draw(torch.zeros(64, 1000), rows).unique()) > 50
+    assert len(draw(torch.zeros(64, 1000, device=DEVICE), rows).unique()) > 50
 
 
 def test_the_noise_of_a_token_does_not_depend_on_how_many_there_are():
     rows = sampled_rows(CAPABILITIES, [{}] * 8, seeds=range(8))
-    logits = torch.full((8, 2 * CHUNK), -1e4)
+    logits = torch.full((8, 2 * CHUNK), -1e4, device=DEVICE)
     logits[:, :100] = random_logits(8, 100, 1.0, seed=3)
     assert torch.equal(draw(logits, rows), draw(logits[:, :100].contiguous(), rows))
 
@@ -229,13 +235,13 @@ def test_rows_may_lie_apart_in_memory():
 
 
 def test_ties_at_the_kth_place_stay_together():
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(40, 1)
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]], device=DEVICE).repeat(40, 1)
     rows = sampled_rows(CAPABILITIES, [{"top_k": 2}] * 40, seeds=range(40))
     assert set(draw_absorbing(logits, rows).tolist()) == {0, 1, 2, 3}
 
 
 def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(25, 1)
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]], device=DEVICE).repeat(25, 1)
     # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
     for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
         fields = [{"top_k": 2, "top_p": top_p}] * 25
@@ -245,7 +251,8 @@ def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
 
 def test_a_flat_row_of_many_tokens_keeps_exactly_the_first_k():
     vocab_size = 2 * CHUNK + 9
-    logits = (torch.arange(vocab_size) * 1e-4).expand(6, -1).contiguous()  # closer than pivots
+    rising = torch.arange(vocab_size, device=DEVICE) * 1e-4  # closer than pivots
+    logits = rising.expand(6, -1).contiguous()
     rows = sampled_rows(CAPABILITIES, [{"top_k": 3}] * 3 + [{"top_p": 0.001}] * 3)
     drawn = draw_absorbing(logits, rows)
     assert (drawn[:3] >= vocab_size - 3).all()

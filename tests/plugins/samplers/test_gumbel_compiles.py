@@ -4,7 +4,7 @@ import pytest
 from dry_launch import compiled_in_child
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     "launches", ["usual_draws", pytest.param("every_draw", marks=pytest.mark.slow)]
 )
