@@ -17,7 +17,7 @@ from quire.interfaces.kv_cache import KVLayer
 from quire_attention_backends.triton_attention import TritonBackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
-DTYPES: dict[str, dict[str, Any]] = {
+DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -26,7 +26,7 @@ HEAD_DIMS: tuple[tuple[int, ...], ...] = ((32, 64), (80, 96), (112, 160), (128,)
 GROUPS = (1, 2, 4, 7, 8)
 NUM_KV_HEADS, NUM_BLOCKS = 2, 8
 EVERYTHING: dict[str, Any] = {"sliding_window": 40, "logit_soft_cap": 30.0, "sinks": True}
-TYPES = {
+TYPES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16"},
     "float8_caches": {"kv_dtype": "float8_e4m3fn"},

@@ -15,8 +15,9 @@ A prompt is bound by arithmetic: 128 rows by 64 tokens and 8 warps, so that a wa
 64 rows and K and V are read from the L2 cache half as often as with 64. The answer stays in
 registers, so heads beyond 128 take 32 tokens, and 64 rows where the operands of a product come from
 registers too: before 9.0, and where K and V are decoded. Before 9.0 heads of 128 take 32 tokens
-where they are decoded or padded. float32 is multiplied in three tf32 parts, 16 rows at a time, for
-exactness and not for speed; heads beyond 128 spill in batch-invariant mode.
+where they are decoded or padded, or their group is no power of two. float32 is multiplied in three
+tf32 parts, 16 rows at a time, for exactness and not for speed; heads beyond 128 spill in
+batch-invariant mode.
 
 In batch-invariant mode both kernels have the same sizes, so that a row's bits are made by the same
 instructions: 64 rows still leave decode bound by memory. 32 where 64 would spill.
@@ -94,7 +95,7 @@ def prompt_sizes(shape: AttentionShape) -> TileSizes:
     if width > WIDE:
         rows = 128 if _has_warp_groups() and not is_decoded else 64
         return TileSizes(_rows(shape, rows), 32, 8, 2)
-    is_masked = shape.head_dim != width
+    is_masked = shape.head_dim != width or group_size(shape).bit_count() > 1
     is_tight = width == WIDE and (is_decoded or is_masked) and not _has_warp_groups()
     return TileSizes(_rows(shape, 128), 32 if is_tight else 64, 8, 3)
 

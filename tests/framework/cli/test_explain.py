@@ -140,13 +140,13 @@ def explained_on_gpu(driver, visible, *argv):
 
 
 def test_on_a_gpu_all_parts_of_its_memory_are_estimated(driver, mixed):
-    status, out = explained_on_gpu(driver, "", mixed)
+    status, out = explained_on_gpu(driver, "0", mixed)
     assert status == 0
     assert "gpu_memory_utilization 0.9, and what else the GPU's memory is for" in out
     for part in ("others", "largest step", "slot tables"):
         (line,) = [line for line in out.splitlines() if line.startswith(part)]
         assert line.endswith(", estimated")
-    status, out = explained_on_gpu(driver, "", mixed, "--json", "--gpu-memory-utilization", "0.5")
+    status, out = explained_on_gpu(driver, "0", mixed, "--json", "--gpu-memory-utilization", "0.5")
     memory = json.loads(out)["memory"]
     parts = memory["estimated_bytes"]
     assert set(parts) == GPU
@@ -184,7 +184,7 @@ def test_kernels_kv_type_and_graphs_are_told(driver, mixed, capsys):
     assert ["kv", "cache", "dtype", "int8"] in facts
     assert ["kernels", "torch"] in facts
     assert "cuda graphs        none on this cpu" in out
-    _, out = explained_on_gpu(driver, "", mixed, "--enforce-eager", "--kernels", "torch")
+    _, out = explained_on_gpu(driver, "0", mixed, "--enforce-eager", "--kernels", "torch")
     assert "cuda graphs        none: --enforce-eager" in out
 
 

@@ -272,12 +272,11 @@ def test_shutdown_aborts_what_does_not_finish_in_time(serve):
 def test_the_event_loop_goes_on_during_a_long_step(serve):
     async def test(frontend, core):
         task = asyncio.create_task(frontend.generate_whole("fox", SamplingParams(max_tokens=1)))
-        longest = 0.0
+        num_turns = 0
         while not task.done():
-            start = time.monotonic()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - start)
-        assert longest < 0.1
+            num_turns += 1
+        assert num_turns > 10, "a loop that the step holds turns once or twice"
 
     serve(test, step_s=0.5)
 

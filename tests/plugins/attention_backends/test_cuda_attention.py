@@ -261,11 +261,3 @@ class TestTheWholeKit(AttentionBackendContract):
         dtypes=frozenset({"float32"}),
         kv_dtypes=frozenset({"float32", "float8_e4m3fn"}),
     )
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-class TestOnAGPU(AttentionBackendContract):
-    backend_class = CudaBackend
-    capabilities = DECLARED
-    device = "cuda"
