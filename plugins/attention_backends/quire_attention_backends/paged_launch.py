@@ -18,7 +18,7 @@ from quire_attention_backends.paged_tiles import LOG2_E, V_LIFT
 from quire_attention_backends.reach import Reach
 from quire_attention_backends.split_plan import SplitPlan, SplitSizes
 
-PARTS = 32  # partial answers that are merged together
+PARTS_NUMBERS = 4096  # numbers of partial answers that are merged together
 PARTS_IN_ORDER = 4
 MERGE_WARPS = 8
 
@@ -156,15 +156,16 @@ def _constants(
 def _merge_constants(
     shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams
 ) -> dict[str, Any]:
+    width = padded(shape.head_dim)
     return {
         "K": shape.num_kv_heads,
         "G": group_size(shape),
         "D": shape.head_dim,
-        "DP": padded(shape.head_dim),
+        "DP": width,
         "SHORT": splits.max_queries,
         "HAS_SINKS": layer.sinks is not None,
         "IS_FIXED": shape.batch_invariant,
-        "PARTS": PARTS_IN_ORDER if shape.batch_invariant else PARTS,
+        "PARTS": PARTS_IN_ORDER if shape.batch_invariant else PARTS_NUMBERS // width,
         "num_warps": MERGE_WARPS,
         "enable_fp_fusion": not shape.batch_invariant,
     }

@@ -103,8 +103,8 @@ def prompt_sizes(shape: AttentionShape) -> TileSizes:
 def _invariant_sizes(shape: AttentionShape) -> TileSizes:
     if padded(shape.head_dim) > WIDE:
         return TileSizes(_rows(shape, 32), 32, 8, 2)
-    rows = 32 if _is_decoded(shape) else 64
-    return TileSizes(_rows(shape, rows), 64, 8, 3)
+    rows, tokens = (32, 32) if _is_decoded(shape) else (64, 64)
+    return TileSizes(_rows(shape, rows), tokens, 8, 3)
 
 
 def _is_decoded(shape: AttentionShape) -> bool:
@@ -125,6 +125,6 @@ def _tokens(shape: AttentionShape) -> int:
     """Return the tokens of K_TILE_BYTES, as they are kept and as they are multiplied."""
     itemsize = max(DTYPE_BYTES[shape.kv_dtype], shape.dtype.itemsize)
     tokens = K_TILE_BYTES // (padded(shape.head_dim) * itemsize)
-    if shape.kv_dtype == "int8" and padded(shape.head_dim) > WIDE:
+    if _is_decoded(shape) and padded(shape.head_dim) > WIDE:
         tokens //= 2
     return max(MIN_TOKENS, min(MAX_TOKENS, tokens))
