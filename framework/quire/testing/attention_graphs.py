@@ -17,7 +17,7 @@ from quire.testing.attention_checks import AttentionChecks
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
 from quire.testing.attention_truth import DTYPES
-from quire.testing.captured import repeated
+from quire.testing.captured import refill, repeated
 
 NUM_REQUESTS = 6  # of a captured step
 NUM_TOKENS = 70
@@ -71,12 +71,7 @@ class CapturedStep:
         fixed = self._layout
         num_tokens = sum(num_new for _, num_new in plan)
         padding = Padding(len(fixed.seq_lens) - len(plan), fixed.num_tokens - num_tokens)
-        now = self._scene.layout(plan, padding)
-        fixed.query_start.copy_(now.query_start)
-        fixed.seq_lens.copy_(now.seq_lens)
-        fixed.slot_mapping.copy_(now.slot_mapping)
-        fixed.block_table.zero_()
-        fixed.block_table[:, : now.block_table.shape[1]] = now.block_table
+        refill(fixed, self._scene.layout(plan, padding))
         heads = self._scene.inputs(plan, padding.num_tokens)
         for buffer, new in zip(self._heads, heads, strict=True):
             buffer.copy_(new)

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.interfaces.attention import StepLayout
+
 ASKING = (
     "aten::_local_scalar_dense",
     "aten::nonzero",
@@ -30,6 +32,15 @@ BRINGING = ("tolist", "numpy", "cpu", "__array__")
 def repeated(launch: Callable[[], Tensor], device: str) -> Callable[[], Tensor]:
     """Return what runs a launch again, over the same buffers with other numbers in them."""
     return _captured(launch) if device == "cuda" else lambda: _unasked(launch)
+
+
+def refill(fixed: StepLayout, now: StepLayout) -> None:
+    """Write another step of the same sizes into the buffers of a captured one."""
+    fixed.query_start.copy_(now.query_start)
+    fixed.seq_lens.copy_(now.seq_lens)
+    fixed.slot_mapping.copy_(now.slot_mapping)
+    fixed.block_table.zero_()
+    fixed.block_table[:, : now.block_table.shape[1]] = now.block_table
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.interfaces.attention import StepLayout
 from quire.testing.attention_sizes import Padding
-from quire.testing.captured import repeated
+from quire.testing.captured import refill, repeated
 from quire.testing.mla_scene import MLAScene
 
 
@@ -61,12 +61,7 @@ class CapturedMLAStep:
         fixed = self._layout
         num_tokens = sum(num_new for _, num_new in plan)
         padding = Padding(len(fixed.seq_lens) - len(plan), fixed.num_tokens - num_tokens)
-        now = self._scene.layout(plan, padding)
-        fixed.query_start.copy_(now.query_start)
-        fixed.seq_lens.copy_(now.seq_lens)
-        fixed.slot_mapping.copy_(now.slot_mapping)
-        fixed.block_table.zero_()
-        fixed.block_table[:, : now.block_table.shape[1]] = now.block_table
+        refill(fixed, self._scene.layout(plan, padding))
         inputs = self._scene.inputs(plan, padding.num_tokens)
         for buffer, new in zip(self._inputs, inputs, strict=True):
             buffer.copy_(new)
