@@ -1,19 +1,11 @@
 """Gated activations against the formulas."""
 
 import math
-from dataclasses import replace
 
-import pytest
 import torch
-from model_parts import CONTEXT
+from kernel_device import BY_TORCH_OR_KERNEL
 
 from quire.layers import GeluTanhAndMul, SiluAndMul
-
-NOT_HERE = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
-)
-BY_KERNEL = pytest.param(replace(CONTEXT, fused=True), marks=NOT_HERE, id="kernel")
-BY_TORCH_OR_KERNEL = pytest.mark.parametrize("context", [CONTEXT, BY_KERNEL])
 
 
 def halves() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_device import ONLY_INTERPRETED
 from model_parts import (
     CONTEXT,
     MAX_TOKENS,
@@ -28,9 +29,7 @@ from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
 from quire.worker.loading import load_weights
 from quire_models.plugin import MODELS
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
-)
+pytestmark = ONLY_INTERPRETED
 TOKENS = random_tokens(11)
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),

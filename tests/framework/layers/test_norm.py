@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_device import BY_TORCH_OR_KERNEL
 from model_parts import CONTEXT
 from torch import Tensor
 
@@ -17,13 +18,6 @@ def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-NOT_HERE = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="compiled kernels do not read the memory of the CPU"
-)
-BY_KERNEL = pytest.param(replace(CONTEXT, fused=True), marks=NOT_HERE, id="kernel")
-BY_TORCH_OR_KERNEL = pytest.mark.parametrize("context", [CONTEXT, BY_KERNEL])
 
 
 @BY_TORCH_OR_KERNEL
