@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow test-gpu lint docs clean
+.PHONY: run test test-slow test-gpu sanitize lint docs clean
 
 run: $(READY)
 	$(BIN)/python examples/tour.py
@@ -40,6 +40,22 @@ test-gpu: $(READY)
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" tests/gpu/test_memory.py; memory=$$?; \
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" -n 12 --maxschedchunk 4 \
 		$(GPU_LEFT_OUT) $(GPU_TESTS) && exit $$memory
+
+# The C++ sources with the compiler's checks of addresses and of undefined behaviour, under the tests
+# that call them: minutes. The compiler must be GCC, whose sanitizers can be loaded into any Python.
+NATIVE_TESTS := \
+	tests/framework/native/test_pool.py tests/framework/native/test_vec.py \
+	tests/framework/kernels/test_cpu_layers.py tests/framework/kernels/test_cpu_lora.py \
+	tests/framework/layers/test_native_lora.py \
+	tests/plugins/quantizations tests/plugins/samplers/test_cpu_gumbel.py \
+	tests/plugins/attention_backends/test_cpu_attention.py
+
+sanitize: $(READY)
+	QUIRE_CXXFLAGS="-g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined" \
+	QUIRE_CACHE_DIR=$$(mktemp -d) ASAN_OPTIONS=detect_leaks=0 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		$(BIN)/pytest -q -s -p no:cacheprovider -m "not slow" $(NATIVE_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ of them gets the best that can serve it, so one model may mix backends.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from quire.choosing import AUTO, check_present, default_entry, ours
 from quire.composition import Choice, Rejection
@@ -46,6 +47,7 @@ def attention_queries(
     device: str,
     dtype: str,
     compute_capability: int | None = None,
+    native_flaw: str | None = None,
 ) -> dict[KVLayer, AttentionQuery]:
     """Return what each layer of the model asks of a backend."""
     tp_size = settings.parallel.tensor_parallel_size
@@ -70,13 +72,17 @@ def attention_queries(
             latent_dim=layer.param("latent_dim") if spec.layout == "mla" else None,
             batch_invariant=settings.model.batch_invariant,
             compute_capability=compute_capability,
+            native_flaw=native_flaw,
         )
 
     return {layer: query(layer) for layer in description.kv_layers}
 
 
 def choose_attention_backends(
-    registries: Registries, wanted: str, queries: Queries
+    registries: Registries,
+    wanted: str,
+    queries: Queries,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> ChosenBackends:
     """Choose who serves each layer.
 
@@ -84,12 +90,13 @@ def choose_attention_backends(
         registries: Where the backends are found.
         wanted: A name, which then serves every layer whose layout it declares; or "auto".
         queries: What each layer asks.
+        refused: Backends that were chosen before and could not serve, with their reasons.
 
     Raises:
         PluginError: The one that was asked for does not exist or cannot serve, or none can.
     """
     registry = registries.attention_backends
-    offers = [_offer(registry, name, wanted) for name in registry]
+    offers = [_offer(registry, name, wanted, refused.get(name)) for name in registry]
     asked = None if wanted == AUTO else _asked_for(registry, wanted, offers)
     chosen: dict[AttentionQuery, _Offer] = {}
     for layout in dict.fromkeys(query.layout for query in queries.values()):
@@ -151,7 +158,7 @@ class _Offer:
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _offer(registry: Registry[type], name: str, wanted: str) -> _Offer:
+def _offer(registry: Registry[type], name: str, wanted: str, flaw: str | None) -> _Offer:
     entry = registry.entry(name) if name == wanted else ours(registry, name)
     if entry is None:
         return _Offer(name, registry.contested()[name][0], "several plugins offer it")
@@ -159,7 +166,7 @@ def _offer(registry: Registry[type], name: str, wanted: str) -> _Offer:
         return _Offer(name, entry, f"it speaks version {entry.api} of the interface")
     if locate(entry.reference) is None:
         return _Offer(name, entry, f"there is no module for {entry.reference!r}")
-    return _Offer(name, entry)
+    return _Offer(name, entry, flaw)
 
 
 def _asked_for(registry: Registry[type], wanted: str, offers: Iterable[_Offer]) -> _Offer:
@@ -229,9 +236,12 @@ def _cannot(
     asked: _Offer, offers: Iterable[_Offer], kinds: Sequence[AttentionQuery]
 ) -> RefusedError:
     able = [offer.name for offer in offers if offer.refusal(kinds) is None]
+    types = asked.capabilities.dtypes
+    is_wrong_type = any(query.dtype not in types for query in kinds)
+    way_out = f"set --dtype {min(types)}; " if is_wrong_type and types else ""
     return RefusedError(
-        f"attention backend {asked.name!r} cannot serve this model: {asked.refusal(kinds)}; can: "
-        f"{', '.join(able) or NOBODY}"
+        f"attention backend {asked.name!r} cannot serve this model: {asked.refusal(kinds)}; "
+        f"{way_out}can: {', '.join(able) or NOBODY}"
     )
 
 

@@ -12,6 +12,7 @@ from quire.errors import PluginLoadError
 from quire.registry import Entry, Registry
 
 AUTO, NONE = "auto", "none"
+ASKED_FOR = "asked for"
 
 logger = logging.getLogger(__name__)
 

@@ -5,17 +5,21 @@ Nothing heavy is imported here. Every part is chosen by what it declared at regi
 were not. It is what `quire explain` prints, what the start-up log says, and what workers agree on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from quire.attention_choice import (
+    ChosenBackends,
     attention_queries,
     choose_attention_backends,
     common_block_size,
 )
 from quire.checkpoint import Checkpoint
 from quire.choosing import (
+    AUTO,
+    NONE,
     check_present,
     choose_named,
     choose_optional,
@@ -40,11 +44,20 @@ from quire.errors import (
 )
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.model import ModelDescription
-from quire.kernel_choice import check_batch_invariant, choose_graphs, choose_kernels
+from quire.kernel_choice import (
+    NATIVE_DTYPE,
+    check_batch_invariant,
+    choose_graphs,
+    choose_kernels,
+)
 from quire.machine import Machine
+from quire.messages import LoadFailures
 from quire.plugins import Plugins, Registries
+from quire.quantization_choice import QuantizationQuery, choose_quantization, without_kernels
 from quire.registry import Entry, check_api, import_reference
 from quire.sampler_choice import choose_samplers
+
+KERNELS_OFF = "--kernels torch"
 
 
 def compose(
@@ -69,39 +82,27 @@ def compose(
         SettingsError: Options contradict the model.
         RefusedError: A promise that was asked for cannot be kept.
     """
-    machine = machine or Machine.here()
     registries = plugins.registries
     model, description = _choose_model(registries, checkpoint)
+    machine = _without_what_is_off(machine or Machine.here(), settings, registries)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
-    dtype, dtype_why = machine.dtype(settings.model.dtype, description.checkpoint_dtype, device)
+    dtype, dtype_why = _dtype(settings, registries, machine, description, device)
     tp_size = settings.parallel.tensor_parallel_size
-    kernels = choose_kernels(settings.model.kernels, machine, device)
-    check_batch_invariant(settings, device, kernels)
-    queries = attention_queries(
-        settings, registries, description, device, dtype, machine.compute_capability
-    )
+    given = _Given(settings, registries, description, machine, device, dtype)
     parts = settings.parts
-    attention = choose_attention_backends(registries, parts.attention_backend, queries)
-    num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
     composition = Composition(
         quire_version=version("quire"),
         checkpoint=checkpoint,
         description=description,
+        machine=machine,
         device=device,
         dtype=dtype,
         dtype_why=dtype_why,
         kv_dtype=settings.cache.kv_dtype(dtype),
-        kernels=kernels,
         max_model_len=_max_model_len(settings.model.max_model_len, description),
-        block_size=settings.cache.block_size or common_block_size(attention.backends),
         model=model,
-        attention_backends=attention.backends,
-        layer_backends=attention.layer_backends,
-        max_graph_requests=num_graphs,
-        graphs_why=graphs_why,
         kv_cache_specs=_choose_specs(registries, description),
-        samplers=choose_samplers(registries, parts.samplers, kernels),
         structured_output=choose_optional(
             registries.structured_output, parts.structured_output, DEFAULT_STRUCTURED_OUTPUT
         ),
@@ -117,12 +118,38 @@ def compose(
         ),
         kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
         executor=_choose_executor(registries, settings.parallel.executor, tp_size),
+        **_computing_parts(given, LoadFailures()),
     )
     _check_tensor_parallel(model, description, tp_size)
     for choice in composition.choices:
         check_api(choice.entry)
         check_present(choice.entry)
     return composition
+
+
+def corrected(
+    composition: Composition, settings: Settings, registries: Registries, failures: LoadFailures
+) -> Composition:
+    """Return the composition with what can take the place of parts that failed while they loaded.
+
+    Args:
+        composition: What was chosen.
+        settings: What it was chosen by, with the sizes that the device decides.
+        registries: Where others are found.
+        failures: What cannot serve after all.
+
+    Raises:
+        PluginError: Nothing else can serve, or the user named what failed.
+    """
+    given = _Given(
+        settings,
+        registries,
+        composition.description,
+        composition.machine,
+        composition.device,
+        composition.dtype,
+    )
+    return replace(composition, **_computing_parts(given, failures))
 
 
 def build_spec(
@@ -171,8 +198,6 @@ def _choose_model(
         ) from None
     check_api(entry)
     description = _describe(entry, checkpoint.config)
-    if description.quantization is not None:
-        registries.quantizations.entry(description.quantization)  # raises if nobody serves it
     return Choice("model", entry, "named by the checkpoint"), description
 
 
@@ -228,6 +253,129 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         )
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
     return Choice("executor", entry, "the default" if is_default else "by setting", rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the parts that compute are chosen by."""
+
+    settings: Settings
+    registries: Registries
+    description: ModelDescription
+    machine: Machine
+    device: str
+    dtype: str
+
+
+def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
+    """Choose kernels and all that depends on them, without what failed while it loaded.
+
+    The method that keeps the weights stays: they are loaded already.
+
+    Returns:
+        Fields of a `Composition`.
+    """
+    settings, registries, device = given.settings, given.registries, given.device
+    kernels, kernels_why = choose_kernels(
+        settings.model.kernels, given.machine, device, given.dtype
+    )
+    check_batch_invariant(settings, device, kernels)
+    query = QuantizationQuery(
+        device, given.dtype, kernels, kernels_why, given.description.checkpoint_dtype
+    )
+    quantization, weights = choose_quantization(
+        registries, settings.model.quantization, given.description, query
+    )
+    if failures.quantization is not None:
+        quantization, weights = without_kernels(quantization, query, failures.quantization)
+    if failures.kernels is not None:
+        kernels, kernels_why = "torch", failures.kernels
+    draw_kernels = kernels if failures.samplers is None else "torch"
+    attention = _attention(given, failures.attention_backends)
+    num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
+    return {
+        "kernels": kernels,
+        "kernels_why": kernels_why,
+        "quantization": quantization,
+        "weights": weights,
+        "block_size": _block_size(settings, attention),
+        "attention_backends": attention.backends,
+        "layer_backends": attention.layer_backends,
+        "max_graph_requests": num_graphs,
+        "graphs_why": graphs_why,
+        "samplers": choose_samplers(registries, settings.parts.samplers, draw_kernels),
+    }
+
+
+def _without_what_is_off(machine: Machine, settings: Settings, registries: Registries) -> Machine:
+    """Return the machine as the engine may use it.
+
+    `--kernels torch` turns compiled kernels off, but for an attention backend of theirs that is
+    asked for by name.
+    """
+    wanted, registry = settings.parts.attention_backend, registries.attention_backends
+    is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
+    if settings.model.kernels != "torch" or is_asked_for:
+        return machine
+    return replace(machine, native_flaw=KERNELS_OFF)
+
+
+def _dtype(
+    settings: Settings,
+    registries: Registries,
+    machine: Machine,
+    description: ModelDescription,
+    device: str,
+) -> tuple[str, str]:
+    """Return the compute type, and why.
+
+    On a CPU, what the machine is best at gives way to a named part that needs another.
+    """
+    wanted = settings.model.dtype
+    dtype, why = machine.dtype(wanted, description.checkpoint_dtype, device)
+    if wanted != AUTO or device != "cpu":
+        return dtype, why
+    for part, served in _named_parts(settings, registries, description):
+        if dtype not in served and NATIVE_DTYPE in served:
+            return NATIVE_DTYPE, f"{part} computes in it"
+    return dtype, why
+
+
+def _named_parts(
+    settings: Settings, registries: Registries, description: ModelDescription
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Return what the user or the checkpoint named for a CPU, with its compute types."""
+    if settings.model.kernels == "native":
+        yield "--kernels native", frozenset({NATIVE_DTYPE})
+    method = description.quantization or settings.model.quantization
+    named = (
+        ("--quantization", method, registries.quantizations),
+        ("--attention-backend", settings.parts.attention_backend, registries.attention_backends),
+    )
+    for option, name, registry in named:
+        if name in (AUTO, NONE) or name not in registry:
+            continue  # who does not exist is refused where it is chosen
+        capabilities = registry.entry(name).capabilities
+        if "cpu" in capabilities.devices:
+            yield f"{option} {name}", capabilities.dtypes
+
+
+def _attention(given: _Given, refused: Mapping[str, str]) -> ChosenBackends:
+    queries = attention_queries(
+        given.settings,
+        given.registries,
+        given.description,
+        given.device,
+        given.dtype,
+        given.machine.compute_capability,
+        given.machine.native_flaw,
+    )
+    wanted = given.settings.parts.attention_backend
+    return choose_attention_backends(given.registries, wanted, queries, refused)
+
+
+def _block_size(settings: Settings, attention: ChosenBackends) -> int:
+    return settings.cache.block_size or common_block_size(attention.backends)
 
 
 def _max_model_len(wanted: int | None, description: ModelDescription) -> int:

@@ -10,6 +10,7 @@ from quire.checkpoint import Checkpoint
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
+from quire.machine import Machine
 from quire.registry import Entry
 
 
@@ -67,8 +68,12 @@ class Composition:
     """Everything that was decided before anything was loaded.
 
     Attributes:
+        machine: What it was chosen for; without native kernels, if they are turned off.
         kv_dtype: Element type of the KV cache.
-        kernels: What layers and sampling run: "torch" or "triton".
+        kernels: What layers and sampling run: "torch", "triton" or "native".
+        kernels_why: Why so.
+        quantization: How linear layers keep their weights; None: in the compute type.
+        weights: The same and why, for people.
         attention_backends: Each once, the one of most layers first; none where no layer keeps
             anything.
         layer_backends: The place there of the backend of each of `description.kv_layers`.
@@ -79,14 +84,18 @@ class Composition:
     quire_version: str
     checkpoint: Checkpoint
     description: ModelDescription
+    machine: Machine
     device: str
     dtype: str
     dtype_why: str
     kv_dtype: str
     kernels: str
+    kernels_why: str
     max_model_len: int
     block_size: int
     model: Choice
+    quantization: Choice | None
+    weights: str
     attention_backends: tuple[Choice, ...]
     layer_backends: tuple[int, ...]
     max_graph_requests: int
@@ -104,12 +113,15 @@ class Composition:
     @property
     def choices(self) -> list[Choice]:
         """Every part, in the order in which a request meets them."""
-        parts = [self.model, *self.attention_backends, *self.kv_cache_specs, *self.samplers]
         optional = (
             self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
-            self.scheduling_policy, self.kv_store,
+            self.scheduling_policy, self.kv_store, self.executor,
         )  # fmt: skip
-        return [*parts, *(part for part in optional if part is not None), self.executor]
+        parts = (
+            self.model, self.quantization, *self.attention_backends, *self.kv_cache_specs,
+            *self.samplers, *optional,
+        )  # fmt: skip
+        return [part for part in parts if part is not None]
 
     def attention_backend_of(self, layer: KVLayer) -> Choice:
         """Return who attends in one of the model's layers."""

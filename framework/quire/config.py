@@ -30,7 +30,11 @@ DEFAULT_LORA_SOURCE = "peft"
 DEFAULT_EXECUTOR = "in_process"
 DEFAULT_SCHEDULING_POLICY = "fcfs"
 DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p")
-DEFAULT_DRAWS = {"torch": "categorical", "triton": "gumbel"}  # by what samplers run
+DEFAULT_DRAWS = {
+    "torch": "categorical",
+    "triton": "gumbel",
+    "native": "cpu_gumbel",
+}  # by what samplers run
 STEP_SIZES = {  # a GPU reads its weights for 256 requests in little more time than for one
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
@@ -42,7 +46,7 @@ KV_CACHE_DTYPES = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
 }
-KERNELS = ("auto", "torch", "triton")
+KERNELS = ("auto", "torch", "triton", "native")
 
 
 def option(
@@ -88,12 +92,23 @@ class ModelSettings:
     chat_template: str | None = option(None, "A Jinja file to use in place of the model's own.")
     dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
     device: str = option("auto", "auto, cpu or cuda.")
-    threads: int | None = option(None, "CPU threads that compute; None: one a physical core.")
+    threads: int | None = option(
+        None,
+        "CPU threads that compute; None: one a physical core, and no more than a container's quota "
+        "and OMP_NUM_THREADS allow.",
+    )
     batch_invariant: bool = option(
         False, "The same request gives the same bits, whatever else is in the batch; slower."
     )
     kernels: str = option(
-        "auto", "What layers and sampling run: torch, or triton; auto: triton on a GPU."
+        "auto",
+        "What layers and sampling run: torch, triton, or native (C++ for a CPU); auto: the fastest "
+        "that can run.",
+    )
+    quantization: str = option(
+        "auto",
+        "How linear layers keep their weights: none (in the compute type), or a method's name; "
+        "auto: the checkpoint's method, or else one that keeps its weights exactly.",
     )
     enforce_eager: bool = option(False, "Run every step kernel by kernel, without CUDA graphs.")
     max_cuda_graph_size: int | None = option(

@@ -15,6 +15,7 @@
     - UnsupportedModelError     an architecture or a feature of it that nobody serves
   + AdapterError                a LoRA adapter that cannot be used with this model
   + CapacityError               the machine is too small for what was asked
+  + NativeUnavailableError      compiled CPU kernels cannot be had on this machine
   + EngineDeadError             the engine stopped; nothing can be served any more
   + RequestError                one request is wrong or failed; no other request notices
     - InvalidRequestError       a value of the request is out of range or contradicts another
@@ -122,6 +123,12 @@ class CapacityError(QuireError):
     """The machine is too small for what was asked."""
 
     code = "out_of_capacity"
+
+
+class NativeUnavailableError(QuireError):
+    """Compiled CPU kernels cannot be had on this machine; the message says why."""
+
+    code = "native_unavailable"
 
 
 class EngineDeadError(QuireError):

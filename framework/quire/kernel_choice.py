@@ -1,42 +1,62 @@
-"""Triton kernels run on a GPU, and CUDA graphs need them: what can run here, and why not."""
+"""What runs is what was asked for, or the best kernels that can: which those are, and why."""
 
 from collections.abc import Sequence
 from itertools import chain, count, takewhile
 
+from quire.choosing import ASKED_FOR, AUTO
 from quire.composition import Choice, Composition
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.machine import Machine
 
+NATIVE_DTYPE = "float32"
+_TITLES = {"native": "native", "triton": "Triton"}
 MAX_GRAPH_REQUESTS = 512  # where the user does not say
 LEAST_CAPABILITY = 80  # of a GPU that our kernels are compiled and tested for
 
 
-def choose_kernels(wanted: str, machine: Machine, device: str) -> str:
-    """Return what layers and sampling run: "torch" or "triton".
+def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> tuple[str, str]:
+    """Return what layers and sampling run, "torch", "triton" or "native", and why.
 
     Raises:
-        RefusedError: Triton was asked for, and cannot run here.
+        RefusedError: What was asked for cannot run here.
     """
     if wanted == "torch":
-        return wanted
+        return wanted, ASKED_FOR
+    is_native = wanted == "native" or (wanted == AUTO and device == "cpu")
+    best, flaw = "native" if is_native else "triton", _triton_flaw(machine, device)
+    if is_native:
+        flaw = _native_flaw(machine, device, dtype)
+    if flaw is None:
+        return best, ASKED_FOR if wanted == best else "auto: they can run here"
+    if wanted == AUTO:
+        return "torch", flaw
+    way_out = "--kernels torch"
+    if is_native and device == "cpu" and dtype != NATIVE_DTYPE:
+        way_out = f"--dtype {NATIVE_DTYPE}"
+    raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {flaw}; take {way_out}")
+
+
+def _native_flaw(machine: Machine, device: str, dtype: str) -> str | None:
+    if device != "cpu":
+        return f"the device is {device}, and they are for CPUs"
+    if dtype != NATIVE_DTYPE:
+        return f"they compute in {NATIVE_DTYPE}, and the compute type is {dtype}"
+    return machine.native_flaw
+
+
+def _triton_flaw(machine: Machine, device: str) -> str | None:
     capability = machine.compute_capability
     if not machine.has_triton:
-        reason = "the package triton is not installed"
-    elif device != "cuda" and not machine.interprets_kernels:
-        reason = f"the device is {device}, where only Triton's interpreter runs them"
-    elif device != "cuda" and wanted == "auto":
-        reason = "the interpreter is for tests"
-    elif device == "cuda" and capability is not None and capability < LEAST_CAPABILITY:
-        reason = (
+        return "the package triton is not installed"
+    if device != "cuda" and not machine.interprets_kernels:
+        return f"the device is {device}, where only Triton's interpreter runs them"
+    if device == "cuda" and capability is not None and capability < LEAST_CAPABILITY:
+        return (
             f"they need compute capability {LEAST_CAPABILITY / 10:.1f}, and this GPU has "
             f"{capability / 10:.1f}"
         )
-    else:
-        return "triton"
-    if wanted == "triton":
-        raise RefusedError(f"Triton kernels cannot run here: {reason}; take --kernels torch")
-    return "torch"
+    return None
 
 
 def choose_graphs(

@@ -7,9 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-CPU_INFO = Path("/proc/cpuinfo")
+from quire.native.availability import native_flaw
+from quire.native.instruction_sets import cpu_flags
+
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+MATRIX_FLAGS = frozenset({"amx_bf16"})  # torch uses them; native kernels do not
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Machine:
         has_triton: Whether Triton is installed.
         interprets_kernels: Whether Triton kernels are interpreted on the CPU.
         compute_capability: Of the first CUDA device, 90 for 9.0; None if nobody says.
+        native_flaw: Why compiled CPU kernels cannot be used; None: they can, unless compiling them
+            fails.
     """
 
     cpu_flags: frozenset[str]
@@ -29,17 +34,19 @@ class Machine:
     has_triton: bool = False
     interprets_kernels: bool = False
     compute_capability: int | None = None
+    native_flaw: str | None = "nobody has looked for a compiler"
 
     @classmethod
     def here(cls) -> "Machine":
         """Look at the machine that this process runs on."""
         has_cuda = _has_cuda()
         return cls(
-            _cpu_flags(),
+            cpu_flags(),
             has_cuda,
             has_triton=find_spec("triton") is not None,
             interprets_kernels=interprets_kernels(),
             compute_capability=_compute_capability() if has_cuda else None,
+            native_flaw=native_flaw(),
         )
 
     @cached_property
@@ -59,6 +66,13 @@ class Machine:
             return wanted, "asked for"
         if device != "cpu" or checkpoint == "float32":
             return checkpoint, "the checkpoint's own"
+        if checkpoint == "bfloat16" and self.cpu_flags & MATRIX_FLAGS:
+            return (
+                "bfloat16",
+                "the checkpoint's own; torch has this CPU's bfloat16 matrix instructions",
+            )
+        if checkpoint == "bfloat16" and self.native_flaw is None:
+            return "float32", "native kernels multiply bfloat16 weights in float32"
         if checkpoint == "bfloat16" and self.cpu_has_bf16:
             return "bfloat16", "the checkpoint's own; this CPU has bfloat16 instructions"
         return "float32", f"{checkpoint} matrix products are many times slower on this CPU"
@@ -77,15 +91,6 @@ def _compute_capability() -> int | None:
     from quire.nvml import cuda_compute_capability  # of no use where there is no GPU
 
     return cuda_compute_capability()
-
-
-def _cpu_flags() -> frozenset[str]:
-    if not CPU_INFO.is_file():
-        return frozenset()
-    names = ("flags", "Features")  # x86, Arm
-    lines = CPU_INFO.read_text().splitlines()
-    found = next((line for line in lines if line.startswith(names)), "")
-    return frozenset(found.partition(":")[2].split())
 
 
 def _has_cuda() -> bool:

@@ -204,6 +204,34 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     transfers: TransferReport | None = None
 
 
+class LoadFailures(msgspec.Struct, frozen=True):
+    """What was chosen and turned out, while it loaded, not to serve on this machine.
+
+    Attributes:
+        kernels: Why native kernels of layers do not; None: they do, or were not chosen.
+        quantization: Why the kernels of linear layers' weights do not, likewise.
+        samplers: Why the kernels of sampler steps do not, likewise.
+        attention_backends: Those that do not, by name, with their reasons.
+    """
+
+    kernels: str | None = None
+    quantization: str | None = None
+    samplers: str | None = None
+    attention_backends: dict[str, str] = {}
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What is known of an engine once it takes requests, and was not before.
+
+    Attributes:
+        max_model_len: Tokens of the longest request that it takes.
+        failures: What another part had to take the place of.
+    """
+
+    max_model_len: int
+    failures: LoadFailures = LoadFailures()
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker knows once the weights are in memory."""
 
@@ -212,6 +240,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     available_kv_bytes: int
     is_asynchronous: bool = False  # a launched step computes while the host goes on
+    failures: LoadFailures = LoadFailures()
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):

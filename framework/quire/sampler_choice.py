@@ -20,7 +20,7 @@ def choose_samplers(
     Args:
         registries: Where the steps are found.
         wanted: Their names, in any order.
-        kernels: What they may run: "torch" or "triton".
+        kernels: What they may run: "torch", "triton" or "native".
 
     Raises:
         PluginError: Nobody offers a step, or several do, or it needs kernels that are off.
@@ -39,10 +39,11 @@ def choose_samplers(
         for name, why in names.items()
     ]
     for entry in entries:
-        if entry.capabilities.needs_kernels and kernels != "triton":
+        needed = entry.capabilities.needs_kernels
+        if needed not in (None, kernels):
             raise RefusedError(
-                f"sampler {entry.name!r} of {entry.source} runs Triton kernels, and they are off "
-                f"(--kernels {kernels}); on a CPU take {DEFAULT_DRAWS['torch']!r}"
+                f"sampler {entry.name!r} of {entry.source} runs {needed} kernels, and the chosen "
+                f"ones are {kernels}; take {DEFAULT_DRAWS[kernels]!r}, or --kernels {needed}"
             )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
     draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]

@@ -35,6 +35,7 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }
 MACHINE = Machine(frozenset({"avx2"}), has_cuda=False)
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
 HERMES_TEMPLATE = "{% for m in messages %}<tool_call>{{ m }}</tool_call>{% endfor %}"
 
 BACKEND = """
@@ -251,7 +252,9 @@ def test_an_unknown_architecture_names_the_nearest_and_how_to_add_it():
 
 def test_a_quantization_that_nobody_serves_is_refused():
     config = {"quantization_config": {"quant_method": "acme4"}}
-    with pytest.raises(UnknownNameError, match="unknown quantization method 'acme4'"):
+    with pytest.raises(
+        UnknownNameError, match="are quantized by 'acme4', and no installed plugin offers"
+    ):
         composed(config=config)
 
 
@@ -281,6 +284,25 @@ def test_auto_takes_the_attention_backend_of_the_highest_priority(site):
     assert backend_of(composition).why == "auto: the highest priority of those that can"
     assert reasons(backend_of(composition))["torch_sdpa"] == "it can; acme was preferred"
     assert composition.block_size == 32
+
+
+def test_where_kernels_can_be_compiled_attention_and_sampling_run_them():
+    composition = composed(machine=COMPILES)
+    assert backend_of(composition).name == "cpu"
+    assert composition.samplers[-1].name == "cpu_gumbel"
+    assert reasons(backend_of(composed()))["cpu"] == (
+        "it runs compiled kernels: nobody has looked for a compiler"
+    )
+
+
+def test_who_turns_kernels_off_gets_the_compiled_backend_only_by_its_name():
+    composition = composed(machine=COMPILES, kernels="torch")
+    assert backend_of(composition).name == "torch_sdpa"
+    assert reasons(backend_of(composition))["cpu"] == "it runs compiled kernels: --kernels torch"
+    named = composed(machine=COMPILES, kernels="torch", attention_backend="torch_sdpa")
+    assert reasons(backend_of(named))["cpu"] == "it runs compiled kernels: --kernels torch"
+    asked = composed(machine=COMPILES, kernels="torch", attention_backend="cpu")
+    assert backend_of(asked).name == "cpu"
 
 
 def test_auto_passes_over_a_backend_that_cannot_and_says_why(site):
@@ -565,5 +587,8 @@ def test_kernels_that_cannot_run_are_refused_with_the_reason(machine, reason):
 def test_the_log_says_what_runs_and_in_what(caplog):
     caplog.set_level("INFO", "quire")
     log_composition(composed(machine=GPU, kv_cache_dtype="bfloat16", enforce_eager=True))
-    line = "kernels: triton; KV cache in bfloat16; CUDA graphs: none: --enforce-eager"
+    line = (
+        "kernels: triton (auto: they can run here); KV cache in bfloat16; "
+        "CUDA graphs: none: --enforce-eager"
+    )
     assert line in caplog.messages

@@ -155,7 +155,9 @@ def test_what_the_message_itself_refuses_is_unreadable():
 
 
 @pytest.mark.parametrize(
-    "thing", [object(), 2**64, "\ud800", Trap("x"), [Ball(1), {1, object()}]], ids=repr
+    "thing",
+    [object(), 2**64, "\ud800", Trap("x"), [Ball(1), {1, object()}]],
+    ids=["object", "large", "surrogate", "trap", "inside"],
 )
 def test_what_msgpack_cannot_carry_is_a_typed_error(thing):
     with pytest.raises(QuireError, match="cannot be sent"):

@@ -9,6 +9,12 @@ from quire.kernel_choice import choose_kernels, graph_sizes
 from quire.machine import Machine
 
 
+def kernels(*asked):
+    chosen, why = choose_kernels(*asked)
+    assert why
+    return chosen
+
+
 def gpu(capability):
     return Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=capability)
 
@@ -17,24 +23,64 @@ def gpu(capability):
     ("capability", "chosen"), [(70, "torch"), (75, "torch"), (80, "triton"), (90, "triton")]
 )
 def test_an_old_gpu_runs_torch(capability, chosen):
-    assert choose_kernels("auto", gpu(capability), "cuda") == chosen
-    assert choose_kernels("torch", gpu(capability), "cuda") == "torch"
+    assert kernels("auto", gpu(capability), "cuda", "bfloat16") == chosen
+    assert kernels("torch", gpu(capability), "cuda", "bfloat16") == "torch"
 
 
 def test_a_gpu_that_nobody_can_ask_is_taken_for_a_new_one():
-    assert choose_kernels("auto", gpu(None), "cuda") == "triton"
+    assert kernels("auto", gpu(None), "cuda", "bfloat16") == "triton"
 
 
 def test_kernels_that_an_old_gpu_is_to_run_are_refused_with_the_reason():
     with pytest.raises(RefusedError, match=r"need compute capability 8.0, and this GPU has 7.5"):
-        choose_kernels("triton", gpu(75), "cuda")
+        choose_kernels("triton", gpu(75), "cuda", "bfloat16")
 
 
 def test_the_processor_of_an_old_gpu_may_interpret_kernels():
     machine = Machine(
         frozenset(), has_cuda=True, has_triton=True, interprets_kernels=True, compute_capability=75
     )
-    assert choose_kernels("triton", machine, "cpu") == "triton"
+    assert kernels("triton", machine, "cpu", "float32") == "triton"
+
+
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
+NO_COMPILER = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw="there is no g++")
+
+
+def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
+    assert kernels("auto", COMPILES, "cpu", "float32") == "native"
+    assert kernels("native", COMPILES, "cpu", "float32") == "native"
+    assert kernels("torch", COMPILES, "cpu", "float32") == "torch"
+    assert kernels("auto", NO_COMPILER, "cpu", "float32") == "torch"
+    assert kernels("auto", COMPILES, "cpu", "bfloat16") == "torch"
+
+
+def test_the_reason_for_the_kernels_is_told():
+    assert choose_kernels("torch", COMPILES, "cpu", "float32") == ("torch", "asked for")
+    assert choose_kernels("auto", NO_COMPILER, "cpu", "float32") == ("torch", "there is no g++")
+    why = choose_kernels("auto", COMPILES, "cpu", "bfloat16")[1]
+    assert why == "they compute in float32, and the compute type is bfloat16"
+    assert choose_kernels("auto", gpu(75), "cuda", "float16")[1].endswith("this GPU has 7.5")
+
+
+def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
+    with pytest.raises(RefusedError, match=r"is bfloat16; take --dtype float32"):
+        choose_kernels("native", COMPILES, "cpu", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "dtype", "reason"),
+    [
+        (NO_COMPILER, "cpu", "float32", "there is no g"),
+        (COMPILES, "cpu", "bfloat16", "compute in float32, and the compute type is bfloat16"),
+        (gpu(90), "cuda", "float32", "the device is cuda"),
+    ],
+)
+def test_native_kernels_that_were_asked_for_and_cannot_run_are_refused(
+    machine, device, dtype, reason
+):
+    with pytest.raises(RefusedError, match=f"native kernels cannot run here: .*{reason}"):
+        choose_kernels("native", machine, device, dtype)
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 7, 16, 17, 100, 256, 384, 400, 512, 1024])

@@ -1,6 +1,7 @@
 """A cache of fewer bits holds more tokens and answers nearly the same, whoever reads it."""
 
 import pytest
+from cpp_compilers import NEEDS_COMPILER
 
 from quire import LLM, SamplingParams
 from quire.config import KV_CACHE_DTYPES, Settings
@@ -9,8 +10,8 @@ from quire.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
+MARKS = {"torch_sdpa": (), "cpu": NEEDS_COMPILER}
 QUANTIZED = ("int8", "fp8")
-DEFAULT = "torch_sdpa"
 OTHER = "Something else altogether, which is long enough to need all the blocks that there are now."
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it does so again and again."
 GREEDY = SamplingParams(max_tokens=8, temperature=0, logprobs=0)
@@ -19,12 +20,12 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, logprobs=0)
 def served_pairs():
     """Each installed backend that attends on a CPU, with each quantized type that it declares.
 
-    Those that are not the default there are interpreted, and slow.
+    Those that are interpreted there are slow.
     """
     registry = load_plugins().registries.attention_backends
     there = {name: registry.entry(name).capabilities for name in registry}
     return [
-        pytest.param(name, wanted, marks=() if name == DEFAULT else pytest.mark.slow)
+        pytest.param(name, wanted, marks=MARKS.get(name, pytest.mark.slow))
         for name, declared in there.items()
         for wanted in QUANTIZED
         if "cpu" in declared.devices

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from kernel_ways import OWN_BACKEND
 
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.errors import EngineDeadError, GrammarError, InvalidRequestError, UnknownModelError
@@ -130,7 +131,7 @@ def test_a_closed_engine_says_so(folder):
 def test_the_composition_says_who_serves_what(llm):
     parts = {choice.role: choice.name for choice in llm.composition.choices}
     assert parts["model"] == "Qwen3ForCausalLM"
-    assert parts["attention backend"] == "torch_sdpa"
+    assert parts["attention backend"] == OWN_BACKEND
 
 
 def test_a_prefix_that_was_forgotten_is_computed_again(llm):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_ways import BY_EITHER, TORCH
 
 from quire import LLM, SamplingParams
 from quire.engine.kv_plan import blocks_held, fixed_plan
@@ -112,8 +113,9 @@ def test_the_reference_says_many_different_things(subject):
     assert all(len(set(answer)) >= 32 for answer in subject.expected)
 
 
-def test_alone_each_answer_is_that_of_transformers(subject):
-    with subject.llm() as llm:
+@BY_EITHER
+def test_alone_each_answer_is_that_of_transformers(subject, ways):
+    with subject.llm(**ways) as llm:
         for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
             assert tokens(llm.generate(prompt, GREEDY)) == [expected]
 
@@ -126,10 +128,11 @@ def test_without_a_prefix_cache_nothing_is_found_and_nothing_changes(subject):
             assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
+@BY_EITHER
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling):
+def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling, ways):
     draw = random.Random(2)
-    with subject.llm(async_scheduling=async_scheduling) as llm:
+    with subject.llm(async_scheduling=async_scheduling, **ways) as llm:
         for size in (3, len(PROMPT_LENGTHS)):
             order = draw.sample(range(len(subject.prompts)), size)
             answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
@@ -137,10 +140,15 @@ def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling):
 
 
 @pytest.mark.parametrize(
-    ("percent", "async_scheduling"), [(25, True), (25, False), (50, True), (100, False)]
-)
-def test_a_small_pool_changes_nothing(subject, percent, async_scheduling):
-    options = {"async_scheduling": async_scheduling, "num_kv_blocks": subject.pool(percent)}
+    ("percent", "async_scheduling", "ways"),
+    [
+        (25, True, {}), (25, True, TORCH), (25, False, {}), (50, True, {}), (50, True, TORCH),
+        (100, False, {}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_small_pool_changes_nothing(subject, percent, async_scheduling, ways):
+    options = {"async_scheduling": async_scheduling, "num_kv_blocks": subject.pool(percent)} | ways
     with subject.llm(**options, **STEPS_OF_32) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
         stats = llm.stats()
@@ -149,10 +157,11 @@ def test_a_small_pool_changes_nothing(subject, percent, async_scheduling):
         assert stats.num_preemptions > 0
 
 
-def test_a_prompt_in_chunks_of_many_sizes(one_subject):
+@BY_EITHER
+def test_a_prompt_in_chunks_of_many_sizes(one_subject, ways):
     prompt, expected = one_subject.prompts[4], one_subject.expected[4]
     for chunk in (1, 7, 8, 20, 127, 128):
-        with one_subject.llm(max_num_batched_tokens=chunk) as llm:
+        with one_subject.llm(max_num_batched_tokens=chunk, **ways) as llm:
             assert tokens(llm.generate(prompt, GREEDY)) == [expected], f"chunks of {chunk}"
 
 
@@ -169,8 +178,9 @@ def test_blocks_of_any_size_hold_the_same(one_subject, block_size):
         assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
-def test_the_same_prompt_again_is_found_in_the_cache(subject):
-    with subject.llm(async_scheduling=True) as llm:
+@BY_EITHER
+def test_the_same_prompt_again_is_found_in_the_cache(subject, ways):
+    with subject.llm(async_scheduling=True, **ways) as llm:
         for prompt, expected in zip(subject.prompts[:5], subject.expected[:5], strict=True):
             first, again = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
             assert tokens([first, again]) == [expected, expected]

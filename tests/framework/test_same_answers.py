@@ -8,6 +8,7 @@ behind a KV store, and in mixtures of these. `test_truth` holds the answers agai
 import random
 
 import pytest
+from kernel_ways import TORCH
 
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -40,6 +41,8 @@ WAYS = {
     },
 }  # fmt: skip
 
+# What is not in this list runs the kernels that auto takes.
+BY_TORCH = ("quarter", "chunks-of-7", "ahead-chunks", "store-ahead-quarter")
 BIT_BY_BIT = (
     "quarter", "half-uncached", "whole", "chunks-of-7", "ahead-quarter", "ahead-chunks",
     "process-ahead-quarter", "store-ahead-quarter",
@@ -103,6 +106,16 @@ def expected(checkpoint, prompts):
 
 
 @pytest.fixture(scope="module")
+def expected_of_torch(checkpoint, prompts, expected):
+    """What torch's operators answer; without a draw it is what the kernels of this machine do."""
+    (first, _), _ = answers(checkpoint, prompts, **PLAIN, **TORCH)
+    for wanted, one, other in zip(params(), first, expected, strict=True):
+        if wanted.temperature == 0:
+            assert_alike(one, other, 1e-4)
+    return first
+
+
+@pytest.fixture(scope="module")
 def expected_bits(checkpoint, prompts):
     (first, _), _ = answers(checkpoint, prompts, batch_invariant=True, max_num_seqs=1, **PLAIN)
     return first
@@ -120,6 +133,16 @@ def assert_alike(one, other, tolerance):
 @pytest.mark.parametrize("way", WAYS)
 def test_an_answer_does_not_depend_on_the_way(checkpoint, prompts, expected, way):
     rounds, stats = answers(checkpoint, prompts, **WAYS[way])
+    check(way, rounds, stats, expected)
+
+
+@pytest.mark.parametrize("way", BY_TORCH)
+def test_with_torchs_operators_it_does_not_either(checkpoint, prompts, expected_of_torch, way):
+    rounds, stats = answers(checkpoint, prompts, **WAYS[way], **TORCH)
+    check(way, rounds, stats, expected_of_torch)
+
+
+def check(way, rounds, stats, expected):
     for one_round in rounds:
         for one, other in zip(one_round, expected, strict=True):
             assert_alike(one, other, 1e-4)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cpp_compilers import NEEDS_COMPILER
 from installed import sites
 from sink_parts import LAYERS, PLUGIN, logits_by_definition, write_tiny_sinks
 
@@ -10,7 +11,7 @@ from quire import LLM, SamplingParams
 site = pytest.fixture(sites)
 
 PROMPTS = ([5, 77, 130, 9, 211, 64, 300], [12] * 3, list(range(40, 75)))
-BACKENDS = ["torch_sdpa", "triton"]
+BACKENDS = ["torch_sdpa", pytest.param("cpu", marks=NEEDS_COMPILER), "triton"]
 CLIPPED = (0.002, 0.001)  # so small that large numbers are cut off: what was not scaled differs
 NAMES = ["{}.attn.{}_scale", "{}.{}_scale", "{}.{}_proj.{}_scale"]
 

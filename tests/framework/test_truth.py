@@ -1,12 +1,18 @@
-"""The whole engine against transformers: the same tokens, however the work is cut and mixed."""
+"""The whole engine against transformers: the same tokens, however the work is cut and mixed.
+
+What is not asked by either way runs the kernels that auto takes.
+"""
 
 import random
 from typing import Any
 
 import pytest
 import torch
+from adapter_parts import peft_model, save_adapter
+from kernel_ways import BY_EITHER, OWN_BACKEND
 
 from quire import LLM, SamplingParams
+from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 
 NUM_TOKENS = 64
@@ -61,20 +67,22 @@ class Subject:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(self.checkpoint.folder, dtype=torch.float32)
-        return [self._greedy(model.eval(), prompt) for prompt in self.prompts]
+        return [greedy(model.eval(), prompt) for prompt in self.prompts]
 
-    @torch.inference_mode()
-    def _greedy(self, model, prompt):
-        token_ids = torch.tensor([prompt])
-        out = model.generate(
-            token_ids,
-            attention_mask=torch.ones_like(token_ids),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return out[0, len(prompt) :].tolist()
+
+@torch.inference_mode()
+def greedy(model, prompt):
+    """What a model of transformers answers."""
+    token_ids = torch.tensor([prompt])
+    out = model.generate(
+        input_ids=token_ids,
+        attention_mask=torch.ones_like(token_ids),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -96,40 +104,52 @@ def test_the_reference_says_many_different_things(subject):
     assert all(len(set(answer)) >= 32 for answer in subject.expected[8:])
 
 
-def test_alone_each_answer_is_that_of_transformers(subject):
-    with subject.llm() as llm:
+def test_unless_told_otherwise_the_kernels_of_this_machine_answer(one_subject):
+    with one_subject.llm() as llm:
+        parts = {choice.role: choice.name for choice in llm.composition.choices}
+    assert parts["attention backend"] == OWN_BACKEND
+
+
+@BY_EITHER
+def test_alone_each_answer_is_that_of_transformers(subject, ways):
+    with subject.llm(**ways) as llm:
         for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
             assert tokens(llm.generate(prompt, GREEDY)) == [expected]
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 16])
-def test_in_a_batch_of_any_order_nothing_changes(subject, size):
-    draw = random.Random(size)
-    with subject.llm() as llm:
-        for _ in range(3):
+@BY_EITHER
+def test_in_a_batch_of_any_order_nothing_changes(subject, ways):
+    draw = random.Random(2)
+    with subject.llm(**ways) as llm:
+        for size in (2, 3, 3, 8, 8, 16, 16):
             order = draw.sample(range(len(subject.prompts)), size)
             answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
             assert answers == [subject.expected[i] for i in order]
 
 
-def test_a_preempted_answer_is_the_same(subject):
+@BY_EITHER
+def test_a_preempted_answer_is_the_same(subject, ways):
     # 16 requests of up to 134 tokens need 94 blocks of 16 at the end; 24 are a quarter of that.
-    with subject.llm(num_kv_blocks=25) as llm:
+    with subject.llm(num_kv_blocks=25, **ways) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
         assert llm.stats().num_preemptions > 0
         assert llm.stats().num_used_blocks == 0
 
 
-def test_blocks_of_any_size_hold_the_same(one_subject):
+@BY_EITHER
+def test_blocks_of_any_size_hold_the_same(one_subject, ways):
     for block_size in (1, 2, 8, 32, 64):
-        with one_subject.llm(block_size=block_size) as llm:
+        with one_subject.llm(block_size=block_size, **ways) as llm:
             assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
-@pytest.mark.parametrize("prompt_index", [6, 12])
-def test_a_prompt_in_chunks_of_every_size(one_subject, prompt_index):
+@pytest.mark.parametrize(
+    ("prompt_index", "sizes"), [(6, range(1, 24)), (12, (1, 7, 15, 16, 17, 25, 31, 32, 33, 47, 48))]
+)
+def test_a_prompt_in_chunks_of_every_size(one_subject, prompt_index, sizes):
     prompt, expected = one_subject.prompts[prompt_index], one_subject.expected[prompt_index]
-    for chunk in range(1, len(prompt) + 1):
+    assert sizes[-1] == len(prompt)
+    for chunk in sizes:
         with one_subject.llm(max_num_batched_tokens=chunk) as llm:
             assert tokens(llm.generate(prompt, GREEDY)) == [expected], f"chunks of {chunk}"
 
@@ -142,9 +162,10 @@ def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
                 assert tokens(llm.generate(prompt, GREEDY)) == [expected]
 
 
-def test_chunks_and_decodes_mix_in_one_step(one_subject):
+@BY_EITHER
+def test_chunks_and_decodes_mix_in_one_step(one_subject, ways):
     for budget in (3, 7, 19, 33):
-        with one_subject.llm(max_num_batched_tokens=budget, max_num_seqs=8) as llm:
+        with one_subject.llm(max_num_batched_tokens=budget, max_num_seqs=8, **ways) as llm:
             assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
@@ -158,7 +179,32 @@ def test_batches_of_every_size_from_1_to_16(subject):
             assert answers == [subject.expected[i] for i in order]
 
 
-def test_logprobs_are_those_of_transformers(one_subject):
+@BY_EITHER
+def test_prompts_that_begin_like_cached_ones_have_the_same_answers(one_subject, ways):
+    with one_subject.llm(block_size=8, **ways) as llm:
+        for _ in range(2):
+            assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
+        assert llm.stats().num_prefix_hits > sum(PROMPT_LENGTHS) // 2
+
+
+@BY_EITHER
+def test_adapters_answer_like_peft_beside_requests_without(one_subject, tmp_path, ways):
+    model = peft_model(one_subject.checkpoint, "first", target_modules=["q_proj", "down_proj"])
+    adapter = LoRARequest("first", 1, str(save_adapter(model, "first", tmp_path)))
+    some = range(2, len(PROMPT_LENGTHS), 3)
+    expected = [
+        greedy(model, prompt) if index in some else one_subject.expected[index]
+        for index, prompt in enumerate(one_subject.prompts)
+    ]
+    assert all(expected[index] != one_subject.expected[index] for index in some)
+    adapters = [adapter if index in some else None for index in range(len(PROMPT_LENGTHS))]
+    with one_subject.llm(enable_lora=True, max_num_batched_tokens=40, **ways) as llm:
+        answers = llm.generate(one_subject.prompts, GREEDY, lora_request=adapters)
+    assert tokens(answers) == expected
+
+
+@BY_EITHER
+def test_logprobs_are_those_of_transformers(one_subject, ways):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(one_subject.checkpoint.folder, dtype=torch.float32)
@@ -167,7 +213,7 @@ def test_logprobs_are_those_of_transformers(one_subject):
         logits = model.eval()(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
-    with one_subject.llm() as llm:
+    with one_subject.llm(**ways) as llm:
         output = llm.generate([*one_subject.prompts[:5], prompt], params)[-1].outputs[0]
     assert output.logprobs is not None
     for row, candidates in zip(expected, output.logprobs, strict=True):
@@ -176,14 +222,15 @@ def test_logprobs_are_those_of_transformers(one_subject):
         assert next(iter(candidates)) == row.argmax().item()
 
 
-def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_preemption(one_subject):
+@BY_EITHER
+def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_preemption(one_subject, ways):
     params = SamplingParams(
         temperature=0.8, top_p=0.95, top_k=50, seed=11, max_tokens=40, ignore_eos=True
     )
-    with one_subject.llm() as llm:
+    with one_subject.llm(**ways) as llm:
         alone = [tokens(llm.generate(prompt, params))[0] for prompt in one_subject.prompts]
         assert tokens(llm.generate(one_subject.prompts, params)) == alone
-    with one_subject.llm(num_kv_blocks=20, max_num_batched_tokens=13) as llm:
+    with one_subject.llm(num_kv_blocks=20, max_num_batched_tokens=13, **ways) as llm:
         assert tokens(llm.generate(one_subject.prompts, params)) == alone
         assert llm.stats().num_preemptions > 0
 

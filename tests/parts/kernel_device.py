@@ -14,5 +14,8 @@ ONLY_INTERPRETED = pytest.mark.skipif(
 )
 BY_TORCH_OR_KERNEL = pytest.mark.parametrize(
     "context",
-    [CONTEXT, pytest.param(replace(CONTEXT, fused=True), marks=ONLY_INTERPRETED, id="kernel")],
+    [
+        CONTEXT,
+        pytest.param(replace(CONTEXT, kernels="triton"), marks=ONLY_INTERPRETED, id="kernel"),
+    ],
 )

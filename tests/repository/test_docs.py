@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 GENERATOR = re.compile(r"<!-- \[\[\[cog.*?\]\]\] -->", re.DOTALL)
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 PAGES = [ROOT / "README.md", ROOT / "framework" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 # A page of plugin code is tested where it is explained: tests/strangers, tests/framework/testing.
@@ -39,7 +40,7 @@ def run(code, timeout=120):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    for target in LINK.findall(GENERATOR.sub("", page.read_text())):
+    for target in LINK.findall(CODE.sub("", GENERATOR.sub("", page.read_text()))):
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 

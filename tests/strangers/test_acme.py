@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from acme_parts import SIZES, acme_weights, greedy_tokens
+from kernel_ways import OWN_BACKEND
 
 PARTS = {
     "models": "AcmeForCausalLM",
@@ -121,9 +122,9 @@ def test_auto_finds_the_tool_parser_by_the_template_and_prefers_the_quicker_atte
     out = acme.run("explain", checkpoint, "--json").stdout
     parts = {part["kind"]: part for part in json.loads(out)["parts"]}
     assert parts["tool_parsers"]["name"] == "acme_calls"
-    assert parts["attention_backends"]["name"] == "torch_sdpa"
+    assert parts["attention_backends"]["name"] == OWN_BACKEND
     rejected = {part["name"]: part["reason"] for part in parts["attention_backends"]["rejected"]}
-    assert rejected["acme_plain"] == "it can; torch_sdpa was preferred"
+    assert rejected["acme_plain"] == f"it can; {OWN_BACKEND} was preferred"
     assert rejected["triton_mla"].startswith("layout kv is not among mla")
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from quire.machine import CPU_INFO
+from quire.native.instruction_sets import CPU_INFO
 
 
 def plain_lines(figures: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from quire import compiled_cache
 from quire.byte_size import parse_byte_size
 from quire.config import (
     ENVIRONMENT_PREFIX,
@@ -23,9 +24,13 @@ from quire.config import (
     parse_truth,
 )
 from quire.errors import SettingsError
+from quire.native import compiler, instruction_sets
 from quire.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 2**20
+OTHER_VARIABLES = frozenset(  # of quire's, but no options
+    {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
+)
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +185,7 @@ def _read_flag(option: Option, value: Any) -> Any:
 def _read_environment(
     environment: Mapping[str, str], options: Mapping[str, Option]
 ) -> dict[str, Any]:
-    known = {option.variable for option in options.values()}
+    known = {option.variable for option in options.values()} | OTHER_VARIABLES
     for variable in environment:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
             hint = did_you_mean(variable, known)

@@ -139,7 +139,8 @@ class _Run:
         try:
             while self._waiting or self._in_flight:
                 self._add()
-                show.advance(task, self._take(self._step()))
+                if num_finished := self._take(self._step()):
+                    show.advance(task, num_finished)
         finally:
             if self._in_flight:
                 self._core.abort(list(self._in_flight))
@@ -166,10 +167,10 @@ class _Run:
             answers = self._in_flight.get(output.request_id)
             if answers is None:
                 continue
-            delta, must_abort = answers.take(output)
-            if must_abort:
-                self._core.abort([output.request_id])
-            if delta.finish_reason is not None:
+            answer = answers.take(output)
+            if answer.finish_reason is not None:
+                if answer.must_abort:
+                    self._core.abort([output.request_id])
                 del self._in_flight[output.request_id]
                 num_finished += answers.is_finished
         return num_finished

@@ -7,6 +7,7 @@ window.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.frontend.spelling import byte_level_bytes, flat_steps, single_byte
@@ -53,24 +54,17 @@ class ByteLevelDecoding(Decoding):
 
     def __init__(self, backend: "TokenizerBackend") -> None:
         super().__init__(backend)
-        self._known: dict[int, bytes] = {}
+        self._every = cache(lambda token_id: byte_level_bytes(backend.id_to_token(token_id) or ""))
+        self._shown = cache(lambda i: b"" if i in self.special_token_ids else self._every(i))
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
         """Return an incremental decoder that stands at the end of a prompt."""
-
-        def bytes_of(token_id: int) -> bytes:
-            is_skipped = skip_special_tokens and token_id in self.special_token_ids
-            return b"" if is_skipped else self.token_bytes(token_id)
-
+        bytes_of = self._shown if skip_special_tokens else self._every
         return ByteLevelStream(bytes_of, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""
-        known = self._known.get(token_id)
-        if known is None:
-            token = self.backend.id_to_token(token_id)
-            known = self._known[token_id] = byte_level_bytes(token or "")
-        return known
+        return self._every(token_id)
 
 
 class PieceDecoding(Decoding):
@@ -79,30 +73,25 @@ class PieceDecoding(Decoding):
     def __init__(self, backend: "TokenizerBackend", rules: PieceRules) -> None:
         super().__init__(backend)
         self._rules = rules
-        self._known: dict[int, Piece] = {}
+        self._every = cache(self._piece)
+        self._shown = cache(lambda i: None if i in self.special_token_ids else self._every(i))
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
         """Return an incremental decoder that stands at the end of a prompt."""
-
-        def piece_of(token_id: int) -> Piece:
-            is_skipped = skip_special_tokens and token_id in self.special_token_ids
-            return None if is_skipped else self._piece(token_id)
-
+        piece_of = self._shown if skip_special_tokens else self._every
         return PieceStream(piece_of, self._rules, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""
-        piece = self._piece(token_id)
+        piece = self._every(token_id)
         if isinstance(piece, str):
             return piece.replace(self._rules.mark, " ").encode()
         return piece or b""
 
     def _piece(self, token_id: int) -> Piece:
-        if token_id not in self._known:
-            token = self.backend.id_to_token(token_id)
-            byte = single_byte(token) if token and self._rules.has_byte_tokens else None
-            self._known[token_id] = token if byte is None else byte
-        return self._known[token_id]
+        token = self.backend.id_to_token(token_id)
+        byte = single_byte(token) if token and self._rules.has_byte_tokens else None
+        return token if byte is None else byte
 
 
 class WindowDecoding(Decoding):

@@ -17,6 +17,9 @@ class Detokenizer:
         tokenizer: The model's.
         prompt_token_ids: What stands before the answer.
         params: Stop strings, min_tokens, and whether special tokens are shown.
+
+    Attributes:
+        has_stops: Whether text may end the answer.
     """
 
     def __init__(
@@ -25,6 +28,7 @@ class Detokenizer:
         self._stream = tokenizer.text_stream(prompt_token_ids, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._num_free_tokens = max(0, params.min_tokens - 1)  # they cannot end the answer
+        self.has_stops = bool(params.stop)
 
     @property
     def stop_string(self) -> str | None:

@@ -166,7 +166,8 @@ class Dispatch:
     def _advance(self, stream: AnswerStream, output: EngineOutput) -> bool:
         """Add one output to its stream; whether the engine must be told to stop."""
         try:
-            delta, must_abort = stream.answers.take(output)
+            answer = stream.answers.take(output)
+            delta = answer.delta()
         except QuireError as error:
             self._fail(stream, error)
             return False
@@ -180,7 +181,7 @@ class Dispatch:
             with self._lock:
                 self._streams.pop(output.request_id, None)
         stream.push(delta)
-        return must_abort
+        return answer.must_abort
 
     def _end_here(self, stream: AnswerStream) -> None:
         for delta in self._drop(stream):

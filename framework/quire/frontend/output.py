@@ -6,7 +6,7 @@ here, after detokenizing, so it is the frontend that ends such an answer and tel
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.errors import QuireError
 from quire.frontend.detokenizer import Detokenizer
@@ -27,6 +27,14 @@ from quire.outputs import (
 logger = logging.getLogger(__name__)
 
 
+class _Told(NamedTuple):
+    """How much of an answer its deltas have brought."""
+
+    num_texts: int = 0
+    num_tokens: int = 0
+    num_prompt_logprobs: int = 0
+
+
 class Answer:
     """One answer, as it grows.
 
@@ -34,23 +42,26 @@ class Answer:
         request: What the engine was asked.
         finish_reason: None as long as it grows.
         must_abort: The text ended at a stop string, and the engine does not know yet.
+        num_cached_tokens: Prompt tokens whose KV was in the cache already.
     """
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.must_abort = False
+        self.num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.token_ids, request.params)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._num_decoded = 0  # of these, or with a stop token that is not shown
         self._logprobs: list[dict[int, Logprob]] = []
         self._prompt_logprobs: list[LogprobRow | None] = []
         self._stop_reason: int | str | None = None
-        self._num_cached_tokens = 0
+        self._told = _Told()
 
-    def take(self, output: EngineOutput) -> Delta:
-        """Take what a step added; return it as text.
+    def take(self, output: EngineOutput) -> None:
+        """Take what a step added; it becomes text when somebody asks, or when text may end it.
 
         Raises:
             RequestError: The engine reports that the request failed.
@@ -58,19 +69,46 @@ class Answer:
         if output.error is not None:
             self.finish_reason = "error"
             raise error_of(output.error)
-        texts, num_used = self._detokenize(output)
-        logprobs = [self._row(row).as_dict() for row in (output.logprobs or ())[:num_used]]
-        finish_reason = self._finish(output, texts)
-        delta = self._add("".join(texts), output.token_ids[:num_used], logprobs, finish_reason)
-        delta.prompt_logprobs = self._read_prompt_logprobs(output)
-        return delta
+        if output.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        self._token_ids += output.token_ids
+        if output.logprobs is not None:
+            self._logprobs += [self._row(row).as_dict() for row in output.logprobs]
+        if self.request.params.prompt_logprobs is not None:
+            self._take_prompt_logprobs(output)
+        if output.finish_reason is not None:
+            self._finish(output, output.finish_reason)
+        elif self._detokenizer.has_stops:
+            self._decode()
+            self.must_abort = self._ends_at_stop_string()
 
-    def abort(self) -> Delta:
-        """End the answer from outside; return what was held back."""
-        return self._add(self._detokenizer.close(), [], [], "abort")
+    def abort(self) -> None:
+        """End the answer from outside; what was held back comes with its last delta."""
+        self._decode()
+        self._texts.append(self._detokenizer.close())
+        self.finish_reason = "abort"
+
+    def delta(self) -> Delta:
+        """Return what is new since the last one."""
+        self._decode()
+        told = self._told
+        self._told = _Told(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
+        is_asked = self.request.params.logprobs is not None
+        new_of_prompt = range(told.num_prompt_logprobs, len(self._prompt_logprobs))
+        return Delta(
+            index=self.request.child,
+            text="".join(self._texts[told.num_texts :]),
+            token_ids=self._token_ids[told.num_tokens :],
+            logprobs=self._logprobs[told.num_tokens :] if is_asked else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=[self._prompt_logprobs[index] for index in new_of_prompt] or None,
+        )
 
     def completion(self) -> CompletionOutput:
         """Return the answer so far."""
+        self._decode()
         return CompletionOutput(
             index=self.request.child,
             text="".join(self._texts),
@@ -87,21 +125,34 @@ class Answer:
             return None
         return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose KV was in the cache already."""
-        return self._num_cached_tokens
+    def _decode(self, num_hidden: int = 0) -> None:
+        """Turn tokens into text, but the last few; behind a stop string nothing is the answer's."""
+        detokenizer = self._detokenizer
+        for index in range(self._num_decoded, len(self._token_ids) - num_hidden):
+            self._texts.append(detokenizer.feed(self._token_ids[index]))
+            if detokenizer.stop_string is not None:
+                del self._token_ids[index + 1 :], self._logprobs[index + 1 :]
+                break
+        self._num_decoded = len(self._token_ids)
 
-    def _detokenize(self, output: EngineOutput) -> tuple[list[str], int]:
-        """Return the texts of the tokens, and how many tokens belong to the answer."""
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-        num_shown = len(output.token_ids) - self._ends_with_hidden_stop(output)
-        texts = []
-        for num_used, token_id in enumerate(output.token_ids[:num_shown], 1):
-            texts.append(self._detokenizer.feed(token_id))
-            if self._detokenizer.stop_string is not None:
-                return texts, num_used
-        return texts, len(output.token_ids)
+    def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
+        """Take in that the engine ended the answer, unless a stop string did before."""
+        self._decode(num_hidden=int(self._ends_with_hidden_stop(output)))
+        if self._detokenizer.stop_string is None:
+            self._texts.append(self._detokenizer.close())
+        if self._ends_at_stop_string():
+            return
+        self.finish_reason = reason
+        if reason == "stop" and output.token_ids:
+            asked_for = output.token_ids[-1] in self.request.params.stop_token_ids
+            self._stop_reason = output.token_ids[-1] if asked_for else None
+
+    def _ends_at_stop_string(self) -> bool:
+        """Whether the text has come to a stop string; then that is the reason of its end."""
+        found = self._detokenizer.stop_string
+        if found is not None:
+            self._stop_reason, self.finish_reason = found, "stop"
+        return found is not None
 
     def _ends_with_hidden_stop(self, output: EngineOutput) -> bool:
         """Whether the last token ended the answer and is not shown."""
@@ -109,48 +160,11 @@ class Answer:
         is_stop_token = ended and output.token_ids[-1] in self.request.stop_token_ids
         return is_stop_token and not self.request.params.include_stop_str_in_output
 
-    def _finish(self, output: EngineOutput, texts: list[str]) -> FinishReason | None:
-        """Decide whether the answer is over; add what was held back to the texts."""
-        if output.finish_reason is not None and self._detokenizer.stop_string is None:
-            texts.append(self._detokenizer.close())
-        if self._detokenizer.stop_string is not None:
-            self._stop_reason = self._detokenizer.stop_string
-            self.must_abort = output.finish_reason is None
-            return "stop"
-        if output.finish_reason == "stop" and output.token_ids:
-            asked_for = output.token_ids[-1] in self.request.params.stop_token_ids
-            self._stop_reason = output.token_ids[-1] if asked_for else None
-        return output.finish_reason
-
-    def _add(
-        self,
-        text: str,
-        token_ids: list[int],
-        logprobs: list[dict[int, Logprob]],
-        finish_reason: FinishReason | None,
-    ) -> Delta:
-        self.finish_reason = finish_reason
-        self._texts.append(text)
-        self._token_ids += token_ids
-        self._logprobs += logprobs
-        return Delta(
-            index=self.request.child,
-            text=text,
-            token_ids=token_ids,
-            logprobs=None if self.request.params.logprobs is None else logprobs,
-            finish_reason=finish_reason,
-            stop_reason=self._stop_reason,
-            num_cached_tokens=self._num_cached_tokens,
-        )
-
-    def _read_prompt_logprobs(self, output: EngineOutput) -> PromptLogprobs | None:
-        """Return what a step adds to those of the prompt; nothing predicts its first token."""
-        if self.request.params.prompt_logprobs is None:
-            return None
-        added: list[LogprobRow | None] = [] if self._prompt_logprobs else [None]
-        added += [self._row(row) for row in output.prompt_logprobs or ()]
-        self._prompt_logprobs += added
-        return [*added] or None
+    def _take_prompt_logprobs(self, output: EngineOutput) -> None:
+        """Add to those of the prompt; nothing predicts its first token."""
+        if not self._prompt_logprobs:
+            self._prompt_logprobs.append(None)
+        self._prompt_logprobs += [self._row(row) for row in output.prompt_logprobs or ()]
 
     def _row(self, row: TokenLogprobs) -> LogprobRow:
         return LogprobRow(row, self._tokenizer.token_text)
@@ -187,21 +201,21 @@ class Answers:
         """Engine requests that are not over."""
         return [i for i, answer in self._answers.items() if answer.finish_reason is None]
 
-    def take(self, output: EngineOutput) -> tuple[Delta, bool]:
-        """Take what a step added; return it, and whether the engine must abort the request.
+    def take(self, output: EngineOutput) -> Answer:
+        """Take what a step added; return whose it is.
 
         Raises:
             RequestError: The engine reports that the request failed.
         """
         answer = self._answers[output.request_id]
         try:
-            delta = answer.take(output)
+            answer.take(output)
         except QuireError:
             self._run_hooks(answer.request, output)
             raise
-        if delta.finish_reason is not None:
+        if answer.finish_reason is not None:
             self._run_hooks(answer.request, output)
-        return delta, answer.must_abort
+        return answer
 
     def abort(self) -> list[Delta]:
         """End what is not over; return the last delta of each."""
@@ -224,12 +238,12 @@ class Answers:
         )
 
     def _abort(self, answer: Answer) -> Delta:
-        delta = answer.abort()
+        answer.abort()
         last = EngineOutput(
             request_id=answer.request.request_id, token_ids=[], finish_reason="abort"
         )
         self._run_hooks(answer.request, last)
-        return delta
+        return answer.delta()
 
     def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
         for source, hook in self._finished_hooks:

@@ -29,6 +29,8 @@ class StopStrings:
         """Take the next piece; return what is certain not to be part of a stop string."""
         if not text or self.found is not None:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         if (match := self._first_match(text)) is not None:
             start, end = match

@@ -50,6 +50,7 @@ class AttentionQuery:
     latent_dim: int | None = None  # of the layout "mla": numbers of a head that are the latent
     batch_invariant: bool = False
     compute_capability: int | None = None  # of a CUDA device: 90 for 9.0; None: not known
+    native_flaw: str | None = None  # why compiled CPU kernels cannot be used; None: they can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class AttentionCapabilities:
         graphs: Which steps it can run inside a captured CUDA graph: none, those with one token a
             request, or all.
         min_compute_capability: Of a CUDA device: 80 for 8.0.
+        needs_native: It runs compiled CPU kernels (`quire.native`).
     """
 
     devices: frozenset[str]
@@ -83,6 +85,7 @@ class AttentionCapabilities:
     batch_invariant: bool = False
     graphs: GraphSupport = "none"
     min_compute_capability: int | None = None
+    needs_native: bool = False
     default_block_size: int = 16
     priority: int = 0
 
@@ -114,6 +117,8 @@ class AttentionCapabilities:
         for what, is_wanted, is_served in features:
             if is_wanted and not is_served:
                 return f"it does not support {what}"
+        if self.needs_native and query.native_flaw is not None:
+            return f"it runs compiled kernels: {query.native_flaw}"
         return self._device_refusal(query)
 
     def _device_refusal(self, query: AttentionQuery) -> str | None:
@@ -219,7 +224,20 @@ class KVBackend(ABC):
     """What the backends of every contract share: a view of the cache, and metadata once a step."""
 
     def __init__(self, shape: AttentionShape) -> None:
+        """Build what all layers of a shape share.
+
+        Raises:
+            RefusedError: It turns out only now that it cannot serve on this machine. Then the next
+                best backend takes its place, unless the user named this one.
+        """
         self.shape = shape
+
+    @classmethod  # noqa: B027 (most have nothing to start)
+    def begin_loading(cls) -> None:
+        """Start in the background what takes long and needs no weights, such as compiling.
+
+        It is called once, before weights are loaded. By default there is nothing to start.
+        """
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:

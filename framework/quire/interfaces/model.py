@@ -44,6 +44,7 @@ class ModelDescription:
         num_params: Numbers in all weights.
         kv_layers: The layers that keep something in the cache, in order.
         quantization: Method named by the checkpoint, if any.
+        has_tied_head: The embedding's matrix makes the logits as well.
         is_pooling: It gives hidden states or scores, and never logits.
     """
 
@@ -60,6 +61,7 @@ class ModelDescription:
     sliding_window: int | None = None
     logit_soft_cap: float | None = None
     quantization: str | None = None
+    has_tied_head: bool = False
     is_pooling: bool = False
     modalities: tuple[str, ...] = ("text",)
 

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Stage = Literal["penalty", "bias", "temperature", "filter", "draw"]
+Kernels = Literal["triton", "native"]
 MAX_FLOAT32 = 3.4028234e38
 STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "draw")
+KERNELS: tuple[Kernels | None, ...] = ("triton", "native", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +76,26 @@ class SamplerCapabilities:
     Attributes:
         stage: Where in the pipeline it stands; within a stage, steps run by name.
         fields: The request fields that it reads.
-        needs_kernels: It runs Triton kernels, so it serves where `--kernels` is triton.
+        needs_kernels: It serves only where `--kernels` comes out as this: "triton", or "native",
+            which means C++ on a CPU.
         absorbs: For a draw: names of steps of quire's own that it can do itself, in the order of
             the pipeline, all of them in one go.
     """
 
     stage: Stage
     fields: tuple[RequestField, ...] = ()
-    needs_kernels: bool = False
+    needs_kernels: Kernels | None = None
     absorbs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise PluginError(
                 f"a sampler's stage must be one of {', '.join(STAGES)}, got {self.stage!r}"
+            )
+        if self.needs_kernels not in KERNELS:
+            raise PluginError(
+                "a sampler's needs_kernels must be 'triton', 'native' or None, got "
+                f"{self.needs_kernels!r}"
             )
 
 
@@ -132,6 +140,21 @@ class SamplerStep(ABC):
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
+
+    @classmethod  # noqa: B027 (most have nothing to start)
+    def begin_loading(cls) -> None:
+        """Start what goes on beside the loading of weights, such as to compile kernels.
+
+        Called once in a worker, before it builds the step.
+        """
+
+    @classmethod  # noqa: B027
+    def end_loading(cls) -> None:
+        """Wait for what `begin_loading` started; called once the weights are loaded.
+
+        Raises:
+            NativeUnavailableError: It cannot be had; a step that needs none takes its place.
+        """
 
     @abstractmethod
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:

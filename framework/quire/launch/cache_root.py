@@ -27,6 +27,7 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
             )
         ],
         "backends": composition.layer_backends,
+        "weights": None if composition.quantization is None else _part(composition.quantization),
         "dtypes": [composition.dtype, composition.kv_dtype],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip

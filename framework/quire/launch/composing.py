@@ -1,15 +1,18 @@
 """Compose from settings alone, so that any process that is given them decides the same."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from quire.checkpoint import Checkpoint, find_checkpoint
-from quire.compose import compose
+from quire.compose import compose, corrected
 from quire.composition import Composition
 from quire.config import Settings
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.tokenizer import Tokenizer
+from quire.messages import LoadFailures
+from quire.native.waiting import wait_asleep
 from quire.plugins import Plugins, load_plugins
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,14 @@ class Composed:
     composition: Composition
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+
+    def corrected(self, failures: LoadFailures) -> Self:
+        """Return the same with what took the place of parts that failed while they loaded."""
+        if failures == LoadFailures():
+            return self
+        registries = self.plugins.registries
+        composition = corrected(self.composition, self.settings, registries, failures)
+        return replace(self, composition=composition)
 
 
 def plan_composition(settings: Settings) -> Composition:
@@ -53,6 +64,8 @@ def compose_engine(settings: Settings, plugins: Plugins, with_weights: bool = Tr
         checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
     )
     composition = compose(settings, plugins, checkpoint, template.source)
+    if composition.kernels == "native":
+        wait_asleep()  # torch has not come yet
     settings = settings.for_device(composition.device)
     return Composed(settings, plugins, composition, tokenizer, template)
 
@@ -67,11 +80,17 @@ def log_composition(composition: Composition) -> None:
         composition.dtype_why,
     )
     logger.info(
-        "kernels: %s; KV cache in %s; CUDA graphs: %s",
+        "kernels: %s (%s); KV cache in %s; CUDA graphs: %s",
         composition.kernels,
+        composition.kernels_why,
         composition.kv_dtype,
         composition.graphs_why,
     )
+    logger.info("weights of linear layers: %s", composition.weights)
+    if composition.device == "cpu" and composition.kernels_why == composition.machine.native_flaw:
+        logger.warning(
+            "torch's operators run, for compiled CPU kernels cannot: %s", composition.kernels_why
+        )
     for choice in composition.choices:
         logger.info(
             "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why

@@ -16,14 +16,12 @@ from quire.launch.composing import Composed
 from quire.launch.grammars import make_grammars
 from quire.launch.kv_store import check_store_options, load_store
 from quire.launch.memory import log_memory, plan_memory
+from quire.messages import Started
 from quire.plugins import Plugins
 
 
-def start_core(composed: Composed) -> tuple[EngineCore, int]:
+def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     """Start the workers, load the weights, allocate the cache; the core is ready for requests.
-
-    Returns:
-        The core, and the tokens of the longest request that it takes.
 
     Raises:
         QuireError: It cannot be started; the message says why and what would help.
@@ -33,6 +31,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, int]:
     executor = _make_executor(settings, composition, composed.plugins)
     try:
         info = executor.start()
+        composed = composed.corrected(info.failures)
         plan = _allocate(composed, executor, info.available_kv_bytes)
         wanted = settings.scheduler.async_scheduling
         is_ahead = info.is_asynchronous if wanted is None else wanted
@@ -41,7 +40,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, int]:
     except BaseException:
         executor.shutdown()
         raise
-    return core, plan.max_model_len
+    return core, Started(plan.max_model_len, info.failures)
 
 
 def _allocate(composed: Composed, executor: Executor, available_bytes: int) -> KVPlan:

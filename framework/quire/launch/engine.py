@@ -19,7 +19,7 @@ from quire.launch.core import start_core
 from quire.launch.grammars import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
 from quire.launch.remote_core import RemoteCore
-from quire.messages import AdapterRef, LoadAdapter
+from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
 from quire.plugins import Plugins, load_plugins
 
@@ -107,24 +107,25 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)
     adapters = find_adapters(settings, composed.composition, plugins.registries)
-    core, max_model_len = _start_core(composed, is_serving)
+    core, began = _start_core(composed, is_serving)
     try:
         for adapter in adapters.values():  # what cannot be used stops start-up, not a request
             core.control(LoadAdapter(adapter))
+        composed = composed.corrected(began.failures)
+        composition = replace(composed.composition, max_model_len=began.max_model_len)
+        intake = Intake(
+            composed.tokenizer,
+            max_model_len=began.max_model_len,
+            vocab_size=composition.description.vocab_size,
+            fields=composition.sampler_fields,
+            hooks=plugins.hooks("request_received"),
+            check_grammar=check_grammar,
+            thinking=make_thinking(composition, parsers, composed.tokenizer),
+            has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
+        )
     except BaseException:
         core.shutdown()
         raise
-    composition = replace(composed.composition, max_model_len=max_model_len)
-    intake = Intake(
-        composed.tokenizer,
-        max_model_len=max_model_len,
-        vocab_size=composition.description.vocab_size,
-        fields=composition.sampler_fields,
-        hooks=plugins.hooks("request_received"),
-        check_grammar=check_grammar,
-        thinking=make_thinking(composition, parsers, composed.tokenizer),
-        has_priorities=composition.scheduling_policy.entry.capabilities.reads_priority,
-    )
     logger.info("ready after %.2f s", time.perf_counter() - started)
     return Engine(
         settings=composed.settings,
@@ -139,7 +140,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     )
 
 
-def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, int]:
+def _start_core(composed: Composed, is_serving: bool) -> tuple[EngineCoreClient, Started]:
     if has_engine_process(composed.settings, composed.composition, is_serving=is_serving):
         return RemoteCore.start(composed)
     return start_core(composed)

@@ -21,6 +21,7 @@ from quire.messages import (
     EngineStats,
     LoadAdapter,
     ResetPrefixCache,
+    Started,
 )
 
 _KINDS: dict[str, type[QuireError]] = {
@@ -140,7 +141,7 @@ class Connected(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine takes requests."""
 
-    max_model_len: int
+    started: Started
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

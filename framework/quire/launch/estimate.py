@@ -10,13 +10,14 @@ from quire.compose import layer_specs
 from quire.engine.kv_plan import requests_that_fit
 from quire.errors import CapacityError
 from quire.free_memory import cache_bytes, free_host_bytes
-from quire.interfaces.kv_cache import DTYPE_BYTES, KVGroup, KVPlan
+from quire.interfaces.kv_cache import KVGroup, KVPlan
 from quire.launch.composing import Composed
 from quire.launch.kv_store import check_store_options
 from quire.launch.memory import plan_memory, planned_requests
 from quire.launch.profile_estimate import estimate_profile
 from quire.memory_profile import MemoryProfile, least_cache_bytes, misfit
 from quire.nvml import cuda_memory
+from quire.weight_bytes import weight_bytes
 
 LENGTHS = (1024, 4096, 16384)  # tokens of requests that people ask about
 
@@ -90,11 +91,11 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     """
     check_store_options(composed)
     settings, composition = composed.settings, composed.composition
-    weight_bytes = _weight_bytes(composed)
-    room = _room(composed, weight_bytes)
+    num_bytes = weight_bytes(composition, settings.parallel.tensor_parallel_size)
+    room = _room(composed, num_bytes)
     limit, limited_by = _cache_limit(composed, room)
     memory = MemoryEstimate(
-        weight_bytes, limit, limited_by, planned_requests(settings, composition), room.profile
+        num_bytes, limit, limited_by, planned_requests(settings, composition), room.profile
     )
     if room.problem is not None:
         return replace(memory, problem=room.problem)
@@ -130,20 +131,22 @@ class _Room:
     problem: str | None = None
 
 
-def _room(composed: Composed, weight_bytes: int) -> _Room:
+def _room(composed: Composed, num_weight_bytes: int) -> _Room:
     device = composed.composition.device
     if device == "cuda":
-        return _gpu_room(composed, weight_bytes)
+        return _gpu_room(composed, num_weight_bytes)
     free = free_host_bytes()
     return _Room(
-        free - weight_bytes,
-        cache_bytes(free - weight_bytes),
+        free - num_weight_bytes,
+        cache_bytes(free - num_weight_bytes),
         f"a share of what is free on this {device} without the weights",
-        problem=_weights_problem(device, weight_bytes, free) if free < weight_bytes else None,
+        problem=_weights_problem(device, num_weight_bytes, free)
+        if free < num_weight_bytes
+        else None,
     )
 
 
-def _gpu_room(composed: Composed, weight_bytes: int) -> _Room:
+def _gpu_room(composed: Composed, num_weight_bytes: int) -> _Room:
     settings, composition = composed.settings, composed.composition
     share = settings.cache.gpu_memory_utilization
     limited_by = f"gpu_memory_utilization {share:g}, and what else the GPU's memory is for"
@@ -151,10 +154,10 @@ def _gpu_room(composed: Composed, weight_bytes: int) -> _Room:
     if memory is None:
         return _Room(None, None, limited_by)
     specs = layer_specs(settings, composition, composed.plugins.registries)
-    profile = estimate_profile(settings, composition, weight_bytes, specs, memory)
+    profile = estimate_profile(settings, composition, num_weight_bytes, specs, memory)
     needed = settings.cache.kv_cache_memory_bytes or least_cache_bytes(specs, settings)
-    if memory.free < weight_bytes:
-        problem: str | None = _weights_problem(composition.device, weight_bytes, memory.free)
+    if memory.free < num_weight_bytes:
+        problem: str | None = _weights_problem(composition.device, num_weight_bytes, memory.free)
     else:
         is_told = settings.cache.num_kv_blocks is not None
         problem = None if is_told else misfit(profile, settings, needed)
@@ -173,17 +176,11 @@ def _with_plan(memory: MemoryEstimate, plan: KVPlan, max_step_tokens: int) -> Me
     )
 
 
-def _weight_bytes(composed: Composed) -> int:
-    """Return what the worker will say of the weights on one device."""
-    num_params = composed.composition.description.num_params
-    local = num_params // composed.settings.parallel.tensor_parallel_size
-    return local * DTYPE_BYTES[composed.composition.dtype]
-
-
-def _weights_problem(device: str, weight_bytes: int, free: float) -> str:
+def _weights_problem(device: str, num_bytes: int, free: float) -> str:
     return (
-        f"the weights take {weight_bytes:,} bytes, and {free:,.0f} are free on this {device}; "
-        "a smaller dtype, or sharing the layers (tensor_parallel_size), would take less"
+        f"the weights take {num_bytes:,} bytes, and {free:,.0f} are free on this {device}; "
+        "a smaller dtype, a quantization, or sharing the layers (tensor_parallel_size), would "
+        "take less"
     )
 
 

@@ -13,8 +13,14 @@ from quire.nvml import DeviceMemory
 
 DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
 DRAW_COPIES = 4  # of the logits, at the peak of a draw
-ROTATION_COPIES = {"torch": 6, "triton": 2}  # of q and k, from their norm to their angles
-GATE_COPIES = {"torch": 4, "triton": 3}  # of the MLP's inner numbers; gate and up are two of them
+ROTATION_COPIES = {  # of q and k, from their norm to their angles
+    "torch": 6,
+    "triton": 2,
+}
+GATE_COPIES = {  # of the MLP's inner numbers; gate and up are two of them
+    "torch": 4,
+    "triton": 3,
+}
 TABLE_ENTRY_BYTES = 4
 POSITION_BYTES = 8
 TOKEN_ARRAYS = 3  # of a step's inputs, and one more for each KV group

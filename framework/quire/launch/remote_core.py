@@ -43,6 +43,7 @@ from quire.messages import (
     EngineRequest,
     EngineStats,
     ErrorReport,
+    Started,
 )
 from quire.python_child import python_arguments
 
@@ -70,11 +71,8 @@ class RemoteCore:
         self._stats = EngineStats()
 
     @classmethod
-    def start(cls, composed: Composed) -> tuple[Self, int]:
+    def start(cls, composed: Composed) -> tuple[Self, Started]:
         """Start a process, and wait until its engine takes requests.
-
-        Returns:
-            The core, and the tokens of the longest request that it takes.
 
         Raises:
             QuireError: What the engine raises there, or it chose other parts than we did.
@@ -91,7 +89,7 @@ class RemoteCore:
             link = EngineLink(channel, process)
             _expect(link, Connected)
         ready = _expect(link, Ready)
-        return cls(link), ready.max_model_len
+        return cls(link), ready.started
 
     @property
     def pid(self) -> int:

@@ -28,6 +28,7 @@ from quire.launch.engine_wire import (
     ToEngine,
     own_quire,
 )
+from quire.messages import Started
 from quire.plugins import load_plugins
 
 LAST_WORD_S = 2.0  # for the parent to read why we end
@@ -45,7 +46,7 @@ def run(config: EngineConfig) -> int:
     channel = Channel(ToEngine, config.address, is_listening=False)
     channel.send(Connected())
     try:
-        core, max_model_len = start(config)
+        core, started = start(config)
     except BaseException as error:  # noqa: BLE001 - the edge of the process: the parent hears of it
         _log(error)
         channel.send(Refused(ErrorMessage.of(error)))
@@ -53,17 +54,14 @@ def run(config: EngineConfig) -> int:
         return 1
     gc.collect()
     gc.freeze()  # what is here now stays: no collection in a step need look at it again
-    channel.send(Ready(max_model_len))
+    channel.send(Ready(started))
     is_well = serve(core, channel)
     channel.close(LAST_WORD_S)
     return 0 if is_well else 1
 
 
-def start(config: EngineConfig) -> tuple[EngineCore, int]:
+def start(config: EngineConfig) -> tuple[EngineCore, Started]:
     """Start the engine of a config.
-
-    Returns:
-        The core, and the tokens of the longest request that it takes.
 
     Raises:
         QuireError: It cannot be started.

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from quire.kernels import cpu_layers
 from quire.layers.context import LayerContext
-from quire.layers.layer import Layer
+from quire.layers.layer import Layer, begin_native
 
 GELU_CUBE = 0.044715
 
@@ -27,10 +28,16 @@ class SiluAndMul(Layer):
         super().__init__()
         self.batch_invariant = context.batch_invariant
         self.kernel: Callable[[Tensor], Tensor] | None = None
-        if context.fused:
+        if context.kernels == "triton":
             from quire.kernels.activation import silu_and_mul  # loads Triton
 
             self.kernel = silu_and_mul
+        self.is_native = begin_native(context)
+
+    def finish_loading(self) -> None:
+        """Bind the native kernel, if it can be had."""
+        if self.is_native and cpu_layers.is_available():
+            self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().silu_and_mul)
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
@@ -50,10 +57,16 @@ class GeluTanhAndMul(Layer):
         super().__init__()
         self.batch_invariant = context.batch_invariant
         self.kernel: Callable[[Tensor], Tensor] | None = None
-        if context.fused:
+        if context.kernels == "triton":
             from quire.kernels.activation import gelu_tanh_and_mul  # loads Triton
 
             self.kernel = gelu_tanh_and_mul
+        self.is_native = begin_native(context)
+
+    def finish_loading(self) -> None:
+        """Bind the native kernel, if it can be had."""
+        if self.is_native and cpu_layers.is_available():
+            self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().gelu_tanh_and_mul)
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `gelu(gate) * up`: `[T, 2 * n] -> [T, n]`."""

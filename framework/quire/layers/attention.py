@@ -64,6 +64,7 @@ class Attention(CachingLayer[AttentionBackend]):
         super().__init__(name, len(mine), num_kv_heads, head_dim)
         self.has_sinks = has_sinks
         self._all_heads, self._heads = num_heads, mine
+        self._width = len(mine) * head_dim  # numbers of all query heads
         self._kv_scales: dict[str, float] = {}
         sinks = frozen((len(mine),), torch.float32, context.device) if has_sinks else None
         self.register_parameter("sinks", sinks)
@@ -120,7 +121,7 @@ class Attention(CachingLayer[AttentionBackend]):
         """Keep `k` and `v` in the cache, and attend from `q`."""
         backend, kv_cache = self._bound()
         out = backend.forward(q, k, v, kv_cache, batch.attention[self.place], self.params)
-        return out.flatten(1)
+        return out.reshape(-1, self._width)
 
     def forward_rotary(
         self,
@@ -138,7 +139,8 @@ class Attention(CachingLayer[AttentionBackend]):
         heads = qkv.view(-1, num_rotated + self.num_kv_heads, self.head_dim)
         if backend.fuses_rotary:
             step, metadata = _rotary_step(rotation, norm), batch.attention[self.place]
-            return backend.forward_rotary(heads, step, kv_cache, metadata, self.params).flatten(1)
+            out = backend.forward_rotary(heads, step, kv_cache, metadata, self.params)
+            return out.reshape(-1, self._width)
         qk = heads[:, :num_rotated]
         qk = rotate(qk if norm is None else norm(qk), rotation)
         return self.forward(

@@ -22,7 +22,8 @@ class LayerContext:
         batch_invariant: Whether a row's bits must not depend on the rest of the batch.
         prepack: Whether weights are reordered after loading, for the CPU's matrix library.
         layers: The decoder layers of this pipeline stage; None: all of them.
-        fused: Whether layers run the Triton kernels of `quire.kernels`.
+        kernels: What layers run: "torch" operators, or the "triton" or "native" kernels of
+            `quire.kernels`.
     """
 
     dtype: torch.dtype
@@ -32,4 +33,4 @@ class LayerContext:
     prepack: bool = False
     batch_invariant: bool = False
     layers: range | None = None
-    fused: bool = False
+    kernels: str = "torch"

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quire.kernels import cpu_layers
+from quire.layers.context import LayerContext
+
 
 class Layer(nn.Module):
     """A module with weights that the loader fills.
@@ -16,8 +19,30 @@ class Layer(nn.Module):
     says which one, by the last name of the checkpoint's module: `q_proj`.
 
     Calling a layer goes straight to `forward`: the hooks of `nn.Module` cost more than a small
-    layer's own work, and are not run.
+    layer's own work, and are not run. Nor is a child searched for among parameters and buffers: it
+    is an ordinary attribute as well, and so is a parameter that there is not, such as a bias.
     """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a module is found as a child and as an attribute."""
+        vars(self).pop(name, None)
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            vars(self)[name] = value
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Set a parameter; None is found as an attribute."""
+        if name in self._parameters:
+            vars(self).pop(name, None)
+        super().register_parameter(name, param)
+        if param is None:
+            vars(self)[name] = None
+
+    def __delattr__(self, name: str) -> None:
+        """Forget an attribute, and the child or parameter of that name."""
+        if name in self._modules or name in self._parameters:
+            vars(self).pop(name, None)
+        super().__delattr__(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, without the hooks of `nn.Module`."""
@@ -47,6 +72,14 @@ class Layer(nn.Module):
 
     def finish_loading(self) -> None:
         """Make ready for use, once every tensor is loaded."""
+
+
+def begin_native(context: LayerContext) -> bool:
+    """Return whether layers run native kernels; their compilation then goes on beside loading."""
+    is_native = context.kernels == "native"
+    if is_native:
+        cpu_layers.LIBRARY.begin()
+    return is_native
 
 
 def frozen(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

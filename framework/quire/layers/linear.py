@@ -97,7 +97,7 @@ class ParallelLinear(Layer):
         self.context = context
         self.out_features = sum(len(part.rows) for part in slices)
         self.lora: LoRAStacks | None = None
-        self.method = _linear_method(name, context)
+        self.method = linear_method(name, context)
         self.method.create_weights(self, self.out_features, len(columns))
         no_bias = None if not bias else frozen((self.out_features,), context.dtype, context.device)
         self.register_parameter("bias", no_bias)
@@ -114,6 +114,8 @@ class ParallelLinear(Layer):
         share_of_rows = tensor[rows.start : rows.stop]
         if tensor.dim() == 2:
             share_of_rows = share_of_rows[:, self.columns.start : self.columns.stop]
+        if parameter == "weight":
+            self.method.expect(self, tensor.dtype)
         offset = self.offsets[part]
         self.get_parameter(parameter)[offset : offset + len(rows)].copy_(share_of_rows)
 
@@ -257,6 +259,17 @@ class RowParallelLinear(ParallelLinear):
         return functools.reduce(torch.add, rest, first)
 
 
+def linear_method(name: str, context: LayerContext) -> LinearMethod:
+    """Return how a layer keeps its weight: as the quantization says, or else as it is.
+
+    Args:
+        name: Of the layer.
+        context: Where and how to build.
+    """
+    chosen = context.quantization and context.quantization.linear_method(name)
+    return _as_the_mode_asks(chosen, name, context) if chosen else plain_method(name, context)
+
+
 def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> LinearMethod:
     """Return how a layer keeps its weight if no quantization says otherwise.
 
@@ -269,11 +282,6 @@ def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> L
     if context.prepack:
         method = Prepacked(context.dtype, context.device, is_shared)
     return _as_the_mode_asks(method, name, context)
-
-
-def _linear_method(name: str, context: LayerContext) -> LinearMethod:
-    chosen = context.quantization and context.quantization.linear_method(name)
-    return _as_the_mode_asks(chosen, name, context) if chosen else plain_method(name, context)
 
 
 def _as_the_mode_asks(method: LinearMethod, name: str, context: LayerContext) -> LinearMethod:

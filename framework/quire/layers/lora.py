@@ -3,7 +3,8 @@
 An adapter of rank r fills the first r rows of each slice's room, packed together, so one product
 with A serves all slices of a merged layer, and small adapters cost what they are, not what the
 largest may be. The scale is folded into B. Kernels loop on the device, over what stands there: an
-adapter is loaded into the same memory that a captured step reads.
+adapter is loaded into the same memory that a captured step reads. On a CPU a few tokens of each of
+many adapters are computed token by token, which reads as much and starts less.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.interfaces.lora import AdapterBatch, AdapterModule
+from quire.kernels import cpu_lora
 from quire.layers.context import LayerContext
 from quire.layers.row_tiles import Product, in_tiles, largest_tile, random_rows, refusal
+
+FEW_TOKENS = 16  # an adapter, up to which matrix products take as long as each token by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,19 @@ class LoRAStacks:
         dtype, device = context.dtype, context.device
         rows, out_features = len(slices) * max_rank, sum(len(part.rows) for part in slices)
         self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
-        self.b = torch.zeros(max_loras, out_features, max_rank, dtype=dtype, device=device)
+        is_native = context.kernels == "native" and not context.batch_invariant
+        is_native = is_native and cpu_lora.is_available()
+        shape = (max_loras, max_rank, out_features)
+        if is_native:  # read along the outputs
+            self.b = torch.zeros(shape, dtype=dtype, device=device).mT
+        else:
+            self.b = torch.zeros(max_loras, out_features, max_rank, dtype=dtype, device=device)
         self._placed: list[_Placed | None] = [None] * max_loras
-        self._kernels = _Kernels(self.a, self.b, slices) if context.fused else None
+        self._kernels = _Kernels(self.a, self.b, slices) if context.kernels == "triton" else None
+        self._add_by_token: cpu_lora.AddLoRA | None = None
+        if is_native:
+            output_ends = [part.offset + len(part.rows) for part in slices]
+            self._add_by_token = cpu_lora.AddLoRA(self.a, self.b.mT, output_ends)
 
     def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
         """Place an adapter's matrices, one entry a slice; all None clears the place.
@@ -99,6 +113,8 @@ class LoRAStacks:
         if self._kernels is not None:
             self._kernels.set(index, ends)
             return
+        if self._add_by_token is not None:
+            self._add_by_token.set(index, ends)
         placed = _Placed(self.a[index, : ends[-1]], tuple(shares)) if shares else None
         if placed is not None and self.batch_invariant:
             _try(placed)
@@ -108,6 +124,10 @@ class LoRAStacks:
         """Add each row's adapter to `out` `[T, out]`, in place; `x` is `[T, in]`."""
         if self._kernels is not None:
             self._kernels.add(out, x, batch.index)
+            return
+        by_token = self._add_by_token
+        if by_token and len(x) <= FEW_TOKENS * len(batch.rows) and out.is_contiguous():
+            by_token(out, x, batch.index)
             return
         for index, rows in batch.rows:
             placed = self._placed[index]

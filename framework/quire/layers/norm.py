@@ -1,16 +1,23 @@
-"""Norms take the residual along, so that a fused kernel can add and normalise in one pass."""
+"""Norms take the residual along, so that a fused kernel can add and normalise in one pass.
+
+A norm with a residual owns both of its inputs from then on: it may write its outputs over them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire.kernels import cpu_layers
 from quire.layers.context import LayerContext
-from quire.layers.layer import Layer, frozen
+from quire.layers.layer import Layer, begin_native, frozen
 from quire.layers.parallel import share, share_kv_heads
+
+AddAndNorm = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class RMSNorm(Layer):
@@ -37,17 +44,28 @@ class RMSNorm(Layer):
         dtype = _weight_dtype(weight_offset, context)
         self.is_wide = dtype is not context.dtype
         self.register_parameter("weight", frozen(self.shape, dtype, context.device))
-        self.kernel = _add_rms_norm() if context.fused else None
+        self.kernel: AddAndNorm | None = None
+        if context.kernels == "triton":
+            self.kernel = _add_rms_norm(self.weight, eps)
+        self.is_native = begin_native(context)
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy the vector, the offset added."""
         del part
         self.get_parameter(parameter).copy_(_moved(tensor, self.weight_offset))
 
+    def finish_loading(self) -> None:
+        """Bind the native kernel, if it can be had."""
+        if self.is_native and cpu_layers.is_available():
+            self.kernel = cpu_layers.AddRMSNorm(self.weight, self.eps)
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the norm of `x + residual`, and that sum, the next residual; all `[T, hidden]`."""
+        """Return the norm of `x + residual`, and that sum, the next residual; all `[T, hidden]`.
+
+        With a residual both inputs may be written over. Without one `x` stays, and is the sum.
+        """
         if self.kernel is not None:
-            return self.kernel(x, residual, self.weight, self.eps)
+            return self.kernel(x, residual)
         total = x if residual is None else x + residual
         if self.is_wide:
             return _normalise_wide(total, self.weight, self.eps), total
@@ -61,7 +79,7 @@ class QKNorm(Layer):
 
     The checkpoint has one vector for all query heads and one for all key heads; they are kept
     repeated for each head. `weight_offset` is as in `RMSNorm`. A backend that fuses the rotary
-    embedding takes `weight` and `eps`, and does this itself.
+    embedding takes `weight` and `eps`, and does this itself; so Triton has no kernel for it.
     """
 
     weight: Tensor  # [H + K, D]
@@ -88,6 +106,8 @@ class QKNorm(Layer):
         shape, dtype = (heads + kv_heads, head_dim), _weight_dtype(weight_offset, context)
         self.is_wide = dtype is not context.dtype
         self.register_parameter("weight", frozen(shape, dtype, context.device))
+        self.kernel: Callable[[Tensor], Tensor] | None = None
+        self.is_native = begin_native(context)
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return `[D]`."""
@@ -99,8 +119,15 @@ class QKNorm(Layer):
         moved = _moved(tensor, self.weight_offset)
         self.get_parameter(parameter)[self.rows[part]] = moved.to(self.weight)
 
+    def finish_loading(self) -> None:
+        """Bind the native kernel, if it can be had."""
+        if self.is_native and cpu_layers.is_available():
+            self.kernel = cpu_layers.HeadRMSNorm(self.weight, self.eps)
+
     def forward(self, qk: Tensor) -> Tensor:
         """Normalise query heads and, after them, key heads: `[T, H + K, D]`."""
+        if self.kernel is not None:
+            return self.kernel(qk)
         if self.is_wide:
             return _normalise_wide(qk, self.weight, self.eps)
         if self.eps_on_cpu is None:
@@ -108,10 +135,10 @@ class QKNorm(Layer):
         return _normalise(qk, self.eps_on_cpu).mul_(self.weight)
 
 
-def _add_rms_norm() -> Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]:
+def _add_rms_norm(weight: Tensor, eps: float) -> AddAndNorm:
     from quire.kernels.rms_norm import add_rms_norm  # loads Triton
 
-    return add_rms_norm
+    return partial(add_rms_norm, weight=weight, eps=eps)
 
 
 def _eps_on_cpu(eps: float, context: LayerContext) -> Tensor | None:

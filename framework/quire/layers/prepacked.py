@@ -66,6 +66,9 @@ class Prepacked(LinearMethod):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(dense, None) if is_copied else dense
         if not self.is_shared:
             layer.register_parameter("weight", nn.Parameter(self._packed, requires_grad=False))
+            layer.register_buffer("dense_weight", self._dense)  # so that it is counted
+        elif is_copied:
+            layer.register_buffer("packed_weight", self._packed)
 
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute `x @ weight.T`."""

@@ -86,7 +86,7 @@ def random_rows(in_features: int, dtype: torch.dtype, device: torch.device) -> T
 
 
 class InTiles(LinearMethod):
-    """Another method's weight, multiplied in tiles.
+    """Another method's weight, multiplied in tiles, unless the method keeps the promise itself.
 
     Args:
         method: Keeps the weight.
@@ -104,11 +104,16 @@ class InTiles(LinearMethod):
         self.device = device
         self.in_features = 0
         self.large = SMALL_TILE
+        self.has_rows = method.has_rows
 
     def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
         """Let the other method register its parameters."""
         self.in_features = in_features
         self.method.create_weights(layer, out_features, in_features)
+
+    def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        """Let the other method know."""
+        self.method.expect(layer, dtype)
 
     def finish_loading(self, layer: nn.Module) -> None:
         """Let the other method repack, and try what the library does with it.
@@ -117,6 +122,9 @@ class InTiles(LinearMethod):
             RefusedError: Its products depend on a row's place.
         """
         self.method.finish_loading(layer)
+        self.is_batch_invariant = self.method.is_batch_invariant
+        if self.is_batch_invariant:
+            return
         in_features = self.in_features or layer.get_parameter("weight").shape[1]
         sample = random_rows(in_features, self.dtype, self.device)
         large = largest_tile(lambda x: self.method.apply(layer, x), sample)
@@ -126,7 +134,19 @@ class InTiles(LinearMethod):
 
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute `x @ weight.T`."""
+        if self.is_batch_invariant:
+            return self.method.apply(layer, x)
         return in_tiles(lambda rows: self.method.apply(layer, rows), x, self.large)
+
+    def apply_with_bias(self, layer: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+        """Compute `x @ weight.T + bias`."""
+        if self.is_batch_invariant:
+            return self.method.apply_with_bias(layer, x, bias)
+        return self.apply(layer, x).add_(bias)
+
+    def rows(self, layer: nn.Module, token_ids: Tensor) -> Tensor:
+        """Return rows of the weight."""
+        return self.method.rows(layer, token_ids)
 
 
 def refusal(what: str, dtype: torch.dtype) -> RefusedError:

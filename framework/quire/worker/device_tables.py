@@ -9,6 +9,8 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from quire.worker.uploads import upload
 
@@ -49,8 +51,26 @@ class DeviceTables:
         start = self.starts[table] + row * self._widths[table] + column
         self._changes[table, row] = (start, values)
 
+    def gather(
+        self, table: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
+    ) -> Tensor:  # [N] int32
+        """Return what stands in some cells on the device."""
+        return self.cells.index_select(0, self._places(table, rows, columns))
+
+    def put(
+        self,
+        table: int,
+        rows: NDArray[np.int64],  # [N]; no cell twice
+        columns: NDArray[np.int64],  # [N]
+        values: Tensor,  # [N] int32, on the device
+    ) -> None:
+        """Write to some cells what the host need not know."""
+        self.cells.index_copy_(0, self._places(table, rows, columns), values)
+
     def push(self) -> None:
         """Send what changed, behind what the device has been told to do."""
+        if not self._changes:
+            return
         changes = [change for change in self._changes.values() if change[1]]
         self._changes.clear()
         if not changes:
@@ -66,3 +86,8 @@ class DeviceTables:
         message[2 * num_cells :] = list(chain.from_iterable(values for _, values in changes))
         sent = upload(message, self.cells.device)
         self.cells.index_copy_(0, sent[: 2 * num_cells].view(torch.int64), sent[2 * num_cells :])
+
+    def _places(
+        self, table: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
+    ) -> Tensor:  # [N] int64
+        return upload(self.starts[table] + rows * self._widths[table] + columns, self.cells.device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,18 +15,18 @@ from quire.worker.host_copy import HostCopier, HostCopy
 from quire.worker.logprobs import RowLogprobs
 
 
-class DrawnToken(NamedTuple):
-    """What one row drew.
+class DrawnTokens(NamedTuple):
+    """What some rows drew, a list for each column: a row of its own is an object a token.
 
     Attributes:
-        token_id: Means nothing if it is not sound.
+        token_ids: Means nothing where it is not sound.
         is_sound: Whether a token could be drawn: its logit is a number.
-        logprobs: If the row asked for them.
+        logprobs: Of the rows that asked.
     """
 
-    token_id: int
-    is_sound: bool
-    logprobs: TokenLogprobs | None
+    token_ids: list[int]
+    is_sound: list[bool]
+    logprobs: Sequence[TokenLogprobs | None]
 
 
 @dataclass(slots=True)
@@ -80,10 +82,10 @@ class Drawn:
         if self.logprobs is not None:
             self.logprobs.start_copy(copier)
 
-    def read(self) -> list[DrawnToken]:
-        """Return what each row drew, when it has arrived."""
+    def read(self) -> DrawnTokens:
+        """Return what the rows drew, when it has arrived."""
         (packed,) = (self.packed,) if self.copy is None else self.copy.wait()
-        token_ids, best = packed[0].tolist(), packed[1].view(torch.float32)
-        logprobs = [None] * len(token_ids) if self.logprobs is None else self.logprobs.read()
-        rows = zip(token_ids, torch.isfinite(best).tolist(), logprobs, strict=True)
-        return [DrawnToken(*row) for row in rows]
+        token_ids, best = packed.cpu().numpy()
+        is_sound = np.isfinite(best.view(np.float32)).tolist()
+        logprobs = [None] * len(is_sound) if self.logprobs is None else self.logprobs.read()
+        return DrawnTokens(token_ids.tolist(), is_sound, logprobs)

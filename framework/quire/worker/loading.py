@@ -3,14 +3,17 @@
 The model says what it needs by its parameters, and how the checkpoint names that by
 `packed_modules`; its layers say what they take besides, if it is there; the files say what they
 have by their headers. Only when the two agree is anything read, so a wrong checkpoint costs no time
-and no memory.
+and no memory. A layer is made ready as soon as it has all its tensors: where that packs its weight,
+no more than a few layers are ever there as they were read. While what packs them is still compiled,
+reading goes on, and layers wait to be made ready, as long as they do not hold too much.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +27,12 @@ from quire.worker.checkpoint_files import StoredTensor, find_weight_files, read_
 from quire.worker.progress import Progress, silent
 
 MAX_LISTED = 8
+MAX_WAITING_BYTES = 2**31  # of weights that are read and not packed
+
+
+def at_once() -> bool:
+    """Let no layer wait to be made ready."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,20 @@ class Target:
 
 
 @torch.no_grad()
-def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int:
+def load_weights(
+    model: Model,
+    folder: Path,
+    progress: Progress = silent,
+    is_ready: Callable[[], bool] = at_once,
+) -> int:
     """Fill the model from a checkpoint folder, and return the bytes that were read.
+
+    Args:
+        model: Whose layers are filled and made ready.
+        folder: Where the checkpoint lies.
+        progress: Told of the bytes that were read.
+        is_ready: Whether a layer can be made ready without a wait; until then layers are only
+            filled.
 
     Raises:
         CheckpointNotFoundError: There is no such folder, or no weights in it.
@@ -69,43 +90,63 @@ def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int
     stored = read_headers(find_weight_files(folder))
     plan = match_weights(model, stored)
     total, done = sum(stored[name].num_bytes for name in plan), 0
+    finishing = _Finishing(root, plan.values(), is_ready)
     for file, names in _by_file(plan, stored).items():
         for name, tensor in _read(file, names):
-            plan[name].load(tensor)
+            target = plan[name]
+            target.load(tensor)
+            finishing.loaded(target, stored[name].num_bytes)
             done += stored[name].num_bytes
             progress(done, total)
-    _finish(root)
+    finishing.finish_rest()
     return done
 
 
 @torch.no_grad()
-def init_dummy_weights(model: Model, seed: int) -> None:
-    """Fill the model with seeded random weights that keep hidden states in a sane range."""
+def init_dummy_weights(model: Model, seed: int, is_ready: Callable[[], bool] = at_once) -> None:
+    """Fill the model with seeded random weights that keep hidden states in a sane range.
+
+    Args:
+        model: Whose layers are filled and made ready.
+        seed: Of the random numbers.
+        is_ready: As `load_weights` takes it.
+    """
     root = as_module(model)
-    parameters = list(root.named_parameters())
-    device = parameters[0][1].device  # where drawing billions of numbers takes a second
+    targets = _parameter_targets(root)
+    device = next(root.parameters()).device  # where drawing billions of numbers takes a second
     generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in parameters:
+    finishing = _Finishing(root, targets.values(), is_ready)
+    for name, target in targets.items():
+        parameter = target.module.get_parameter(target.parameter)
         shape = tuple(parameter.shape)
         values = torch.randn(shape, generator=generator, device=device)
         if len(shape) > 1 and "norm" not in name:
-            parameter.copy_(values * shape[-1] ** -0.5)
+            parameter.copy_(values.mul_(shape[-1] ** -0.5))
         else:
-            parameter.copy_(values * 0.1 + (1.0 if "norm" in name else 0.0))
-    _finish(root)
+            parameter.copy_(values.mul_(0.1).add_(1.0 if "norm" in name else 0.0))
+        finishing.loaded(target, parameter.nbytes)
+    finishing.finish_rest()
+
+
+def held_weight_bytes(model: Model) -> int:
+    """Return the bytes of a model's weights, as its layers have packed them.
+
+    What can be computed again, such as a rotation's table, is a buffer that is not persistent, and
+    counts as none.
+    """
+    kept = as_module(model).state_dict(keep_vars=True).values()
+    return sum({id(tensor): tensor.nbytes for tensor in kept}.values())  # shared ones once
 
 
 def weight_targets(model: Model) -> dict[str, Target]:
     """Return where each of the checkpoint's tensors goes, by the name that the model expects."""
-    root = as_module(model)
-    owners = dict(root.named_modules())
     targets = {}
-    for path, _ in root.named_parameters():
+    for path, target in _parameter_targets(as_module(model)).items():
         owner_path, _, parameter = path.rpartition(".")
         parent, _, last = owner_path.rpartition(".")
         for part in model.packed_modules.get(last, (last,)):
             name = ".".join(filter(None, (parent, part, parameter)))
-            targets[name] = Target(owners[owner_path], parameter, part)
+            targets[name] = replace(target, part=part)
     return targets
 
 
@@ -211,7 +252,65 @@ def _read(file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointCorruptError(f"{str(file)!r} cannot be read: {error}") from error
 
 
-def _finish(root: nn.Module) -> None:
-    for module in root.modules():
-        if isinstance(module, Layer):
-            module.finish_loading()
+def _parameter_targets(root: nn.Module) -> dict[str, Target]:
+    """Return each parameter by its path, as a whole; one that modules share once."""
+    owners = dict(root.named_modules())
+    paths = (path.rpartition(".") for path, _ in root.named_parameters())
+    return {
+        ".".join(filter(None, (owner, name))): Target(owners[owner], name, "")
+        for owner, _, name in paths
+    }
+
+
+class _Finishing:
+    """Makes each layer ready when its last tensor is loaded.
+
+    Layers that share a parameter (a tied embedding and head) wait for each other's tensors. While
+    `is_ready` says no, all wait, until they hold `MAX_WAITING_BYTES`.
+
+    Args:
+        root: The model.
+        targets: One for each tensor that will be loaded.
+        is_ready: Whether a layer can be made ready without a wait.
+    """
+
+    def __init__(
+        self, root: nn.Module, targets: Iterable[Target], is_ready: Callable[[], bool]
+    ) -> None:
+        self._layers = [module for module in root.modules() if isinstance(module, Layer)]
+        sharers: dict[int, list[Layer]] = {}  # by parameter
+        for layer in self._layers:
+            for parameter in layer.parameters(recurse=False):
+                sharers.setdefault(id(parameter), []).append(layer)
+        groups = (layers for layers in sharers.values() if len(layers) > 1)
+        self._waits_for: dict[nn.Module, list[Layer]] = {layer: [layer] for layer in self._layers}
+        for layers in groups:  # two groups with a layer in common become one
+            joined = {other for layer in layers for other in self._waits_for[layer]}
+            group = [layer for layer in self._layers if layer in joined]
+            self._waits_for |= dict.fromkeys(group, group)
+        self._is_ready = is_ready
+        self._waiting: dict[Layer, None] = {}  # for `is_ready`, in their order
+        self._waiting_bytes = 0
+        self._num_missing = Counter(target.module for target in targets)
+
+    def loaded(self, target: Target, num_bytes: int) -> None:
+        """Note one tensor; layers that have all of theirs are made ready, in order."""
+        self._num_missing[target.module] -= 1
+        self._waiting_bytes += num_bytes
+        layers = self._waits_for.get(target.module, [])
+        if not any(self._num_missing[layer] for layer in layers):
+            self._waiting |= dict.fromkeys(layers)
+        if self._waiting and (self._is_ready() or self._waiting_bytes > MAX_WAITING_BYTES):
+            self._finish(self._waiting)
+
+    def finish_rest(self) -> None:
+        """Make ready what still waits, and what no tensor was loaded for."""
+        self._finish(self._waiting)
+        self._finish(layer for layer in self._layers if layer in self._waits_for)
+
+    def _finish(self, layers: Iterable[Layer]) -> None:
+        for layer in list(layers):
+            layer.finish_loading()
+            self._waits_for.pop(layer, None)
+        self._waiting.clear()
+        self._waiting_bytes = 0

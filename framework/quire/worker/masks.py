@@ -3,15 +3,18 @@
 The host sends packed bits and pairs of row and token; the device writes minus infinity there.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels import cpu_layers
 from quire.messages import RowBitmask
 from quire.worker.slots import SlotTables
 from quire.worker.uploads import upload
+
+MaskLogits = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class LogitMasks:
@@ -19,16 +22,18 @@ class LogitMasks:
 
     Args:
         tables: What the host knows of the slots.
-        kernels: What may run: "torch" or "triton".
+        kernels: What may run: "torch", "triton" or "native".
     """
 
     def __init__(self, tables: SlotTables, kernels: str) -> None:
         self._tables = tables
-        self._mask_logits = mask_logits
+        self._mask_logits: MaskLogits = mask_logits
         if kernels == "triton":
             from quire.kernels import bitmask  # loads Triton
 
             self._mask_logits = bitmask.mask_logits
+        elif kernels == "native" and cpu_layers.is_available():
+            self._mask_logits = cpu_layers.LogitMask()
 
     def is_too_short(self, slot: int) -> bool:
         """Whether the slot's answer may not end yet."""

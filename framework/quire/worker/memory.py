@@ -1,11 +1,14 @@
 """What a device says of its memory, and what becomes of memory that a step gives back."""
 
+import contextlib
 import ctypes
+import errno
 import gc
+import mmap
 import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -74,7 +77,23 @@ def host_cache_bytes() -> int:
     return cache_bytes(free_host_bytes())
 
 
-@contextmanager
+def zeroed_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:  # uint8 [num_bytes]
+    """Allocate zeros, on a host such that a page costs time and memory only when it is first used.
+
+    Raises:
+        RuntimeError: The device does not have so much.
+        OSError: The host does not.
+    """
+    if device.type != "cpu" or not num_bytes or sys.platform == "win32":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is advice, and some kernels know no large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+@contextlib.contextmanager
 def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[None]:
     """Say in an error of ours what a device has no room for.
 
@@ -92,8 +111,10 @@ def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[Non
         ) from error
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError | OSError) -> bool:
     """Whether a device had no room; for the CPU torch has no type of error for that."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
 
 

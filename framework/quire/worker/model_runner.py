@@ -117,8 +117,11 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
         """Take in what the plan changes, and launch its forward pass."""
-        errors = self._take_changes(plan) | self._place_adapters(plan)
-        requests = [share for share in plan.requests if share.slot not in errors]
+        errors = self._take_changes(plan)
+        errors |= self._place_adapters(plan)
+        requests: Sequence[ScheduledRequest] = plan.requests
+        if errors:
+            requests = [share for share in requests if share.slot not in errors]
         repeated = self._repeat_captured(requests)
         passes = self._forward_isolated(requests, errors) if repeated is None else [repeated]
         self.tables.note_computed(requests)
@@ -231,8 +234,10 @@ class ModelRunner:
             prompt.start_copy(self._copier)
         if not inputs.sampled:
             return None, prompts
-        rows = hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
-        slots = [inputs.slots[index] for index in inputs.sampled]
+        slots, rows = inputs.slots, hidden_states
+        if inputs.last_rows is not None:
+            slots = [slots[index] for index in inputs.sampled]
+            rows = hidden_states[inputs.last_rows]
         return _Rows(slots, rows, self.logits_of(rows)), prompts
 
     def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
@@ -294,14 +299,14 @@ class ModelRunner:
             self._sample_isolated(single, masks, launched)
 
     def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> Drawn:
-        captured = part.captured
+        captured, slots = part.captured, np.array(part.slots)
         if captured and captured.draw and self.pipeline.is_absorbed(part.slots, masks):
-            drawn = captured.draw().first(len(part.slots))
+            drawn = captured.draw().first(len(slots))
             drawn.start_copy(self._copier)
-            self.tables.note_drawn(part.slots)
+            self.tables.note_drawn(slots)
         else:
-            slot_index = upload(np.array(part.slots), part.logits.device)
+            slot_index = upload(slots, part.logits.device)
             drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
             drawn.start_copy(self._copier)
-            self.tables.append_tokens(part.slots, slot_index, drawn.token_ids)
+            self.tables.append_tokens(slots, drawn.token_ids)
         return drawn  # the token was noted last: what fails before is drawn again in its place

@@ -50,7 +50,9 @@ def compute_prompt_logprobs(
         tables: The slots' state before the step.
         compute_logits: `[N, hidden_size]` to `[N, V]` float32.
     """
-    found = []
+    found: list[PromptLogprobs] = []
+    if not tables.with_prompt_logprobs:
+        return found
     first_row = 0
     for share in requests:
         info = tables.info_of(share.slot)

@@ -6,7 +6,12 @@ do the steps before it does, and a batch that needs nothing else can be drawn by
 Nothing here waits for the device.
 """
 
+from __future__ import annotations
+
+import functools
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +30,37 @@ from quire.worker.uploads import upload
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
 
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What the requests of a batch ask of a draw.
+
+    Attributes:
+        active: The bits of the steps that some of them need.
+        fields: Of each.
+        num_logprobs: Of each.
+        asking: The rows that want log probabilities.
+        has_min_tokens: Whether an answer must have a length.
+    """
+
+    active: int
+    fields: Sequence[Mapping[str, Any]]
+    num_logprobs: Sequence[int | None]
+    asking: Sequence[int]
+    has_min_tokens: bool
+
+    @classmethod
+    def of(cls, infos: Sequence[SlotInfo]) -> _Wishes:
+        """Gather them."""
+        num_logprobs = [info.num_logprobs for info in infos]
+        return cls(
+            active=functools.reduce(operator.or_, (info.active_steps for info in infos), 0),
+            fields=[info.fields for info in infos],
+            num_logprobs=num_logprobs,
+            asking=[row for row, count in enumerate(num_logprobs) if count is not None],
+            has_min_tokens=any(info.min_tokens for info in infos),
+        )
+
+
 class SamplingPipeline:
     """Logits steps in order, and the step that draws.
 
@@ -35,7 +71,7 @@ class SamplingPipeline:
         owners: What an error calls each step, the last one included, and its plugin.
         absorbed: Which of the steps the draw can do itself, all in one go; see
             `sampler_choice.absorbed_steps`.
-        kernels: What the masks may run: "torch" or "triton".
+        kernels: What the masks may run: "torch", "triton" or "native".
     """
 
     def __init__(
@@ -60,6 +96,8 @@ class SamplingPipeline:
         self._absorbed = sum(1 << index for index in absorbed)
         self._apart = self._every & ~self._absorbed  # the draw cannot do these
         self._before_absorbed = (1 << min(absorbed, default=0)) - 1
+        self._last_infos: list[SlotInfo | None] = []
+        self._last_wishes = _Wishes.of(())
 
     def active_steps(self, fields: Mapping[str, Any]) -> int:
         """Return the bits of the steps that a request with these fields needs.
@@ -101,13 +139,8 @@ class SamplingPipeline:
         Raises:
             RequestFailedError: The step fails; the message names its plugin.
         """
-        try:
-            token_ids = self.draw.draw_absorbing(logits, rows)
-        except Exception as error:
-            raise self._blame(len(self.steps), error) from error
-        return Drawn.from_logits(logits, token_ids)
+        return self._draw_absorbed(logits, rows)
 
-    @torch.inference_mode()
     def run(
         self,
         logits: Tensor,  # [N, V] float32; written in place
@@ -115,31 +148,30 @@ class SamplingPipeline:
         slot_index: Tensor,  # [N] int64, the same on the device
         masks: Sequence[RowBitmask],
     ) -> Drawn:
-        """Draw one token a row.
+        """Draw one token a row. To be called in inference mode.
 
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
         """
-        infos = [self.tables.info_of(slot) for slot in slots]
-        wanted = [info.num_logprobs for info in infos]
-        asking = [row for row, count in enumerate(wanted) if count is not None]
-        asked = upload(np.array(asking), logits.device) if asking else None
+        wishes = self._wishes_of(slots)
+        active, asked = wishes.active, None
+        if wishes.asking:
+            asked = upload(np.array(wishes.asking), logits.device)
         raw = None if asked is None else logits.index_select(0, asked)  # as long as they are whole
-        if any(info.min_tokens for info in infos):
+        if wishes.has_min_tokens:
             self._masks.mask_stops(logits, slots, {mask.slot for mask in masks})
         if masks:
             self._masks.mask_grammars(logits, slots, masks)
-        active = 0
-        for info in infos:
-            active |= info.active_steps
-        rows = self._rows(slots, slot_index, infos, all_greedy=not active & self._draw_bit)
+        positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
+        is_greedy = not active & self._draw_bit
+        rows = self._sampled_rows(slot_index, positions, wishes.fields, all_greedy=is_greedy)
         if self._can_absorb(active):
             logits = self._apply(logits, rows, active & self._before_absorbed)
-            drawn = self.draw_absorbed(logits, rows)
+            drawn = self._draw_absorbed(logits, rows)
         else:
             drawn = self._draw_apart(logits, rows, active)
         if asked is not None and raw is not None:
-            drawn.logprobs = row_logprobs(raw, drawn.token_ids[asked], wanted)
+            drawn.logprobs = row_logprobs(raw, drawn.token_ids[asked], wishes.num_logprobs)
         return drawn
 
     @torch.inference_mode()
@@ -160,9 +192,25 @@ class SamplingPipeline:
         self._masks.mask_grammars(logits, slots, [every_token])
         self._draw_apart(logits, rows, self._every)
 
+    def _wishes_of(self, slots: Sequence[int]) -> _Wishes:
+        """Return what the rows ask for; the same requests as in the last step are not asked."""
+        infos = [self.tables.info[slot] for slot in slots]
+        if infos != self._last_infos:
+            self._last_wishes = _Wishes.of([self.tables.info_of(slot) for slot in slots])
+            self._last_infos = infos
+        return self._last_wishes
+
     def _can_absorb(self, active: int) -> bool:
-        """Whether some active steps can be absorbed, and no other one stands among or behind."""
-        return bool(active & self._absorbed) and not active & self._apart & ~self._before_absorbed
+        """Whether the draw absorbs what random rows need, and no other step stands behind that."""
+        is_random = bool(active & self._draw_bit) and bool(self._absorbed)
+        return is_random and not active & self._apart & ~self._before_absorbed
+
+    def _draw_absorbed(self, logits: Tensor, rows: SampledRows) -> Drawn:
+        try:
+            token_ids = self.draw.draw_absorbing(logits, rows)
+        except Exception as error:
+            raise self._blame(len(self.steps), error) from error
+        return Drawn.from_logits(logits, token_ids)
 
     def _draw_apart(self, logits: Tensor, rows: SampledRows, active: int) -> Drawn:
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
@@ -184,18 +232,6 @@ class SamplingPipeline:
         except Exception as error:
             raise self._blame(index, error) from error
         return logits
-
-    def _rows(
-        self,
-        slots: Sequence[int],
-        slot_index: Tensor,
-        infos: Sequence[SlotInfo],
-        *,
-        all_greedy: bool,
-    ) -> SampledRows:
-        positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
-        fields = [info.fields for info in infos]
-        return self._sampled_rows(slot_index, positions, fields, all_greedy=all_greedy)
 
     def _sampled_rows(
         self,

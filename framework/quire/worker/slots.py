@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.interfaces.sampling import RequestField
@@ -24,16 +25,15 @@ from quire.messages import (
 )
 from quire.worker.device_tables import DeviceTables
 from quire.worker.mirror import Column, Mirror
-from quire.worker.uploads import upload
 
 COLUMN_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
 PROMPT_COLUMN = "number of prompt tokens"  # no request field is called so
 TOKENS = 0  # the first of the device's tables; block tables follow
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SlotInfo:
-    """What the host must know of a slot to run it."""
+    """What the host must know of a slot to run it; the same one as long as a request owns it."""
 
     num_prompt_tokens: int
     num_logprobs: int | None
@@ -169,21 +169,18 @@ class SlotTables:
             self._has_new_columns = False
             self._columns.push()
 
-    def append_tokens(self, slots: Sequence[int], slot_index: Tensor, token_ids: Tensor) -> None:
-        """Write one drawn token behind the known ones of each slot; they stay on the device.
-
-        Args:
-            slots: The rows' slots.
-            slot_index: The same on the device, `[N]` int64.
-            token_ids: `[N]` int32.
-        """
-        positions = upload(self.num_known[np.asarray(slots)], self.device)
-        self.token_ids[slot_index, positions] = token_ids
+    def append_tokens(
+        self,
+        slots: NDArray[np.int64],  # [N]
+        token_ids: Tensor,  # [N] int32
+    ) -> None:
+        """Write one drawn token behind the known ones of each slot; they stay on the device."""
+        self.device_tables.put(TOKENS, slots, self.num_known[slots], token_ids)
         self.note_drawn(slots)
 
-    def note_drawn(self, slots: Sequence[int]) -> None:
+    def note_drawn(self, slots: NDArray[np.int64]) -> None:  # [N]
         """Take in that one token more of each slot is known, on the device at least."""
-        self.num_known[np.asarray(slots)] += 1
+        self.num_known[slots] += 1
 
     def note_computed(self, requests: Sequence[ScheduledRequest]) -> None:
         """Take in that a step computes the KV of so many tokens more of each slot."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.interfaces.attention import StepLayout
 from quire.messages import ScheduledRequest
-from quire.worker.slots import SlotTables
+from quire.worker.slots import TOKENS, SlotTables
 from quire.worker.uploads import upload
 
 
@@ -55,22 +55,20 @@ def build_inputs(
     slots = [share.slot for share in requests]
     query_lens = [share.num_tokens for share in requests]
     slot_array = np.array(slots)
-    lens = np.array(query_lens)
     computed = tables.num_computed[slot_array]
     num_tokens = sum(query_lens)
     if num_tokens == len(slots):  # one token each, the usual step
         query_start = np.arange(len(slots) + 1, dtype=np.int32)
-        rows, positions = slot_array, computed
+        rows, positions, seq_lens = slot_array, computed, computed + 1
     else:
+        lens = np.array(query_lens)
         query_start = np.zeros(len(slots) + 1, np.int32)
         np.cumsum(lens, out=query_start[1:])
         rows = np.repeat(slot_array, lens)
         positions = np.arange(num_tokens) + np.repeat(computed - query_start[:-1], lens)
+        seq_lens = computed + lens
     device = tables.device
-    position_tensor = upload(positions, device)
-    row_tensor = upload(rows, device)
     sampled = [index for index, share in enumerate(requests) if share.num_samples]
-    seq_lens = computed + lens
     step = _Step(
         slots=slot_array,
         rows=rows,
@@ -88,8 +86,8 @@ def build_inputs(
     if len(sampled) < num_tokens:
         last_rows = upload(query_start[1:][sampled].astype(np.int64) - 1, device)
     return StepInputs(
-        input_ids=tables.token_ids[row_tensor, position_tensor].to(torch.int64),
-        positions=position_tensor,
+        input_ids=tables.device_tables.gather(TOKENS, rows, positions).to(torch.int64),
+        positions=upload(positions, device),
         layouts=[by_group[group] for group in tables.backend_groups],
         slots=slots,
         query_lens=query_lens,

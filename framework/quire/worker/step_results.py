@@ -50,7 +50,7 @@ def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
         if is_sound
         else SlotResult(slot, [], None, NOT_A_NUMBER)
-        for slot, (token_id, is_sound, logprobs) in zip(slots, drawn.read(), strict=True)
+        for slot, token_id, is_sound, logprobs in zip(slots, *drawn.read(), strict=True)
     ]
 
 

@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import torch
 
+from quire.choosing import AUTO
 from quire.composition import Composition
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
@@ -15,16 +16,25 @@ from quire.interfaces.attention import KVBackend
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
+from quire.interfaces.quantization import Quantization
 from quire.layers.context import LayerContext
 from quire.layers.parallel import TensorParallelGroup
 from quire.layers.prepacked import Prepacked
-from quire.messages import RowBitmask, StepPlan, StepResult, WorkerControl, WorkerInfo
+from quire.messages import (
+    RowBitmask,
+    StepPlan,
+    StepResult,
+    WorkerControl,
+    WorkerInfo,
+)
 from quire.plugins import Registries
+from quire.weight_bytes import weight_bytes
 from quire.worker.adapters import AdapterManager
 from quire.worker.assembling import build_pipeline, build_runner, capture_graphs, warm_up
 from quire.worker.binding import LayerBinding
+from quire.worker.failed_parts import PartLibraries, replace_failed
 from quire.worker.kv_store import KVStoreHost, build_kv_store
-from quire.worker.loading import init_dummy_weights, load_weights
+from quire.worker.loading import held_weight_bytes, init_dummy_weights, load_weights
 from quire.worker.memory import (
     CudaMeter,
     enough_memory,
@@ -32,11 +42,13 @@ from quire.worker.memory import (
     host_cache_bytes,
     is_out_of_memory,
     keep_freed_memory,
+    zeroed_bytes,
 )
 from quire.worker.model_runner import ModelRunner
 from quire.worker.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.progress import loading_progress
 from quire.worker.slots import SlotTables
+from quire.worker.threads import THREADS
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -77,23 +89,30 @@ class ModelWorker(Worker):
 
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
-        if self.settings.model.threads is not None:
-            torch.set_num_threads(self.settings.model.threads)
+        if self.device.type == "cpu" or self.settings.model.threads is not None:
+            THREADS.use(self.settings.model.threads, self.group.size)
         started = time.perf_counter()
-        self._import_parts()
-        num_params = self.composition.description.num_params // self.group.size
-        weight_bytes = num_params * self.dtype.itemsize
-        what = f"the model, whose weights take {weight_bytes:,} bytes,"
+        libraries = PartLibraries(self.composition, self.registries)
+        expected = weight_bytes(self.composition, self.group.size)
+        what = f"the model, whose weights take {expected:,} bytes,"
         with enough_memory(what, self.device, "leave it more of the device"):
-            self._model = self._build_model()
-            self._adapters = self._build_adapters(self._model)
-        logger.info("the model is ready on %s, %.2f s", self.device, time.perf_counter() - started)
+            model = self._model = self._build_model(libraries.are_ready)
+            self._adapters = self._build_adapters(model)
+            self.composition, failures = replace_failed(self._loaded(model), libraries)
+        held = held_weight_bytes(model)
+        logger.info(
+            "the model is ready on %s, %.2f s; its weights take %.2f GB",
+            self.device,
+            time.perf_counter() - started,
+            held / 1e9,
+        )
         return WorkerInfo(
             device=str(self.device),
             dtype=self.composition.dtype,
-            weight_bytes=weight_bytes,
-            available_kv_bytes=self._cache_bytes(self._model),
+            weight_bytes=held,
+            available_kv_bytes=self._cache_bytes(model),
             is_asynchronous=self.device.type == "cuda",
+            failures=failures,
         )
 
     def allocate(self, plan: KVPlan) -> None:
@@ -192,11 +211,8 @@ class ModelWorker(Worker):
             raise RuntimeError("the worker has no KV cache yet, or was shut down")
         return self._runner
 
-    def _cache_bytes(self, model: Model) -> int:
-        """Return the bytes that the KV cache may take beside the weights."""
-        if self.device.type != "cuda":
-            return host_cache_bytes()
-        loaded = LoadedModel(
+    def _loaded(self, model: Model) -> LoadedModel:
+        return LoadedModel(
             settings=self.settings,
             composition=self.composition,
             registries=self.registries,
@@ -205,42 +221,45 @@ class ModelWorker(Worker):
             device=self.device,
             dtype=self.dtype,
         )
-        return gpu_cache_bytes(loaded, CudaMeter(self.device))
 
-    def _import_parts(self) -> None:
-        """Import what will be needed after the weights, so that a broken part fails first."""
-        for choice in self.composition.attention_backends:
-            self.registries.attention_backends.load(choice.entry)
-        for choice in self.composition.samplers:
-            self.registries.samplers.load(choice.entry)
+    def _cache_bytes(self, model: Model) -> int:
+        """Return the bytes that the KV cache may take beside the weights."""
+        if self.device.type != "cuda":
+            return host_cache_bytes()
+        return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
-    def _build_model(self) -> Model:
+    def _build_model(self, is_ready: Callable[[], bool]) -> Model:
         composition = self.composition
         description = replace(composition.description, max_model_len=composition.max_model_len)
         model_class = self.registries.models.load(composition.model.entry)
         model = model_class(description, self._layer_context())  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":
-            init_dummy_weights(model, self.settings.model.dummy_seed)
+            init_dummy_weights(model, self.settings.model.dummy_seed, is_ready)
         else:
             with loading_progress(composition.checkpoint.name) as progress:
-                load_weights(model, composition.checkpoint.folder, progress)
+                load_weights(model, composition.checkpoint.folder, progress, is_ready)
         return model
 
     def _layer_context(self) -> LayerContext:
-        description = self.composition.description
-        quantization = None
-        if description.quantization is not None:
-            method = self.registries.quantizations.get(description.quantization)
-            quantization = method.from_config(description.config["quantization_config"])
         return LayerContext(
             dtype=self.dtype,
             device=self.device,
             tp=self.group,
-            quantization=quantization,
+            quantization=self._quantization(),
             prepack=Prepacked.is_available(self.dtype, self.device),
             batch_invariant=self.settings.model.batch_invariant,
-            fused=self.composition.kernels == "triton",
+            kernels=self.composition.kernels,
         )
+
+    def _quantization(self) -> Quantization | None:
+        choice, description = self.composition.quantization, self.composition.description
+        if choice is None:
+            return None
+        is_own = description.quantization is not None
+        config = description.config["quantization_config"] if is_own else {}
+        method = self.registries.quantizations.load(choice.entry).from_config(config)
+        is_named = is_own or self.settings.model.quantization != AUTO
+        return method if is_named else method.lossless()
 
     def _build_adapters(self, model: Model) -> AdapterManager | None:
         choice = self.composition.lora_source
@@ -264,8 +283,8 @@ class ModelWorker(Worker):
 
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         try:
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:
+            return zeroed_bytes(num_bytes, self.device)
+        except (RuntimeError, OSError) as error:
             if not is_out_of_memory(error):
                 raise
             raise CapacityError(

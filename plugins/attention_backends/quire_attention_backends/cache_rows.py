@@ -54,13 +54,12 @@ class CacheRows:
 
     def written(self, slot_mapping: Tensor) -> Tensor:  # [T] -> [2 * T * K]
         """Return the rows of K, and then of V, that belong to slots of tokens."""
-        first = self._first(slot_mapping // self.block_size, slot_mapping % self.block_size)
+        block_ids = slot_mapping // self.block_size
+        first = slot_mapping + block_ids * (self.page_rows - self.block_size)
         return (first[None, :, None] + self.head_rows[:, None, :]).view(-1)
 
     def tokens(self, block_table: Tensor, positions: Tensor) -> Tensor:  # [n, M], [n, L] -> [n, L]
         """Return the row of K of head 0 at some positions of each request."""
-        block_ids = block_table.gather(1, positions // self.block_size).long()
-        return self._first(block_ids, positions % self.block_size)
-
-    def _first(self, block_ids: Tensor, offsets: Tensor) -> Tensor:
-        return block_ids * self.page_rows + offsets
+        ahead = torch.arange(block_table.shape[1], device=block_table.device) * self.block_size
+        from_position = block_table.long() * self.page_rows - ahead  # to the row, within each block
+        return from_position.gather(1, positions // self.block_size) + positions

@@ -2,7 +2,7 @@
 
 NVRTC comes first: it is a library, torch's CUDA wheels bring it, and it needs no headers for a
 source that includes nothing. Then nvcc, of the PATH or of CUDA_HOME. Where there is neither, the
-error says what was looked for and where. What is compiled is kept on disk (`cuda_cache`).
+error says what was looked for and where. What is compiled is kept on disk (`compiled_cache`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from quire.compiled_cache import cached
 from quire.errors import PluginLoadError
-from quire_attention_backends.cuda_cache import cached
 
 STANDARD = "--std=c++17"
 COMPILE_TIMEOUT_S = 300
@@ -68,7 +68,7 @@ def compile_cubin(
         *(f"-D{name}={value}" for name, value in macros.items()),
     )
     parts = (chosen.version, " ".join(options), source)
-    return cached(parts, lambda: chosen.compile(source, options), folder)
+    return cached(parts, lambda: chosen.compile(source, options), ".cubin", folder)
 
 
 def find_compiler() -> Compiler:

@@ -20,10 +20,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from quire.interfaces.attention import AttentionShape, StepLayout
 from quire_attention_backends.cache_rows import CacheRows
+from quire_attention_backends.spans import IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +42,7 @@ class Tenancy:
     Attributes:
         block_table: `[n, blocks]` of that step; a table only ever grows while it belongs to one
             request, so equal beginnings and one token more mean the same request.
-        seq_lens: Tokens of each request.
+        seq_lens: `[n]`, tokens of each request.
         mask: `[n * K, 1, C]`, minus infinity from each request's length on.
         appended: `[2 * n * K]`, rows of the copy where this step's K and V go.
         num_steps: Steps since the copy was started.
@@ -48,7 +50,7 @@ class Tenancy:
     """
 
     block_table: Tensor
-    seq_lens: list[int]
+    seq_lens: IntArray
     mask: Tensor
     appended: Tensor
     num_steps: int = 0
@@ -57,19 +59,19 @@ class Tenancy:
     @property
     def length(self) -> int:
         """L, the longest context."""
-        return max(self.seq_lens)
+        return int(self.seq_lens.max())
 
     def is_continued_by(self, step: StepLayout) -> bool:
         """Whether a step computes one more token of the same requests."""
-        if step.seq_lens_host != [length + 1 for length in self.seq_lens]:
+        if not np.array_equal(step.seq_lens_host, self.seq_lens + 1):
             return False
-        if max(step.seq_lens_host) > self.mask.shape[2]:
-            return False
+        if self.length == self.mask.shape[2]:
+            return False  # there is no room left
         return torch.equal(step.block_table[:, : self.block_table.shape[1]], self.block_table)
 
     def advance(self, step: StepLayout) -> None:
         """Take in one more token of each request."""
-        self.block_table, self.seq_lens = step.block_table.clone(), list(step.seq_lens_host)
+        self.block_table, self.seq_lens = step.block_table.clone(), self.seq_lens + 1
         self.appended += 1
         half = len(self.appended) // 2  # the mask has a row for each of K's, not of V's
         self.mask.view(-1).index_fill_(0, self.appended[:half], 0.0)
@@ -147,15 +149,15 @@ class HeldContext:
         return fits and num_padded <= MAX_PADDING * sum(lens)
 
     def _move_in(self, step: StepLayout) -> Tenancy:
-        num_rows, num_kv_heads = len(step.seq_lens_host), self.shape.num_kv_heads
-        room = max(step.seq_lens_host) + ROOM
-        lens = torch.tensor(step.seq_lens_host)
+        seq_lens, num_kv_heads = np.array(step.seq_lens_host), self.shape.num_kv_heads
+        lens = torch.from_numpy(seq_lens)
+        room = int(seq_lens.max()) + ROOM
         is_beyond = torch.arange(room) >= lens.unsqueeze(1)  # [n, C]
-        mask = torch.zeros(num_rows, room).masked_fill_(is_beyond, -math.inf)
+        mask = torch.zeros(len(lens), room).masked_fill_(is_beyond, -math.inf)
         mask = mask.repeat_interleave(num_kv_heads, 0).unsqueeze(1)
         last = (lens - 1).repeat_interleave(num_kv_heads).repeat(2)  # [2 * n * K]
         appended = torch.arange(len(last)) * room + last
-        return Tenancy(step.block_table.clone(), list(step.seq_lens_host), mask, appended)
+        return Tenancy(step.block_table.clone(), seq_lens, mask, appended)
 
     def _gather(
         self, tenancy: Tenancy, cache: Tensor, rows: CacheRows, copy: _Copy | None
@@ -175,6 +177,6 @@ class HeldContext:
 
 def _context(tenancy: Tenancy, room: int, rows: CacheRows) -> Tensor:
     """Return what to gather; beyond its end a context repeats its last token, masked."""
-    ends = torch.tensor(tenancy.seq_lens).unsqueeze(1)
+    ends = torch.from_numpy(tenancy.seq_lens).unsqueeze(1)
     first = rows.tokens(tenancy.block_table, torch.minimum(torch.arange(room), ends - 1))  # [n, C]
     return (first[None, :, None, :] + rows.head_rows[:, None, :, None]).view(-1)

@@ -27,6 +27,22 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
         ),
     )
     registry.add(
+        "cpu",
+        "quire_attention_backends.cpu_attention:CpuBackend",
+        capabilities=AttentionCapabilities(
+            devices=frozenset({"cpu"}),
+            dtypes=frozenset({"float32"}),
+            kv_dtypes=_DTYPES | {"float8_e4m3fn", "int8"},
+            sliding_window=True,
+            attention_chunk=True,
+            logit_soft_cap=True,
+            padded_pages=True,
+            sinks=True,
+            needs_native=True,
+            priority=10,
+        ),
+    )
+    registry.add(
         "triton",
         "quire_attention_backends.triton_attention:TritonBackend",
         capabilities=AttentionCapabilities(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -21,10 +24,14 @@ class Reach:
     window: int | None = None
     chunk: int | None = None
 
-    def first_key(self, query: int) -> int:
-        """Return the first position that a query at a position sees."""
-        first = 0 if self.window is None else max(0, query - self.window + 1)
-        return first if self.chunk is None else max(first, query // self.chunk * self.chunk)
+    def first_key(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first position that each query sees, given theirs."""
+        first = np.zeros_like(queries)
+        if self.window is not None:
+            first = np.maximum(queries - self.window + 1, 0)
+        if self.chunk is not None:
+            first = np.maximum(first, queries // self.chunk * self.chunk)
+        return first
 
     def hides(self, keys: Tensor, queries: Tensor) -> Tensor:
         """Return whether keys are hidden from queries; positions that can be broadcast."""

@@ -15,7 +15,6 @@ is a property of the library on this machine, so it is tried before the first st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +25,8 @@ from quire.interfaces.attention import AttentionShape
 from quire.layers.row_tiles import refusal, same_bits
 from quire_attention_backends.cache_rows import CacheRows
 from quire_attention_backends.reach import Reach
-from quire_attention_backends.span_batch import span_keys, tables_of, tokens_of
-from quire_attention_backends.spans import MAX_QUERIES, Span
+from quire_attention_backends.span_batch import span_keys
+from quire_attention_backends.spans import MAX_QUERIES, Spans
 
 TILE = 128  # keys
 ROWS = 8  # query rows come in multiples of it
@@ -38,39 +37,35 @@ class TiledBatch:
     """n spans of q queries each, over c tiles; M = q * G padded to whole rows of 8.
 
     Attributes:
-        tokens: `[n * q]` int64, where the queries stand in the step; None: it is all of the step.
         context: `[2 * c * n * K * 128]` int64, rows of the cache: all of K, then all of V.
         mask: `[c, n, 1, M, 128]` float32, 0 or minus infinity, to be added to the scores.
     """
 
     num_spans: int
     num_queries: int
-    tokens: Tensor | None
     context: Tensor
     mask: Tensor
 
 
 def build_tiled(
-    spans: Sequence[Span],
+    spans: Spans,  # whose tile is `TILE`
     block_table: Tensor,  # [R, max_blocks]
-    num_tokens: int,  # of the step
     reach: Reach,
     shape: AttentionShape,
     rows: CacheRows,
 ) -> TiledBatch:
     """Find what a batch of spans reads."""
-    device, num_spans, size = block_table.device, len(spans), spans[0].num_queries
-    found = span_keys(spans, reach, device, TILE)
-    first = rows.tokens(tables_of(spans, block_table), found.read)  # [n, c * 128]
+    num_spans, size = len(spans), spans.num_queries
+    found = span_keys(spans, block_table, shape.block_size, reach)
+    first = rows.tokens(found.tables, found.read)  # [n, c * 128]
     first = first.view(num_spans, -1, TILE).transpose(0, 1)  # [c, n, 128]
     context = first[None, :, :, None, :] + rows.head_rows[:, None, None, :, None]
-    is_hidden = reach.hides(found.keys.unsqueeze(1), found.queries.unsqueeze(2))  # [n, q, c * 128]
-    mask = torch.zeros(is_hidden.shape, device=device).masked_fill_(is_hidden, -math.inf)
+    mask = torch.zeros(found.is_hidden.shape, device=block_table.device)  # [n, q, c * 128]
+    mask.masked_fill_(found.is_hidden, -math.inf)
     mask = mask.view(num_spans, size, -1, TILE).permute(2, 0, 1, 3)  # [c, n, q, 128]
     mask = mask.repeat_interleave(shape.num_heads // shape.num_kv_heads, 2)
     mask = functional.pad(mask, (0, 0, 0, -mask.shape[2] % ROWS)).unsqueeze(2)
-    tokens = tokens_of(spans, num_tokens, device)
-    return TiledBatch(num_spans, size, tokens, context.reshape(-1), mask)
+    return TiledBatch(num_spans, size, context.reshape(-1), mask)
 
 
 def attend_in_tiles(

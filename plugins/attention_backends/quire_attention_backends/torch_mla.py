@@ -8,7 +8,6 @@ and sums are float32 whatever the cache holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ import torch
 from quire.interfaces.attention import StepLayout
 from quire.interfaces.mla import MLABackend
 from quire_attention_backends.mla_pages import view_rows
+from quire_attention_backends.query_order import QueryOrder
 from quire_attention_backends.reach import Reach
-from quire_attention_backends.span_batch import span_keys, tables_of, tokens_of
-from quire_attention_backends.spans import MAX_QUERIES, Span, batches
+from quire_attention_backends.span_batch import span_keys
+from quire_attention_backends.spans import MAX_QUERIES, Spans, batches, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +37,10 @@ class RowBatch:
     """n spans of q queries each, padded to L tokens of context.
 
     Attributes:
-        tokens: `[n * q]` int64, where the queries stand in the step; None: it is all of the step.
         context: `[n, L]` int64, rows of the cache: each of them is seen by a query.
         is_hidden: `[n, q, L]`.
     """
 
-    tokens: Tensor | None
     context: Tensor
     is_hidden: Tensor
 
@@ -52,6 +50,7 @@ class StepMetadata:
     """What all layers of a step share."""
 
     step: StepLayout
+    order: QueryOrder
     batches: list[RowBatch]
 
 
@@ -73,9 +72,11 @@ class TorchMLABackend(MLABackend):
         max_queries = min(step.max_query_len, MAX_QUERIES)
         score_bytes = max_queries * self.shape.num_heads * NUMBER_BYTES  # of a token of context
         max_tokens = min(MAX_GATHERED_BYTES // row_bytes, MAX_SCORES_BYTES // score_bytes)
-        call_cost_tokens = CALL_COST_BYTES // row_bytes
-        spans = batches(step.query_lens_host, step.seq_lens_host, call_cost_tokens, max_tokens)
-        return StepMetadata(step, [self._batch(each, step) for each in spans])
+        call_cost_tokens = CALL_COST_BYTES / row_bytes
+        spans = cut(step.query_lens_host, step.seq_lens_host, Reach())
+        grouped = batches(spans, call_cost_tokens, max_tokens)
+        order = QueryOrder.of(grouped, len(step.slot_mapping), step.block_table.device)
+        return StepMetadata(step, order, [self._batch(each, step) for each in grouped])
 
     def forward(
         self,
@@ -88,30 +89,23 @@ class TorchMLABackend(MLABackend):
         scale: float,
     ) -> Tensor:  # [T, H, C]
         """Write the rows to their slots, then attend; rows of padding come out as zeros."""
-        slots = metadata.step.slot_mapping
+        slots, latent_dim = metadata.step.slot_mapping, q_latent.shape[2]
         new = torch.cat((latent, k_rope), 1).to(kv_cache.dtype)
         kv_cache[slots // self.shape.block_size, slots % self.shape.block_size] = new
         q = torch.cat((q_latent, q_rope), 2)  # [T, H, C + P]
-        out = torch.zeros_like(q_latent)
-        for batch in metadata.batches:
-            rows = self._rows(kv_cache, batch.context)
-            some = q if batch.tokens is None else q[batch.tokens]
-            answers = _attend(some, rows, batch.is_hidden, scale, self.shape.latent_dim)
-            if batch.tokens is None:
-                return answers.to(out.dtype)
-            out.index_copy_(0, batch.tokens, answers.to(out.dtype))
-        return out
+        if not metadata.batches:  # a step of padding alone
+            return torch.zeros_like(q_latent)
+        answers = [
+            _attend(some, self._rows(kv_cache, batch.context), batch.is_hidden, scale, latent_dim)
+            for some, batch in zip(metadata.order.of_each_batch(q), metadata.batches, strict=True)
+        ]
+        return metadata.order.of_the_step(answers).to(q_latent.dtype)
 
-    def _batch(self, spans: Sequence[Span], step: StepLayout) -> RowBatch:
-        device, size = step.seq_lens.device, self.shape.block_size
-        reach = Reach()
-        found = span_keys(spans, reach, device)
-        block_ids = tables_of(spans, step.block_table).gather(1, found.read // size)
-        return RowBatch(
-            tokens=tokens_of(spans, len(step.slot_mapping), device),
-            context=block_ids.long() * size + found.read % size,
-            is_hidden=reach.hides(found.keys.unsqueeze(1), found.queries.unsqueeze(2)),
-        )
+    def _batch(self, spans: Spans, step: StepLayout) -> RowBatch:
+        size = self.shape.block_size
+        found = span_keys(spans, step.block_table, size, Reach())
+        block_ids = found.tables.gather(1, found.read // size).long()
+        return RowBatch(block_ids * size + found.read % size, found.is_hidden)
 
     def _rows(self, kv_cache: Tensor, context: Tensor) -> Tensor:  # [n, L, C + P] float32
         size = self.shape.block_size

@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -21,6 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire_attention_backends.cache_rows import CacheRows
 from quire_attention_backends.reach import Reach
+from quire_attention_backends.spans import IntArray
 
 MAX_HEAD_DIM = 256
 LEAST_CAPABILITY = (8, 0)
@@ -108,10 +109,10 @@ class VarlenAttention:
         return out
 
 
-def num_keys_seen(step: StepLayout, reach: Reach) -> list[int]:
+def num_keys_seen(step: StepLayout, reach: Reach) -> IntArray:  # [R]
     """Return for each request how many keys its queries see together."""
-    lens = zip(step.query_lens_host, step.seq_lens_host, strict=True)
-    return [length - reach.first_key(length - num_new) for num_new, length in lens]
+    lens = np.array(step.seq_lens_host, np.int64)
+    return lens - reach.first_key(lens - np.array(step.query_lens_host, np.int64))
 
 
 def build_varlen(
@@ -125,39 +126,34 @@ def build_varlen(
         rows: Where tokens lie in the cache.
         may_use_own: Whether the step's own k and v are what the cache keeps of them.
     """
-    query_lens, seq_lens = step.query_lens_host, step.seq_lens_host
-    device = step.block_table.device
-    is_fresh = may_use_own and query_lens == seq_lens
+    device, query_lens = step.block_table.device, np.array(step.query_lens_host, np.int64)
+    is_fresh = may_use_own and step.query_lens_host == step.seq_lens_host
     key_lens = query_lens if is_fresh else num_keys_seen(step, reach)
     query_start = _starts(query_lens, device)
     key_start = query_start if is_fresh else _starts(key_lens, device)
     return VarlenBatch(
         query_start,
         key_start,
-        max(query_lens),
-        max(key_lens),
-        sum(query_lens),
-        sum(key_lens),
+        int(query_lens.max()),
+        int(key_lens.max()),
+        int(query_lens.sum()),
+        int(key_lens.sum()),
         None if is_fresh else _context(step, key_lens, rows),
     )
 
 
-def _starts(lens: list[int], device: torch.device) -> Tensor:  # [R + 1]
-    starts = list(accumulate(lens, initial=0))
-    return torch.tensor(starts, dtype=torch.int32, device=device)
+def _starts(lens: IntArray, device: torch.device) -> Tensor:  # [R + 1]
+    starts = np.zeros(len(lens) + 1, np.int32)
+    np.cumsum(lens, out=starts[1:])
+    return torch.from_numpy(starts).to(device)
 
 
-def _context(step: StepLayout, key_lens: list[int], rows: CacheRows) -> Tensor:
+def _context(step: StepLayout, key_lens: IntArray, rows: CacheRows) -> Tensor:
     """Return the rows of each request's keys, one request after the other, `[2 * L * K]`."""
-    device = step.block_table.device
-    counts = torch.tensor(key_lens, device=device)
-    num_keys = sum(key_lens)
-    requests = torch.repeat_interleave(
-        torch.arange(len(key_lens), device=device), counts, output_size=num_keys
-    )
-    ends = counts.cumsum(0)
-    ahead = torch.tensor(step.seq_lens_host, device=device) - ends  # from place to position
-    positions = torch.arange(num_keys, device=device) + ahead[requests]
-    block_ids = step.block_table[requests, positions // rows.block_size].long()
-    first = block_ids * rows.page_rows + positions % rows.block_size  # [L]
+    ends, lens = key_lens.cumsum(), np.array(step.seq_lens_host, np.int64)
+    requests = np.repeat(np.arange(len(key_lens)), key_lens)  # [L]
+    positions = np.arange(len(requests)) + (lens - ends)[requests]
+    found = torch.from_numpy(np.stack((requests, positions))).to(step.block_table.device)
+    block_ids = step.block_table[found[0], found[1] // rows.block_size].long()
+    first = block_ids * rows.page_rows + found[1] % rows.block_size  # [L]
     return (first[None, :, None] + rows.head_rows[:, None, :]).view(-1)

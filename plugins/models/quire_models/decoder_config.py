@@ -183,6 +183,7 @@ def describe_decoder(
         checkpoint_dtype=values.text("dtype", values.text("torch_dtype", "float32")),
         kv_layers=tuple(_kv_layer(decoder, layer) for layer in range(decoder.num_layers)),
         quantization=method.text("quant_method") if quantization else None,
+        has_tied_head=decoder.tie_word_embeddings,
     )
 
 

@@ -9,6 +9,8 @@ TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k likeliest tokens; 0 
 TOP_P = RequestField("top_p", float, 1.0, 0.0, 1.0, "The likeliest tokens that add up to p.")
 MIN_P = RequestField("min_p", float, 0.0, 0.0, 1.0, "Share of the likeliest token's probability.")
 
+ABSORBED = ("temperature", "min_p", "top_k_top_p")
+
 
 @hookimpl
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
@@ -39,7 +41,17 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
         capabilities=SamplerCapabilities(
             stage="draw",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
-            needs_kernels=True,
-            absorbs=("temperature", "min_p", "top_k_top_p"),
+            needs_kernels="triton",
+            absorbs=ABSORBED,
+        ),
+    )
+    registry.add(
+        "cpu_gumbel",
+        "quire_samplers.cpu_gumbel:CpuGumbel",
+        capabilities=SamplerCapabilities(
+            stage="draw",
+            fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
+            needs_kernels="native",
+            absorbs=ABSORBED,
         ),
     )

@@ -179,13 +179,28 @@ def test_a_cache_of_a_given_size_must_fit_beside_the_rest(driver, mixed):
 
 
 def test_kernels_kv_type_and_graphs_are_told(driver, mixed, capsys):
-    _, out = explained(capsys, mixed, "--kv-cache-dtype", "int8", "--device", "cpu")
-    facts = [line.split(maxsplit=3) for line in out.splitlines()[:14]]
+    argv = (mixed, "--kv-cache-dtype", "int8", "--device", "cpu", "--kernels", "torch")
+    _, out = explained(capsys, *argv)
+    facts = [line.split(maxsplit=3) for line in out.splitlines()[:15]]
     assert ["kv", "cache", "dtype", "int8"] in facts
-    assert ["kernels", "torch"] in facts
+    assert ["kernels", "torch", "(asked", "for)"] in facts
     assert "cuda graphs        none on this cpu" in out
     _, out = explained_on_gpu(driver, "0", mixed, "--enforce-eager", "--kernels", "torch")
     assert "cuda graphs        none: --enforce-eager" in out
+
+
+def test_how_weights_are_kept_is_told_and_counted(mixed, capsys):
+    """The model's embedding is its head as well."""
+    _, plain = explained(capsys, mixed, "--quantization", "none", "--json")
+    _, packed = explained(capsys, mixed, "--quantization", "int8", "--json")
+    dense, packed = json.loads(plain), json.loads(packed)
+    assert dense["weights"] == "float32 (asked for)"
+    assert packed["weights"] == "int8 (asked for)"
+    ratio = dense["memory"]["weight_bytes"] / packed["memory"]["weight_bytes"]
+    assert ratio == pytest.approx(32 / 8.125, rel=1e-3)
+    (part,) = [part for part in packed["parts"] if part["kind"] == "quantizations"]
+    assert (part["name"], part["why"]) == ("int8", "asked for")
+    assert {"name": "int4", "reason": "not asked for"} in part["rejected"]
 
 
 def test_the_memory_of_nothing_is_data_too():

@@ -1,10 +1,14 @@
 import argparse
+import re
+from pathlib import Path
 
 import pytest
 
-from quire.cli.options import add_options, all_options, read_settings
+from quire.cli.options import OTHER_VARIABLES, add_options, all_options, read_settings
 from quire.config import GROUPS
 from quire.errors import SettingsError
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +138,16 @@ def test_a_variable_that_is_no_option_is_told_with_the_nearest(monkeypatch, capl
     monkeypatch.setenv("QUIRE_MAX_NUM_SEQ", "3")
     settings_of()
     assert "QUIRE_MAX_NUM_SEQ is no option; did you mean 'QUIRE_MAX_NUM_SEQS'?" in caplog.text
+
+
+def test_variables_that_the_docs_name_are_known(monkeypatch, caplog):
+    page = (DOCS / "cpu.md").read_text(encoding="utf-8")
+    ours = set(re.findall(r"\bQUIRE_\w+", page))
+    assert ours >= OTHER_VARIABLES
+    for variable in ours:
+        monkeypatch.setenv(variable, "x")
+    settings_of()
+    assert "is no option" not in caplog.text
 
 
 @pytest.mark.parametrize(

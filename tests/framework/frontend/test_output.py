@@ -17,6 +17,11 @@ def start(intake, tokenizer, *, prompt="the", hooks=(), adapter=None, **params):
     return Answers(admission, tokenizer, hooks)
 
 
+def take(answers, said):
+    answer = answers.take(said)
+    return answer.delta(), answer.must_abort
+
+
 def output(answers, token_ids, *, child=0, **fields):
     request_id = answers.admission.requests[child].request_id
     return EngineOutput(request_id=request_id, token_ids=token_ids, **fields)
@@ -25,8 +30,8 @@ def output(answers, token_ids, *, child=0, **fields):
 def test_deltas_add_up_to_the_answer(intake, tokenizer):
     answers = start(intake, tokenizer)
     ids = tokenizer.encode(" fox 👩‍👩‍👧")
-    deltas = [answers.take(output(answers, [i]))[0] for i in ids[:-1]]
-    deltas.append(answers.take(output(answers, ids[-1:], finish_reason="length"))[0])
+    deltas = [take(answers, output(answers, [i]))[0] for i in ids[:-1]]
+    deltas.append(take(answers, output(answers, ids[-1:], finish_reason="length"))[0])
     completion = answers.result().outputs[0]
     assert "".join(delta.text for delta in deltas) == completion.text == " fox 👩‍👩‍👧"
     assert [i for delta in deltas for i in delta.token_ids] == completion.token_ids == ids
@@ -37,7 +42,7 @@ def test_deltas_add_up_to_the_answer(intake, tokenizer):
 def test_end_of_text_has_no_text_and_no_stop_reason(intake, tokenizer):
     answers = start(intake, tokenizer, skip_special_tokens=False)
     eos = tokenizer.eos_token_ids[0]
-    delta, must_abort = answers.take(output(answers, [eos], finish_reason="stop", stop_reason=eos))
+    delta, must_abort = take(answers, output(answers, [eos], finish_reason="stop", stop_reason=eos))
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("", [eos], None)
     assert not must_abort
 
@@ -46,14 +51,14 @@ def test_end_of_text_has_no_text_and_no_stop_reason(intake, tokenizer):
 def test_a_stop_token_of_the_caller_is_the_reason(intake, tokenizer, include, text):
     blank = tokenizer.encode(" ")[0]
     answers = start(intake, tokenizer, stop_token_ids=[blank], include_stop_str_in_output=include)
-    taken = answers.take(output(answers, [blank], finish_reason="stop", stop_reason=blank))
+    taken = take(answers, output(answers, [blank], finish_reason="stop", stop_reason=blank))
     assert (taken[0].text, taken[0].stop_reason) == (text, blank)
 
 
 def test_a_stop_string_ends_the_answer_and_tells_the_engine(intake, tokenizer):
     answers = start(intake, tokenizer, stop=["zy d"])
     ids = tokenizer.encode("lazy dog fox")
-    delta, must_abort = answers.take(output(answers, ids))
+    delta, must_abort = take(answers, output(answers, ids))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("la", "stop", "zy d")
     assert must_abort
     assert "zy d" in tokenizer.decode(delta.token_ids)
@@ -64,18 +69,18 @@ def test_a_stop_string_ends_the_answer_and_tells_the_engine(intake, tokenizer):
 def test_a_stop_string_in_the_last_step_needs_no_abort(intake, tokenizer):
     answers = start(intake, tokenizer, stop=["dog"])
     ids = tokenizer.encode("dog")
-    delta, must_abort = answers.take(output(answers, ids, finish_reason="length"))
+    delta, must_abort = take(answers, output(answers, ids, finish_reason="length"))
     assert (delta.finish_reason, delta.stop_reason, must_abort) == ("stop", "dog", False)
 
 
 def test_half_a_stop_string_and_half_a_character_come_with_the_end(intake, tokenizer):
     answers = start(intake, tokenizer, stop=["dogs"])
     ids = tokenizer.encode("dog")
-    assert answers.take(output(answers, ids))[0].text == ""
-    assert answers.take(output(answers, [], finish_reason="length"))[0].text == "dog"
+    assert take(answers, output(answers, ids))[0].text == ""
+    assert take(answers, output(answers, [], finish_reason="length"))[0].text == "dog"
     answers = start(intake, tokenizer)
     first = next(i for i in range(400) if tokenizer.token_bytes(i) == b"\xf0")
-    delta, _ = answers.take(output(answers, [first], finish_reason="length"))
+    delta, _ = take(answers, output(answers, [first], finish_reason="length"))
     assert delta.text == "\ufffd"
 
 
@@ -83,25 +88,25 @@ def test_logprobs_name_the_chosen_token_first(intake, tokenizer):
     answers = start(intake, tokenizer, logprobs=2)
     the, fox, dog = (tokenizer.encode(text)[0] for text in ("t", "f", "d"))
     row = TokenLogprobs([the, fox, the], [-2.0, -0.1, -2.0], rank=2)
-    delta, _ = answers.take(output(answers, [the], logprobs=[row]))
+    delta, _ = take(answers, output(answers, [the], logprobs=[row]))
     assert list(delta.logprobs[0]) == [the, fox]
     chosen, other = delta.logprobs[0].values()
     assert (chosen.rank, chosen.logprob, chosen.decoded_token) == (2, -2.0, "t")
     assert (other.rank, other.decoded_token) == (1, "f")
     row = TokenLogprobs([dog, fox, the], [-math.inf, math.nan, -1.0], rank=9)
-    delta, _ = answers.take(output(answers, [dog], logprobs=[row]))
+    delta, _ = take(answers, output(answers, [dog], logprobs=[row]))
     assert [entry.logprob for entry in delta.logprobs[0].values()] == [
         LOWEST_LOGPROB, LOWEST_LOGPROB, -1.0,
     ]  # fmt: skip
     row = TokenLogprobs([dog], [-1e30], rank=9)
-    delta, _ = answers.take(output(answers, [dog], logprobs=[row]))
+    delta, _ = take(answers, output(answers, [dog], logprobs=[row]))
     assert delta.logprobs[0][dog].logprob == LOWEST_LOGPROB
     assert len(answers.result().outputs[0].logprobs) == 3
 
 
 def test_logprobs_that_nobody_asked_for_stay_away(intake, tokenizer):
     answers = start(intake, tokenizer)
-    assert answers.take(output(answers, [1]))[0].logprobs is None
+    assert take(answers, output(answers, [1]))[0].logprobs is None
     assert answers.result().outputs[0].logprobs is None
 
 
@@ -118,22 +123,22 @@ def test_errors_of_the_engine_are_typed(intake, tokenizer, code, kind):
     answers = start(intake, tokenizer)
     report = ErrorReport(code, "it cannot be")
     with pytest.raises(kind, match="it cannot be"):
-        answers.take(output(answers, [], finish_reason="error", error=report))
+        take(answers, output(answers, [], finish_reason="error", error=report))
     assert answers.is_finished
 
 
 def test_n_answers_are_told_apart(intake, tokenizer):
     answers = start(intake, tokenizer, n=2)
     fox, dog = tokenizer.encode("fox"), tokenizer.encode("dog")
-    assert answers.take(output(answers, dog, child=1, finish_reason="length"))[0].index == 1
+    assert take(answers, output(answers, dog, child=1, finish_reason="length"))[0].index == 1
     assert not answers.is_finished
-    answers.take(output(answers, fox, child=0, finish_reason="length"))
+    take(answers, output(answers, fox, child=0, finish_reason="length"))
     assert [c.text for c in answers.result().outputs] == ["fox", "dog"]
 
 
 def test_an_aborted_answer_keeps_what_it_has(intake, tokenizer):
     answers = start(intake, tokenizer, stop=["dogs"])
-    answers.take(output(answers, tokenizer.encode("the dog")))
+    take(answers, output(answers, tokenizer.encode("the dog")))
     (delta,) = answers.abort()
     assert (delta.text, delta.finish_reason) == ("dog", "abort")
     assert answers.result().outputs[0].text == "the dog"
@@ -142,7 +147,7 @@ def test_an_aborted_answer_keeps_what_it_has(intake, tokenizer):
 
 def test_the_output_names_its_adapter_and_prompt(intake, tokenizer):
     answers = start(intake, tokenizer, adapter=AdapterRef("pirate", "/adapters/pirate"))
-    answers.take(output(answers, [1], finish_reason="length", num_cached_tokens=2))
+    take(answers, output(answers, [1], finish_reason="length", num_cached_tokens=2))
     result = answers.result()
     assert (result.prompt, result.prompt_token_ids) == ("the", tokenizer.encode("the"))
     assert (result.lora_request.lora_name, result.num_cached_tokens) == ("pirate", 2)
@@ -150,7 +155,7 @@ def test_the_output_names_its_adapter_and_prompt(intake, tokenizer):
 
 def test_the_cache_is_told_by_the_first_answer(intake, tokenizer):
     answers = start(intake, tokenizer, n=2)
-    answers.take(output(answers, [1], child=1, finish_reason="length", num_cached_tokens=2))
+    take(answers, output(answers, [1], child=1, finish_reason="length", num_cached_tokens=2))
     assert answers.result().num_cached_tokens == 0  # what child 0 computed, for both of them
 
 
@@ -160,7 +165,7 @@ def test_prompt_logprobs_of_chunks_are_one_list(intake, tokenizer):
     rows = [TokenLogprobs([token_id, 9], [-2.0, -1.0], 2) for token_id in ids[1:]]
     parts = ((0, [], rows[:1]), (1, [5], None), (0, [], rows[1:2]), (0, [5], rows[2:]))
     deltas = [
-        answers.take(output(answers, drawn, child=child, prompt_logprobs=given))[0]
+        take(answers, output(answers, drawn, child=child, prompt_logprobs=given))[0]
         for child, drawn, given in parts
     ]
     assert deltas[1].prompt_logprobs is None
@@ -170,19 +175,19 @@ def test_prompt_logprobs_of_chunks_are_one_list(intake, tokenizer):
     assert [next(iter(row)) for row in told[1:]] == ids[1:]
     assert [(row[9].rank, row[9].logprob) for row in told[1:]] == [(1, -1.0)] * (len(ids) - 1)
     assert told[1][ids[1]].decoded_token == tokenizer.token_text(ids[1])
-    later = answers.take(output(answers, [5]))[0]
+    later = take(answers, output(answers, [5]))[0]
     assert later.prompt_logprobs is None
 
 
 def test_a_prompt_of_one_token_has_nothing_to_say(intake, tokenizer):
     answers = start(intake, tokenizer, prompt=[5], prompt_logprobs=1)
-    delta, _ = answers.take(output(answers, [1], finish_reason="length"))
+    delta, _ = take(answers, output(answers, [1], finish_reason="length"))
     assert delta.prompt_logprobs == answers.result().prompt_logprobs == [None]
 
 
 def test_nobody_who_did_not_ask_gets_prompt_logprobs(intake, tokenizer):
     answers = start(intake, tokenizer)
-    delta, _ = answers.take(output(answers, [1], finish_reason="length"))
+    delta, _ = take(answers, output(answers, [1], finish_reason="length"))
     assert delta.prompt_logprobs is answers.result().prompt_logprobs is None
 
 
@@ -195,7 +200,7 @@ def test_plugins_hear_of_the_end_and_their_errors_change_nothing(intake, tokeniz
 
     hooks = [(Source("acme", "acme-quire", "1.0"), fail)]
     answers = start(intake, tokenizer, hooks=hooks)
-    answers.take(output(answers, [1]))
-    answers.take(output(answers, [1], finish_reason="length"))
+    take(answers, output(answers, [1]))
+    take(answers, output(answers, [1], finish_reason="length"))
     assert seen == [(answers.admission.requests[0].request_id, "length")]
     assert "acme" in caplog.text

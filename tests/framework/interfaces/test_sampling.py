@@ -1,7 +1,7 @@
 import pytest
 
-from quire.errors import InvalidRequestError
-from quire.interfaces.sampling import RequestField
+from quire.errors import InvalidRequestError, PluginError
+from quire.interfaces.sampling import RequestField, SamplerCapabilities
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,9 @@ def test_what_it_can_hold_comes_out_in_its_type(kind, value):
 def test_bounds_are_named():
     with pytest.raises(InvalidRequestError, match="margin must be a float from 0 to inf, got -1"):
         RequestField("margin", float, 1.0, 0).check(-1)
+
+
+def test_a_step_that_needs_kernels_says_which_by_name():
+    assert SamplerCapabilities(stage="draw", needs_kernels="native").needs_kernels == "native"
+    with pytest.raises(PluginError, match="must be 'triton', 'native' or None, got True"):
+        SamplerCapabilities(stage="draw", needs_kernels=True)

@@ -6,7 +6,7 @@ import pytest
 
 from quire.config import Settings
 from quire.engine.core import EngineCore
-from quire.launch import start_engine
+from quire.launch import engine, start_engine
 from quire.launch.composing import compose_engine
 from quire.launch.engine import has_engine_process
 from quire.plugins import load_plugins
@@ -35,6 +35,23 @@ def test_by_default_only_a_server_on_a_gpu_has_its_engine_elsewhere(
     composition = compose_engine(settings, load_plugins(settings.plugins)).composition
     composition = replace(composition, device=device)
     assert has_engine_process(settings, composition, is_serving=is_serving) is expected
+
+
+def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monkeypatch):
+    ended, shutdown = [], EngineCore.shutdown
+
+    def noted(core):
+        ended.append(core)
+        shutdown(core)
+
+    def fail(*_args):
+        raise RuntimeError("no thinking here")
+
+    monkeypatch.setattr(EngineCore, "shutdown", noted)
+    monkeypatch.setattr(engine, "make_thinking", fail)
+    with pytest.raises(RuntimeError, match="no thinking here"):
+        start_engine(Settings.from_options({"model": folder}))
+    assert len(ended) == 1
 
 
 def test_a_server_on_a_cpu_has_its_engine_beside_it(folder):

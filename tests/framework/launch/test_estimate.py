@@ -9,8 +9,10 @@ from quire.config import Settings
 from quire.free_memory import cache_bytes, free_host_bytes
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import Fit, MemoryEstimate, estimate_memory
+from quire.layers.parallel import SingleDevice
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.worker import ModelWorker
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,24 @@ def test_full_attention_alone_by_hand(tmp_path):
     assert (group.bytes_a_token, group.page_bytes, group.padding_bytes) == (768, 768 * 16, 0)
     # 1,000 blocks: 1,024 tokens are 1,023 computed, 64 blocks; 4,096 are 256 blocks.
     assert memory.fits == (Fit(1024, 15), Fit(4096, 3))
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
+@pytest.mark.parametrize("name", ["none", "int8", "int4"])
+def test_packed_weights_take_what_was_told(tmp_path, name, is_tied):
+    sizes = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768}
+    sizes["max_position_embeddings"] = 32  # the table of angles is no weight
+    checkpoint = write_checkpoint(
+        tmp_path, "Qwen3ForCausalLM", tie_word_embeddings=is_tied, head_dim=64, **sizes
+    )
+    settings = Settings.from_options({"model": str(tmp_path), "quantization": name})
+    composed = compose_engine(settings, load_plugins(settings.plugins))
+    registries = composed.plugins.registries
+    worker = ModelWorker(composed.settings, composed.composition, registries, SingleDevice())
+    told = estimate_memory(composed).weight_bytes
+    held = worker.load().weight_bytes
+    if name == "none":  # torch keeps weights as small as these twice
+        assert told < held < 2.02 * told
+    else:
+        assert held == pytest.approx(told, rel=0.03)
+    assert told < checkpoint.num_params * (4.1 if name == "none" else 2.5)

@@ -1,10 +1,15 @@
 """Gated activations against the formulas."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 from kernel_device import BY_TORCH_OR_KERNEL
+from model_parts import CONTEXT
+from native_libraries import failing_library
 
+from quire.kernels import cpu_layers
 from quire.layers import GeluTanhAndMul, SiluAndMul
 
 
@@ -26,3 +31,19 @@ def test_the_gelu_is_the_approximate_one(context):
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     expected = (0.5 * gate * (1 + inner.tanh()) * up).float()
     torch.testing.assert_close(GeluTanhAndMul(context)(gate_up), expected)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("has_compiler", [True, False])
+@pytest.mark.parametrize("layer_class", [SiluAndMul, GeluTanhAndMul])
+def test_native_activations_are_the_same_and_do_without_a_compiler(
+    monkeypatch, tmp_path, layer_class, has_compiler, batch_invariant
+):
+    if not has_compiler:
+        monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
+    context = replace(CONTEXT, batch_invariant=batch_invariant)
+    native = layer_class(replace(context, kernels="native"))
+    native.finish_loading()
+    assert (native.kernel is not None) == has_compiler
+    gate_up = halves()[0]
+    torch.testing.assert_close(native(gate_up), layer_class(context)(gate_up))

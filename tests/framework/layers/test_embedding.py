@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from model_parts import CONTEXT
-from torch import Tensor
+from torch import Tensor, nn
 
+from quire.interfaces.quantization import LinearMethod, Quantization
 from quire.layers import LayerContext, LMHead, TensorParallelGroup, VocabParallelEmbedding
 
 WEIGHT = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
@@ -76,3 +77,96 @@ def test_logits_have_the_type_of_the_weight():
     head.load_weight("weight", WEIGHT, "lm_head")
     assert head.weight.dtype is torch.bfloat16
     assert head(torch.ones(1, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+class Doubled(LinearMethod):
+    """Keeps twice the weight, so that it shows whose numbers are used."""
+
+    def __init__(self, has_rows: bool) -> None:
+        self.has_rows = has_rows
+
+    def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
+        weight = nn.Parameter(torch.zeros(out_features, in_features), requires_grad=False)
+        layer.register_parameter("weight", weight)
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        layer.register_buffer("doubled", layer.get_parameter("weight").detach() * 2)
+        layer.register_parameter("weight", None)
+
+    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return x @ layer.get_buffer("doubled").T
+
+    def rows(self, layer: nn.Module, token_ids: Tensor) -> Tensor:
+        return layer.get_buffer("doubled")[token_ids]
+
+
+class DoubleAll(Quantization):
+    """Doubles what it is asked for."""
+
+    def __init__(self, has_rows: bool) -> None:
+        self.has_rows = has_rows
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+    def linear_method(self, module_name: str) -> LinearMethod:
+        return Doubled(self.has_rows)
+
+
+def tied_under(quantization: Quantization, where: LayerContext = CONTEXT):
+    where = replace(where, quantization=quantization)
+    layer = VocabParallelEmbedding(7, 4, where)
+    head = LMHead(7, 4, where, tied_to=layer)
+    layer.load_weight("weight", WEIGHT, "embed_tokens")
+    layer.finish_loading()
+    head.finish_loading()
+    return layer, head
+
+
+@pytest.mark.parametrize(("has_rows", "factor"), [(True, 2), (False, 1)])
+def test_a_tied_weight_is_the_methods_if_it_has_rows(has_rows, factor):
+    layer, head = tied_under(DoubleAll(has_rows))
+    assert torch.equal(layer(torch.arange(7)), factor * WEIGHT)
+    torch.testing.assert_close(head(torch.eye(4)), factor * WEIGHT.T)
+    assert len(list(layer.parameters())) == (0 if has_rows else 1)
+
+
+class Keeping(DoubleAll):
+    """Asks for nothing: layers keep their weights as they are."""
+
+    def linear_method(self, module_name: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "quantization", [DoubleAll(False), Keeping(False)], ids=["no rows", "none"]
+)
+@pytest.mark.parametrize("prepack", [False, True])
+def test_a_head_that_shares_a_plain_weight_has_the_narrow_numbers_of_the_file(
+    quantization, prepack
+):
+    where = replace(CONTEXT, quantization=quantization, prepack=prepack)
+    layer = VocabParallelEmbedding(7, 4, where)
+    head = LMHead(7, 4, where, tied_to=layer)
+    with torch.inference_mode():
+        layer.load_weight("weight", WEIGHT.bfloat16(), "embed_tokens")
+        layer.finish_loading()
+        head.finish_loading()
+        expected = WEIGHT.bfloat16().float()
+        assert torch.equal(layer(torch.arange(7)), expected)
+        torch.testing.assert_close(head(torch.eye(4)), expected.T)
+
+
+def test_a_device_has_its_share_of_a_tied_weight():
+    ids = torch.arange(7)
+    first, _ = tied_under(DoubleAll(True), context(0, 2, torch.zeros(1)))
+    second, _ = tied_under(DoubleAll(True), context(1, 2, first(ids)))
+    assert torch.equal(second(ids), 2 * WEIGHT)
+
+
+def test_a_head_of_its_own_asks_the_quantization():
+    head = LMHead(7, 4, replace(CONTEXT, quantization=DoubleAll(True)))
+    head.load_weight("weight", WEIGHT, "lm_head")
+    head.finish_loading()
+    torch.testing.assert_close(head(torch.eye(4)), 2 * WEIGHT.T)

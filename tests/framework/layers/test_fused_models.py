@@ -51,14 +51,14 @@ class Counted(RotatingAttention):
 
 
 def fused_model(
-    checkpoint: WrittenCheckpoint, dtype: torch.dtype = torch.float32
+    checkpoint: WrittenCheckpoint, dtype: torch.dtype = torch.float32, kernels: str = "triton"
 ) -> tuple[Model, list[Counted]]:
     """Build a model that runs kernels, with attention that norms and rotates."""
     architecture = checkpoint.config["architectures"][0]
     module = f"quire_models.{MODELS[architecture]}"
     describe: Any = import_reference(f"{module}_config:describe_{MODELS[architecture]}", "describe")
     model_class: Any = import_reference(f"{module}:{architecture}", "model")
-    context = replace(CONTEXT, fused=True, dtype=dtype)
+    context = replace(CONTEXT, kernels=kernels, dtype=dtype)
     model: Any = model_class(describe(checkpoint.config), context)
     backends = []
     for layer in model.modules():
@@ -76,8 +76,9 @@ def checkpoint(request: Any, tmp_path: Path) -> WrittenCheckpoint:
     return write_checkpoint(tmp_path, architecture, **config)
 
 
-def test_in_float32_the_logits_are_the_same(checkpoint):
-    model, backends = fused_model(checkpoint)
+@pytest.mark.parametrize("kernels", ["triton", "native"])
+def test_in_float32_the_logits_are_the_same(checkpoint, kernels):
+    model, backends = fused_model(checkpoint, kernels=kernels)
     expected = logits_of(load_model(checkpoint), TOKENS)
     assert difference(logits_of(model, TOKENS), expected) < 1e-5
     assert [backend.num_calls for backend in backends] == [1] * len(backends)

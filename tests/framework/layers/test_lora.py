@@ -13,7 +13,7 @@ from quire.layers import QKVParallelLinear, TensorParallelGroup
 from quire.layers.row_tiles import same_bits
 
 PLAIN = replace(CONTEXT, device=DEVICE)
-FUSED = replace(PLAIN, fused=True)
+FUSED = replace(PLAIN, kernels="triton")
 INDEX = torch.tensor([1, -1, 0, 1, -1, 0, 1], device=DEVICE)
 
 

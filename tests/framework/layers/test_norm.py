@@ -6,8 +6,10 @@ import pytest
 import torch
 from kernel_device import BY_TORCH_OR_KERNEL
 from model_parts import CONTEXT
+from native_libraries import failing_library
 from torch import Tensor
 
+from quire.kernels import cpu_layers
 from quire.layers import QKNorm, RMSNorm
 
 
@@ -58,13 +60,12 @@ def test_without_a_residual_the_input_becomes_it(context):
 
 
 @BY_TORCH_OR_KERNEL
-def test_neither_input_is_changed(context):
+def test_the_input_that_becomes_the_residual_is_not_changed(context):
     norm = RMSNorm(16, 1e-6, context)
     norm.load_weight("weight", torch.ones(16), "norm")
-    x, residual = numbers(3, 16), numbers(3, 16, seed=2)
-    norm(x, residual)
+    x = numbers(3, 16)
+    norm(x)
     assert torch.equal(x, numbers(3, 16))
-    assert torch.equal(residual, numbers(3, 16, seed=2))
 
 
 def test_query_and_key_heads_have_norms_of_their_own():
@@ -105,3 +106,34 @@ def test_query_and_key_norms_take_the_offset_too():
         qk = numbers(4, 2, 8).to(dtype)
         expected = by_formula(qk, 1 + torch.stack((numbers(8, seed=1), numbers(8, seed=2))), 1e-6)
         torch.testing.assert_close(norm(qk), expected.to(dtype))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_native_norms_are_the_same_and_do_without_a_compiler(
+    monkeypatch, tmp_path, has_compiler, offset
+):
+    if not has_compiler:
+        monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
+    x, residual, qk = numbers(3, 40), numbers(3, 40, seed=2), numbers(3, 5, 8)
+    answers = []
+    for kernels in ("torch", "native"):
+        context = replace(CONTEXT, kernels=kernels)
+        rows = RMSNorm(40, 1e-6, context, weight_offset=offset)
+        heads = QKNorm(3, 2, 8, 1e-6, context, weight_offset=offset)
+        rows.load_weight("weight", numbers(40, seed=1), "norm")
+        heads.load_weight("weight", numbers(8, seed=3), "q_norm")
+        heads.load_weight("weight", numbers(8, seed=4), "k_norm")
+        for norm in (rows, heads):
+            norm.finish_loading()
+            assert (norm.kernel is not None) == (kernels == "native" and has_compiler)
+        answers.append((*rows(x.clone(), residual.clone()), rows(x)[0], heads(qk)))
+    torch.testing.assert_close(*answers)
+
+
+def test_weights_that_are_loaded_later_are_those_of_the_native_norm():
+    norm = RMSNorm(8, 1e-6, replace(CONTEXT, kernels="native"))
+    norm.finish_loading()
+    norm.load_weight("weight", numbers(8, seed=1), "norm")
+    x = numbers(2, 8)
+    torch.testing.assert_close(norm(x)[0], by_formula(x, numbers(8, seed=1), 1e-6))

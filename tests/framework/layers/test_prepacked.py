@@ -57,6 +57,20 @@ def test_the_weight_still_counts_as_the_layers_memory():
     assert [parameter.numel() for parameter in layer.parameters()] == [48 * 24]
 
 
+@pytest.mark.parametrize(("rows", "copies"), [(48, 2), (SMALL_WEIGHT // 24 + 1, 1)])
+def test_a_weight_that_is_kept_twice_counts_twice(rows, copies):
+    layer = layer_of(rows, 24)
+    layer.finish_loading()
+    kept = [tensor.numel() for tensor in layer.state_dict().values()]
+    assert sum(kept) == copies * rows * 24
+
+
+def test_the_copy_of_a_tied_weight_is_counted():
+    embedding, head = tied_pair()
+    head.finish_loading()
+    assert head.get_buffer("packed_weight").numel() == embedding.weight.numel()
+
+
 def tied_pair() -> tuple[VocabParallelEmbedding, LMHead]:
     embedding = VocabParallelEmbedding(40, 8, PACKING)
     embedding.load_weight("weight", numbers(40, 8), "embed_tokens")

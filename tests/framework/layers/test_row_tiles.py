@@ -220,6 +220,35 @@ def test_a_method_that_cannot_promise_it_is_refused_by_name():
         method.finish_loading(layer)
 
 
+class Promising(NeighbourlyWeight):
+    """Says that it keeps the promise; so nobody tries it, and nobody cuts its rows."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        self.is_batch_invariant = True
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        self.counts.append(len(x))
+        return x
+
+    def rows(self, layer: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+        return token_ids * 2
+
+
+def test_a_method_that_keeps_the_promise_itself_is_not_tiled():
+    inner, layer = Promising(), nn.Module()
+    method = InTiles(inner, "mlp.up", torch.float32, CONTEXT.device)
+    method.create_weights(layer, 48, 64)
+    method.finish_loading(layer)
+    x = numbers(150, 64)
+    assert torch.equal(method.apply(layer, x), x)
+    assert torch.equal(method.apply_with_bias(layer, x.clone(), torch.ones(64)), x + 1)
+    assert inner.counts == [150, 150]
+    assert torch.equal(method.rows(layer, torch.tensor([4])), torch.tensor([8]))
+
+
 class Ranks(TensorParallelGroup):
     """This device and two others, whose parts are known."""
 

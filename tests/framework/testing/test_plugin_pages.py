@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 PAGES = Path(__file__).parents[3] / "docs" / "plugins"
-SNIPPET = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPET = re.compile(
+    r"^```(?:python|cpp)\n(?:#|//) (\S+\.(?:py|cpp))\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def write_snippets(page, folder):
@@ -24,7 +26,8 @@ def test_the_documented_plugins_pass_their_kits(tmp_path):
     written += write_snippets("samplers.md", tmp_path)
     written += write_snippets("scheduling_policies.md", tmp_path)
     written += write_snippets("kv_cache_specs.md", tmp_path)
-    assert sum(path.startswith("test_") for path in written) == 4
+    written += write_snippets("native_kernels.md", tmp_path)
+    assert sum(path.startswith("test_") for path in written) == 5
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,

@@ -30,7 +30,13 @@ class Scene:
 
     def __init__(self, folder, **options) -> None:
         self.settings = Settings.from_options(
-            {"model": str(folder), "load_format": "dummy", "dtype": "float32", **options}
+            {
+                "model": str(folder),
+                "load_format": "dummy",
+                "dtype": "float32",
+                "kernels": "torch",  # on any machine the same backends
+                **options,
+            }
         )
         plugins = load_plugins(self.settings.plugins)
         self.registries = plugins.registries

@@ -13,7 +13,7 @@ def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
     buffers = Drawn.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]))
     kept = buffers.first(2)
     buffers.packed.fill_(0)
-    assert [tuple(each) for each in kept.read()] == [(4, True, None), (5, False, None)]
+    assert kept.read() == ([4, 5], [True, False], [None, None])
 
 
 def test_reading_is_the_same_with_and_without_a_copy():
@@ -26,16 +26,16 @@ def test_reading_is_the_same_with_and_without_a_copy():
     assert drawn.copy is not None
     assert logprobs.copy is not None
     assert drawn.read() == directly
-    assert [each.is_sound for each in directly] == [True, False]
-    assert directly[0].logprobs.token_ids == [2, 1]
-    assert directly[0].logprobs.rank == 2
-    assert directly[1].logprobs is None
+    assert directly.is_sound == [True, False]
+    assert directly.logprobs[0].token_ids == [2, 1]
+    assert directly.logprobs[0].rank == 2
+    assert directly.logprobs[1] is None
 
 
 def test_tokens_are_packed_with_their_own_logits():
     token_ids = torch.tensor([1, 2])
     drawn = Drawn.from_logits(LOGITS, token_ids)
     assert drawn.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
-    assert [each.token_id for each in drawn.read()] == [1, 2]
+    assert drawn.read().token_ids == [1, 2]
     same = Drawn.of(token_ids, torch.tensor([3.0, -1.0]))
     assert torch.equal(same.packed, drawn.packed)

@@ -11,8 +11,10 @@ from quire.errors import (
     CheckpointNotFoundError,
 )
 from quire.interfaces.model import Model
+from quire.layers.layer import Layer, frozen
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading import init_dummy_weights, load_weights
+from quire.worker import loading
+from quire.worker.loading import held_weight_bytes, init_dummy_weights, load_weights
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -89,6 +91,129 @@ def test_a_model_of_plain_torch_modules_loads_too(tmp_path):
     model = Plain()
     load_weights(model, tmp_path)
     torch.testing.assert_close(dict(model.state_dict()), weights)
+
+
+class Noted(Layer):
+    """Notes when it is loaded and when it is made ready."""
+
+    def __init__(self, name: str, notes: list[str], weight: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.name, self.notes = name, notes
+        shared = frozen((2,), torch.float32, CONTEXT.device) if weight is None else weight
+        self.register_parameter("weight", shared)
+
+    def load_weight(self, parameter: str, tensor: torch.Tensor, part: str) -> None:
+        super().load_weight(parameter, tensor, part)
+        self.notes.append(f"load {self.name}")
+
+    def finish_loading(self) -> None:
+        self.notes.append(f"finish {self.name}")
+
+
+class Bare(Layer):
+    """Has nothing to load."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def finish_loading(self) -> None:
+        self.notes.append("finish bare")
+
+
+class Stack(nn.Module, Model):
+    """An embedding whose weight its head shares, and two layers between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+        self.embed = Noted("embed", self.notes)
+        self.bare = Bare(self.notes)
+        self.head = Noted("head", self.notes, self.embed.get_parameter("weight"))
+        self.first, self.second = (Noted(name, self.notes) for name in ("first", "second"))
+
+    def forward(self, *args):
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states):
+        raise NotImplementedError
+
+
+IN_ORDER = ["load embed", "finish embed", "finish head", "load first", "finish first",
+            "load second", "finish second", "finish bare"]  # fmt: skip
+
+
+def test_a_layer_is_made_ready_as_soon_as_it_is_loaded(tmp_path):
+    weights = {f"{name}.weight": torch.ones(2) for name in ("embed", "first", "second")}
+    save_file(weights, tmp_path / "model.safetensors")
+    model = Stack()
+    load_weights(model, tmp_path)
+    assert model.notes == IN_ORDER
+
+
+def test_random_weights_make_layers_ready_one_by_one_too():
+    model = Stack()
+    init_dummy_weights(model, 0)
+    ready = [note for note in model.notes if note.startswith("finish")]
+    assert ready == [note for note in IN_ORDER if note.startswith("finish")]
+
+
+class Chain(Stack):
+    """`first` shares a weight with `second`, and `second` another one with `embed` and `head`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second.register_parameter("extra", self.embed.get_parameter("weight"))
+        self.first.register_parameter("also", self.second.get_parameter("weight"))
+
+
+def stack_weights(tmp_path, *names: str):
+    weights = {f"{name}.weight": torch.ones(2) for name in names}
+    save_file(weights, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_layers_that_share_by_way_of_another_are_made_ready_together(tmp_path):
+    model = Chain()
+    weights = {"embed.weight": torch.ones(2), "first.weight": torch.ones(2)}
+    save_file(weights | {"first.also": torch.ones(2)}, tmp_path / "model.safetensors")
+    load_weights(model, tmp_path)
+    num_loads = sum(note.startswith("load") for note in model.notes)
+    assert all(note.startswith("load") for note in model.notes[:num_loads])
+    finished = sorted(model.notes[num_loads:])
+    assert finished == [
+        "finish bare",
+        *(f"finish {n}" for n in ("embed", "first", "head", "second")),
+    ]
+
+
+def test_reading_goes_on_while_layers_cannot_be_made_ready(tmp_path):
+    """What packs them is compiled by the time of the third question."""
+    answers, model = iter([False, False, True]), Stack()
+    folder = stack_weights(tmp_path, "embed", "first", "second")
+    load_weights(model, folder, is_ready=lambda: next(answers))
+    assert model.notes == [
+        "load embed", "load first", "load second",
+        "finish embed", "finish head", "finish first", "finish second", "finish bare",
+    ]  # fmt: skip
+
+
+def test_layers_that_hold_too_much_wait_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "MAX_WAITING_BYTES", 15)
+    model = Stack()
+    folder = stack_weights(tmp_path, "embed", "first", "second")
+    load_weights(model, folder, is_ready=lambda: False)
+    assert model.notes == [
+        "load embed", "load first", "finish embed", "finish head", "finish first",
+        "load second", "finish second", "finish bare",
+    ]  # fmt: skip
+
+
+def test_a_shared_weight_counts_once_and_what_can_be_computed_does_not(tmp_path):
+    model = Stack()
+    model.register_buffer("table", torch.ones(100), persistent=False)
+    model.register_buffer("packed", torch.ones(5), persistent=True)
+    assert held_weight_bytes(model) == 4 * (3 * 2 + 5)
 
 
 def test_missing_tensors_are_listed_by_the_names_of_the_checkpoint(written):

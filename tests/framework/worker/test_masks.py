@@ -13,7 +13,7 @@ def logits_of(num_rows):
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("kernels", ["torch", "triton", "native"])
 def test_grammars_leave_what_they_allow(kernels):
     masks = LogitMasks(tables_with([{}] * 4), kernels)
     logits = logits_of(3)

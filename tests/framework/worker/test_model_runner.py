@@ -31,10 +31,10 @@ class RaisesForSomeRows(LogitsStep):
         return logits
 
 
-@pytest.fixture
-def llm(tmp_path):
+@pytest.fixture(params=["auto"])
+def llm(request, tmp_path):
     folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
-    with LLM(str(folder), max_model_len=64) as llm:
+    with LLM(str(folder), max_model_len=64, kernels=request.param) as llm:
         yield llm
 
 
@@ -59,6 +59,7 @@ def run(llm: LLM, params: list[SamplingParams]) -> dict[int, str]:
     return reasons
 
 
+@pytest.mark.parametrize("llm", ["torch"], indirect=True)  # whose draw absorbs no step
 def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     pipeline = runner_of(llm).pipeline
     pipeline.steps[0] = RaisesForSomeRows(320, torch.device("cpu"))

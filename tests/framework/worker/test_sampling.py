@@ -85,7 +85,7 @@ def random_logits(num_rows):
 def run(pipeline, logits, masks=()):
     slots = list(range(len(logits)))
     drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks)
-    return [token_id for token_id, _, _ in drawn.read()]
+    return drawn.read().token_ids
 
 
 def test_an_absorbing_draw_gives_the_tokens_of_the_steps_one_by_one():
@@ -95,10 +95,33 @@ def test_an_absorbing_draw_gives_the_tokens_of_the_steps_one_by_one():
     assert (absorbing.draw.ways, apart.draw.ways) == (["absorb"], ["draw"])
 
 
-def test_nothing_is_absorbed_where_no_step_is_needed():
-    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 1.0}])
-    run(pipeline, random_logits(2))
+def test_greedy_rows_alone_ask_for_nothing_that_is_absorbed():
+    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
+    logits = random_logits(2)
+    assert run(pipeline, logits) == logits.argmax(-1).tolist()
     assert pipeline.draw.ways == ["draw"]
+
+
+def test_random_rows_without_filters_are_drawn_in_the_same_way_as_those_with():
+    requests, logits = [{"temperature": 0.0}, {"temperature": 1.0}], random_logits(2)
+    absorbing, apart = pipeline_of(requests), pipeline_of(requests, absorb=False)
+    assert run(absorbing, logits) == run(apart, logits)
+    assert absorbing.draw.ways == ["absorb"]
+
+
+def test_a_slot_that_is_given_to_another_request_has_its_wishes():
+    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0}])
+    logits = random_logits(2)
+    likeliest = run(pipeline, logits)
+    other = tables_with([{"temperature": 1.0, "top_k": 1}, {"temperature": 0.0, "min_tokens": 9}])
+    for slot in (0, 1):
+        info = pipeline.tables.info[slot] = other.info_of(slot)
+        info.active_steps = pipeline.active_steps(info.fields)
+        info.stop_token_ids = (likeliest[slot],)
+    found = run(pipeline, logits)
+    assert pipeline.draw.ways == ["draw", "absorb"]
+    assert found[0] == likeliest[0]
+    assert found[1] == logits[1].topk(2).indices[1], "the answer may not end yet"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +171,7 @@ def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
     )
     padded = torch.cat((logits, torch.zeros(1, VOCAB_SIZE)))
     drawn = pipeline.draw_absorbed(padded, rows).first(len(MIXED))
-    assert [token_id for token_id, _, _ in drawn.read()] == run(pipeline, logits)
+    assert drawn.read().token_ids == run(pipeline, logits)
 
 
 @pytest.mark.parametrize("absorb", [True, False])
@@ -162,8 +185,8 @@ def test_a_logit_that_is_not_a_number_fails_its_row_alone(absorb, bad):
         broken[row, 11] = bad
         slots = list(range(len(MIXED)))
         drawn = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
-        assert [each.is_sound for each in drawn] == [other != row for other in slots]
-        assert all(drawn[slot].token_id == good[slot] for slot in slots if slot != row)
+        assert drawn.is_sound == [other != row for other in slots]
+        assert all(drawn.token_ids[slot] == good[slot] for slot in slots if slot != row)
 
 
 @pytest.mark.parametrize("absorb", [True, False])
@@ -172,7 +195,7 @@ def test_a_row_that_allows_nothing_fails_alone(absorb):
     slots = list(range(len(MIXED)))
     masks = [bitmask(2, [], VOCAB_SIZE)]
     drawn = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
-    assert [each.is_sound for each in drawn] == [slot != 2 for slot in slots]
+    assert drawn.is_sound == [slot != 2 for slot in slots]
 
 
 def test_masks_come_before_absorbed_steps():
@@ -188,7 +211,7 @@ def test_log_probabilities_are_those_before_masks_and_steps():
     drawn = pipeline.run(
         logits.clone(), [0, 1], torch.tensor([0, 1]), [bitmask(0, [9], VOCAB_SIZE)]
     )
-    (token_id, _, logprobs), (_, _, none) = drawn.read()
+    (token_id, _), _, (logprobs, none) = drawn.read()
     expected = logits[0].log_softmax(-1)
     assert token_id == 9
     assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
@@ -212,12 +235,12 @@ def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
     slots = list(range(5))
     drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), ()).read()
     assert seen == [2]
-    assert [row for row in slots if drawn[row].logprobs is not None] == [1, 3]
+    assert [row for row in slots if drawn.logprobs[row] is not None] == [1, 3]
     for row, count in ((1, 1), (3, 3)):
         expected = logits[row].log_softmax(-1)
-        token_ids = [drawn[row].token_id, *expected.topk(count).indices.tolist()]
-        assert drawn[row].logprobs.token_ids == token_ids
-        assert drawn[row].logprobs.logprobs == pytest.approx(expected[token_ids].tolist())
+        token_ids = [drawn.token_ids[row], *expected.topk(count).indices.tolist()]
+        assert drawn.logprobs[row].token_ids == token_ids
+        assert drawn.logprobs[row].logprobs == pytest.approx(expected[token_ids].tolist())
 
 
 @pytest.mark.parametrize("absorb", [True, False])

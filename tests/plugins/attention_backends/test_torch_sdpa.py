@@ -1,9 +1,12 @@
 """The reference backend passes the conformance kit."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.errors import RefusedError
@@ -14,6 +17,7 @@ from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
 from quire.testing.attention_truth import first_seen
+from quire_attention_backends import torch_sdpa
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
@@ -134,6 +138,105 @@ def plan_of(scene, numbers):
     q, k, v = scene.inputs([(number, 1) for number in numbers])
     scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
     return metadata.readings[None, None].batches
+
+
+def count_opcodes(run):
+    """Count the opcodes that the interpreter executes of the plugin's own functions."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if "quire_attention_backends" not in frame.f_code.co_filename:
+            return None  # what collects garbage or warns comes when it likes
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def work_of(plan, contexts, **sizes):
+    """Count operators and Python's opcodes of the first layer of a step, and of the second."""
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
+    numbers = [
+        scene.add(context + num_new) for num_new, context in zip(plan, contexts, strict=True)
+    ]
+    scene.answers(list(zip(numbers, contexts, strict=True)))
+    shares = list(zip(numbers, plan, strict=True))
+    layout, heads = scene.layout(shares, Padding()), scene.inputs(shares)
+    metadata = []
+
+    def first_layer():
+        scene.backend.forget_context()
+        metadata.append(scene.backend.prepare(layout))
+        scene.backend.forward(*heads, scene.kv_cache, metadata[-1], scene.sizes.params)
+
+    def second_layer():
+        scene.backend.forward(*heads, scene.kv_cache, metadata[-1], scene.sizes.params)
+
+    counted = []
+    for layer in (first_layer, second_layer):
+        layer()  # what is done once only
+        with OperatorCount() as operators:
+            layer()
+        counted.append((len(operators.names), count_opcodes(layer)))
+    return counted
+
+
+@pytest.mark.parametrize("new", [(1,) * 8, (1, 5, 1, 1, 12, 1, 6, 2)], ids=["decode", "mixed"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"kv_dtype": "int8"}, {"window": 7}, {"batch_invariant": True}, {"soft_cap": 5.0}],
+    ids=str,
+)
+def test_eight_times_the_requests_are_the_same_operators_and_the_same_python(
+    new, sizes, monkeypatch
+):
+    monkeypatch.setattr(torch_sdpa, "CALL_COST_BYTES", 64)  # so every length has its own batch
+    few, many = (
+        work_of(new * factor, (3, 20, 3, 9, 9, 20, 9, 3) * factor, head_dim=16, **sizes)
+        for factor in (1, 8)
+    )
+    assert few == many
+    assert min(few[1]) > 0
+
+
+CONTEXTS = st.sampled_from([0, 1, 5, 16, 70, 200])
+NEW_TOKENS = st.sampled_from([1, 1, 1, 2, 3, 17, 130])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(st.tuples(CONTEXTS, NEW_TOKENS), min_size=1, max_size=9),
+    reach=st.sampled_from([{}, {"window": 9}, {"chunk": 32}]),
+    more=st.sampled_from([{}, {"batch_invariant": True}, {"has_sinks": True}, {"soft_cap": 3.0}]),
+    num_padding=st.integers(0, 2),
+    call_cost=st.sampled_from([2**10, 2**20]),
+    limit=st.sampled_from([2**16, 2**23]),
+)
+def test_any_batch_is_answered_as_the_definition_says(
+    requests, reach, more, num_padding, call_cost, limit
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_sdpa, "CALL_COST_BYTES", call_cost)
+        patch.setitem(torch_sdpa.MAX_GATHERED_BYTES, "cpu", limit)
+        scene = AttentionScene(TorchSDPABackend, SceneSizes(head_dim=32, **reach, **more))
+        numbers = [scene.add(context + new) for context, new in requests]
+        computed = [
+            (number, context)
+            for number, (context, _) in zip(numbers, requests, strict=True)
+            if context
+        ]
+        plan = [(number, new) for number, (_, new) in zip(numbers, requests, strict=True)]
+        for step in filter(None, (computed, plan)):
+            for answer, truth in scene.step(step, Padding(num_padding, 2 * num_padding)):
+                torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
 
 
 def test_a_prompt_row_is_the_same_beside_others():

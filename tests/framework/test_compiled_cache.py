@@ -6,7 +6,12 @@ import stat
 
 import pytest
 
-from quire_attention_backends.cuda_cache import cached, default_folder
+from quire.compiled_cache import cached as cached_with_suffix
+from quire.compiled_cache import default_folder, find, keep
+
+
+def cached(parts, make, folder):
+    return cached_with_suffix(parts, make, ".bin", folder)
 
 
 class Maker:
@@ -26,7 +31,7 @@ def folder(tmp_path):
 
 
 def files(folder):
-    return sorted(path for path in folder.iterdir())
+    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 def test_what_was_made_is_not_made_again(folder):
@@ -44,9 +49,9 @@ def test_other_parts_are_another_kernel(folder, parts):
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda kept: kept[:-1], lambda kept: kept[:20], lambda kept: b"", lambda kept: kept + b"x",
-     lambda kept: kept[:40] + bytes([kept[40] ^ 1]) + kept[41:]],
-    ids=["cut", "cut in the hash", "empty", "longer", "changed"],
+    [lambda kept: kept[:-1], lambda kept: b"", lambda kept: kept + b"x",
+     lambda kept: kept[:4] + bytes([kept[4] ^ 1]) + kept[5:]],
+    ids=["cut", "empty", "longer", "changed"],
 )  # fmt: skip
 def test_a_damaged_file_is_made_again_and_replaced(folder, damage, caplog):
     cached(("a",), Maker(), folder)
@@ -65,7 +70,8 @@ def test_the_folder_and_its_files_are_the_users_own(folder):
     (path,) = files(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.read_bytes()[:32] == hashlib.sha256(b"machine code").digest()
+    assert path.read_bytes() == b"machine code"
+    assert path.name.split("-")[2] == hashlib.sha256(b"machine code").hexdigest()[:32] + ".bin"
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder, caplog):
@@ -113,3 +119,51 @@ def test_the_user_names_the_folder_or_the_system_does(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_folder() == tmp_path / ".cache" / "quire" / "kernels"
+
+
+def test_another_makers_code_is_found_when_it_does_not_matter(folder):
+    kept = keep(("a",), b"code", ".so", folder, maker="GCC 12")
+    assert find(("a",), ".so", folder, maker="GCC 12") == kept
+    assert find(("a",), ".so", folder, maker="GCC 13") is None
+    assert find(("a",), ".so", folder, maker=None) == kept
+    assert find(("b",), ".so", folder, maker=None) is None
+
+
+def test_nothing_is_found_where_others_can_write(folder):
+    keep(("a",), b"code", ".so", folder)
+    folder.chmod(0o777)
+    assert find(("a",), ".so", folder) is None
+
+
+def test_a_folder_of_the_system_is_used(folder, monkeypatch):
+    keep(("a",), b"code", ".so", folder)
+    owner = folder.stat().st_uid
+    monkeypatch.setattr("quire.compiled_cache.ROOT", owner)
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert find(("a",), ".so", folder) is not None
+    monkeypatch.setattr("quire.compiled_cache.ROOT", owner + 2)
+    assert find(("a",), ".so", folder) is None
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(folder):
+    keep(("a",), b"code", ".so", folder)
+    old, fresh = folder / "old.part", folder / "fresh.part"
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    keep(("b",), b"code", ".so", folder)
+    assert not old.exists()
+    assert fresh.exists()
+
+
+def test_a_full_disk_leaves_nothing_half_made(folder, monkeypatch, caplog):
+    real = os.fdopen
+
+    def full(handle, mode):
+        os.close(handle)
+        return real(os.open("/dev/full", os.O_WRONLY), mode)
+
+    monkeypatch.setattr(os, "fdopen", full)
+    assert cached(("a",), Maker(), folder) == b"machine code"
+    assert files(folder) == []
+    assert "No space left" in caplog.text

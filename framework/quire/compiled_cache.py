@@ -1,0 +1,149 @@
+"""Compiled code on disk, under the hashes of what it was made from, of its maker and of itself.
+
+A file is `<hash of the parts>-<hash of the maker>-<hash of the code><suffix>`, and holds the code
+as it is, so that a library can be loaded from there. One whose code has another hash (cut short, or
+changed) is never used but made again. Files appear whole or not at all. The folder is the user's
+own, or the system's: what lies there runs in this process, so a folder that others can write to is
+not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "QUIRE_CACHE_DIR"
+HASH_DIGITS = 32  # of each part of a name
+PART_SUFFIX = ".part"
+ABANDONED_S = 3600
+ROOT = 0
+
+
+def default_folder() -> Path:
+    """Return where compiled kernels of this user belong."""
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named).expanduser() / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "quire" / "kernels"
+
+
+def cached(
+    parts: tuple[str, ...], make: Callable[[], bytes], suffix: str, folder: Path | None = None
+) -> bytes:
+    """Return what was made from these parts before, or make it and keep it.
+
+    A folder that cannot be used costs the time to make it again, and a line in the log.
+    """
+    path = find(parts, suffix, folder)
+    if path is not None:
+        return path.read_bytes()
+    code = make()
+    keep(parts, code, suffix, folder)
+    return code
+
+
+def find(
+    parts: tuple[str, ...], suffix: str, folder: Path | None = None, maker: str | None = ""
+) -> Path | None:
+    """Return a whole and unchanged file that was made from these parts, if there is one.
+
+    Args:
+        parts: All that decides what the code does.
+        suffix: How the names of such files end.
+        folder: Where to look; None: where this user's are.
+        maker: What it must have been made by; None: by anything.
+    """
+    folder = default_folder() if folder is None else folder
+    if not _is_usable(folder):
+        return None
+    by = "*" if maker is None else _hash(maker.encode())
+    for path in sorted(folder.glob(f"{_key(parts)}-{by}-*{suffix}")):
+        if _is_whole(path, suffix):
+            return path
+    return None
+
+
+def keep(
+    parts: tuple[str, ...], code: bytes, suffix: str, folder: Path | None = None, maker: str = ""
+) -> Path | None:
+    """Write a file that nobody sees before it is whole; None if it cannot be kept."""
+    folder = default_folder() if folder is None else folder
+    path = folder / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_folder(folder)
+        _remove_abandoned(folder)
+        handle, name = tempfile.mkstemp(dir=folder, suffix=PART_SUFFIX)
+    except OSError as error:
+        _complain(error)
+        return None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        _complain(error)
+        return None
+    return path
+
+
+def _key(parts: tuple[str, ...]) -> str:
+    return _hash(b"".join(hashlib.sha256(part.encode()).digest() for part in parts))
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether there is a folder that may be used; a refusal is said in the log."""
+    try:
+        _check_folder(folder)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        _complain(error)
+        return False
+    return True
+
+
+def _check_folder(folder: Path) -> None:
+    there = folder.stat()
+    if there.st_uid not in (os.getuid(), ROOT) or stat.S_IMODE(there.st_mode) & 0o022:
+        raise PermissionError(f"others can write to {folder}")
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote."""
+    for path in folder.glob(f"*{PART_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another process may be quicker
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
+
+
+def _is_whole(path: Path, suffix: str) -> bool:
+    try:
+        code = path.read_bytes()
+        if path.name.removesuffix(suffix).rpartition("-")[2] == _hash(code):
+            return True
+        logger.warning("the kept kernel %s is damaged, so it is made again", path)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("the kept kernel %s cannot be used, so it is made again: %s", path, error)
+    return False
+
+
+def _complain(error: OSError) -> None:
+    logger.warning(
+        "compiled kernels are not kept: %s; name another folder with %s", error, FOLDER_VARIABLE
+    )

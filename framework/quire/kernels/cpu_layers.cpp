@@ -1,0 +1,201 @@
+// Norms, gated activations and masks of float32 rows, each in one pass.
+//
+// A row is computed by itself and always in the same order, and its last numbers go through a
+// padded vector, so the bits of a row depend neither on its batch nor on the number of threads.
+#include "export.h"
+#include "rows.h"
+
+namespace {
+
+// Fewer numbers a thread take less time than handing them to a thread that is awake.
+constexpr long NUMBERS_PER_THREAD = 1 << 12;
+
+constexpr int CHAINS = 4;  // sums that run side by side
+
+// Sum of squares of x + residual; writes that sum to `total`, if there is a residual.
+template <bool HAS_RESIDUAL>
+INLINE float sum_of_squares(const float* x, const float* residual, float* total, long size) {
+    vf sums[CHAINS] = {};
+    long i = 0;
+    for (; i + CHAINS * LANES <= size; i += CHAINS * LANES)
+        for (int c = 0; c < CHAINS; c++) {
+            vf v = load(x + i + c * LANES);
+            if (HAS_RESIDUAL) {
+                v = v + load(residual + i + c * LANES);
+                store(total + i + c * LANES, v);
+            }
+            sums[c] = fma(v, v, sums[c]);
+        }
+    for (; i < size; i += LANES) {
+        long count = size - i < LANES ? size - i : LANES;
+        vf v = load_part(x + i, count);
+        if (HAS_RESIDUAL) {
+            v = v + load_part(residual + i, count);
+            store_part(total + i, v, count);
+        }
+        sums[0] = fma(v, v, sums[0]);
+    }
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+INLINE void multiply(const float* x, float factor, const float* weight, float* out, long size) {
+    const vf scale = set1(factor);
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+    if (i < size) {
+        vf product = load_part(x + i, size - i) * scale * load_part(weight + i, size - i);
+        store_part(out + i, product, size - i);
+    }
+}
+
+// 1 / sqrt(mean + eps). Squares of large numbers overflow, and those of small ones vanish, so such
+// rows are summed again in float64.
+INLINE float inverse_length(const float* x, float squares, long size, float eps) {
+    double mean = squares;
+    if (!(squares > 1e-30f && squares < 1e38f)) {
+        mean = 0;
+        for (long i = 0; i < size; i++) mean += (double)x[i] * x[i];
+    }
+    return (float)(1.0 / std::sqrt(mean / size + eps));
+}
+
+template <bool HAS_RESIDUAL>
+void norm_row(
+    const float* x, const float* residual, const float* weight, float* out, float* total,
+    long size, float eps
+) {
+    float squares = sum_of_squares<HAS_RESIDUAL>(x, residual, total, size);
+    const float* summed = HAS_RESIDUAL ? total : x;
+    multiply(summed, inverse_length(summed, squares, size, eps), weight, out, size);
+}
+
+INLINE vf absolute(vf v) { return from_bits(bits(v) & set1i(0x7fffffff)); }
+
+// e^v of a number that is not positive, as `exp` computes it, and without what only others need.
+INLINE vf exp_of_negative(vf v) {
+    const vf low = set1(-87.33654f), zeros = zero();
+    vf x = max(v, low);
+    vf n = round_to_integer(x * set1(1.44269504f));
+    x = fma(n, set1(-0.693359375f), x);
+    x = fma(n, set1(2.12194440e-4f), x);
+    vf y = set1(1.9875691500e-4f);
+    y = fma(y, x, set1(1.3981999507e-3f));
+    y = fma(y, x, set1(8.3334519073e-3f));
+    y = fma(y, x, set1(4.1665795894e-2f));
+    y = fma(y, x, set1(1.6666665459e-1f));
+    y = fma(y, x, set1(5.0000001201e-1f));
+    y = fma(y, x * x, x + set1(1.0f));
+    y = y * from_bits((__builtin_convertvector(n, vi) + set1i(127)) << 23);
+    return v < low ? zeros : y;
+}
+
+// x * sigmoid(slope), without an overflow. Not a number stays one: x is one wherever the slope is.
+INLINE vf gated(vf x, vf slope) {
+    const vf one = set1(1.0f);
+    vf small = exp_of_negative(-absolute(slope));
+    vf above = slope >= zero() ? one : small;
+    return x * (above / (one + small));
+}
+
+struct Silu {
+    INLINE vf of(vf gate) { return gated(gate, gate); }
+};
+
+struct GeluTanh {  // (1 + tanh(u)) / 2 is the sigmoid of 2 * u
+    INLINE vf of(vf gate) {
+        const vf slope = set1(1.5957691216057308f), cube = set1(0.044715f);
+        return gated(gate, slope * fma(cube * gate * gate, gate, gate));
+    }
+};
+
+template <class Activation>
+void gate_row(const float* gate, float* out, long size) {
+    const float* up = gate + size;
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        store(out + i, Activation::of(load(gate + i)) * load(up + i));
+    }
+    if (i < size) {
+        vf product = Activation::of(load_part(gate + i, size - i)) * load_part(up + i, size - i);
+        store_part(out + i, product, size - i);
+    }
+}
+
+template <class Activation>
+void gate_rows(const float* gate_up, float* out, long rows, long size, int threads) {
+    for_each_row(rows, rows * size, NUMBERS_PER_THREAD, threads, [=](long row) {
+        gate_row<Activation>(gate_up + row * 2 * size, out + row * size, size);
+    });
+}
+
+}  // namespace
+
+// A norm over rows, for all calls of a layer.
+struct Norm {
+    const float* weight;  // [size]
+    int64_t size;
+    float eps;
+    int32_t threads;
+};
+
+// out = norm(x) * weight; both [rows, size].
+EXPORT void rms_norm(const Norm* norm, const float* x, float* out, long rows) {
+    const Norm of = *norm;
+    for_each_row(rows, rows * of.size, NUMBERS_PER_THREAD, of.threads, [=](long row) {
+        const long at = row * of.size;
+        norm_row<false>(x + at, nullptr, of.weight, out + at, nullptr, of.size, of.eps);
+    });
+}
+
+// The same of x + residual, in place: x becomes the norm, and the residual that sum.
+EXPORT void add_rms_norm(const Norm* norm, float* x, float* residual, long rows) {
+    const Norm of = *norm;
+    for_each_row(rows, rows * of.size, NUMBERS_PER_THREAD, of.threads, [=](long row) {
+        float *own = x + row * of.size, *total = residual + row * of.size;
+        norm_row<true>(own, total, of.weight, own, total, of.size, of.eps);
+    });
+}
+
+// Norms of heads, each with its own weight: x [tokens, heads, size], tokens `stride` numbers apart;
+// the weight [heads, size].
+EXPORT void head_rms_norm(
+    const float* x, long stride, const float* weight, float* out,
+    long tokens, long heads, long size, float eps, int threads
+) {
+    const long numbers = heads * size;
+    for_each_row(tokens, tokens * numbers, NUMBERS_PER_THREAD, threads, [=](long token) {
+        for (long at = 0; at < numbers; at += size) {
+            const float* head = x + token * stride + at;
+            norm_row<false>(
+                head, nullptr, weight + at, out + token * numbers + at, nullptr, size, eps
+            );
+        }
+    });
+}
+
+// out [rows, size] = activation(gate) * up, of gate_up [rows, 2 * size].
+EXPORT void silu_and_mul(const float* gate_up, float* out, long rows, long size, int threads) {
+    gate_rows<Silu>(gate_up, out, rows, size, threads);
+}
+
+EXPORT void gelu_tanh_and_mul(const float* gate_up, float* out, long rows, long size, int threads) {
+    gate_rows<GeluTanh>(gate_up, out, rows, size, threads);
+}
+
+// Minus infinity where a row has no bit: row rows[i] of logits, `stride` numbers apart, by the bits
+// of words [masks, words_stride]. Only words with a bit missing are written.
+EXPORT void mask_logits(
+    float* logits, long stride, long size, const int64_t* rows, long masks,
+    const uint32_t* words, long words_stride, int threads
+) {
+    for_each_row(masks, masks * size, NUMBERS_PER_THREAD, threads, [=](long mask) {
+        float* row = logits + rows[mask] * stride;
+        for (long first = 0; first < size; first += 32) {
+            const uint32_t word = words[mask * words_stride + first / 32];
+            if (word == 0xffffffffu) continue;
+            const long count = size - first < 32 ? size - first : 32;
+            for (long i = 0; i < count; i++)
+                row[first + i] = word >> i & 1 ? row[first + i] : -INFINITY;
+        }
+    });
+}

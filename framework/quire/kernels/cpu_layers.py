@@ -1,0 +1,214 @@
+"""The fused layers and masks of CPUs, in C++: what a call needs is looked up once, beforehand.
+
+A small model's layer takes about a microsecond, and so does a call. So each object here binds its
+function, weight and sizes, and a call passes what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Structure, addressof, c_float, c_int, c_int32, c_int64, c_long, c_void_p
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.native.library import NativeLibrary, NativeUnavailableError
+
+_GATE = (c_void_p, c_void_p, c_long, c_long, c_int)
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FUNCTIONS = {
+    "rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
+    "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
+    "head_rms_norm": (c_void_p, c_long, c_void_p, c_void_p, *(c_long,) * 3, c_float, c_int),
+    "silu_and_mul": _GATE,
+    "gelu_tanh_and_mul": _GATE,
+    "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
+}
+LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS)
+
+
+def is_available() -> bool:
+    """Whether the functions are there; waits until it is known."""
+    try:
+        LIBRARY.load()
+    except NativeUnavailableError:  # the library has logged why
+        return False
+    return True
+
+
+def check_bound(weight: Tensor) -> None:
+    """Check what the library will read at each call.
+
+    Raises:
+        ValueError: It is not float32 on the CPU, in one piece.
+    """
+    is_plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    if not is_plain or not weight.is_contiguous():
+        raise ValueError(
+            f"kernels read float32 of the CPU in one piece, got {weight.dtype} on {weight.device} "
+            f"with strides {weight.stride()}"
+        )
+
+
+def wrong_rows(x: Tensor, size: int) -> ValueError:
+    """Return the error for rows that are not float32 `[..., size]`."""
+    return ValueError(f"rows must be float32 of {size}, got {x.dtype} {list(x.shape)}")
+
+
+class _Norm(Structure):
+    """A norm over rows, as the library reads it."""
+
+    _fields_: ClassVar = [
+        ("weight", c_void_p),
+        ("size", c_int64),
+        ("eps", c_float),
+        ("threads", c_int32),
+    ]
+
+
+class AddRMSNorm:
+    """The norm of rows, after the residual's addition if there is one.
+
+    Args:
+        weight: `[n]` float32; its memory must stay where it is.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        check_bound(weight)
+        library = LIBRARY.load()
+        self._norm, self._add_and_norm = library.rms_norm, library.add_rms_norm
+        self._weight = weight
+        self._size = len(weight)
+        self._constants = _Norm(weight.data_ptr(), self._size, eps, torch.get_num_threads())
+        self._address = addressof(self._constants)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the norm of `x + residual`, and that sum: `[..., n]` float32, as `x` is.
+
+        With a residual both are written over, and what comes back lies where they did: at few rows
+        most of the time goes into fetching memory that has not been touched for a while.
+
+        Raises:
+            ValueError: They have another type or width.
+        """
+        if x.dtype != torch.float32 or x.shape[-1] != self._size:
+            raise wrong_rows(x, self._size)
+        rows = x.contiguous()
+        num_rows = rows.numel() // self._size
+        if residual is None:
+            normed = torch.empty_like(rows)
+            self._norm(self._address, rows.data_ptr(), normed.data_ptr(), num_rows)
+            return normed, x
+        if residual.dtype != torch.float32 or residual.shape != x.shape:
+            raise ValueError(
+                f"the residual must be float32 {list(x.shape)}, got {residual.dtype} "
+                f"{list(residual.shape)}"
+            )
+        total = residual.contiguous()
+        self._add_and_norm(self._address, rows.data_ptr(), total.data_ptr(), num_rows)
+        return rows, total
+
+
+class HeadRMSNorm:
+    """The norm of each head, with a weight for each.
+
+    Args:
+        weight: `[H, D]` float32; its memory must stay where it is.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        check_bound(weight)
+        self._norm = LIBRARY.load().head_rms_norm
+        self._weight = weight
+        self._shape = tuple(weight.shape)
+        self._pointer = weight.data_ptr()
+        self._eps = eps
+        self._threads = torch.get_num_threads()
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Return the normed heads, `[T, H, D]` float32; tokens of the input may lie apart.
+
+        Raises:
+            ValueError: They have another type, number or size.
+        """
+        num_tokens, num_heads, size = heads.shape
+        if heads.dtype != torch.float32 or (num_heads, size) != self._shape:
+            raise ValueError(
+                f"heads must be float32 [T, {self._shape[0]}, {self._shape[1]}], got "
+                f"{heads.dtype} {list(heads.shape)}"
+            )
+        if heads.stride()[1:] != (size, 1):
+            heads = heads.contiguous()
+        normed = torch.empty(heads.shape)
+        self._norm(
+            heads.data_ptr(), heads.stride(0), self._pointer, normed.data_ptr(),
+            num_tokens, num_heads, size, self._eps, self._threads,
+        )  # fmt: skip
+        return normed
+
+
+class GatedActivation:
+    """An activation of the gate times the up projection.
+
+    Args:
+        function: `silu_and_mul` or `gelu_tanh_and_mul` of the library.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+        self._threads = torch.get_num_threads()
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """Return `activation(gate) * up`: `[T, 2 * n] -> [T, n]` float32, the gate first.
+
+        Raises:
+            ValueError: They have another type.
+        """
+        num_rows, width = gate_up.shape
+        if gate_up.dtype != torch.float32:
+            raise wrong_rows(gate_up, width)
+        rows = gate_up.contiguous()
+        size = width // 2
+        out = torch.empty(num_rows, size)
+        self._function(rows.data_ptr(), out.data_ptr(), num_rows, size, self._threads)
+        return out
+
+
+class LogitMask:
+    """Bits of tokens, of which those that are missing may not be drawn."""
+
+    def __init__(self) -> None:
+        self._mask = LIBRARY.load().mask_logits
+        self._threads = torch.get_num_threads()
+
+    def __call__(
+        self,
+        logits: Tensor,  # [N, V] float32, in place; each row in one piece
+        rows: Tensor,  # [M] int64, all different
+        words: Tensor,  # [M, at least ceil(V / 32)] int32
+    ) -> None:
+        """Set the logits of row `rows[i]` to minus infinity where `words[i]` has no bit.
+
+        Raises:
+            ValueError: Types or sizes are others.
+        """
+        if logits.dtype != torch.float32:
+            raise wrong_rows(logits, logits.shape[1])
+        if rows.dtype != torch.int64 or words.dtype != torch.int32:
+            raise ValueError(
+                f"rows and words must be int64, int32, got {rows.dtype}, {words.dtype}"
+            )
+        if len(rows) != len(words) or words.shape[1] * 32 < logits.shape[1]:
+            raise ValueError(f"{list(words.shape)} words for {len(rows)} rows of {logits.shape[1]}")
+        if logits.stride(1) != 1:
+            raise ValueError("logits must have each row in one piece")
+        rows, words = rows.contiguous(), words.contiguous()
+        self._mask(
+            logits.data_ptr(), logits.stride(0), logits.shape[1], rows.data_ptr(), len(rows),
+            words.data_ptr(), words.shape[1], self._threads,
+        )  # fmt: skip

@@ -1,0 +1,62 @@
+"""What a library of one source is made from here and now, and where the result is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire import compiled_cache
+from quire.errors import NativeUnavailableError
+from quire.native import instruction_sets
+from quire.native.compiler import FLAGS, CppCompiler, extra_flags
+from quire.native.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a library is made from.
+
+    Attributes:
+        sources: The texts.
+        flags: Of the instruction set, and the user's.
+        suffix: How the names of kept libraries end.
+    """
+
+    sources: Sources
+    flags: tuple[str, ...]
+    suffix: str
+
+    @classmethod
+    def here(cls, source: Path) -> Build:
+        """Return what a source is made into in this environment.
+
+        Raises:
+            NativeUnavailableError: There is no instruction set for this processor.
+            SettingsError: The environment names an instruction set that is not there, or flags
+                that cannot be read.
+        """
+        chosen = instruction_sets.here()
+        if isinstance(chosen, str):
+            raise NativeUnavailableError(f"this processor has no known instruction set: {chosen}")
+        flags = (*chosen.compiler_flags, *extra_flags())
+        return cls(Sources.read(source), flags, f".{chosen.name}.so")
+
+    def kept(self, maker: str | None) -> Path | None:
+        """Return what was made before by this version of a compiler, or by any; None: nothing."""
+        return compiled_cache.find(self._parts, self.suffix, maker=maker)
+
+    def make(self, compiler: CppCompiler) -> bytes:
+        """Compile.
+
+        Raises:
+            NativeUnavailableError: It fails.
+        """
+        return compiler.compile(self.sources, self.flags)
+
+    def keep(self, code: bytes, compiler: CppCompiler) -> Path | None:
+        """Keep what was made; None: it cannot be kept."""
+        return compiled_cache.keep(self._parts, code, self.suffix, maker=compiler.version)
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (" ".join((*FLAGS, *self.flags)), *self.sources.parts)

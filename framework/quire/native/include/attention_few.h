@@ -1,0 +1,296 @@
+// A few rows of queries against many keys, read where they lie: what a decode step does.
+//
+// Rows of queries are taken four at a time, so that what is read of K and V serves all heads of a
+// group. Key/value heads are taken one after the other within a tile of keys, as they lie in a
+// page, and rows one after the other, so that memory is read as two long streams. What will be read
+// some rows later is fetched: in step with the work, since a processor that is asked for many lines
+// at once waits for them.
+#pragma once
+
+#include "attention_pages.h"
+#include "attention_softmax.h"
+#include "shuffle.h"
+
+#if defined(QUIRE_AVX2)
+constexpr int FEW_SUMS = 8;  // vectors of a sum that are kept in registers
+#else
+constexpr int FEW_SUMS = 16;
+#endif
+constexpr int CHAINS = LANES < 8 ? LANES : 8;  // sums of scores that grow side by side
+constexpr long VALUE_KEYS = 8;  // whose values are read while they are in the nearest cache
+
+constexpr long LINE_BYTES = 64;
+constexpr long AHEAD_BYTES = 12288;  // from what is read to what is fetched
+constexpr long MAX_AHEAD = FEW_KEYS - 16;  // rows: those behind a tile's last are read, too
+static_assert(LANES <= 16 && MAX_AHEAD % VALUE_KEYS == 0, "");
+
+// The rows of a tile's keys, of one head, and those that are read after them. Behind both the last
+// is repeated, up to FEW_KEYS.
+template <class Kind>
+struct Stream {
+    typedef typename Kind::Number Number;
+    const Number* const* rows;
+    const Number* const* next;
+    long head, next_head;  // where a head's rows are, counted from those of the item's first
+    long count, ahead;  // rows
+
+    // What is fetched when rows are read from j on.
+    const Number* const* fetched(long j) const {
+        return j + ahead < count ? rows + j + ahead : next + j + ahead - count;
+    }
+    long fetched_head(long j) const { return j + ahead < count ? head : next_head; }
+};
+
+template <class Kind>
+constexpr int SLOT_BYTES = LANES * (int)sizeof(typename Kind::Number);
+template <class Kind>
+constexpr int SLOTS_A_LINE = SLOT_BYTES<Kind> < LINE_BYTES ? LINE_BYTES / SLOT_BYTES<Kind> : 1;
+
+// products[r * LANES / ROWS + first + i], before their lanes are added, for CHAINS / ROWS keys.
+template <class Kind, int ROWS>
+INLINE void multiply_keys(vf (&products)[LANES], int first, const float* q, const Sizes& sizes,
+                          const Stream<Kind>& keys, long at) {
+    typedef typename Kind::Number Number;
+    constexpr int KEYS = CHAINS / ROWS;
+    const Number* const* fetched_rows = keys.fetched(at);
+    const long fetched_head = keys.fetched_head(at), row = sizes.row;
+    const Number *key[KEYS], *fetched[KEYS];
+    for (int i = 0; i < KEYS; i++) {
+        key[i] = keys.rows[at + i] + keys.head;
+        fetched[i] = fetched_rows[i] + fetched_head;
+    }
+    vf found[ROWS][KEYS] = {};
+    auto add = [&](const float* queries, long offset) __attribute__((always_inline)) {
+        vf number[KEYS];
+#pragma GCC unroll 8
+        for (int i = 0; i < KEYS; i++) number[i] = Kind::read(key[i] + offset);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            vf query = load(queries + r * row);
+#pragma GCC unroll 8
+            for (int i = 0; i < KEYS; i++) found[r][i] = fma(number[i], query, found[r][i]);
+        }
+    };
+    const long whole = sizes.D / LANES * LANES;
+    for (long offset = 0; offset < whole; offset += LANES) {
+        if (SLOTS_A_LINE<Kind> == 1 || offset % (SLOTS_A_LINE<Kind> * LANES) == 0)
+            for (int i = 0; i < KEYS; i++) __builtin_prefetch(fetched[i] + offset);
+        add(q + offset, offset);
+    }
+    if (whole < sizes.D) add(q + whole, sizes.offset(whole / LANES));
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < KEYS; i++) products[r * (LANES / ROWS) + first + i] = found[r][i];
+}
+
+// scores[r][j] = q[r] . keys[j], for ROWS rows; q is in slots, none of which counts a number twice.
+template <class Kind, int ROWS>
+void score_few(float* scores, const float* q, const Sizes& sizes, const Stream<Kind>& keys) {
+    constexpr int KEYS = LANES / ROWS;
+    for (long j = 0; j < keys.count; j += KEYS) {
+        vf products[LANES];  // [row][key]
+#pragma GCC unroll 8
+        for (int first = 0; first < KEYS; first += CHAINS / ROWS)
+            multiply_keys<Kind, ROWS>(products, first, q, sizes, keys, j + first);
+        float found[LANES];
+        store(found, sums(products));
+        for (int r = 0; r < ROWS; r++)
+            std::memcpy(scores + r * FEW_KEYS + j, found + r * KEYS, KEYS * sizeof(float));
+    }
+}
+
+// Keeps an address in one register: the instructions that use it add constants to it.
+template <class Number>
+INLINE void one_address(const Number*& address) {
+    asm("" : "+r"(address));
+}
+
+// sum[r] = sum[r] * factors[r] + weights[r] . values, for some keys and WIDTH slots from one on.
+template <class Kind, int ROWS, int WIDTH>
+INLINE void add_slots(float* sum, const float* factors, const float* weights, const Sizes& sizes,
+                      const Stream<Kind>& values, long begin, long end, long slot) {
+    const long row = sizes.row, offset = slot * LANES, last = sizes.offset(slot + WIDTH - 1);
+    float* out = sum + offset;
+    vf sums[ROWS][WIDTH];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < WIDTH; i++)
+            sums[r][i] = load(out + r * row + i * LANES) * set1(factors[r]);
+    const typename Kind::Number* const* fetched_rows = values.fetched(begin);
+    const long fetched_at = values.fetched_head(begin) + offset;
+    for (long j = begin; j < end; j++) {
+        const typename Kind::Number *numbers = values.rows[j] + values.head,
+                                    *from = numbers + offset,
+                                    *fetched = fetched_rows[j - begin] + fetched_at;
+        one_address(from), one_address(fetched);
+        vf value[WIDTH];
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDTH; i++) {
+            if (i % SLOTS_A_LINE<Kind> == 0) __builtin_prefetch(fetched + i * LANES);
+            value[i] = Kind::read(i < WIDTH - 1 ? from + i * LANES : numbers + last);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            vf weight = set1(weights[r * FEW_KEYS + j]);
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDTH; i++) sums[r][i] = fma(weight, value[i], sums[r][i]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < WIDTH; i++) store(out + r * row + i * LANES, sums[r][i]);
+}
+
+// The same for all slots from one on, the widest first.
+template <class Kind, int ROWS, int WIDTH>
+INLINE void add_row_ends(float* sum, const float* factors, const float* weights,
+                         const Sizes& sizes, const Stream<Kind>& values, long begin, long end,
+                         long slot) {
+    for (; slot + WIDTH <= sizes.slots; slot += WIDTH)
+        add_slots<Kind, ROWS, WIDTH>(sum, factors, weights, sizes, values, begin, end, slot);
+    if constexpr (WIDTH > 1)
+        if (slot < sizes.slots)
+            add_row_ends<Kind, ROWS, WIDTH / 2>(
+                sum, factors, weights, sizes, values, begin, end, slot);
+}
+
+// The same for all keys of a tile, so few at a time that rows are read one after the other.
+template <class Kind, int ROWS>
+void add_values(float* sum, const float* factors, const float* weights, const Sizes& sizes,
+                const Stream<Kind>& values) {
+    constexpr int WIDTH = FEW_SUMS / ROWS;
+    const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    for (long j = 0; j < values.count; j += VALUE_KEYS)
+        add_row_ends<Kind, ROWS, WIDTH>(sum, j ? ones : factors, weights, sizes, values, j,
+                                        std::min(j + VALUE_KEYS, values.count), 0);
+}
+
+// The scores of a row become weights; `first` and `last` bound the keys that it sees. Returns by
+// what its sum is multiplied.
+template <class Kind>
+float weigh_few(float* scores, const Layer& layer, const float* k_scales, const float* v_scales,
+                long count, long first, long last, float& largest, float& total) {
+    vf most = set1(largest);
+    for (long j = 0; j < count; j += LANES) {
+        vf score = load(scores + j);
+        if (Kind::HAS_ROW_SCALES) score = score * load(k_scales + j);
+        if (layer.cap != 0.0f) score = set1(layer.cap) * tanh_of(score);
+        if (j < first || j + LANES > last) score = hide_outside(score, j, first, last);
+        most = max(score, most);
+        store(scores + j, score);
+    }
+    float now = largest_lane(most);
+    if (now == -INFINITY) {  // it sees none of them, and none before
+        std::fill(scores, scores + rounded_up(count, LANES), 0.0f);
+        return 0.0f;
+    }
+    float factor = rescaling(largest, now);
+    vf weights = zero();
+    for (long j = 0; j < count; j += LANES) {
+        vf weight = power_of_two(load(scores + j) - set1(now));
+        weights = weights + weight;
+        if (Kind::HAS_ROW_SCALES) weight = weight * load(v_scales + j);
+        store(scores + j, weight);
+    }
+    largest = now;
+    total = total * factor + sum_of_lanes(weights);
+    return factor;
+}
+
+// Copies an item's queries, scaled, in slots: the last counts only what those before it do not.
+inline void take_few(float* out, const Work& work, const Item& item) {
+    const Sizes& sizes = work.sizes;
+    const long whole = sizes.D / LANES;
+    for (long r = 0; r < item.all_rows(); r++, out += sizes.row) {
+        const float* q = work.query(item, r);
+        for (long i = 0; i < whole * LANES; i++) out[i] = q[i] * work.layer.scale;
+        if (whole == sizes.slots) continue;
+        float* last = out + whole * LANES;
+        std::fill(last, last + LANES, 0.0f);
+        for (long i = whole * LANES; i < sizes.D; i++)
+            last[i - sizes.offset(whole)] = q[i] * work.layer.scale;
+    }
+}
+
+// The rows of a tile's keys, K and V.
+template <class Kind>
+struct FewTile {
+    Rows<Kind> keys, values;
+    long at, count;
+
+    void find(const Pages<Kind>& pages, const int32_t* table, const Item& item, long from) {
+        at = from, count = std::min(FEW_KEYS, item.end - from);
+        if (count <= 0) return;
+        keys.find_numbers(pages, table, 0, item.head, at, count, FEW_KEYS);
+        values.find_numbers(pages, table, 1, item.head, at, count, FEW_KEYS);
+    }
+    void find_scales(long head) {
+        if (!Kind::HAS_ROW_SCALES) return;
+        keys.find_scales(head, count, FEW_KEYS);
+        values.find_scales(head, count, FEW_KEYS);
+    }
+};
+
+// Some rows of one head; `row` counts those of all heads of the item.
+template <class Kind, int ROWS>
+void attend_few_rows(const Work& work, const Scratch& scratch, const Answer& answer,
+                     const Item& item, long row, const FewTile<Kind>& tile,
+                     const Stream<Kind>& keys, const Stream<Kind>& values) {
+    const Sizes& sizes = work.sizes;
+    float factors[ROWS];
+    score_few<Kind, ROWS>(scratch.scores, scratch.q + row * sizes.row, sizes, keys);
+    for (int r = 0; r < ROWS; r++) {
+        long position = work.position(item, (row + r) % item.num_rows);
+        factors[r] = weigh_few<Kind>(
+            scratch.scores + r * FEW_KEYS, work.layer, tile.keys.scales, tile.values.scales,
+            tile.count, work.first_key(position) - tile.at,
+            std::min(position + 1 - tile.at, tile.count), answer.largest[row + r],
+            answer.total[row + r]);
+    }
+    add_values<Kind, ROWS>(answer.sum + row * sizes.row, factors, scratch.scores, sizes, values);
+}
+
+// All rows of one head.
+template <class Kind>
+void attend_few_head(const Work& work, const Scratch& scratch, const Answer& answer,
+                     const Item& item, long head, const FewTile<Kind>& tile, Stream<Kind> keys,
+                     Stream<Kind> values) {
+    long row = head * item.num_rows, end = row + item.num_rows;
+    while (row < end) {
+        long left = end - row;
+        if (left >= 4)
+            attend_few_rows<Kind, 4>(work, scratch, answer, item, row, tile, keys, values);
+        else if (left >= 2)
+            attend_few_rows<Kind, 2>(work, scratch, answer, item, row, tile, keys, values);
+        else
+            attend_few_rows<Kind, 1>(work, scratch, answer, item, row, tile, keys, values);
+        row += left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        keys.next = keys.rows, keys.next_head = keys.head;  // it is there now
+        values.next = values.rows, values.next_head = values.head;
+    }
+}
+
+template <class Kind>
+void attend_few(const Work& work, const Scratch& scratch, const Answer& answer, const Item& item) {
+    const Pages<Kind> pages(work);
+    const int32_t* table = work.table(item);
+    const long row_bytes = pages.D * (long)sizeof(typename Kind::Number);
+    const long ahead =
+        std::min(MAX_AHEAD, rounded_up(std::max(1L, AHEAD_BYTES / row_bytes), VALUE_KEYS));
+    const long distance = pages.block_size * pages.D;  // of heads
+    FewTile<Kind> tiles[2];
+    take_few(scratch.q, work, item);
+    tiles[0].find(pages, table, item, item.begin);
+    for (int number = 0; tiles[number].count > 0; number ^= 1) {
+        FewTile<Kind>&tile = tiles[number], &after = tiles[number ^ 1];
+        after.find(pages, table, item, tile.at + tile.count);
+        const auto* after_rows = after.count > 0 ? after.keys.numbers : tile.keys.numbers;
+        for (long head = 0; head < item.num_heads; head++) {
+            bool is_last = head + 1 == item.num_heads;
+            long here = head * distance;
+            tile.find_scales(head);
+            Stream<Kind> keys = {tile.keys.numbers, tile.values.numbers, here, here, tile.count,
+                                 ahead};
+            Stream<Kind> values = {tile.values.numbers, is_last ? after_rows : tile.keys.numbers,
+                                   here, is_last ? 0 : here + distance, tile.count, ahead};
+            attend_few_head<Kind>(work, scratch, answer, item, head, tile, keys, values);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// The element types of a KV cache: how a number is kept, and read back as float32.
+//
+// A row of int8 has a scale: the largest |x| / 127. A float8 cache has one for a whole layer, by
+// which numbers are divided before they are kept. Everything rounds to nearest, ties to even.
+#pragma once
+
+#include "vec.h"
+
+INLINE float as_float(uint32_t word) {
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+}
+INLINE uint32_t as_word(float x) {
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    return word;
+}
+
+// The bits of a narrow float from those of float32: MANTISSA bits, an exponent of bias BIAS.
+// `size` is finite, not negative, and no larger than the narrow type's largest.
+template <int MANTISSA, int BIAS>
+INLINE uint32_t narrow(float size) {
+    constexpr int DROPPED = 23 - MANTISSA;
+    const float smallest_normal = as_float((uint32_t)(128 - BIAS) << 23);
+    // In the sum with this the last bit is worth one unit of the subnormal numbers.
+    const uint32_t rounder = (uint32_t)(128 - BIAS + DROPPED) << 23;
+    if (size < smallest_normal) return as_word(size + as_float(rounder)) - rounder;
+    uint32_t word = as_word(size);
+    word += (1u << (DROPPED - 1)) - 1 + ((word >> DROPPED) & 1);
+    return (word >> DROPPED) - ((uint32_t)(127 - BIAS) << MANTISSA);
+}
+
+struct Float32 {
+    typedef float Number;
+    static constexpr bool HAS_ROW_SCALES = false;
+    INLINE vf read(const float* p) { return load(p); }
+    INLINE float keep(float* out, const float* x, long size, float) {
+        std::memcpy(out, x, size * sizeof *out);
+        return 1.0f;
+    }
+};
+
+struct BFloat16 {
+    typedef uint16_t Number;
+    static constexpr bool HAS_ROW_SCALES = false;
+    INLINE vf read(const uint16_t* p) { return load_bf16(p); }
+    INLINE float keep(uint16_t* out, const float* x, long size, float) {
+        for (long i = 0; i < size; i++) out[i] = to_bf16(x[i]);
+        return 1.0f;
+    }
+};
+
+struct Float16 {
+    typedef uint16_t Number;
+    static constexpr bool HAS_ROW_SCALES = false;
+    INLINE vf read(const uint16_t* p) {
+#if defined(QUIRE_AVX512)
+        return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(QUIRE_AVX2)
+        return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+        typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+        vh half;
+        std::memcpy(&half, p, sizeof half);
+        vi word = __builtin_convertvector(half, vi);
+        vi infinite = (word & 0x7c00) == 0x7c00;  // infinities and what is no number
+        vf size = from_bits((word & 0x7fff) << 13) * set1(0x1p112f);
+        size = from_bits(bits(size) | (infinite & 0x7f800000));
+        return from_bits(bits(size) | ((word & 0x8000) << 16));
+#endif
+    }
+    INLINE float keep(uint16_t* out, const float* x, long size, float) {
+        for (long i = 0; i < size; i++) {
+            float length = std::fabs(x[i]);
+            uint32_t code = length < 65520.0f ? narrow<10, 15>(length)
+                : length == length            ? 0x7c00
+                                              : 0x7e00;
+            out[i] = (uint16_t)(code | (as_word(x[i]) >> 16 & 0x8000));
+        }
+        return 1.0f;
+    }
+};
+
+// e4m3fn: no infinity, the largest number is 448, one code is no number.
+struct Float8 {
+    typedef uint8_t Number;
+    static constexpr bool HAS_ROW_SCALES = false;
+    INLINE vf read(const uint8_t* p) {
+        typedef uint8_t vb __attribute__((vector_size(LANES)));
+        vb codes;
+        std::memcpy(&codes, p, sizeof codes);
+        vi word = __builtin_convertvector(codes, vi);
+        vf number = from_bits(((word & 0x80) << 24) | ((word & 0x7f) << 20)) * set1(0x1p120f);
+        vi no_number = (word & 0x7f) == 0x7f;
+        return from_bits(bits(number) | (no_number & 0x7fc00000));
+    }
+    INLINE float keep(uint8_t* out, const float* x, long size, float scale) {
+        for (long i = 0; i < size; i++) {
+            float number = x[i] / scale, length = std::fabs(number);
+            uint32_t code = length <= 448.0f ? narrow<3, 7>(length)
+                : length == length           ? 0x7e
+                                             : 0x7f;
+            out[i] = (uint8_t)(code | (as_word(number) >> 24 & 0x80));
+        }
+        return 1.0f;
+    }
+};
+
+struct Int8 {
+    typedef int8_t Number;
+    static constexpr bool HAS_ROW_SCALES = true;
+    INLINE vf read(const int8_t* p) { return load_i8(p); }
+    // Returns the row's scale: infinity where a number is none, so that reading it tells.
+    INLINE float keep(int8_t* out, const float* x, long size, float) {
+        float largest = 0.0f;
+        for (long i = 0; i < size; i++) {
+            float length = x[i] == x[i] ? std::fabs(x[i]) : INFINITY;
+            largest = length > largest ? length : largest;
+        }
+        float scale = largest / 127.0f;
+        float divisor = scale > 0.0f && scale < INFINITY ? scale : 1.0f;
+        const float rounder = 12582912.0f;  // 1.5 * 2^23: leaves the nearest whole number
+        for (long i = 0; i < size; i++) {
+            float number = x[i] / divisor;
+            number = number > 127.0f ? 127.0f : number > -127.0f ? number : -127.0f;
+            out[i] = (int8_t)((number + rounder) - rounder);
+        }
+        return scale;
+    }
+};

@@ -1,0 +1,138 @@
+// Rows of K and V in their pages: written from what was projected, and found again by position.
+#pragma once
+
+#include "attention_numbers.h"
+#include "attention_work.h"
+
+// Side 0 is K, 1 is V.
+template <class Kind>
+struct Pages {
+    typedef typename Kind::Number Number;
+    uint8_t* pages;
+    long page_bytes, num_kv_heads, block_size, D;
+
+    explicit Pages(const Work& work)
+        : pages(work.layer.pages), page_bytes(work.layer.page_bytes),
+          num_kv_heads(work.heads.num_kv_heads), block_size(work.heads.block_size),
+          D(work.heads.head_dim) {}
+    long row(long side, long head) const { return (side * num_kv_heads + head) * block_size; }
+    Number* numbers(long block, long row) const {
+        return reinterpret_cast<Number*>(pages + block * page_bytes) + row * D;
+    }
+    float* scale(long block, long row) const {
+        uint8_t* behind = pages + block * page_bytes + 2 * num_kv_heads * block_size * D;
+        return reinterpret_cast<float*>(behind) + row;
+    }
+    void write(long side, long head, long slot, const float* x, float layer_scale) const {
+        long at = row(side, head) + slot % block_size, block = slot / block_size;
+        float of_row = Kind::keep(numbers(block, at), x, D, layer_scale);
+        if (Kind::HAS_ROW_SCALES) *scale(block, at) = of_row;
+    }
+};
+
+// The rows of some neighbouring keys. Behind them the last is repeated, up to a whole `unit`. Rows
+// of less than a vector are copied to where they have zeros behind them.
+template <class Kind>
+struct Rows {
+    typedef typename Kind::Number Number;
+    const Number* numbers[MANY_KEYS];
+    float scales[MANY_KEYS];  // where rows have them
+    Number copies[MANY_KEYS][LANES];
+
+    void find(const Pages<Kind>& pages, const int32_t* table, long side, long head, long first,
+              long count) {
+        find_numbers(pages, table, side, head, first, count, LANES);
+        if (Kind::HAS_ROW_SCALES) find_scales(0, count, LANES);
+    }
+
+    void find_numbers(const Pages<Kind>& pages, const int32_t* table, long side, long head,
+                      long first, long count, long unit) {
+        long row = pages.row(side, head), offset = first % pages.block_size;
+        const int32_t* block = table + first / pages.block_size;
+        block_size = pages.block_size, num_runs = 0;
+        for (long at = 0; at < count; block++, offset = 0) {
+            long run = std::min(block_size - offset, count - at);
+            const Number* start = pages.numbers(*block, row + offset);
+            for (long i = 0; i < run; i++) numbers[at + i] = start + i * pages.D;
+            if (Kind::HAS_ROW_SCALES)
+                runs[num_runs++] = {pages.scale(*block, row + offset), run * (long)sizeof(float)};
+            at += run;
+        }
+        if (pages.D < LANES) copy(pages.D, count);
+        for (long at = count; at % unit; at++) numbers[at] = numbers[count - 1];
+    }
+
+    // Those of a head so many after the one whose numbers were found.
+    void find_scales(long heads_after, long count, long unit) {
+        char* at = reinterpret_cast<char*>(scales);
+        for (long i = 0; i < num_runs; at += runs[i++].bytes)
+            std::memcpy(at, runs[i].scales + heads_after * block_size, runs[i].bytes);
+        for (long at = count; at % unit; at++) scales[at] = scales[count - 1];
+    }
+
+private:
+    struct Run {
+        const float* scales;
+        long bytes;
+    };
+    Run runs[MANY_KEYS];
+    long block_size, num_runs;
+
+    void copy(long D, long count) {
+        for (long i = 0; i < count; i++) {
+            std::fill(copies[i], copies[i] + LANES, Number());
+            std::memcpy(copies[i], numbers[i], D * sizeof(Number));
+            numbers[i] = copies[i];
+        }
+    }
+};
+
+// Divides a row by its root mean square, multiplies it by its weight, and turns it by its token's
+// angles. `normed` has room for a row; no two of the rows overlap.
+inline void turn(float* out, float* normed, const float* x, long D, const float* angles,
+                 const float* weight, float eps) {
+    if (weight) {
+        vf squares = zero();
+        long whole = D / LANES * LANES;
+        for (long i = 0; i < whole; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+        float last[LANES] = {};
+        for (long i = whole; i < D; i++) last[i - whole] = x[i];
+        squares = fma(load(last), load(last), squares);
+        float length = 1.0f / std::sqrt(sum(squares) / (float)D + eps);
+        for (long i = 0; i < D; i++) normed[i] = x[i] * length * weight[i];
+        x = normed;
+    }
+    const float *cosines = angles, *sines = angles + D;
+    long half = D / 2;
+    for (long i = 0; i < half; i++) out[i] = std::fma(x[i + half], sines[i], x[i] * cosines[i]);
+    for (long i = half; i < D; i++) out[i] = std::fma(x[i - half], sines[i], x[i] * cosines[i]);
+}
+
+// Writes one of a token's rows of K, and then of V, as they come.
+template <class Kind>
+void write_row(const Work& work, const Pages<Kind>& pages, long token, long row) {
+    long side = row / pages.num_kv_heads, head = row % pages.num_kv_heads;
+    const Inputs& in = work.inputs;
+    const float* x = side ? in.v + token * in.v_stride : in.k + token * in.k_stride;
+    float scale = side ? work.layer.v_scale : work.layer.k_scale;
+    pages.write(side, head, work.step.slots[token], x + head * pages.D, scale);
+}
+
+// The same of heads that are turned first; those of q come before K's, and stay in their place.
+template <class Kind>
+void turn_row(const Work& work, const Pages<Kind>& pages, const Rotary& rotary, float* scratch,
+              long token, long row) {
+    long num_heads = work.heads.num_heads, D = pages.D;
+    if (row >= num_heads + pages.num_kv_heads)
+        return write_row(work, pages, token, row - num_heads);
+    const Inputs& in = work.inputs;
+    float *q = in.q + token * in.q_stride + row * D, *turned = scratch;
+    const float* x = row < num_heads ? q : in.k + token * in.k_stride + (row - num_heads) * D;
+    const float* weight = rotary.norm_weight ? rotary.norm_weight + row * D : nullptr;
+    const float* angles = rotary.table + rotary.positions[token] * 2 * D;
+    turn(turned, scratch + D, x, D, angles, weight, rotary.norm_eps);
+    if (row < num_heads)
+        std::memcpy(q, turned, D * sizeof(float));
+    else
+        pages.write(0, row - num_heads, work.step.slots[token], turned, work.layer.k_scale);
+}

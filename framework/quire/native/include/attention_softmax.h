@@ -1,0 +1,50 @@
+// What attention makes of scores. They are logarithms to base 2, so that 2^x is all that is left.
+#pragma once
+
+#include "vec.h"
+
+// 2^v within two units in the last place for v <= 0; 0 below -126. What is no number stays none.
+INLINE vf power_of_two(vf v) {
+    vf x = max(set1(-126.0f), v);
+    const vf magic = set1(12582912.0f);  // 1.5 * 2^23: the nearest whole number, in the last bits
+    vf shifted = x + magic;
+    x = x - (shifted - magic);
+    vf y = set1(1.5353362e-4f);  // of 2^x on [-1/2, 1/2], as Cephes has it (Moshier)
+    y = fma(y, x, set1(1.3398874e-3f));
+    y = fma(y, x, set1(9.6184373e-3f));
+    y = fma(y, x, set1(5.5503324e-2f));
+    y = fma(y, x, set1(2.4022648e-1f));
+    y = fma(y, x, set1(6.9314720e-1f));
+    y = fma(y, x, set1(1.0f));
+    vf power = from_bits(bits(y) + (bits(shifted) << 23));
+    vf zeros = zero();
+    return v < set1(-126.0f) ? zeros : power;
+}
+INLINE float power_of_two(float x) { return power_of_two(set1(x))[0]; }
+
+// By what to multiply what was summed under the maximum `old`, now that it is `now`.
+INLINE float rescaling(float old, float now) {
+    return old == -INFINITY ? 0.0f : power_of_two(old - now);
+}
+
+// tanh, by absolute error within a few units of 2^-24.
+INLINE vf tanh_of(vf v) {
+    vf zeros = zero(), size = max(v, zeros - v);
+    vf e = power_of_two(size * set1(-2.8853901f));  // e^(-2 size)
+    vf t = (set1(1.0f) - e) / (set1(1.0f) + e);
+    return v < zeros ? zeros - t : t;
+}
+
+INLINE vi lane_numbers() {
+    vi numbers;
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    return numbers;
+}
+
+// The scores of keys [first, last) of a row, the others' set to minus infinity.
+INLINE vf hide_outside(vf scores, long at, long first, long last) {
+    vi key = lane_numbers() + set1i((int32_t)at);
+    vf hidden = set1(-INFINITY);
+    vi is_seen = (key >= set1i((int32_t)first)) & (key < set1i((int32_t)last));
+    return is_seen ? scores : hidden;
+}

@@ -1,0 +1,265 @@
+// A step of a layer of attention is one list of work, cut into pieces of equal cost.
+//
+// The list has an item for each request, key/value head and tile of query rows: a row is one query
+// head of one token, so the heads that share K and V are rows beside each other. An item of few
+// rows has several key/value heads, which lie beside each other in a page. A cut may go through the
+// keys of an item; then the answers of its parts are merged, in the order of the keys.
+// Where the cuts are depends on the batch and the number of threads alone, so equal steps give
+// equal bits.
+//
+//   letters: T tokens, R requests, H query heads, K key/value heads, G = H / K, D numbers of a
+//   head, S tokens of a block. A page is [2, K, S, D], and of int8 then [2, K, S] float32.
+#pragma once
+
+#include <algorithm>
+
+#include "tile.h"
+#include "vec.h"
+
+constexpr long FEW_ROWS = 16;  // so many read K and V in place
+constexpr long FEW_KEYS = 64;  // a tile of keys of theirs
+constexpr long MANY_ROWS = 144;  // of a tile; whole register tiles
+constexpr long MANY_KEYS = 128;
+constexpr long CUT_KEYS = 32;  // items are cut at multiples
+constexpr long ITEM_ROWS = 32;  // of all heads of an item of few rows
+constexpr long ROW_COST = 8;  // of reading a key, in rows that are multiplied by it
+constexpr long PIECE_COST = 4096;  // less is not worth a piece
+constexpr long PIECES = 4;  // for each thread: who is held up leaves the rest to others
+constexpr long COLUMNS = TILE_COLUMNS;
+static_assert(MANY_ROWS % TILE_ROWS == 0 && MANY_KEYS % COLUMNS == 0 && FEW_KEYS % LANES == 0, "");
+
+inline long rounded_up(long size, long unit) { return (size + unit - 1) / unit * unit; }
+
+// What all layers of a backend share.
+struct Heads {
+    int64_t num_heads, num_kv_heads, head_dim, block_size, kind, threads;
+    float* scratch;
+};
+
+// One layer. A window or a chunk of 0: none. `scale` makes scores logarithms to base 2; with a cap,
+// it makes them what tanh is taken of, and the cap is in those logarithms.
+struct Layer {
+    uint8_t* pages;
+    int64_t page_bytes, window, chunk;
+    const float* sinks;  // [H], natural logarithms, or null
+    float scale, cap, k_scale, v_scale;
+};
+
+struct Step {
+    const int32_t *query_start, *seq_lens, *block_table;
+    int64_t table_stride;
+    const int64_t* slots;
+    int64_t num_requests, num_tokens;
+    int64_t* costs;  // [R + 1], for us
+};
+
+// Rows are [T, heads, D] with a distance between tokens.
+struct Inputs {
+    float* q;
+    const float *k, *v;
+    int64_t q_stride, k_stride, v_stride;
+    float* out;  // [T, H, D]
+};
+
+// Cosines and sines [P, 2, D], the sines of the first half negated.
+struct Rotary {
+    const float* table;
+    const int64_t* positions;
+    const float* norm_weight;  // [H + K, D] or null
+    float norm_eps;
+};
+
+struct Sizes {
+    long D, slots, row, panels;  // slots of LANES; a row of them; columns of V in panels
+    explicit Sizes(long head_dim)
+        : D(head_dim),
+          slots((head_dim + LANES - 1) / LANES),
+          row(rounded_up(head_dim, std::max<long>(COLUMNS, LANES))),
+          panels((head_dim + COLUMNS - 1) / COLUMNS) {}
+    // Where the numbers of a slot begin: the last ends with the row, and overlaps the one before.
+    // Rows of less than a slot have zeros behind them.
+    long offset(long slot) const { return std::max(0L, std::min(slot * LANES, D - LANES)); }
+    long thread_floats() const {
+        return 2 * MANY_ROWS * row + MANY_ROWS * MANY_KEYS + 2 * MANY_KEYS * row + 4 * MANY_ROWS;
+    }
+    long partial_floats() const { return MANY_ROWS * (row + 2); }
+    long floats(long threads) const {
+        return threads * (thread_floats() + PIECES * 2 * partial_floats()) + 16;
+    }
+};
+
+// The state of the online softmax of a tile of rows: the values' weighted sum, the largest score,
+// and the sum of the weights under it.
+struct Answer {
+    float *sum, *largest, *total;  // [rows, row], [rows], [rows]
+    void clear(long rows, long row) {
+        std::fill(sum, sum + rows * row, 0.0f);
+        std::fill(largest, largest + rows, -INFINITY);
+        std::fill(total, total + rows, 0.0f);
+    }
+};
+
+struct Scratch {
+    float *q, *scores, *k, *v, *factors;
+    Answer answer;  // as if all rows were there
+    Scratch(float* at, const Sizes& sizes) {
+        auto take = [&](long size) {
+            float* taken = at;
+            at += size;
+            return taken;
+        };
+        q = take(MANY_ROWS * sizes.row);
+        answer.sum = take(MANY_ROWS * sizes.row);
+        scores = take(MANY_ROWS * MANY_KEYS);
+        k = take(MANY_KEYS * sizes.row);
+        v = take(MANY_KEYS * sizes.row);
+        answer.largest = take(MANY_ROWS);
+        answer.total = take(MANY_ROWS);
+        factors = take(MANY_ROWS);
+    }
+};
+
+// What a piece keeps of an item that it shares: one that began before it, and one that goes on.
+inline Answer partial_answer(float* scratch, const Sizes& sizes, long threads, long piece,
+                             bool goes_on) {
+    float* at = scratch + threads * sizes.thread_floats()
+        + (2 * piece + goes_on) * sizes.partial_floats();
+    return {at, at + MANY_ROWS * sizes.row, at + MANY_ROWS * (sizes.row + 1)};
+}
+
+// One item of the list: rows of a request's queries for some key/value heads, and keys they see.
+// The rows of a head are beside each other.
+struct Item {
+    long request, head, num_heads, first_row, num_rows, begin, end;  // rows of a head; keys
+    bool is_few;
+    long all_rows() const { return num_heads * num_rows; }
+};
+
+// The rows and keys of a request.
+struct Request {
+    long number, first_token, num_tokens, seq_len;
+};
+
+class Work {
+public:
+    const Heads& heads;
+    const Layer& layer;
+    const Step& step;
+    const Inputs& inputs;
+    const Sizes sizes;
+    const long group;
+
+    Work(const Heads& heads, const Layer& layer, const Step& step, const Inputs& inputs)
+        : heads(heads), layer(layer), step(step), inputs(inputs), sizes(heads.head_dim),
+          group(heads.num_heads / heads.num_kv_heads) {}
+
+    Request request(long r) const {
+        long first = step.query_start[r];
+        return {r, first, step.query_start[r + 1] - first, step.seq_lens[r]};
+    }
+    long position(const Request& request, long row) const {
+        return request.seq_len - request.num_tokens + row / group;
+    }
+    long first_key(long position) const {
+        long first = layer.window ? std::max(0L, position - layer.window + 1) : 0;
+        return layer.chunk ? std::max(first, position / layer.chunk * layer.chunk) : first;
+    }
+    long position(const Item& item, long row) const {
+        return position(request(item.request), item.first_row + row);
+    }
+    const int32_t* table(const Item& item) const {
+        return step.block_table + item.request * step.table_stride;
+    }
+    const float* query(const Item& item, long row) const {
+        return inputs.q + token(item, row) * inputs.q_stride + head(item, row) * sizes.D;
+    }
+    float* answer(const Item& item, long row) const {
+        return inputs.out + (token(item, row) * heads.num_heads + head(item, row)) * sizes.D;
+    }
+    // The query head of one of all rows of an item.
+    long head(const Item& item, long row) const {
+        long at = item.first_row + row % item.num_rows;
+        return (item.head + row / item.num_rows) * group + at % group;
+    }
+    long token(const Item& item, long row) const {
+        long at = item.first_row + row % item.num_rows;
+        return step.query_start[item.request] + at / group;
+    }
+    long num_rows(const Request& request) const { return request.num_tokens * group; }
+    // How many key/value heads an item of a request has; fewer where none are left. Copied rows are
+    // those of one head.
+    long heads_of_item(const Request& request) const {
+        long rows = num_rows(request);
+        if (rows > FEW_ROWS || sizes.D < LANES) return 1;
+        return std::min(heads.num_kv_heads, std::max(1L, ITEM_ROWS / rows));
+    }
+
+    // The item of a tile of rows of a head, and of those after it in the same item.
+    Item item(const Request& request, long head, long first_row) const {
+        long rows = num_rows(request);
+        bool is_few = rows <= FEW_ROWS;
+        long count = is_few ? rows : std::min(MANY_ROWS, rows - first_row);
+        long begin = first_key(position(request, first_row));
+        long end = position(request, first_row + count - 1) + 1;
+        long num_heads = std::min(heads_of_item(request), heads.num_kv_heads - head);
+        return {request.number, head, num_heads, first_row, count, begin, end, is_few};
+    }
+    static long cost_of_key(const Item& item) {
+        return item.num_heads * (item.num_rows + ROW_COST);
+    }
+    static long cost(const Item& item) { return (item.end - item.begin) * cost_of_key(item); }
+
+    long cost_of_head(const Request& request) const {
+        long total = 0;
+        for (long row = 0; row < num_rows(request); row += MANY_ROWS) {
+            Item of_heads = item(request, 0, row);
+            total += cost(of_heads) / of_heads.num_heads;
+        }
+        return total;
+    }
+    // Fills `costs` with the sums over the requests before each.
+    long sum_costs() const {
+        step.costs[0] = 0;
+        for (long r = 0; r < step.num_requests; r++)
+            step.costs[r + 1] =
+                step.costs[r] + heads.num_kv_heads * cost_of_head(request(r));
+        return step.costs[step.num_requests];
+    }
+
+    // Calls `visit(part, whole)` for each part of an item between two places of the list, in order;
+    // stops when it returns false.
+    template <class Visit>
+    void walk(long from, long to, Visit visit) const {
+        if (from >= to) return;
+        const int64_t* found =
+            std::upper_bound(step.costs, step.costs + step.num_requests + 1, from);
+        long r = found - step.costs - 1;
+        for (; r < step.num_requests && step.costs[r] < to; r++) {
+            Request request = this->request(r);
+            if (!request.num_tokens) continue;
+            long of_head = (step.costs[r + 1] - step.costs[r]) / heads.num_kv_heads;
+            long of_item = heads_of_item(request);
+            long head = std::max(0L, from - step.costs[r]) / of_head / of_item * of_item;
+            for (; head < heads.num_kv_heads; head += of_item) {
+                long at = step.costs[r] + head * of_head;
+                for (long row = 0; row < num_rows(request); row += MANY_ROWS) {
+                    if (at >= to) return;
+                    Item whole = item(request, head, row), part = whole;
+                    part.begin = cut(whole, from - at);
+                    part.end = cut(whole, to - at);
+                    at += cost(whole);
+                    if (part.begin < part.end && !visit(part, whole)) return;
+                }
+            }
+        }
+    }
+
+private:
+    // The key at which a place of the list, counted from the item's, goes through it.
+    static long cut(const Item& item, long cost) {
+        if (cost <= 0) return item.begin;
+        if (cost >= Work::cost(item)) return item.end;
+        long key = (item.begin + cost / cost_of_key(item)) / CUT_KEYS * CUT_KEYS;
+        return std::min(std::max(key, item.begin), item.end);
+    }
+};

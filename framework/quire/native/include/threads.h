@@ -1,0 +1,33 @@
+// Work in parts, on the pool of threads that all libraries of the process share.
+#pragma once
+
+#include "export.h"
+
+typedef void (*PartOfWork)(void* work, long part, long parts) noexcept;
+typedef void (*RunParts)(PartOfWork part_of_work, void* work, long parts);
+
+static RunParts run_parts_in_pool = nullptr;
+
+// Called once, when the library is loaded.
+EXPORT void use_pool(RunParts run) { run_parts_in_pool = run; }
+
+// Calls work(part, parts) for each part, on any threads, and returns when all are done. Take as
+// many parts as threads should work: the pool grows to that number. Parts must not wait for each
+// other, as one thread may do them all, and an exception in one ends the process.
+template <class Work>
+static inline void in_parts(long parts, const Work& work) {
+    PartOfWork one = [](void* given, long part, long of) noexcept {
+        (*(const Work*)given)(part, of);
+    };
+    if (run_parts_in_pool) return run_parts_in_pool(one, (void*)&work, parts);
+    for (long part = 0; part < parts; part++) one((void*)&work, part, parts);
+}
+
+// Calls work(i) for each i below `count`: neighbours on one thread.
+template <class Work>
+static inline void share_evenly(long count, long threads, const Work& work) {
+    long most = threads < count ? threads : count;
+    in_parts(most < 1 ? 1 : most, [&](long part, long parts) {
+        for (long i = count * part / parts; i < count * (part + 1) / parts; i++) work(i);
+    });
+}

@@ -1,0 +1,169 @@
+"""What turns out, while it loads, not to serve here: refused if it was named, else replaced.
+
+Libraries of chosen parts are compiled beside the loading of weights. Whether one can be had is
+known only then, and an attention backend may refuse when it is built.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from quire.compose import corrected
+from quire.composition import Composition
+from quire.errors import NativeUnavailableError, QuireError, RefusedError
+from quire.kernels import cpu_layers, cpu_lora
+from quire.layers.caching_layer import CachingLayer
+from quire.messages import LoadFailures
+from quire.plugins import Registries
+from quire.worker.largest_step import BackendKind
+from quire.worker.loading import as_module
+from quire.worker.profiling import LoadedModel, backend_kinds
+
+logger = logging.getLogger(__name__)
+
+
+class PartLibraries:
+    """The libraries of the chosen parts. Make one before the model is built.
+
+    Imports the parts, so that a broken one fails before the weights are read.
+
+    Args:
+        composition: What was chosen.
+        registries: Where the chosen names are resolved.
+    """
+
+    def __init__(self, composition: Composition, registries: Registries) -> None:
+        self._layers: list[Callable[[], object]] = []  # each waits for a library
+        self._method: list[Callable[[], object]] = []
+        self._steps: list[Callable[[], object]] = []
+        if composition.kernels == "native":
+            cpu_layers.LIBRARY.begin()
+            self._layers.append(cpu_layers.LIBRARY.load)
+            if composition.lora_source is not None:
+                cpu_lora.LIBRARY.begin()  # waited for when adapters get their room
+        if (quantization := composition.quantization) is not None:
+            method = registries.quantizations.load(quantization.entry)
+            method.begin_loading()
+            self._method.append(method.end_loading)
+        for choice in composition.attention_backends:
+            registries.attention_backends.load(choice.entry).begin_loading()
+        for choice in composition.samplers:
+            step = registries.samplers.load(choice.entry)
+            step.begin_loading()
+            self._steps.append(step.end_loading)
+        self._waiter = threading.Thread(target=self._wait, name="await kernels", daemon=True)
+        self._waiter.start()
+
+    def are_ready(self) -> bool:
+        """Whether no layer has to wait to be made ready."""
+        return not self._waiter.is_alive()
+
+    def failures(self, named_native: bool) -> LoadFailures:
+        """Wait for the libraries, and return why some cannot be had.
+
+        Args:
+            named_native: The user asked for native kernels.
+
+        Raises:
+            NativeUnavailableError: One cannot be had, and the user asked for it.
+        """
+        return LoadFailures(
+            kernels=_failure(self._layers, named_native),
+            quantization=_failure(self._method, named_native),
+            samplers=_failure(self._steps, named_native),
+        )
+
+    def _wait(self) -> None:
+        for wait in (*self._layers, *self._method):
+            with suppress(QuireError):  # `failures` asks again, and raises it
+                wait()
+
+
+def replace_failed(
+    loaded: LoadedModel, libraries: PartLibraries
+) -> tuple[Composition, LoadFailures]:
+    """Find what cannot serve after all, and what takes its place.
+
+    Raises:
+        NativeUnavailableError: The user asked for kernels that cannot be had.
+        RefusedError: The user named the backend that cannot serve, or no other can.
+    """
+    is_native_named = loaded.settings.model.kernels == "native"
+    failures = libraries.failures(is_native_named)
+    refused: dict[str, str] = {}
+    while True:
+        failures = LoadFailures(
+            failures.kernels, failures.quantization, failures.samplers, dict(refused)
+        )
+        composition = corrected(loaded.composition, loaded.settings, loaded.registries, failures)
+        found = refused_backends(replace(loaded, composition=composition))
+        if not found:
+            _log_weights(composition, failures)
+            return composition, failures
+        for name, reason in found.items():
+            _check_not_named(loaded, composition, name, reason)
+        refused |= found
+
+
+def refused_backends(loaded: LoadedModel) -> dict[str, str]:
+    """Return the attention backends that cannot serve after all, by name, with their reasons.
+
+    Each is built once as it will be for the cache, and let go. One that does not speak the contract
+    of its layer is left to the binding, which says what is wrong.
+    """
+    modules = dict(as_module(loaded.model).named_modules())
+    kinds = backend_kinds(loaded)
+    tried: set[BackendKind] = set()
+    refused: dict[str, str] = {}
+    for layer in loaded.composition.description.kv_layers:
+        kind, module = kinds.get(layer.name), modules.get(layer.name)
+        if kind is None or kind in tried or not isinstance(module, CachingLayer):
+            continue
+        tried.add(kind)
+        if not issubclass(kind.backend_class, module.contract):
+            continue
+        try:
+            kind.backend_class(kind.shape)
+        except RefusedError as refusal:
+            refused[loaded.composition.attention_backend_of(layer).name] = str(refusal)
+    return refused
+
+
+def _failure(waits: list[Callable[[], object]], is_named: bool) -> str | None:
+    for wait in waits:
+        try:
+            wait()
+        except NativeUnavailableError as error:
+            if is_named:
+                raise
+            return str(error)
+    return None
+
+
+def _check_not_named(loaded: LoadedModel, composition: Composition, name: str, reason: str) -> None:
+    """Say that the next best backend takes the place of one, unless the user asked for it.
+
+    Raises:
+        RefusedError: The user did.
+    """
+    (choice,) = (one for one in composition.attention_backends if one.name == name)
+    runs_kernels = choice.entry.capabilities.needs_native
+    if name == loaded.settings.parts.attention_backend:
+        raise RefusedError(f"attention backend {name!r} cannot serve here: {reason}")
+    if runs_kernels and loaded.settings.model.kernels == "native":
+        raise RefusedError(
+            f"--kernels native: attention backend {name!r} cannot serve here: {reason}"
+        )
+    logger.log(
+        logging.INFO if runs_kernels else logging.WARNING,  # its library has warned already
+        "attention backend %s cannot serve here: %s; the next best takes its place",
+        name,
+        reason.partition("\n")[0],
+    )
+
+
+def _log_weights(composition: Composition, failures: LoadFailures) -> None:
+    if failures.quantization is not None:
+        logger.info("weights of linear layers: %s", composition.weights)

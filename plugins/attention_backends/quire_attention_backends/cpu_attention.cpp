@@ -1,0 +1,183 @@
+// Attention of a layer in one call: K and V are written, queries attend, cut answers are merged.
+//
+// Threads take pieces of the list of work in turn; between the three parts they wait for all.
+
+#include <atomic>
+
+#include "attention_few.h"
+#include "attention_many.h"
+#include "attention_pages.h"
+#include "attention_work.h"
+#include "export.h"
+#include "threads.h"
+
+namespace {
+
+constexpr long WRITTEN_ROWS = 32;  // less is not worth a thread
+constexpr float LOG2_E = 1.44269504f;
+
+struct Pieces {
+    long total, count;
+    long begin(long piece) const { return (long)((__int128)total * piece / count); }
+};
+
+// Writes a row's answer: the weighted sum, divided by the weights; a sink takes its share of them.
+void write_answer(const Work& work, const Item& item, long row, const float* sum, float largest,
+                  float total) {
+    const Layer& layer = work.layer;
+    float factor = layer.v_scale / total;
+    if (layer.sinks) {
+        float sink = layer.sinks[work.head(item, row)] * LOG2_E;
+        float most = std::max(sink, largest), mine = power_of_two(largest - most);
+        factor = layer.v_scale * mine / (total * mine + power_of_two(sink - most));
+    }
+    const Sizes& sizes = work.sizes;
+    float* out = work.answer(item, row);
+    const long whole = item.is_few ? sizes.D / LANES * LANES : sizes.D;
+    for (long i = 0; i < whole; i++) out[i] = sum[i] * factor;
+    const float* last = sum + whole - sizes.offset(whole / LANES);  // of few rows: in slots
+    for (long i = whole; i < sizes.D; i++) out[i] = last[i] * factor;
+}
+
+void write_answers(const Work& work, const Item& item, const Answer& answer) {
+    for (long row = 0; row < item.all_rows(); row++)
+        write_answer(work, item, row, answer.sum + row * work.sizes.row, answer.largest[row],
+                     answer.total[row]);
+}
+
+// Adds to an answer that of other keys.
+void add_answer(const Answer& all, const Answer& part, long num_rows, const Sizes& sizes) {
+    for (long r = 0; r < num_rows; r++) {
+        float most = std::max(all.largest[r], part.largest[r]);
+        float one = rescaling(all.largest[r], most), other = rescaling(part.largest[r], most);
+        float *out = all.sum + r * sizes.row, *in = part.sum + r * sizes.row;
+        for (long i = 0; i < sizes.row; i++) out[i] = std::fma(out[i], one, in[i] * other);
+        all.total[r] = std::fma(all.total[r], one, part.total[r] * other);
+        all.largest[r] = most;
+    }
+}
+
+template <class Kind>
+void attend_piece(const Work& work, const Pieces& pieces, long piece, long thread) {
+    const Heads& heads = work.heads;
+    const Sizes& sizes = work.sizes;
+    Scratch scratch(heads.scratch + thread * sizes.thread_floats(), sizes);
+    work.walk(pieces.begin(piece), pieces.begin(piece + 1), [&](Item part, const Item& whole) {
+        bool is_whole = part.begin == whole.begin && part.end == whole.end;
+        Answer answer = is_whole ? scratch.answer
+                                 : partial_answer(heads.scratch, sizes, heads.threads, piece,
+                                                  part.begin == whole.begin);
+        answer.clear(rounded_up(part.all_rows(), TILE_ROWS), sizes.row);
+        if (part.is_few)
+            attend_few<Kind>(work, scratch, answer, part);
+        else
+            attend_many<Kind>(work, scratch, answer, part);
+        if (is_whole) write_answers(work, part, answer);
+        return true;
+    });
+}
+
+// Merges the item that goes on where a piece ends, if it began in that piece.
+void merge_from(const Work& work, const Pieces& pieces, long piece) {
+    const Heads& heads = work.heads;
+    bool is_cut = false;
+    Item cut;
+    work.walk(pieces.begin(piece), pieces.begin(piece + 1),
+              [&](const Item& part, const Item& whole) {
+                  is_cut = part.begin == whole.begin && part.end < whole.end;
+                  cut = part;
+                  return true;
+              });
+    if (!is_cut) return;
+    auto answer_of = [&](long number, bool goes_on) {
+        return partial_answer(heads.scratch, work.sizes, heads.threads, number, goes_on);
+    };
+    Answer all = answer_of(piece, true);
+    for (bool is_done = false; !is_done;) {
+        piece++;
+        work.walk(pieces.begin(piece), pieces.begin(piece + 1),
+                  [&](const Item& part, const Item& whole) {
+                      add_answer(all, answer_of(piece, false), part.all_rows(), work.sizes);
+                      is_done = part.end == whole.end;
+                      return false;
+                  });
+    }
+    write_answers(work, cut, all);
+}
+
+void clear_padding(const Work& work) {
+    long row = work.sizes.D * work.heads.num_heads;
+    long first = work.step.query_start[work.step.num_requests];
+    float* out = work.inputs.out;
+    std::fill(out + first * row, out + work.step.num_tokens * row, 0.0f);
+}
+
+template <class Kind>
+void run(const Work& work, const Rotary* rotary) {
+    const Heads& heads = work.heads;
+    const Sizes& sizes = work.sizes;
+    const Pages<Kind> pages(work);
+    long num_tokens = work.step.query_start[work.step.num_requests];
+    long num_written = 2 * heads.num_kv_heads + (rotary ? heads.num_heads : 0);
+    long total = work.sum_costs(), rows = num_tokens * num_written;
+    clear_padding(work);
+    if (!num_tokens) return;
+    long threads = std::min(heads.threads, std::max(1L, total / PIECE_COST));
+    long count = std::min(threads * PIECES, std::max(1L, total / PIECE_COST));
+    Pieces pieces = {total, threads == 1 ? 1 : count};
+    long writers = std::min(heads.threads, std::max(1L, rows / WRITTEN_ROWS));
+    in_parts(writers, [&](long thread, long of) {
+        float* scratch = heads.scratch + thread * sizes.thread_floats();
+        for (long i = rows * thread / of; i < rows * (thread + 1) / of; i++)
+            if (rotary)
+                turn_row(work, pages, *rotary, scratch, i / num_written, i % num_written);
+            else
+                write_row(work, pages, i / num_written, i % num_written);
+    });
+    std::atomic<long> next{0};
+    in_parts(threads, [&](long thread, long) {
+        for (long piece; (piece = next.fetch_add(1)) < pieces.count;)
+            attend_piece<Kind>(work, pieces, piece, thread);
+    });
+    // What few rows leave to merge is done before another thread has heard of it.
+    long mergers = num_tokens == work.step.num_requests ? 1 : threads;
+    if (pieces.count > 1)
+        share_evenly(pieces.count, mergers, [&](long piece) { merge_from(work, pieces, piece); });
+}
+
+enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT8, INT8 };
+
+void run_kind(const Work& work, const Rotary* rotary) {
+    switch (work.heads.kind) {
+    case FLOAT32: return run<Float32>(work, rotary);
+    case BFLOAT16: return run<BFloat16>(work, rotary);
+    case FLOAT16: return run<Float16>(work, rotary);
+    case FLOAT8: return run<Float8>(work, rotary);
+    case INT8: return run<Int8>(work, rotary);
+    }
+}
+
+}  // namespace
+
+// How many numbers of float32 `Heads::scratch` has.
+EXPORT void attention_scratch(const Heads* heads, int64_t* size) {
+    *size = Sizes(heads->head_dim).floats(heads->threads);
+}
+
+EXPORT void attend(const Heads* heads, const Layer* layer, const Step* step, float* q,
+                   int64_t q_stride, const float* k, int64_t k_stride, const float* v,
+                   int64_t v_stride, float* out) {
+    Inputs inputs = {q, k, v, q_stride, k_stride, v_stride, out};
+    run_kind(Work(*heads, *layer, *step, inputs), nullptr);
+}
+
+// Heads of q, K and V beside each other, [T, H + 2 K, D]; those of q are turned where they are.
+EXPORT void turn_and_attend(const Heads* heads, const Layer* layer, const Step* step, float* qkv,
+                            const float* table, const int64_t* positions, const float* norm_weight,
+                            float norm_eps, float* out) {
+    int64_t D = heads->head_dim, stride = (heads->num_heads + 2 * heads->num_kv_heads) * D;
+    float *k = qkv + heads->num_heads * D, *v = k + heads->num_kv_heads * D;
+    Inputs inputs = {qkv, k, v, stride, stride, stride, out};
+    Rotary rotary = {table, positions, norm_weight, norm_eps};
+    run_kind(Work(*heads, *layer, *step, inputs), &rotary);
+}

@@ -1,0 +1,79 @@
+"""The compiled functions of the backend `cpu`, and the structures that they are given.
+
+Fields are those of `attention_work.h`, in its order.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from pathlib import Path
+
+from quire.native.library import NativeLibrary
+
+KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8")  # as the source counts them
+
+
+class Heads(Structure):
+    """What all layers of a backend share."""
+
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("kind", c_int64),
+        ("threads", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+class Layer(Structure):
+    """One layer: where its pages are, and what its queries see."""
+
+    _fields_ = (
+        ("pages", c_void_p),
+        ("page_bytes", c_int64),
+        ("window", c_int64),
+        ("chunk", c_int64),
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
+    )
+
+
+class Step(Structure):
+    """One step: its requests, their blocks, and where its tokens go."""
+
+    _fields_ = (
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_table", c_void_p),
+        ("table_stride", c_int64),
+        ("slots", c_void_p),
+        ("num_requests", c_int64),
+        ("num_tokens", c_int64),
+        ("costs", c_void_p),
+    )
+
+
+_SHARED = (c_void_p, c_void_p, c_void_p)  # Heads, Layer, Step
+
+SOURCE = Path(__file__).with_name("cpu_attention.cpp")
+FUNCTIONS = {
+    "attention_scratch": (POINTER(Heads), POINTER(c_int64)),
+    "attend": (
+        *_SHARED,
+        *(c_void_p, c_int64) * 3,  # q, k and v, each with the distance of its tokens
+        c_void_p,  # the answers
+    ),
+    "turn_and_attend": (
+        *_SHARED,
+        c_void_p,  # q, k and v beside each other
+        *(c_void_p, c_void_p),  # angles, positions
+        *(c_void_p, c_float),  # weight and epsilon of the norm
+        c_void_p,  # the answers
+    ),
+}
+LIBRARY = NativeLibrary("attention", SOURCE, FUNCTIONS)

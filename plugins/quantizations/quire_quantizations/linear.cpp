@@ -1,0 +1,444 @@
+// The product of float32 rows and a packed weight, with the same bits for a row in any company.
+//
+// Each output is one lane of one accumulator. Its products are added in the order of the inputs, in
+// groups that are multiplied by their scale when they end; so neither the number of rows, nor their
+// place, nor the threads, nor how the work is cut change a bit.
+//
+// Codes become numbers on their way to the registers, again for each tile of rows: processors have
+// units for that beside those that multiply, and to put the numbers down somewhere took longer.
+// What several tiles need of the weight stays in the first cache, their rows of x in the second.
+#include <cstdlib>
+#include <memory>
+
+#include "export.h"
+#include "linear_formats.h"
+#include "linear_packing.h"
+#include "threads.h"
+
+// A weight, as the caller describes it.
+struct Weight {
+    int64_t format;  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 by pairs of inputs
+    const uint8_t* packed;
+    int64_t inputs, outputs;
+    int64_t threads;
+};
+
+namespace {
+
+constexpr int FEW_ROWS = 4;               // several panels at once
+constexpr long CHUNK = 16;                // inputs of a row of x that lie together
+constexpr long KEPT_NUMBERS = 64 * 1024;  // of x: with them in the second cache, panels are read on
+constexpr long SHORT = 2 * BLOCK;         // inputs at a time, for more of x:
+constexpr long TILES_AT_A_TIME = 16;      // so many tiles stay there
+constexpr long TILES_OF_A_THREAD = 8;     // with as many for each, threads share rows
+constexpr long AHEAD = 16 * 1024;         // bytes of a panel that are asked for early
+constexpr long AHEAD_OF_FEW = 4096;       // the same where several panels are read at once
+constexpr long PACKED_BYTES = 32 * 1024;  // of a panel, which the first cache keeps for all tiles
+constexpr long LINE = 64;
+constexpr long SPAN_BYTES = 64 * 1024;    // of a thread: to call another for less takes longer
+constexpr long SPAN_PRODUCTS = 256 * 1024;
+
+// Panels at once: as many as keep accumulators, words and numbers of x in registers. A spilled
+// accumulator would cost its way to memory and back in every step.
+constexpr int panels_for(int rows) {
+    int panels = 4;
+    while (panels > 1 && (rows + 1) * panels * TILE_VECTORS + rows + 2 > REGISTERS) panels--;
+    return panels;
+}
+
+// One tile of the product, from one block of inputs.
+struct Tile {
+    const float* a;         // rows of x, as `arrange` puts them
+    const uint8_t* packed;  // of the first panel, at the block's first group
+    long panel_bytes;
+    long size;              // inputs of the block, a multiple of STEP
+    const uint8_t* next;    // packed memory that is read after this
+    long next_bytes;        // of it for each chunk of inputs
+    const float* bias;      // none before the last block
+    float* out;
+    long out_row, columns;
+    bool continues;  // adds to what out has
+};
+
+INLINE vf load_some(const float* p, long count) {
+    if (count >= LANES) return load(p);
+    float lanes[LANES] = {};
+    for (long i = 0; i < count; i++) lanes[i] = p[i];
+    return load(lanes);
+}
+// Inputs of a row, as many as a vector of numbers has or as `known`; zeros behind them.
+template <class F>
+INLINE vf take_inputs(F, const float* from, long known) {
+    return load_some(from, known);
+}
+#if defined(QUIRE_PAIRS)
+INLINE vf take_inputs(BFloat16Pairs, const float* from, long known) {
+    float rounded[2 * LANES];
+    store(rounded, load_some(from, known));
+    store(rounded + LANES, load_some(from + LANES, known - LANES));
+    uint16_t pairs[2 * LANES];
+    for (int i = 0; i < 2 * LANES; i++) pairs[i] = to_bf16(rounded[i]);
+    vf words;
+    std::memcpy(&words, pairs, sizeof words);
+    return words;
+}
+#endif
+INLINE void store_some(float* p, vf v, long count) {
+    if (count >= LANES) return store(p, v);
+    float lanes[LANES];
+    store(lanes, v);
+    for (long i = 0; i < count; i++) p[i] = lanes[i];
+}
+
+// acc += the products of one input. What is less is kept in registers: numbers of x, or a column.
+template <class Codes, int ROWS, int VECTORS>
+INLINE void add_one(
+    vf (&acc)[ROWS][VECTORS], const float* a, typename Codes::Words (&words)[VECTORS], int j
+) {
+    if constexpr (ROWS < VECTORS) {
+        vf number[ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) number[r] = set1(a[r * CHUNK]);
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) {
+            vf column = Codes::number(words[v], j);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++)
+                acc[r][v] = add_product(Codes(), number[r], column, acc[r][v]);
+        }
+    } else {
+        vf column[VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) column[v] = Codes::number(words[v], j);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            vf number = set1(a[r * CHUNK]);
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; v++)
+                acc[r][v] = add_product(Codes(), number, column[v], acc[r][v]);
+        }
+    }
+}
+
+// acc += the products of `size` inputs, in their order.
+template <class Codes, int ROWS, int PANELS>
+INLINE void add_products(
+    vf (&acc)[ROWS][PANELS * TILE_VECTORS], const Tile& tile, const uint8_t* codes, long begin,
+    long size
+) {
+    typedef Layout<Codes> At;
+    constexpr int VECTORS = PANELS * TILE_VECTORS;
+    const float* a = tile.a + begin * ROWS;
+    const uint8_t* next = tile.next + begin / CHUNK * tile.next_bytes;
+    for (long k = 0; k < size; k += CHUNK, a += CHUNK * ROWS, next += tile.next_bytes) {
+        if constexpr (PANELS == 1)
+            for (long line = 0; line < tile.next_bytes; line += LINE)
+                __builtin_prefetch(next + line);
+        long count = size - k < CHUNK ? size - k : CHUNK;
+        for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
+            if constexpr (PANELS > 1)  // too many lines to ask for them all at once
+                for (int p = 0; p < PANELS; p++)
+                    for (long line = 0; line < At::STEP_BYTES; line += LINE)
+                        __builtin_prefetch(codes + p * tile.panel_bytes + AHEAD_OF_FEW + line);
+            typename Codes::Words words[VECTORS];
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; v++) {
+                const uint8_t* panel = codes + v / TILE_VECTORS * tile.panel_bytes;
+                words[v] = Codes::load_codes(panel + v % TILE_VECTORS * At::VECTOR_BYTES);
+            }
+#pragma GCC unroll 8
+            for (int j = 0; j < Codes::STEP; j++) add_one<Codes>(acc, a + i + j, words, j);
+        }
+    }
+}
+
+template <class F, int ROWS, int PANELS>
+struct Product {
+    static constexpr int VECTORS = PANELS * TILE_VECTORS;
+    typedef vf Totals[ROWS][VECTORS];
+
+    static void run(const Tile& tile) {
+        vf total[ROWS][VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                const float* out = tile.out + r * tile.out_row + v * LANES;
+                total[r][v] = tile.continues ? load_some(out, tile.columns - v * LANES) : zero();
+            }
+        const uint8_t* group = tile.packed;
+        for (long k = 0; k < tile.size; k += F::GROUP, group += Layout<F>::GROUP_BYTES)
+            add_group(total, tile, group, k);
+        finish(total, tile);
+    }
+
+    INLINE void add_group(Totals& total, const Tile& tile, const uint8_t* group, long k) {
+        long rest = tile.size - k, size = rest < F::GROUP ? rest : F::GROUP;
+        const uint8_t* codes = group + Layout<F>::SCALE_BYTES;
+        if constexpr (F::SCALED) {
+            vf acc[ROWS][VECTORS] = {};
+            add_products<F, ROWS, PANELS>(acc, tile, codes, k, size);
+            for (int v = 0; v < VECTORS; v++) {
+                const uint8_t* scales = group + v / TILE_VECTORS * tile.panel_bytes;
+                vf scale = load_bf16((const uint16_t*)scales + v % TILE_VECTORS * LANES);
+                for (int r = 0; r < ROWS; r++) total[r][v] = fma(scale, acc[r][v], total[r][v]);
+            }
+        } else {
+            add_products<F, ROWS, PANELS>(total, tile, codes, k, size);
+        }
+    }
+
+    INLINE void finish(Totals& total, const Tile& tile) {
+        for (int v = 0; v < VECTORS; v++) {
+            long columns = tile.columns - v * LANES;
+            vf bias = tile.bias ? load_some(tile.bias + v * LANES, columns) : zero();
+            for (int r = 0; r < ROWS; r++) {
+                float* out = tile.out + r * tile.out_row + v * LANES;
+                store_some(out, tile.bias ? total[r][v] + bias : total[r][v], columns);
+            }
+        }
+    }
+};
+
+typedef void (*Kernel)(const Tile&);
+
+template <class F, int ROWS = TILE_ROWS>
+Kernel one_panel(long rows) {
+    if (rows == ROWS) return Product<F, ROWS, 1>::run;
+    if constexpr (ROWS > 1) return one_panel<F, ROWS - 1>(rows);
+    return nullptr;
+}
+template <class F, int ROWS = FEW_ROWS>
+Kernel some_panels(long rows) {
+    if (rows == ROWS) return Product<F, ROWS, panels_for(ROWS)>::run;
+    if constexpr (ROWS > 1) return some_panels<F, ROWS - 1>(rows);
+    return nullptr;
+}
+
+// Memory of the calling thread that only grows.
+float* scratch(long numbers) {
+    struct Free {
+        void operator()(float* p) const { std::free(p); }
+    };
+    static thread_local std::unique_ptr<float, Free> memory;
+    static thread_local long size = 0;
+    if (size < numbers) {
+        long bytes = round_up(numbers * 4, ALIGNMENT);
+        memory.reset((float*)std::aligned_alloc(ALIGNMENT, bytes));
+        if (!memory) std::abort();  // a megabyte cannot be had: nothing else would work either
+        size = numbers;
+    }
+    return memory.get();
+}
+
+struct Range {
+    long begin, end;
+};
+Range share(long count, long part, long parts) {
+    return {count * part / parts, count * (part + 1) / parts};
+}
+
+template <class F>
+struct Linear {
+    const uint8_t* packed;
+    long inputs, outputs;
+    const float* x;
+    const float* bias;
+    float* out;
+    long rows;
+    long threads;  // at most
+
+    long slots = divided(inputs, F::SLOT);  // of a row of x; below, `k` counts them
+    long padded = round_up(slots, F::STEP);
+    long panel_bytes = Layout<F>::panel_bytes(slots);
+    long panels = divided(outputs, PANEL);
+    long height = divided(rows, divided(rows, (long)TILE_ROWS));  // of tiles, almost equal
+    long tiles = divided(rows, height);
+    bool shares_rows = tiles >= threads * TILES_OF_A_THREAD;  // or else panels
+
+    long useful_threads() const {
+        long spans = panels * panel_bytes / SPAN_BYTES + rows * inputs * outputs / SPAN_PRODUCTS;
+        long shared = shares_rows ? tiles : panels, most = spans < shared ? spans : shared;
+        return threads < most ? threads : most < 1 ? 1 : most;
+    }
+
+    Tile tile(long panel, long row, long k, long size) const {
+        Tile tile = {};
+        tile.packed = packed + panel * panel_bytes + k / F::GROUP * Layout<F>::GROUP_BYTES;
+        tile.panel_bytes = panel_bytes;
+        tile.size = size;
+        tile.next = tile.packed + AHEAD;
+        tile.next_bytes = CHUNK / F::STEP * Layout<F>::STEP_BYTES;
+        tile.out = out + row * outputs + panel * PANEL;
+        tile.out_row = outputs;
+        tile.columns = outputs - panel * PANEL;
+        tile.continues = k > 0;
+        bool is_last = k + size >= padded;
+        tile.bias = bias && is_last ? bias + panel * PANEL : nullptr;
+        return tile;
+    }
+
+    // Rows of x as tiles read them: of each tile [chunks, its rows, CHUNK], and so that tiles are
+    // `stride` inputs long; zeros behind the last input.
+    void arrange(float* to, Range some, long k, long size, long stride) const {
+        long known = inputs - k * F::SLOT;
+        for (long first = some.begin; first < some.end; first += height, to += height * stride) {
+            long rest = some.end - first, count = rest < height ? rest : height;
+            for (long r = 0; r < count; r++) {
+                const float* from = x + (first + r) * inputs + k * F::SLOT;
+                for (long i = 0; i < size; i += LANES)
+                    store(
+                        to + (i / CHUNK * count + r) * CHUNK + i % CHUNK,
+                        take_inputs(F(), from + i * F::SLOT, known - i * F::SLOT)
+                    );
+            }
+        }
+    }
+
+    // Few rows: several panels at once, from the first input to the last.
+    void few(Range mine) const {
+        float* a = scratch(rows * round_up(padded, CHUNK));
+        arrange(a, {0, rows}, 0, padded, 0);
+        Kernel one = one_panel<F>(rows), some = some_panels<F>(rows);
+        long step = panels_for((int)rows);
+        for (long panel = mine.begin; panel < mine.end;) {
+            bool fits = panel + step <= mine.end;
+            Tile next = tile(panel, 0, 0, padded);
+            next.a = a;
+            next.next = next.packed + AHEAD_OF_FEW;
+            (fits ? some : one)(next);
+            panel += fits ? step : 1;
+        }
+    }
+
+    // More: what one block of one panel has is read while it is in the first cache. As long as all
+    // of x is in the second one, a panel is read to its end; otherwise all panels of a block.
+    void many(Range mine, Range these) const {
+        long count = these.end - these.begin, stride = round_up(padded, CHUNK);
+        if (count * stride > KEPT_NUMBERS) return blockwise(mine, these);
+        float* a = scratch(count * stride);
+        arrange(a, these, 0, padded, stride);
+        long step = PACKED_BYTES / Layout<F>::STEP_BYTES * F::STEP;
+        for (long panel = mine.begin; panel < mine.end; panel++)
+            for (long k = 0; k < padded || k == 0; k += step) {
+                long size = padded - k < step ? padded - k : step;
+                block(a, tile(panel, these.begin, k, size), these, stride, k);
+            }
+    }
+
+    void blockwise(Range mine, Range these) const {
+        long rows_at_a_time = height * TILES_AT_A_TIME;
+        float* a = scratch(rows_at_a_time * SHORT);
+        for (long row = these.begin; row < these.end; row += rows_at_a_time) {
+            long end = row + rows_at_a_time;
+            Range some = {row, end < these.end ? end : these.end};
+            for (long k = 0; k < padded; k += SHORT) {
+                long size = padded - k < SHORT ? padded - k : SHORT;
+                arrange(a, some, k, size, SHORT);
+                for (long panel = mine.begin; panel < mine.end; panel++) {
+                    Tile first = tile(panel, row, k, size);
+                    first.next = first.packed + panel_bytes;
+                    block(a, first, some, SHORT, 0);
+                }
+            }
+        }
+    }
+
+    // All tiles of some rows with one block of a panel; `a` has its inputs from `begin` on.
+    void block(const float* a, Tile next, Range some, long stride, long begin) const {
+        long count = some.end - some.begin, rest = count % height;
+        Kernel whole = one_panel<F>(height), last = one_panel<F>(rest);
+        for (long done = 0; done < count; done += height) {
+            bool is_whole = count - done >= height;
+            next.a = a + done * stride + begin * (is_whole ? height : rest);
+            (is_whole ? whole : last)(next);
+            next.out += height * outputs;
+            next.next_bytes = 0;
+        }
+    }
+
+    void run() const {
+        in_parts(useful_threads(), [&](long part, long parts) {
+            Range mine = {0, panels}, these = {0, rows};
+            if (shares_rows) {
+                these = share(tiles, part, parts);
+                these = {these.begin * height, these.end * height};
+                if (these.end > rows) these.end = rows;
+            } else {
+                mine = share(panels, part, parts);
+            }
+            rows <= FEW_ROWS ? few(mine) : many(mine, these);
+        });
+    }
+};
+
+template <class F>
+void product(const Weight& weight, const float* x, const float* bias, float* out, long rows) {
+    if (!rows || !weight.outputs) return;
+    long inputs = weight.inputs, outputs = weight.outputs, threads = weight.threads;
+    Linear<F>{weight.packed, inputs, outputs, x, bias, out, rows, threads}.run();
+}
+
+}  // namespace
+
+// out[r] = x[r] @ weight.T + bias; x is [rows, inputs], out [rows, outputs], both without gaps.
+EXPORT void linear(
+    const Weight* weight, const float* x, const float* bias, float* out, int64_t rows
+) {
+    switch (weight->format) {
+        case 0: return product<Float32>(*weight, x, bias, out, rows);
+#if defined(QUIRE_PAIRS)
+        case 4: return product<BFloat16Pairs>(*weight, x, bias, out, rows);
+#else
+        case 4:
+#endif
+        case 1: return product<BFloat16>(*weight, x, bias, out, rows);
+        case 2: return product<Int8>(*weight, x, bias, out, rows);
+        case 3: return product<Int4>(*weight, x, bias, out, rows);
+    }
+}
+
+// bytes[0] = what a weight takes packed.
+EXPORT void packed_bytes(const Weight* weight, int64_t* bytes) {
+    long inputs = weight->inputs, panels = divided(weight->outputs, PANEL), one = 0;
+    switch (weight->format) {
+        case 0: one = Layout<Float32>::panel_bytes(inputs); break;
+        case 1:
+        case 4: one = Layout<BFloat16>::panel_bytes(inputs); break;
+        case 2: one = Layout<Int8>::panel_bytes(inputs); break;
+        case 3: one = Layout<Int4>::panel_bytes(inputs); break;
+    }
+    *bytes = panels * one;
+}
+
+// Fills weight->packed from a dense [outputs, inputs], in bfloat16 or else float32.
+EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8_t* packed) {
+    long threads = weight->threads;
+    Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
+    switch (weight->format) {
+        case 0: return pack_panels<Float32>(packed, from, threads);
+        case 1:
+        case 4: return pack_panels<BFloat16>(packed, from, threads);
+        case 2: return pack_panels<Int8>(packed, from, threads);
+        case 3: return pack_panels<Int4>(packed, from, threads);
+    }
+}
+
+// out[i] = row ids[i] of the weight, [count, inputs]; if there is no such row, nothing is written
+// but wrong[0] = i.
+EXPORT void rows(
+    const Weight* weight, const int64_t* ids, int64_t count, float* out, int64_t* wrong
+) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= weight->outputs) {
+            *wrong = i;
+            return;
+        }
+    const uint8_t* from = weight->packed;
+    long inputs = weight->inputs, threads = weight->threads;
+    switch (weight->format) {
+        case 0: return read_rows<Float32>(out, from, inputs, ids, count, threads);
+        case 1:
+        case 4: return read_rows<BFloat16>(out, from, inputs, ids, count, threads);
+        case 2: return read_rows<Int8>(out, from, inputs, ids, count, threads);
+        case 3: return read_rows<Int4>(out, from, inputs, ids, count, threads);
+    }
+}

@@ -1,0 +1,150 @@
+// How a weight lies packed: panels of columns, each a row of groups of inputs, scales before codes.
+//
+//     panel of PANEL outputs   [ scales | codes of GROUP inputs ][ scales | codes ] ...
+//
+// A word holds the codes of STEP following inputs for one output, and a vector of words those of
+// LANES outputs: `write` makes it of the numbers of STEP inputs, [STEP, PANEL]. The last group ends
+// with the inputs, rounded up to STEP with codes of zero.
+#pragma once
+
+#include "tile.h"
+
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+
+constexpr long PANEL = TILE_COLUMNS;
+constexpr long ALIGNMENT = 64;
+constexpr long BLOCK = 256;  // inputs; a multiple of every group
+
+INLINE long round_up(long size, long unit) { return (size + unit - 1) / unit * unit; }
+INLINE long divided(long size, long unit) { return (size + unit - 1) / unit; }
+
+INLINE vu load_words(const uint8_t* p) {
+    vu words;
+    std::memcpy(&words, p, sizeof words);
+    return words;
+}
+INLINE uint32_t load_word(const uint8_t* p) {
+    uint32_t word;
+    std::memcpy(&word, p, sizeof word);
+    return word;
+}
+INLINE void store_words(uint8_t* p, vu words) { std::memcpy(p, &words, sizeof words); }
+
+// The upper halves of the nearest bfloat16, ties to even; not-a-number stays one.
+INLINE vu bf16_words(vf v) {
+    vu word = (vu)v, rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+    return v != v ? (word >> 16) | 0x40 : rounded;
+}
+
+template <class F>
+INLINE vf add_product(F, vf number, vf column, vf sum) {
+    return fma(number, column, sum);
+}
+
+struct Float32 {
+    static constexpr long STEP = 1, GROUP = BLOCK, WORD_BYTES = 4;
+    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr bool SCALED = false;
+    typedef vf Words;
+    INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
+    INLINE vf number(Words words, int) { return words; }
+    static float read(const uint8_t* word, int) {
+        float x;
+        std::memcpy(&x, word, sizeof x);
+        return x;
+    }
+    INLINE void write(uint8_t* words, const float* x) { store((float*)words, load(x)); }
+};
+
+struct BFloat16 {
+    static constexpr long STEP = 2, GROUP = BLOCK, WORD_BYTES = 4;
+    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr bool SCALED = false;
+    typedef vu Words;
+    INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
+    INLINE vf number(Words words, int j) { return (vf)(j ? words & 0xffff0000u : words << 16); }
+    static float read(const uint8_t* word, int j) {
+        return from_bf16((uint16_t)(load_word(word) >> (16 * j)));
+    }
+    INLINE void write(uint8_t* words, const float* x) {
+        store_words(words, bf16_words(load(x)) | bf16_words(load(x + PANEL)) << 16);
+    }
+};
+
+#if defined(QUIRE_AVX512) && (defined(__clang__) || __GNUC__ >= 10)
+#define QUIRE_PAIRS 1
+// The packed memory of BFloat16, whose words are multiplied as they are, by pairs of inputs that are
+// rounded to bfloat16 too. To be called only where the processor reports avx512_bf16.
+struct BFloat16Pairs {
+    static constexpr long STEP = 1, GROUP = BLOCK / 2, WORD_BYTES = 4;  // of pairs
+    static constexpr long SLOT = 2;  // inputs that a number of x stands for
+    static constexpr bool SCALED = false;
+    typedef vf Words;
+    INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
+    INLINE vf number(Words words, int) { return words; }
+};
+// The compiler was not told of this instruction, so that it uses it nowhere else.
+INLINE vf add_product(BFloat16Pairs, vf number, vf column, vf sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(number), "v"(column));
+    return sum;
+}
+#endif
+
+struct Int8 {
+    static constexpr long STEP = 1, GROUP = 128, WORD_BYTES = 1;
+    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr bool SCALED = true;
+    typedef vf Words;
+    INLINE Words load_codes(const uint8_t* p) { return load_i8((const int8_t*)p); }
+    INLINE vf number(Words words, int) { return words; }
+    static float read(const uint8_t* word, int) { return (float)(int8_t)*word; }
+    INLINE void write(uint8_t* words, const float* x) {
+        for (int i = 0; i < LANES; i++) words[i] = (uint8_t)(int8_t)x[i];
+    }
+};
+
+struct Int4 {
+    static constexpr long STEP = 8, GROUP = 32, WORD_BYTES = 4;
+    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr bool SCALED = true;
+    typedef vu Words;
+    INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
+    INLINE vf number(Words words, int j) {
+#if defined(QUIRE_AVX512)  // the lookup goes by the lowest four bits
+        const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * j)), codes);
+#else
+        return to_float((vi)(words << (28 - 4 * j)) >> 28);
+#endif
+    }
+    static float read(const uint8_t* word, int j) {
+        uint32_t nibble = load_word(word) >> (4 * j) & 15;
+        return (float)((int)(nibble ^ 8) - 8);
+    }
+    INLINE void write(uint8_t* words, const float* x) {
+        vu all = {};
+        for (int j = 0; j < STEP; j++)
+            all |= ((vu)__builtin_convertvector(load(x + j * PANEL), vi) & 15) << (4 * j);
+        store_words(words, all);
+    }
+};
+
+// Where things lie in a panel of format F.
+template <class F>
+struct Layout {
+    static constexpr long SCALE_BYTES = F::SCALED ? PANEL * 2 : 0;
+    static constexpr long STEP_BYTES = PANEL * F::WORD_BYTES;
+    static constexpr long VECTOR_BYTES = LANES * F::WORD_BYTES;
+    static constexpr long GROUP_BYTES = SCALE_BYTES + F::GROUP / F::STEP * STEP_BYTES;
+
+    static long panel_bytes(long inputs) {
+        long rest = inputs % F::GROUP;
+        long bytes = inputs / F::GROUP * GROUP_BYTES;
+        if (rest) bytes += SCALE_BYTES + divided(rest, F::STEP) * STEP_BYTES;
+        return round_up(bytes, ALIGNMENT);
+    }
+    static long word(long k, long lane) {  // within a panel
+        long group = k / F::GROUP, step = k % F::GROUP / F::STEP;
+        return group * GROUP_BYTES + SCALE_BYTES + step * STEP_BYTES + lane * F::WORD_BYTES;
+    }
+};

@@ -1,0 +1,159 @@
+// From a dense weight to a packed one, and back.
+#pragma once
+
+#include "large_pages.h"
+#include "linear_formats.h"
+
+// A weight as a checkpoint has it, [outputs, inputs].
+struct Dense {
+    const void* numbers;
+    bool is_bf16;
+    long inputs, outputs;
+
+    // A group of inputs of one panel: [size, PANEL], zeros beyond the last output.
+    void read(float* to, long first_output, long k, long size) const {
+        for (long lane = 0; lane < PANEL; lane++) {
+            long output = first_output + lane, place = output * inputs + k;
+            float* column = to + lane;
+            if (output >= outputs)
+                for (long i = 0; i < size; i++) column[i * PANEL] = 0.0f;
+            else if (is_bf16)
+                for (long i = 0; i < size; i++)
+                    column[i * PANEL] = from_bf16(((const uint16_t*)numbers)[place + i]);
+            else
+                for (long i = 0; i < size; i++)
+                    column[i * PANEL] = ((const float*)numbers)[place + i];
+        }
+    }
+};
+
+INLINE vf nearest_bf16(vf v) {
+    return (vf)(bf16_words(v) << 16);
+}
+
+// 1 / scale; 0 for a scale of 0, whose codes are then 0.
+INLINE vf inverse(vf scale) {
+    vf zeros = zero();
+    return scale == zeros ? zeros : set1(1.0f) / scale;
+}
+INLINE vf code(vf number, vf inverse_scale, float lowest, float highest) {
+    return round_to_integer(min(max(number * inverse_scale, set1(lowest)), set1(highest)));
+}
+
+// The number furthest from zero, with its sign; not-a-number if there is one.
+INLINE vf extreme(const float* numbers, long size) {
+    vf found = zero(), furthest = zero();
+    for (long i = 0; i < size; i++) {
+        vf v = load(numbers + i * PANEL), distance = max(v, -v);
+        distance = v != v ? v : distance;
+        vi is_further = (vi)(distance > furthest) | (vi)(v != v);
+        found = is_further ? v : found;
+        furthest = is_further ? distance : furthest;
+    }
+    return found;
+}
+
+// Each `quantize` replaces the numbers of LANES outputs by codes, and returns their scales.
+
+// The furthest number has the code 127 or -127.
+INLINE vf quantize(Int8, float* numbers, long size) {
+    vf furthest = extreme(numbers, size);
+    furthest = furthest < zero() ? -furthest : furthest;
+    vf scale = nearest_bf16(furthest / set1(127.0f)), factor = inverse(scale);
+    for (long i = 0; i < size; i++)
+        store(numbers + i * PANEL, code(load(numbers + i * PANEL), factor, -127.0f, 127.0f));
+    return scale;
+}
+
+// Codes by one scale, and the scale that suits these codes best: by least squares it is
+// products / squares, and takes products^2 / squares off the square of what is missed.
+struct Trial {
+    vf factor, scale, gain;
+};
+INLINE Trial try_scale(const float* numbers, long size, vf scale) {
+    vf factor = inverse(scale), products = zero(), squares = zero(), zeros = zero();
+    for (long i = 0; i < size; i++) {
+        vf v = load(numbers + i * PANEL), c = code(v, factor, -8.0f, 7.0f);
+        products = products + v * c;
+        squares = squares + c * c;
+    }
+    vf best = products / squares;
+    vf gain = products * best;
+    gain = squares == zeros ? zeros : gain;
+    best = squares == zeros ? scale : nearest_bf16(best);
+    return {factor, best, gain};
+}
+
+// The furthest number has a code from -6 to -9.5 (cut off at -8), whichever gains most.
+constexpr int TRIALS = 8;
+INLINE vf quantize(Int4, float* numbers, long size) {
+    vf furthest = extreme(numbers, size);
+    Trial best = try_scale(numbers, size, nearest_bf16(furthest / set1(-6.0f)));
+    for (int i = 1; i < TRIALS; i++) {
+        float divisor = -6.0f - 0.5f * (float)i;
+        Trial other = try_scale(numbers, size, nearest_bf16(furthest / set1(divisor)));
+        vi is_better = other.gain > best.gain;
+        best.factor = is_better ? other.factor : best.factor;
+        best.scale = is_better ? other.scale : best.scale;
+        best.gain = is_better ? other.gain : best.gain;
+    }
+    for (long i = 0; i < size; i++)
+        store(numbers + i * PANEL, code(load(numbers + i * PANEL), best.factor, -8.0f, 7.0f));
+    return furthest != furthest ? furthest : best.scale;
+}
+
+template <class F>
+void pack_group(uint8_t* panel, float* numbers, long k, long size) {
+    if constexpr (F::SCALED) {
+        uint8_t* scales = panel + Layout<F>::word(k, 0) - Layout<F>::SCALE_BYTES;
+        for (long lane = 0; lane < PANEL; lane += LANES) {
+            vf scale = quantize(F(), numbers + lane, size);
+            for (int i = 0; i < LANES; i++) {
+                uint16_t half = to_bf16(scale[i]);
+                std::memcpy(scales + (lane + i) * 2, &half, 2);
+            }
+        }
+    }
+    for (long i = 0; i < size; i += F::STEP)
+        for (long lane = 0; lane < PANEL; lane += LANES)
+            F::write(panel + Layout<F>::word(k + i, lane), numbers + i * PANEL + lane);
+}
+
+template <class F>
+void pack_panels(uint8_t* packed, const Dense& from, long threads) {
+    long panels = divided(from.outputs, PANEL), bytes = Layout<F>::panel_bytes(from.inputs);
+    ask_for_large_pages(packed, panels * bytes);
+    share_evenly(panels, threads, [&](long p) {
+        uint8_t* panel = packed + p * bytes;
+        float numbers[F::GROUP * PANEL];
+        for (long k = 0; k < from.inputs; k += F::GROUP) {
+            long rest = from.inputs - k, size = rest < F::GROUP ? rest : F::GROUP;
+            if (size % F::STEP) std::memset(numbers, 0, sizeof numbers);
+            from.read(numbers, p * PANEL, k, size);
+            pack_group<F>(panel, numbers, k, size);
+        }
+    });
+}
+
+constexpr long ROWS_FOR_THREADS = 8;  // fewer are read before another thread has begun
+
+template <class F>
+void read_rows(
+    float* out, const uint8_t* packed, long inputs, const int64_t* ids, long count, long threads
+) {
+    long bytes = Layout<F>::panel_bytes(inputs);
+    share_evenly(count, count < ROWS_FOR_THREADS ? 1 : threads, [&](long i) {
+        const uint8_t* panel = packed + ids[i] / PANEL * bytes;
+        long lane = ids[i] % PANEL;
+        for (long k = 0; k < inputs; k++) {
+            float number = F::read(panel + Layout<F>::word(k, lane), (int)(k % F::STEP));
+            if constexpr (F::SCALED) {
+                uint16_t half;
+                long group = k / F::GROUP * Layout<F>::GROUP_BYTES;
+                std::memcpy(&half, panel + group + lane * 2, 2);
+                number *= from_bf16(half);
+            }
+            out[i * inputs + k] = number;
+        }
+    });
+}

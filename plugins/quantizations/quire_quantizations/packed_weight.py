@@ -1,0 +1,91 @@
+"""A weight as the compiled product reads it; what else it needs is worked out once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from quire_quantizations import library
+from quire_quantizations.formats import Format
+from quire_quantizations.library import WeightStruct
+
+
+class PackedWeight:
+    """A packed copy of a weight.
+
+    Args:
+        dense: `[out, in]`, on the CPU.
+        keeping: What of it is kept.
+
+    Attributes:
+        memory: The packed bytes, `[bytes]` uint8.
+
+    Raises:
+        NativeUnavailableError: The compiled kernels cannot be had.
+    """
+
+    def __init__(self, dense: Tensor, keeping: Format) -> None:
+        functions = library.LIBRARY.load()
+        self._linear, self._rows = functions.linear, functions.rows
+        self.out_features, self.in_features = dense.shape
+        threads = torch.get_num_threads()
+        self._struct = WeightStruct(
+            keeping.index, None, self.in_features, self.out_features, threads
+        )
+        self._address = ctypes.addressof(self._struct)
+        num_bytes = ctypes.c_int64()
+        functions.packed_bytes(self._address, ctypes.addressof(num_bytes))
+        self.memory = torch.empty(num_bytes.value, dtype=torch.uint8)
+        self._struct.packed = self.memory.data_ptr()
+        is_bf16 = dense.dtype == torch.bfloat16
+        dense = dense.contiguous() if is_bf16 else dense.float().contiguous()
+        functions.pack(self._address, dense.data_ptr(), is_bf16, self.memory.data_ptr())
+
+    def multiply(
+        self,
+        x: Tensor,  # [T, in] float32
+        bias: Tensor | None = None,  # [out] float32
+    ) -> Tensor:  # [T, out]
+        """Compute `x @ weight.T + bias`.
+
+        Raises:
+            ValueError: `x` is not what the weight is multiplied with.
+        """
+        *counts, inputs = x.shape
+        if x.dtype != torch.float32 or inputs != self.in_features:
+            raise ValueError(
+                f"x must be float32 with {self.in_features} columns, got {x.dtype} with {inputs}"
+            )
+        x = x.contiguous()
+        out = x.new_empty(*counts, self.out_features)
+        bias_at = None if bias is None else bias.data_ptr()
+        num_rows = counts[0] if len(counts) == 1 else math.prod(counts)
+        self._linear(self._address, x.data_ptr(), bias_at, out.data_ptr(), num_rows)
+        return out
+
+    def rows(
+        self,
+        indices: Tensor,  # [T]
+    ) -> Tensor:  # [T, in]
+        """Return rows of the weight in float32.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        indices = indices.to(torch.int64).contiguous()
+        out = torch.empty(len(indices), self.in_features, dtype=torch.float32)
+        wrong = ctypes.c_int64(-1)
+        self._rows(
+            self._address,
+            indices.data_ptr(),
+            len(indices),
+            out.data_ptr(),
+            ctypes.addressof(wrong),
+        )
+        if wrong.value >= 0:
+            index = int(indices[wrong.value])
+            raise IndexError(f"row {index} of a weight that has {self.out_features} rows")
+        return out

@@ -1,0 +1,472 @@
+// A draw is a contest: the token with the largest logit plus noise wins, and few compute theirs.
+//
+// Noise is the hash of `gumbel_noise.py`, number for number. Its bits bound it from above without a
+// logarithm, and most tokens cannot reach the best one so far even with their bound. Filters are
+// settled without sorting the vocabulary: one pass collects the tokens in a range of logits that a
+// sample suggests, and a selection among those finds where the kept ones end. Where the sample was
+// wrong, all tokens are collected.
+//
+// A row is drawn by one thread and sees nothing of the others.
+#include <atomic>
+#include <algorithm>
+
+#include "export.h"
+#include "threads.h"
+#include "vec.h"
+
+namespace {
+
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+
+constexpr float INF = INFINITY;
+constexpr long NUMBERS_PER_THREAD = 1 << 17;  // less takes no longer than waking a thread
+constexpr long DRAWN_PER_THREAD = 1 << 14;    // the same, where each token has noise or a weight
+constexpr float MIN_TEMPERATURE = 1e-5f;      // as in `temperature`
+constexpr float TINY = 1.1754943508222875e-38f;  // as in `top_k_top_p`
+constexpr long SAMPLE = 256;
+constexpr long MANY = 32;                   // tokens of a sample, and likely more than just these
+constexpr long LEAST_SAMPLED = 4 * SAMPLE;  // smaller vocabularies are collected as a whole
+constexpr long BLOCK = 64 * LANES;          // tokens summed up before they go to float64
+
+// Whether a lane of `a` is not at most that of `b`; not a number is not.
+INLINE bool any_exceeds(vf a, vf b) {
+#if defined(QUIRE_AVX512)
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ) != 0;
+#elif defined(QUIRE_AVX2)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NLE_UQ)) != 0;
+#else
+    vi at_most = a <= b;
+    int32_t all = -1;
+    for (int i = 0; i < LANES; i++) all &= at_most[i];
+    return all == 0;
+#endif
+}
+
+INLINE vu lanes_from(uint32_t first) {
+    vu out;
+    for (int i = 0; i < LANES; i++) out[i] = first + i;
+    return out;
+}
+
+// The numbers from `p` on; minus infinity, which nobody draws, behind the end.
+INLINE vf load_until(const float* p, long count) {
+    if (count >= LANES) return load(p);
+    float padded[LANES];
+    for (int i = 0; i < LANES; i++) padded[i] = i < count ? p[i] : -INF;
+    return load(padded);
+}
+
+// log(x) of a positive number that is not tiny: Cephes (Moshier), about one unit in the last place.
+INLINE vf log(vf x) {
+    vi word = bits(x);
+    const vi half = set1i(0x3f3504f3);  // sqrt(1/2): the mantissa lies in [sqrt(1/2), sqrt(2))
+    vi exponent = (word - half) >> 23;
+    vf z = from_bits(word - (exponent << 23)) - set1(1.0f);
+    vf e = to_float(exponent), square = z * z;
+    vf y = set1(7.0376836292e-2f);
+    y = fma(y, z, set1(-1.1514610310e-1f));
+    y = fma(y, z, set1(1.1676998740e-1f));
+    y = fma(y, z, set1(-1.2420140846e-1f));
+    y = fma(y, z, set1(1.4249322787e-1f));
+    y = fma(y, z, set1(-1.6668057665e-1f));
+    y = fma(y, z, set1(2.0000714765e-1f));
+    y = fma(y, z, set1(-2.4999993993e-1f));
+    y = fma(y, z, set1(3.3333331174e-1f));
+    y = fma(e, set1(-2.12194440e-4f), y * z * square);
+    y = fma(square, set1(-0.5f), y);
+    return fma(e, set1(0.693359375f), z + y);
+}
+
+INLINE uint64_t mix(uint64_t word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+// u in (0, 1] of each token.
+struct Hash {
+    uint32_t low, high;
+
+    Hash(int64_t seed, int64_t child, int64_t position) {
+        uint64_t key = mix((uint64_t)seed + (uint64_t)child * 0xD1B54A32D192ED03u);
+        key = mix(key + (uint64_t)position * 0x9E3779B97F4A7C15u);
+        low = (uint32_t)key;
+        high = (uint32_t)(key >> 32);
+    }
+
+    __attribute__((always_inline)) static inline vf unit(vu word) {
+        return (__builtin_convertvector(word, vf) + set1(0.5f)) * set1(0x1p-32f);
+    }
+    __attribute__((always_inline)) inline vf of(vu token_ids) const {
+        vu word = token_ids * 0x9E3779B1u + low;
+        word = (word ^ (word >> 16)) * 0x7FEB352Du;
+        word = (word ^ (word >> 15) ^ high) * 0x846CA68Bu;
+        return unit(word ^ (word >> 16));
+    }
+};
+
+INLINE vf noise(vf u) {
+    const vf one = set1(1.0f);
+    u = min(u, set1(1.0f - 0x1p-24f));
+    vf series = set1(0.25f);
+    series = u * series + set1(1.0f / 3.0f);
+    series = u * series + set1(0.5f);
+    series = u * (u * series + one);
+    vf inner = u < set1(0x1p-6f) ? series : -log(one - u);
+    return -log(inner);
+}
+
+constexpr float MOST_NOISE = 22.9f;  // of u = 2^-33
+
+// At least the noise: -log(-log(1 - u)) < -log(u), and exponent and mantissa of a float, read as
+// one number, fall short of its logarithm to base 2. The last digits are for what is rounded.
+INLINE vf most_noise(vf u) {
+    const float log_2 = 0.6931472f;
+    return fma(to_float(bits(u)), set1(-log_2 * 0x1p-23f), set1(127.0f * log_2 + 3e-5f));
+}
+
+// The best token so far, and how it is found.
+struct Contest {
+    const Hash hash;
+    const float divisor;  // the temperature
+    const float lowest;   // a logit that is kept; less is not
+    float best = -INF;
+    uint32_t token = 0;
+    float reach_above, reach_below;  // quotients lie below the larger of these products
+
+    Contest(Hash hash, float divisor, float lowest)
+        : hash(hash), divisor(divisor), lowest(lowest),
+          reach_above((1 + 4e-7f) / divisor), reach_below((1 - 4e-7f) / divisor) {}
+
+    __attribute__((always_inline)) inline void enter(vf x, vu token_ids) {
+        vf reach = max(x * set1(reach_above), x * set1(reach_below)), nothing = set1(-INF);
+        reach = reach < set1(lowest) ? nothing : reach;
+        if (!any_exceeds(reach + set1(MOST_NOISE), set1(best))) return;
+        vf u = hash.of(token_ids);
+        if (any_exceeds(reach + most_noise(u), set1(best))) settle(x, token_ids, u);
+    }
+
+    __attribute__((noinline)) void settle(vf x, vu token_ids, vf u) {
+        const vf infinity = set1(INF), nothing = -infinity;
+        vf scaled = x / set1(divisor);
+        vf score = scaled + noise(u);
+        score = scaled < set1(lowest) ? nothing : score;
+        score = score == score ? score : infinity;  // what is not a number wins, and its row fails
+        float scores[LANES];
+        store(scores, score);
+        for (int i = 0; i < LANES; i++)
+            if (scores[i] > best) {
+                best = scores[i];
+                token = token_ids[i];
+            }
+    }
+};
+
+struct Likeliest {
+    float value;
+    long token;
+};
+
+// The first of the largest numbers; the first that is none, if there is one.
+Likeliest find_likeliest(const float* x, long size) {
+    Likeliest found = {-INF, 0};
+    long start = -1;
+    for (long block = 0; block < size; block += BLOCK) {
+        const long end = std::min(size, block + BLOCK);
+        vf largest[2] = {set1(-INF), set1(-INF)};
+        vi none = {};
+        long i = block;
+        for (; i + 2 * LANES <= end; i += 2 * LANES) {
+            vf a = load(x + i), b = load(x + i + LANES);
+            largest[0] = max(largest[0], a);
+            largest[1] = max(largest[1], b);
+            none |= (a != a) | (b != b);
+        }
+        for (; i < end; i += LANES) {
+            vf a = load_until(x + i, end - i);
+            largest[0] = max(largest[0], a);
+            none |= a != a;
+        }
+        if (any_exceeds(to_float(-none), zero())) {
+            for (i = block; x[i] == x[i]; i++) {}
+            return {x[i], i};
+        }
+        float value = max_lane(max(largest[0], largest[1]));
+        if (value > found.value) {
+            found.value = value;
+            start = block;
+        }
+    }
+    if (start >= 0) {
+        while (x[start] != found.value) start++;
+        found.token = start;
+    }
+    return found;
+}
+
+long draw_from(Contest contest, const float* x, long size) {
+    vu token_ids = lanes_from(0);
+    for (long i = 0; i < size; i += LANES, token_ids += (uint32_t)LANES)
+        contest.enter(load_until(x + i, size - i), token_ids);
+    return contest.token;
+}
+
+// Which tokens a row may draw.
+struct Filters {
+    float divisor;
+    float top;     // the largest quotient
+    float floor;   // less is out by min-p
+    long limit;    // of top-k; the vocabulary, if all may stay
+    float top_p;
+    bool is_limited(long size) const { return limit < size; }
+};
+
+struct Weighted {
+    float x;
+    float weight;
+};
+
+// Logits above `low` and not above `high`.
+struct Range {
+    float low, high;
+    bool is_whole() const { return low == -INF && high == INF; }
+};
+constexpr Range WHOLE = {-INF, INF};
+
+// Room for one thread, and what was collected in it: in the order of tokens, and to be reordered.
+struct Collected {
+    float* x;
+    int32_t* token_ids;
+    Weighted* ranked;
+    long count;
+    double weight;        // of those
+    double weight_above;  // of the tokens above the range
+    double total;         // of all tokens; only summed where top-p shares that out
+};
+
+// A range in which the kept tokens end, as some tokens suggest. It is open above, unless many
+// tokens must be kept.
+Range suggested(const float* x, long size, const Filters& filters) {
+    if (size < LEAST_SAMPLED) return WHOLE;
+    float sample[SAMPLE];
+    const long stride = size / SAMPLE;
+    for (long i = 0; i < SAMPLE; i++) {
+        float v = x[i * stride] / filters.divisor;
+        sample[i] = v < filters.floor ? -INF : v;
+    }
+    std::sort(sample, sample + SAMPLE);
+    if (filters.is_limited(size)) {
+        double rank = (double)filters.limit * SAMPLE / size;
+        long index = SAMPLE - 1 - (long)(rank + 3 * std::sqrt(rank) + 3);
+        return {index < 0 ? -INF : sample[index], INF};
+    }
+    double sums[SAMPLE], sum = 0;
+    for (long i = 0; i < SAMPLE; i += LANES) {
+        float weights[LANES];
+        store(weights, exp(load(sample + i) - set1(filters.top)));
+        for (int lane = 0; lane < LANES; lane++) sums[i + lane] = sum += weights[lane];
+    }
+    // The likeliest token alone weighs 1, and the sample has hardly met it.
+    const double all = std::max(1.0, sum * stride);
+    const double left_out = (1 - (double)filters.top_p) * all * 0.7;
+    long low = 0, high = SAMPLE;
+    while (low < SAMPLE && sums[low] * stride <= left_out) low++;
+    while (high > low && (sum - sums[high - 1]) * stride <= 0.9 * filters.top_p * all) high--;
+    return {low == 0 ? -INF : sample[low - 1], SAMPLE - high < MANY ? INF : sample[high]};
+}
+
+// Collect the tokens of a range; with `WEIGHS`, sum the weights of all and of those above.
+template <bool WEIGHS>
+void collect(const float* x, long size, const Filters& filters, Range range, Collected& out) {
+    const vf divisor = set1(filters.divisor), top = set1(filters.top), floor = set1(filters.floor);
+    const vf infinity = set1(INF), nothing = -infinity;
+    const vf high = set1(range.high), no_weight = zero();
+    out.count = 0;
+    out.weight = out.weight_above = out.total = 0;
+    vf all = zero(), above = zero();
+    for (long i = 0; i < size; i += LANES) {
+        vf v = load_until(x + i, size - i) / divisor;
+        v = v < floor ? nothing : v;
+        if (WEIGHS) {
+            vf weight = exp(v - top);
+            all = all + weight;
+            above = above + (v > high ? weight : no_weight);
+            v = v > high ? nothing : v;
+            if ((i + LANES) % BLOCK == 0) {
+                out.total += sum(all);
+                out.weight_above += sum(above);
+                all = above = zero();
+            }
+        }
+        if (!any_exceeds(v, set1(range.low))) continue;
+        float values[LANES], weights[LANES];
+        store(values, v);
+        store(weights, exp(v - top));
+        for (int lane = 0; lane < LANES; lane++)
+            if (values[lane] > range.low) {
+                out.x[out.count] = values[lane];
+                out.token_ids[out.count] = (int32_t)(i + lane);
+                out.ranked[out.count++] = {values[lane], weights[lane]};
+                out.weight += weights[lane];
+            }
+    }
+    out.total += sum(all);
+    out.weight_above += sum(above);
+}
+
+// Where the kept tokens end, and what lies above.
+struct End {
+    float lowest;
+    long count_above;
+    double weight_above;
+};
+
+// The least logit above which there are fewer than `limit` tokens, that weigh less than `share`:
+// a selection (Hoare, "Algorithm 65: Find", 1961) that goes by weight as well as by rank.
+End find_end(const Collected& found, long limit, double share) {
+    End end = {INF, 0, 0};
+    long count_above = 0;
+    double weight_above = found.weight_above;
+    uint32_t random = 1;
+    for (Weighted *first = found.ranked, *last = first + found.count; first < last;) {
+        float pick[3];
+        for (float& each : pick) {
+            random = random * 1664525u + 1013904223u;
+            each = first[(long)(((uint64_t)random * (uint64_t)(last - first)) >> 32)].x;
+        }
+        const float pivot = std::max(std::min(pick[0], pick[1]),
+                                     std::min(std::max(pick[0], pick[1]), pick[2]));
+        Weighted* equal =
+            std::partition(first, last, [=](const Weighted& w) { return w.x > pivot; });
+        double weight = 0;
+        for (Weighted* each = first; each < equal; each++) weight += each->weight;
+        const long above = count_above + (equal - first);
+        if (above < limit && weight_above + weight < share) {
+            end = {pivot, above, weight_above + weight};
+            Weighted* below =
+                std::partition(equal, last, [=](const Weighted& w) { return w.x == pivot; });
+            for (Weighted* each = equal; each < below; each++) weight += each->weight;
+            count_above += below - first;
+            weight_above += weight;
+            first = below;
+        } else {
+            last = equal;
+        }
+    }
+    return end;
+}
+
+// The least logit that top-k, and then top-p, keep.
+float lowest_of_first(
+    const float* x, long size, const Filters& filters, Range range, Collected& found
+) {
+    collect<false>(x, size, filters, range, found);
+    if (found.count < filters.limit && !range.is_whole()) {
+        return lowest_of_first(x, size, filters, WHOLE, found);
+    }
+    End end = find_end(found, filters.limit, INF);
+    if (filters.top_p >= 1) return end.lowest;
+    // Of tokens with the last logit, only those that are still missing count.
+    double total = found.weight;
+    if (found.count > filters.limit) {
+        double each = std::exp((double)end.lowest - filters.top);
+        total = end.weight_above + (double)(filters.limit - end.count_above) * each;
+    }
+    return find_end(found, filters.limit, std::max(filters.top_p, TINY) * total).lowest;
+}
+
+// The least logit that top-p keeps.
+float lowest_of_share(
+    const float* x, long size, const Filters& filters, Range range, Collected& found
+) {
+    collect<true>(x, size, filters, range, found);
+    const double share = std::max(filters.top_p, TINY) * found.total;
+    const bool is_inside = found.weight_above < share && found.weight_above + found.weight >= share;
+    if (!is_inside && !range.is_whole()) return lowest_of_share(x, size, filters, WHOLE, found);
+    return find_end(found, size, share).lowest;
+}
+
+long draw_among(Contest contest, const Collected& found) {
+    for (long i = 0; i < found.count; i += LANES) {
+        vu token_ids = {};
+        std::memcpy(&token_ids, found.token_ids + i,
+                    std::min<long>(LANES, found.count - i) * sizeof(int32_t));
+        contest.enter(load_until(found.x + i, found.count - i), token_ids);
+    }
+    return contest.token;
+}
+
+long draw_filtered(
+    const float* x, long size, Hash hash, Filters filters, float min_p, float* room
+) {
+    filters.top = find_likeliest(x, size).value / filters.divisor;
+    if (!std::isfinite(filters.top)) {  // such a token wins, or there is none
+        return draw_from(Contest(hash, filters.divisor, -INF), x, size);
+    }
+    filters.floor = min_p > 0 ? filters.top + std::log(min_p) : -INF;
+    if (!filters.is_limited(size) && filters.top_p >= 1) {
+        return draw_from(Contest(hash, filters.divisor, filters.floor), x, size);
+    }
+    Collected found = {room, (int32_t*)(room + size), (Weighted*)(room + 2 * size), 0, 0, 0, 0};
+    const Range range = suggested(x, size, filters);
+    float lowest = filters.is_limited(size) ? lowest_of_first(x, size, filters, range, found)
+                                            : lowest_of_share(x, size, filters, range, found);
+    if (found.weight_above > 0) return draw_from(Contest(hash, filters.divisor, lowest), x, size);
+    return draw_among(Contest(hash, 1.0f, lowest), found);
+}
+
+int useful_threads(long rows, long numbers, long per_thread, int threads) {
+    return (int)std::max<long>(1, std::min<long>({threads, rows, numbers / per_thread}));
+}
+
+}  // namespace
+
+// The likeliest token of each row of logits [rows, size], `stride` numbers apart.
+EXPORT void likeliest_tokens(
+    const float* logits, long stride, long rows, long size, int64_t* drawn, int threads
+) {
+    threads = useful_threads(rows, rows * size, NUMBERS_PER_THREAD, threads);
+    share_evenly(rows, threads, [&](long row) {
+        drawn[row] = find_likeliest(logits + row * stride, size).token;
+    });
+}
+
+// The columns of requests, by slot.
+struct Columns {
+    const int64_t *seeds, *children;
+    const float* temperatures;
+    const int64_t* top_ks;
+    const float *top_ps, *min_ps;
+};
+
+// A token for each row, [rows] of slots and positions. `room` is 4 * size numbers a thread where
+// the filters are to be done as well; none where only noise is.
+EXPORT void draw_tokens(
+    const float* logits, long stride, long rows, long size,
+    const int64_t* slots, const int64_t* positions, const Columns* columns, float* room,
+    int64_t* drawn, int threads
+) {
+    const Columns of = *columns;
+    auto draw = [=](long row, float* own_room) -> long {
+        const float* x = logits + row * stride;
+        const int64_t slot = slots[row];
+        const float temperature = of.temperatures[slot];
+        if (!(temperature > 0)) return find_likeliest(x, size).token;
+        const Hash hash(of.seeds[slot], of.children[slot], positions[row]);
+        if (own_room == nullptr) return draw_from(Contest(hash, 1.0f, -INF), x, size);
+        const float divisor = std::max(temperature, MIN_TEMPERATURE), min_p = of.min_ps[slot];
+        const int64_t top_k = of.top_ks[slot];
+        const long limit = top_k > 0 && top_k < size ? (long)top_k : size;
+        if (limit == size && of.top_ps[slot] >= 1 && !(min_p > 0)) {
+            return draw_from(Contest(hash, divisor, -INF), x, size);
+        }
+        const Filters filters = {divisor, 0, -INF, limit, of.top_ps[slot]};
+        return draw_filtered(x, size, hash, filters, min_p, own_room);
+    };
+    threads = useful_threads(rows, rows * size, DRAWN_PER_THREAD, threads);
+    std::atomic<long> next{0};
+    in_parts(threads, [&](long part, long) {
+        float* own_room = room ? room + 4 * size * part : nullptr;
+        for (long row; (row = next.fetch_add(1)) < rows;) drawn[row] = draw(row, own_room);
+    });
+}

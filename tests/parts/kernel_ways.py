@@ -1,0 +1,16 @@
+"""Who computes on a CPU, compiled kernels or torch's operators: what is asked for, in one place."""
+
+from typing import Any
+
+import pytest
+from cpp_compilers import NEEDS_COMPILER
+
+from quire.native.availability import native_flaw
+
+NATIVE: dict[str, Any] = {"kernels": "native", "attention_backend": "cpu"}
+TORCH: dict[str, Any] = {"kernels": "torch", "attention_backend": "torch_sdpa"}
+BY_EITHER = pytest.mark.parametrize(
+    "ways",
+    [pytest.param(NATIVE, marks=NEEDS_COMPILER, id="native"), pytest.param(TORCH, id="torch")],
+)
+OWN_BACKEND = "torch_sdpa" if native_flaw() else "cpu"  # what auto takes on this machine

@@ -1,0 +1,28 @@
+"""Libraries for each instruction set of this machine, and one whose compiler finds an error."""
+
+import platform
+from pathlib import Path
+
+from quire.native.instruction_sets import INSTRUCTION_SETS, VARIABLE, cpu_flags
+from quire.native.library import NativeLibrary
+
+SETS_HERE = [
+    known.name
+    for known in INSTRUCTION_SETS
+    if platform.machine() in known.architectures and known.needs <= cpu_flags()
+]
+
+
+def use_set(monkeypatch, module, name: str) -> None:
+    """Let a module that has `SOURCE`, `FUNCTIONS` and `LIBRARY` use one instruction set."""
+    monkeypatch.setenv(VARIABLE, name)
+    library = NativeLibrary(f"{module.__name__} for {name}", module.SOURCE, module.FUNCTIONS)
+    library.load()
+    monkeypatch.setattr(module, "LIBRARY", library)
+
+
+def failing_library(folder: Path) -> NativeLibrary:
+    """Return one whose source is no C++."""
+    source = folder / "broken.cpp"
+    source.write_text("this is no C++\n")
+    return NativeLibrary("broken", source, {})

@@ -1,0 +1,123 @@
+"""Whole models with packed weights equal the float32 computation of the numbers that they keep."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from model_parts import CONTEXT, bind_dense_attention, difference, logits_of, random_tokens
+from safetensors.torch import save_file
+
+from quire.errors import RefusedError, SettingsError
+from quire.layers import LMHead
+from quire.layers.linear import ParallelLinear
+from quire.native.availability import native_flaw
+from quire.native.instruction_sets import VARIABLE, cpu_flags, here
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+from quire.worker.loading import load_weights
+from quire_models.qwen3 import Qwen3ForCausalLM
+from quire_models.qwen3_config import describe_qwen3
+from quire_quantizations import methods
+
+METHODS = ("bf16", "float32", "int8", "int4")
+SIZES = {"hidden_size": 96, "intermediate_size": 160}
+REGISTRY = load_plugins().registries.quantizations
+
+pytestmark = pytest.mark.skipif(native_flaw() is not None, reason=str(native_flaw()))
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def checkpoint(request, tmp_path):
+    """A checkpoint in bfloat16."""
+    written = write_checkpoint(
+        tmp_path, "Qwen3ForCausalLM", tie_word_embeddings=request.param, **SIZES
+    )
+    weights = {name: tensor.bfloat16() for name, tensor in written.weights.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return written
+
+
+def model_of(checkpoint: Any, name: str | None) -> Any:
+    quantization = None if name is None else REGISTRY.get(name).from_config({})
+    context = replace(CONTEXT, quantization=quantization)
+    model = Qwen3ForCausalLM(describe_qwen3(checkpoint.config), context)
+    load_weights(model, checkpoint.folder)
+    bind_dense_attention(model)
+    return model
+
+
+def keep_what_is_packed(model: Any, name: str) -> None:
+    """Give a float32 model the numbers that a method keeps of its weights."""
+    quantization = REGISTRY.get(name).from_config({})
+    for path, module in model.named_modules():
+        if isinstance(module, ParallelLinear | LMHead):
+            weight = module.get_parameter("weight")
+            weight.copy_(quantization.linear_method(path).keeping.keeps(weight))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_computes_with_the_numbers_that_are_kept(checkpoint, name):
+    """Within 1e-5 of the logits' spread: only the order of sums differs."""
+    plain, packed = model_of(checkpoint, None), model_of(checkpoint, name)
+    keep_what_is_packed(plain, name)
+    tokens = random_tokens(40)
+    assert difference(logits_of(packed, tokens), logits_of(plain, tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bf16", "float32"])
+def test_a_bfloat16_checkpoint_computes_like_transformers_in_float32(checkpoint, name):
+    from transformers import AutoModelForCausalLM
+
+    tokens = random_tokens(40)
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = theirs(tokens[None]).logits[0]
+    assert difference(logits_of(model_of(checkpoint, name), tokens), expected) < 1e-5
+
+
+def test_fewer_bits_are_further_away(checkpoint):
+    """Eight bits miss a little, four bits more; in parts of the logits' spread, the worst logit."""
+    tokens = random_tokens(40)
+    plain = logits_of(model_of(checkpoint, None), tokens)
+    misses = [difference(logits_of(model_of(checkpoint, n), tokens), plain) for n in METHODS]
+    assert misses[0] < 1e-5 < misses[2] < 0.1
+    assert misses[2] < misses[3] < 0.7
+
+
+HAS_DOT = methods.DOT_FLAG in cpu_flags() and here().name == methods.DOT_SET
+
+
+@pytest.mark.skipif(not HAS_DOT, reason="this processor has no products of pairs")
+def test_rounded_inputs_are_about_as_far_away_as_bfloat16(checkpoint):
+    """Seen: 1 % of the logits' spread, the worst logit."""
+    tokens = random_tokens(40)
+    plain = logits_of(model_of(checkpoint, None), tokens)
+    assert 1e-4 < difference(logits_of(model_of(checkpoint, "bf16_dot"), tokens), plain) < 0.05
+
+
+def test_products_of_pairs_are_refused_without_the_instruction(monkeypatch):
+    monkeypatch.setattr(methods, "cpu_flags", frozenset)
+    with pytest.raises(RefusedError, match="needs a processor that reports avx512_bf16"):
+        REGISTRY.get("bf16_dot").from_config({})
+
+
+@pytest.mark.skipif(not HAS_DOT, reason="this processor has no products of pairs")
+def test_products_of_pairs_are_refused_in_kernels_for_less(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "avx2")
+    with pytest.raises(RefusedError, match=r"kernels for avx512 \(they are for: avx2\)"):
+        REGISTRY.get("bf16_dot").from_config({})
+
+
+def test_a_method_takes_no_options():
+    with pytest.raises(SettingsError, match="Int8Weights takes no options, got bits, group"):
+        REGISTRY.get("int8").from_config({"group": 3, "bits": 8})
+
+
+@pytest.mark.parametrize("name", [*METHODS, "bf16_dot"])
+def test_each_method_declares_what_it_keeps(name):
+    capabilities = REGISTRY.entry(name).capabilities
+    assert capabilities.from_plain_checkpoint
+    assert capabilities.devices == {"cpu"}
+    lossless = {"bf16": {"bfloat16"}, "float32": {"float32", "float16"}}
+    assert capabilities.lossless_for == lossless.get(name, frozenset())

@@ -1,0 +1,151 @@
+"""Packed weights multiply like the numbers that they keep, and give a row the same bits always."""
+
+import pytest
+import torch
+from native_libraries import SETS_HERE, use_set
+
+from quire.layers.row_tiles import same_bits
+from quire.native.availability import native_flaw
+from quire.native.instruction_sets import cpu_flags
+from quire_quantizations import library
+from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
+from quire_quantizations.methods import DOT_FLAG
+from quire_quantizations.packed_weight import PackedWeight
+
+FORMATS = {"float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int4": INT4}
+if DOT_FLAG in cpu_flags():
+    FORMATS["bf16_dot"] = BFLOAT16_DOT
+SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8)]
+COUNTS = (*range(1, 71), 300)
+
+pytestmark = pytest.mark.skipif(native_flaw() is not None, reason=str(native_flaw()))
+
+
+@pytest.fixture(autouse=True, params=SETS_HERE)
+def _instruction_set(request, monkeypatch):
+    use_set(monkeypatch, library, request.param)
+
+
+@pytest.fixture(params=FORMATS)
+def keeping(request):
+    return FORMATS[request.param]
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_product_is_that_of_the_numbers_that_are_kept(keeping, shape):
+    """Within 4e-7 of the sum of sizes: float32, added up in another order than the reference."""
+    weight, bias = numbers(*shape), numbers(shape[0], seed=1)
+    packed, kept = PackedWeight(weight, keeping), keeping.keeps(weight).double()
+    for count in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 70, 300):
+        x = keeping.takes(numbers(count, shape[1], seed=2))
+        expected = x.double() @ kept.T
+        limit = 4e-7 * (x.double().abs() @ kept.abs().T + 1) * max(1, shape[1] ** 0.5 / 8)
+        assert ((packed.multiply(x) - expected).abs() <= limit).all(), count
+        limit += 1e-6 * bias.abs()
+        assert ((packed.multiply(x, bias) - (expected + bias)).abs() <= limit).all(), count
+
+
+@pytest.mark.skipif("bf16_dot" not in FORMATS, reason=f"this processor has no {DOT_FLAG}")
+@pytest.mark.parametrize("shape", [(100, 300), (33, 1031)])
+def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape):
+    use_set(monkeypatch, library, "avx512")
+    packed, x = PackedWeight(numbers(*shape), BFLOAT16_DOT), numbers(30, shape[1], seed=1)
+    for count in (1, 5, 30):
+        product = packed.multiply(x[:count])
+        assert same_bits(product, packed.multiply(BFLOAT16_DOT.takes(x[:count]))), count
+        assert not torch.equal(product, PackedWeight(numbers(*shape), BFLOAT16).multiply(x[:count]))
+
+
+@pytest.mark.parametrize("shape", [(100, 300), (33, 1030)])
+def test_a_row_has_the_same_bits_in_any_company(keeping, shape):
+    packed = PackedWeight(numbers(*shape), keeping)
+    bias, x = numbers(shape[0], seed=1), numbers(300, shape[1], seed=2)
+    whole = packed.multiply(x, bias)
+    for count in COUNTS:
+        assert same_bits(packed.multiply(x[:count], bias), whole[:count]), count
+        assert same_bits(packed.multiply(x[-count:], bias), whole[-count:]), count
+    assert same_bits(packed.multiply(x.flip(0), bias), whole.flip(0))
+
+
+def test_threads_do_not_change_a_bit(keeping):
+    """The weight is large enough that two threads have a part."""
+    weight, x = numbers(700, 520), numbers(40, 520, seed=1)
+    num_threads = torch.get_num_threads()
+    products = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            packed = PackedWeight(weight, keeping)
+            products.append([packed.multiply(x[:count]) for count in (1, 8, 40)])
+    finally:
+        torch.set_num_threads(num_threads)
+    for others in products[1:]:
+        assert all(same_bits(one, other) for one, other in zip(products[0], others, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (64, 128)])
+def test_rows_are_the_numbers_that_torch_keeps(keeping, dtype, shape):
+    """So codes and scales are those of the plain quantizer, to the bit."""
+    weight = numbers(*shape).to(dtype)
+    packed, kept = PackedWeight(weight, keeping), keeping.keeps(weight.float())
+    indices = torch.arange(shape[0]).flip(0)
+    assert torch.equal(packed.rows(indices), kept[indices])
+
+
+@pytest.mark.parametrize("index", [-1, 7])
+def test_a_row_that_is_not_there_is_an_error(keeping, index):
+    packed = PackedWeight(numbers(7, 33), keeping)
+    with pytest.raises(IndexError, match=f"row {index} of a weight that has 7 rows"):
+        packed.rows(torch.tensor([0, index]))
+
+
+def test_groups_of_zeros_and_of_nothing_finite(keeping):
+    """Zeros stay zeros; what is not a number, or too large, stays visible."""
+    weight = numbers(3, 300)
+    weight[0] = 0
+    weight[1, 5] = torch.nan
+    weight[2, 290] = torch.inf
+    kept = PackedWeight(weight, keeping).rows(torch.arange(3))
+    assert torch.equal(kept[0], torch.zeros(300))
+    assert kept[1, 5].isnan()
+    assert not kept[2, 290].isfinite()
+    assert kept[1, 130:].isfinite().all()
+
+
+def test_what_is_not_a_number_reaches_its_row_only(keeping):
+    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 64, seed=1)
+    x[3, 7] = torch.nan
+    product = packed.multiply(x)
+    assert product[3].isnan().all()
+    assert product[torch.arange(20) != 3].isfinite().all()
+
+
+def test_rows_of_x_may_have_gaps(keeping):
+    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 100, seed=1)
+    assert same_bits(packed.multiply(x[::2, 3:67]), packed.multiply(x[::2, 3:67].contiguous()))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 7), torch.zeros(2, 8, dtype=torch.float64)])
+def test_another_x_is_refused(keeping, x):
+    with pytest.raises(ValueError, match="float32 with 8 columns"):
+        PackedWeight(numbers(3, 8), keeping).multiply(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bf16_and_float32_keep_every_number(dtype):
+    weight = numbers(50, 70).to(dtype)
+    keeping = BFLOAT16 if dtype == torch.bfloat16 else FLOAT32
+    assert torch.equal(PackedWeight(weight, keeping).rows(torch.arange(50)), weight.float())
+
+
+@pytest.mark.parametrize(
+    ("keeping", "bits"), [(BFLOAT16, 16), (BFLOAT16_DOT, 16), (INT8, 8.125), (INT4, 4.5)]
+)
+def test_a_weight_takes_the_bits_that_are_declared(keeping, bits):
+    packed = PackedWeight(torch.zeros(512, 1024), keeping)
+    assert packed.memory.numel() * 8 == bits * 512 * 1024

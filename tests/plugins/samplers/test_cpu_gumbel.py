@@ -1,0 +1,349 @@
+"""The C++ draw follows the probabilities, filters as the steps do, and agrees with the kernels."""
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import torch
+from gumbel_reference import gumbel_draw, noise_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_libraries import SETS_HERE, failing_library, use_set
+
+from quire.interfaces.sampling import SamplerCapabilities
+from quire.native import library
+from quire.testing.sampling import AbsorbingDrawContract, sampled_rows
+from quire_samplers import cpu_gumbel
+from quire_samplers.cpu_gumbel import CpuGumbel
+from quire_samplers.min_p import MinP
+from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from quire_samplers.temperature import Temperature
+from quire_samplers.top_k_top_p import TopKTopP
+
+CPU = torch.device("cpu")
+CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+ALL_KINDS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.6},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"min_p": 0.1},
+    {"temperature": 1.5, "min_p": 0.02, "top_p": 0.9, "top_k": 40},
+    {"top_k": 1},
+    {"top_p": 0.0},
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.4, "min_p": 0.3},
+    {"temperature": 1e-9, "top_k": 7},
+    {"top_k": 900, "top_p": 0.5},
+    {"temperature": 2.5, "top_p": 0.97},
+)
+
+
+@pytest.fixture(params=SETS_HERE)
+def each_set(request, monkeypatch):
+    """Draw with the library of each instruction set that this machine has."""
+    use_set(monkeypatch, cpu_gumbel, request.param)
+
+
+class TestCpuGumbel(AbsorbingDrawContract):
+    step_class = CpuGumbel
+    capabilities = CAPABILITIES
+    active = ({"temperature": 1.0}, {"temperature": 0.7})
+    neutral = MappingProxyType({"temperature": 0.0})
+    absorbed = (Temperature, MinP, TopKTopP)
+    mixed = ALL_KINDS
+
+
+class TestWithoutACompiler(AbsorbingDrawContract):
+    """Torch draws then, by the same rules."""
+
+    step_class = CpuGumbel
+    capabilities = CAPABILITIES
+    active = ({"temperature": 1.0}, {"temperature": 0.7})
+    neutral = MappingProxyType({"temperature": 0.0})
+    absorbed = (Temperature, MinP, TopKTopP)
+    mixed = ALL_KINDS
+
+    @pytest.fixture(autouse=True)
+    def _no_compiler(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
+
+
+def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
+    monkeypatch.setattr(library, "_COMPLAINTS", library._Complaints())  # of nothing so far
+    CpuGumbel.begin_loading()
+    CpuGumbel(5, CPU)
+    (record,) = caplog.records
+    assert "this is no C++" in record.getMessage()
+
+
+def after_steps(logits, rows):
+    logits = logits.clone()
+    for step in (Temperature, MinP, TopKTopP):
+        logits = step(logits.shape[1], CPU).apply(logits, rows)
+    return logits
+
+
+def draw(logits, rows):
+    return CpuGumbel(logits.shape[1], CPU).draw(logits, rows)
+
+
+def draw_absorbing(logits, rows):
+    return CpuGumbel(logits.shape[1], CPU).draw_absorbing(logits, rows)
+
+
+def random_logits(num_rows, vocab_size, scale, seed):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=random) * scale
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 17, 300, 4096, 8269])
+def test_it_draws_the_tokens_of_the_reference(each_set, vocab_size):
+    fields = [{"temperature": row % 5 / 2} for row in range(40)]
+    rows = sampled_rows(
+        CAPABILITIES, fields, seeds=[(-1) ** n * 7**n for n in range(20)] * 2, positions=range(40)
+    )
+    rows.columns["child"] += torch.arange(len(rows.columns["child"])) % 3
+    logits = random_logits(40, vocab_size, 1.5, seed=vocab_size)
+    assert torch.equal(draw(logits, rows), gumbel_draw(logits, rows))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 8.0])
+@pytest.mark.parametrize("vocab_size", [1, 50, 1024, 12_283])
+def test_filters_over_any_vocabulary_are_those_of_the_steps(each_set, vocab_size, scale):
+    logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
+    assert torch.equal(draw_absorbing(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_drawn_alike_by_any_number_of_threads(monkeypatch, threads):
+    vocab_size = 30_011
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(len(ALL_KINDS)))
+    logits = random_logits(len(ALL_KINDS), vocab_size, 3.0, seed=1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sampler = CpuGumbel(vocab_size, CPU)
+    expected = gumbel_draw(after_steps(logits, rows), rows)
+    assert torch.equal(sampler.draw_absorbing(logits, rows), expected)
+    greedy = sampled_rows(CAPABILITIES, [{"temperature": 0.0}] * 13, all_greedy=True)
+    assert torch.equal(sampler.draw(logits, greedy), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1023, 1025, 5000])
+@pytest.mark.parametrize("all_greedy", [True, False])
+def test_the_first_of_the_likeliest_is_taken(each_set, all_greedy, vocab_size):
+    rows = sampled_rows(CAPABILITIES, [{"temperature": 0.0}] * 60, all_greedy=all_greedy)
+    random = torch.Generator().manual_seed(3)
+    logits = torch.randint(-3, 4, (60, vocab_size), generator=random).float()  # many ties
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert draw(logits, rows).tolist() == expected
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 1029, 2999])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("absorb", [True, False])
+def test_what_is_not_a_number_wins_its_row(each_set, absorb, bad, place):
+    logits = random_logits(len(ALL_KINDS), 3000, 1.0, seed=5)
+    logits[:, place] = bad
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS)
+    drawn = (draw_absorbing if absorb else draw)(logits, rows)
+    assert drawn.tolist() == [place] * len(ALL_KINDS)
+
+
+def test_a_row_without_a_possible_token_gives_an_impossible_one(each_set):
+    logits = torch.full((len(ALL_KINDS), 3000), -math.inf)
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS)
+    for drawn in (draw(logits, rows), draw_absorbing(logits, rows)):
+        assert ((drawn >= 0) & (drawn < 3000)).all()
+
+
+PLAIN = st.floats(-30, 30, width=32)
+SPECIAL = st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, 2.5, 1e-40, -1e-40, 3e38, -3e38, 1e30])
+FIELDS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.0, 1.7]),
+        "top_k": st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 1000]),
+        "top_p": st.sampled_from([0.0, 0.1, 0.3, 0.77, 0.95, 1.0, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]),
+    }
+)
+ROWS = st.integers(1, 40).flatmap(
+    lambda size: st.lists(
+        st.tuples(st.lists(PLAIN | SPECIAL, min_size=size, max_size=size), FIELDS),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+def is_on_the_edge(row, fields):
+    """Whether rounding decides what top-p keeps in this row."""
+    ranked = (row.double() / (fields["temperature"] or 1.0)).sort(descending=True).values
+    if fields["min_p"]:
+        ranked = ranked[ranked >= ranked[0] + math.log(fields["min_p"])]
+    if 0 < fields["top_k"] < len(row):
+        ranked = ranked[: fields["top_k"]]
+    sums = ranked.softmax(0).cumsum(0)
+    return bool((sums - fields["top_p"]).abs().min() < 1e-5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.integers(0, 2**40))
+def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
+    logits = torch.tensor([values for values, _ in given_rows])
+    fields = [each for _, each in given_rows]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
+    found = draw_absorbing(logits, rows)
+    expected = draw(after_steps(logits, rows), rows)
+    for row, each in enumerate(fields):
+        is_possible = bool((logits[row] > -math.inf).any())
+        if is_possible and not is_on_the_edge(logits[row], each):
+            assert found[row] == expected[row], (logits[row], each)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1024, 9000),
+    st.sampled_from([0.01, 1.0, 4.0, 20.0]),
+    st.integers(0, 40),
+    FIELDS,
+    st.integers(0, 2**40),
+)
+def test_what_a_sample_suggests_changes_nothing(vocab_size, scale, num_peaks, fields, seed):
+    """Also where the few likely tokens are not in it, or rows are nearly all masked."""
+    logits = random_logits(2, vocab_size, scale, seed)
+    peaks = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))[:num_peaks]
+    logits[:, peaks] += 15.0
+    logits[1, num_peaks * 8 + 1 :] = -math.inf
+    logits = logits.bfloat16().float()  # with ties
+    rows = sampled_rows(CAPABILITIES, [fields] * 2, seeds=[seed, seed + 1])
+    kept = after_steps(logits, rows)
+    expected, found = gumbel_draw(kept, rows), draw_absorbing(logits, rows)
+    for row in range(2):
+        if not is_on_the_edge(logits[row], fields):
+            assert found[row] == expected[row]
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.2}])
+def test_draws_stray_from_the_distribution_as_much_as_chance_does(fields):
+    num_draws, vocab_size, num_trials = 4000, 60, 20
+    found, freedom = [], 0
+    for trial in range(num_trials):
+        logits = random_logits(1, vocab_size, 0.7, seed=trial)
+        rows = sampled_rows(CAPABILITIES, [fields] * num_draws, seeds=[trial] * num_draws)
+        rows.columns["child"].copy_(torch.arange(num_draws))
+        expected = after_steps(logits, sampled_rows(CAPABILITIES, [fields]))[0].double().softmax(0)
+        drawn = draw_absorbing(logits.expand(num_draws, -1), rows).bincount(minlength=vocab_size)
+        is_kept = expected > 0
+        assert drawn[~is_kept].sum() == 0
+        expected = expected[is_kept] * num_draws
+        freedom += len(expected) - 1
+        found.append(float(((drawn[is_kept] - expected) ** 2 / expected).sum()))
+    assert abs(sum(found) - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
+    logits = torch.tensor([[0.0, -8.0, -9.0, -9.5]])
+    num_draws = 100_000
+    rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
+    found = draw(logits.expand(num_draws, -1), rows).bincount(minlength=4)[1:]
+    expected = logits[0].double().softmax(0)[1:] * num_draws  # 34, 12 and 7
+    assert ((found - expected) ** 2 / expected).sum() < 16.27  # once in a thousand, of 3
+
+
+def test_the_bound_on_noise_is_one():
+    """What `most_noise` says in C++, for words of every size; see there."""
+    words = torch.cat((torch.arange(0, 2**32, 99_991), 2 ** torch.arange(32), torch.arange(2000)))
+    u = ((words.float() + 0.5) * 2.0**-32).double()
+    mantissa, exponent = torch.frexp(u)
+    short_log = (exponent - 1) + (2 * mantissa - 1)
+    assert (noise_of(words) <= -short_log * math.log(2) + 1e-6).all()
+    assert noise_of(words).max() < 22.9
+
+
+def test_the_tokens_never_change():
+    rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
+    rows.columns["child"][5] = 1
+    drawn = draw(torch.zeros(6, 10_000), rows)
+    assert drawn.tolist() == [7502, 834, 5908, 7314, 5630, 385], "those of the Triton kernels"
+
+
+@pytest.mark.parametrize("cut", [lambda wide: wide[:, :70], lambda wide: wide[:, :140:2]])
+def test_rows_may_lie_apart_in_memory(cut):
+    logits = cut(random_logits(len(ALL_KINDS), 190, 2.0, seed=4))
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS)
+    assert torch.equal(draw_absorbing(logits, rows), draw_absorbing(logits.contiguous(), rows))
+
+
+def test_ties_at_the_kth_place_stay_together():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(40, 1)
+    rows = sampled_rows(CAPABILITIES, [{"top_k": 2}] * 40, seeds=range(40))
+    assert set(draw_absorbing(logits, rows).tolist()) == {0, 1, 2, 3}
+
+
+def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(25, 1)
+    # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
+    for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
+        rows = sampled_rows(CAPABILITIES, [{"top_k": 2, "top_p": top_p}] * 25, seeds=range(25))
+        assert set(draw_absorbing(logits, rows).tolist()) == kept
+
+
+def test_logits_stay_as_they_are():
+    logits = random_logits(len(ALL_KINDS), 3000, 1.0, seed=5)
+    given_logits = logits.clone()
+    rows = sampled_rows(CAPABILITIES, ALL_KINDS)
+    draw_absorbing(given_logits, rows)
+    assert torch.equal(given_logits, logits)
+
+
+def test_without_a_compiler_steps_that_no_row_needs_are_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
+    logits = random_logits(2, 50, 2.0, seed=3)
+    known = {field.name: field.default for field in CAPABILITIES.fields}
+    applied = []
+    for step in (Temperature, MinP, TopKTopP):
+        monkeypatch.setattr(step, "apply", noting(step, step.apply, applied))
+    for fields, steps in (
+        ([{"temperature": 1.0}, {"temperature": 0.0}], []),
+        ([{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}], [TopKTopP]),
+        ([{"temperature": 0.5}, {"temperature": 1.0, "min_p": 0.5}], [Temperature, MinP]),
+    ):
+        plain = sampled_rows(CAPABILITIES, fields, seeds=[1, 2])
+        rows = replace(plain, host_fields=[known | row for row in fields])
+        before, drawn = logits.clone(), draw_absorbing(logits, rows)
+        assert applied == steps
+        assert torch.equal(logits, before)
+        assert torch.equal(drawn, draw_absorbing(logits, replace(plain, host_fields=())))
+        applied.clear()
+
+
+def noting(step, apply, applied):
+    def noted(self, logits, rows):
+        applied.append(step)
+        return apply(self, logits, rows)
+
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits, rows: (logits.double(), rows), r"must be float32 \[N, 5\], got"),
+        (lambda logits, rows: (logits[:, :4], rows), r"must be float32 \[N, 5\], got"),
+        (lambda logits, rows: (logits, replace(rows, slots=rows.slots.int())), "must be int64"),
+        (
+            lambda logits, rows: (
+                logits,
+                replace(rows, columns=rows.columns | {"top_k": rows.columns["top_k"].int()}),
+            ),
+            "column top_k must be torch.int64",
+        ),
+    ],
+)
+def test_what_the_library_would_misread_is_refused(change, message):
+    rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}])
+    with pytest.raises(ValueError, match=message):
+        CpuGumbel(5, CPU).draw_absorbing(*change(torch.ones(1, 5), rows))

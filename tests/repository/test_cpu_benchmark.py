@@ -1,0 +1,473 @@
+"""The CPU benchmark: its arithmetic, its report, and how it lets engines take turns."""
+
+import importlib
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "cpu"
+RESULTS = FOLDER.parent / "results"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def rounds_of(*pairs):
+    return [{"figures": {"quire": {"tok_s": a}, "peer": {"tok_s": b}}} for a, b in pairs]
+
+
+def test_turns_begin_one_further_and_every_second_round_goes_backwards(benchmark):
+    seen = []
+
+    def turn(label):
+        seen.append(label)
+        return {"tok_s": float(len(seen))}
+
+    rounds = list(benchmark("turns").take_turns(["a", "b", "c"], 4, turn))
+    assert "".join(seen) == "abcacbcabcba"
+    assert [list(each["figures"]) for each in rounds] == [["a", "b", "c"]] * 4
+    assert rounds[1]["figures"]["c"] == {"tok_s": 5.0}
+    assert all(0 <= each["stolen"] <= 1 and 0 <= each["others"] <= 1 for each in rounds)
+
+
+@given(st.integers(2, 12), st.integers(1, 40))
+def test_nobody_runs_twice_without_another_in_between(count, rounds):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        order = importlib.import_module("turns").order
+    labels = [str(number) for number in range(count)]
+    run = [label for index in range(rounds) for label in order(labels, index)]
+    assert all(label != after for label, after in pairwise(run))
+    assert sorted(order(labels, rounds)) == sorted(labels)
+
+
+def test_an_engine_that_fails_is_left_out_and_the_others_go_on(benchmark):
+    failed = benchmark("engine_process").EngineFailedError
+    seen = []
+
+    def turn(label):
+        seen.append(label)
+        if seen.count("b") == 2 and label == "b":
+            raise failed("b: it has ended")
+        return {"tok_s": 1.0}
+
+    rounds = list(benchmark("turns").take_turns(["a", "b"], 3, turn))
+    assert [list(each["figures"]) for each in rounds] == [["a", "b"], ["a"], ["a"]]
+    assert [each["failed"] for each in rounds] == [{}, {"b": "b: it has ended"}, {}]
+    ratio = benchmark("figures").ratios(rounds, "a", "b", "tok_s")
+    assert ratio["pairs"] == 1
+
+
+def test_time_of_our_children_is_not_that_of_others(benchmark):
+    times = benchmark("turns").CpuTimes
+    before = times.now()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        time.sleep(0.5)
+        living = times.now()
+        process.kill()
+    ended = times.now()
+    assert living.ours - before.ours > 0.05 * (living.all - before.all) / (os.cpu_count() or 1)
+    assert ended.ours >= living.ours
+    assert ended.busy - before.busy >= ended.ours - before.ours - 10
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_and_not_the_ratio_of_medians(benchmark):
+    found = benchmark("figures").ratios(
+        rounds_of((2, 1), (30, 10), (8, 2)), "quire", "peer", "tok_s"
+    )
+    assert found["samples"] == [2, 3, 4]
+    assert found["median"] == 3
+    assert found["interval"] == (2, 4)
+    assert found["coverage"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("count", "ends", "percent"), [(5, (1, 5), 93.75), (7, (1, 7), 98.4), (9, (2, 8), 96.1)]
+)
+def test_an_interval_goes_between_samples_and_says_how_often_it_holds(
+    benchmark, count, ends, percent
+):
+    found = benchmark("figures").summary([float(number) for number in range(1, count + 1)])
+    assert found["interval"] == ends
+    assert 100 * found["coverage"] == pytest.approx(percent, abs=0.05)
+
+
+def test_the_coverage_is_what_drawing_finds(benchmark):
+    draw = random.Random(0)
+    summary = benchmark("figures").summary
+    held = 0
+    for _ in range(2000):
+        low, high = summary([draw.expovariate(1) for _ in range(9)])["interval"]
+        held += low <= math.log(2) <= high
+    assert held / 2000 == pytest.approx(0.961, abs=0.015)
+
+
+def test_answers_are_compared_up_to_the_first_other_token(benchmark):
+    agreement = benchmark("figures").agreement
+    assert agreement([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1
+    assert agreement([[1, 2, 3, 4], [5, 6]], [[1, 9, 3, 4], [5, 6]]) == 0.5
+
+
+def test_the_number_of_parameters_is_that_of_the_checkpoint(benchmark, tmp_path):
+    files = benchmark("checkpoint_files")
+    files.write(tmp_path, files.TINY)
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    assert stored == pytest.approx(2 * files.num_params(files.TINY), rel=0.01)
+    assert files.num_params("qwen3-0.6b") == pytest.approx(596e6, rel=0.001)
+
+
+def test_what_was_not_measured_is_said(benchmark):
+    tables = benchmark("tables")
+    page = tables.write_markdown({})
+    rows = [line for line in page.splitlines() if line.startswith(("| qwen3", "| 5m"))]
+    assert len(rows) == 2 + 6 + 2
+    assert all(row.count(tables.MISSING) == 3 for row in rows)
+    assert sum("| 1.25 |" in row for row in rows) == 2
+    assert sum("| 1.5 |" in row for row in rows) == 1
+    assert sum("| 2.5 |" in row for row in rows) == 1
+    assert sum("| 3 |" in row for row in rows) == 2
+
+
+MACHINE = {
+    "cpu": "a processor",
+    "physical_cores": 2,
+    "flags": ["avx2"],
+    "caches": {"L1": "48K"},
+    "memory_bytes": 1 << 34,
+    "system": "Linux",
+    "python": "3.11",
+    "quire": "0.1.0",
+    "commit": "abc",
+    "date": "2026-11-21",
+    "versions": {"vllm": {"vllm": "1"}},
+    "obeyed": ["oneDNN: AVX2"],
+    "dropped_variables": {"OMP_NUM_THREADS": "1"},
+}
+
+
+def stage(benchmark, rounds, **found):
+    ratio = benchmark("figures").ratios(rounds, "quire", "peer", "tok_s")
+    ratio |= {"rival": "vllm", "figure": "out_tok_s", "theirs": "vllm bfloat16, compiled"}
+    rates = {"out_tok_s": {"median": 30.0, "interval": (29.0, 31.0)}}
+    quiet = {"stolen": 0.0, "others": 0.0, "load_average": 1, "seconds": 9}
+    return {
+        "ratios": [ratio],
+        "rates": {"quire": rates, "vllm bfloat16, compiled": rates},
+        "rounds": [each | quiet for each in rounds],
+        "load": {"shape": "5m", "requests": 16, "input_len": 128, "output_len": 64},
+        "engines": [],
+        "machine": MACHINE,
+        "with_trials": True,
+        "is_quick": False,
+        "load_average_before": 0.5,
+        "command": "python benchmarks/cpu/run.py",
+        "date": "2026-11-21",
+        "seconds": 1.0,
+        **found,
+    }
+
+
+def page_of(benchmark, found, **unfinished):
+    part = {"stages": {"5m": found}, "unfinished": unfinished}
+    return benchmark("tables").write_markdown({"native": part})
+
+
+def row_of(page):
+    return next(line for line in page.splitlines() if "vllm bfloat16, compiled |" in line)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "verdict"),
+    [
+        ([(4, 1)] * 7, "| 4.00 (4.00 to 4.00, 98.4 %) | 7 | 3 | yes |"),
+        ([(2, 1), *[(4, 1)] * 6], "| 4.00 (2.00 to 4.00, 98.4 %) | 7 | 3 | by the median |"),
+        ([(2, 1)] * 6 + [(4, 1)], "| 2.00 (2.00 to 4.00, 98.4 %) | 7 | 3 | no |"),
+        ([(4, 1)] * 6, "| 4.00 (4.00 to 4.00, 96.9 %) | 6 | 3 | too few pairs |"),
+    ],
+)
+def test_a_ratio_stands_beside_its_aim(benchmark, rounds, verdict):
+    page = page_of(benchmark, stage(benchmark, rounds_of(*rounds)))
+    assert row_of(page).endswith(verdict)
+
+
+def test_tiny_sizes_have_no_verdict(benchmark):
+    load = {"shape": "tiny", "requests": 2, "input_len": 16, "output_len": 12}
+    found = stage(benchmark, rounds_of(*[(4, 1)] * 7), is_quick=True, load=load)
+    row = row_of(page_of(benchmark, found))
+    assert row.startswith("| tiny, 2 requests, 16 in, 12 out |")
+    assert row.endswith("| tiny sizes |")
+
+
+def test_engines_whose_answers_begin_unlike_are_marked_and_have_no_verdict(benchmark):
+    engine = {"label": "vllm bfloat16, compiled", "disagrees": True, "libraries": ["_C.so"]}
+    engine |= {"first_tokens": 0.5, "equal_tokens": 0.1, "reference": "quire"}
+    found = stage(benchmark, rounds_of(*[(4, 1)] * 7), engines=[engine])
+    page = page_of(benchmark, found)
+    assert row_of(page).endswith("| none: their answers begin unlike |")
+    assert "| 50 %: **disagrees** | 10 % | quire | _C.so |" in page
+
+
+def test_what_was_taken_without_a_trial_is_said(benchmark):
+    trial = {"engine": "vllm", "name": "eager", "not_tried": "taken without a trial"}
+    found = stage(benchmark, rounds_of((4, 1)), with_trials=False, trials=[trial])
+    page = page_of(benchmark, found)
+    assert "Without trials, each peer in its first way: 5m." in page
+    assert "| 5m | vllm eager | taken without a trial |" in page
+
+
+def test_an_absent_peer_and_a_failure_are_told(benchmark):
+    found = stage(benchmark, rounds_of((4, 1)), absent=["transformers"])
+    page = page_of(benchmark, found, single={"error": "it ended with 9", "date": "2026-11-22"})
+    row = next(line for line in page.splitlines() if "| transformers |" in line and "5m" in line)
+    assert "not measured yet: absent" in row
+    assert "* single, 2026-11-22: it ended with 9" in page
+
+
+def test_each_machine_is_told_once_and_with_its_stages_if_they_differ(benchmark):
+    found = stage(benchmark, rounds_of((4, 1)))
+    alike = {"5m": found, "single": found}
+    unlike = alike | {"single": found | {"machine": MACHINE | {"commit": "def"}}}
+    write = benchmark("tables").write_markdown
+    assert write({"native": {"stages": alike, "unfinished": {}}}).count("a processor") == 1
+    page = write({"native": {"stages": unlike, "unfinished": {}}})
+    assert "5m: a processor" in page
+    assert "single: a processor" in page
+
+
+def test_failed_starts_are_counted(benchmark):
+    starts = [
+        {"engine": "quire", "kind": "cached", "first_token_s": 2.0, "process_s": 3.0},
+        {"engine": "quire", "kind": "cached", "error": "it has ended"},
+    ]
+    found = stage(benchmark, rounds_of((4, 1)), starts=starts)
+    page = benchmark("tables").write_markdown(
+        {"native": {"stages": {"start": found}, "unfinished": {}}}
+    )
+    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5 |" in page
+
+
+def test_the_drawing_is_xml_with_a_bar_for_each_engine(benchmark):
+    from xml.etree import ElementTree
+
+    drawing = benchmark("drawing").draw({"5m": stage(benchmark, rounds_of((4, 1)))})
+    names = [text.text for text in ElementTree.fromstring(drawing).iter() if text.text]
+    assert "quire" in names
+    assert "vllm bfloat16, compiled" in names
+    assert benchmark("drawing").draw({}) is None
+
+
+def test_what_a_stage_told_grows_unless_it_replaces(benchmark):
+    stages, found = benchmark("stages"), {}
+    replaced = benchmark("race").Replaced
+    for piece in (
+        {"rounds": [1], "rates": {"a": 1}, "ratios": replaced([1])},
+        {"rounds": [2], "rates": {"b": 2}, "ratios": replaced([2])},
+    ):
+        stages.merge(found, piece)
+    assert found == {"rounds": [1, 2], "rates": {"a": 1, "b": 2}, "ratios": [2]}
+
+
+def test_folders_of_the_machine_are_not_in_the_report(benchmark):
+    without_paths = benchmark("engine_process").without_paths
+    assert without_paths("no /srv/models/x.gguf here, 3/4") == "no PATH/x.gguf here, 3/4"
+
+
+def test_an_engine_stands_still_while_others_run_and_tells_its_errors(benchmark, tmp_path):
+    processes, contests = benchmark("engine_process"), benchmark("contests")
+    files = benchmark("checkpoint_files")
+    files.write(tmp_path, files.TINY)
+    way = processes.Configuration("quire", "tiny", {"kernels": "torch", "threads": 1})
+    prompts = [[5, 6, 7], [8, 9]]
+    with processes.EngineProcess(way, sys.executable, "native") as process:
+        with pytest.raises(processes.EngineFailedError, match="no model was loaded"):
+            process.run(prompts, 2, 1, contests.RUN_S)
+        told = process.load(tmp_path, contests.LOAD_S)
+        assert told["parts"]["kernels"] == "torch"
+        _, first = process.run(prompts, 6, 1, contests.RUN_S)
+        assert [len(each) for each in first] == [6, 6]
+        process.pause()
+        with pytest.raises(processes.EngineFailedError, match="did not answer within 1 s"):
+            process.run(prompts, 6, 1, 1.0)
+        process.resume()
+    assert not process.lives
+
+
+STARTS_AND_DIES = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from engine_process import Configuration, EngineProcess
+process = EngineProcess(Configuration("quire", ""), sys.executable, "native")
+process.pause()
+print(process._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_engine_that_stands_still_ends_with_its_parent(benchmark):
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_AND_DIES, FOLDER], capture_output=True, text=True, check=False
+    )
+    group = benchmark("engine_process")._group
+    end = time.monotonic() + 30
+    while group(int(done.stdout)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not group(int(done.stdout))
+
+
+def test_variables_that_change_an_engine_are_kept_from_it(benchmark, monkeypatch):
+    processes = benchmark("engine_process")
+    for name in ("OMP_NUM_THREADS", "QUIRE_THREADS", "LD_PRELOAD", "MKL_NUM_THREADS", "PYTHONPATH"):
+        monkeypatch.setenv(name, "1")
+    found = processes.environment(processes.Configuration("quire", ""), "native")
+    assert not {"OMP_NUM_THREADS", "QUIRE_THREADS", "LD_PRELOAD", "PYTHONPATH"} & set(found)
+    assert found["PATH"] == os.environ["PATH"]
+    assert processes.dropped_variables()["MKL_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("uses_avx512", "isa", "flags", "is_wrong"),
+    [
+        (True, "avx2", {"avx512f"}, True),
+        (False, "avx2", {"avx512f"}, False),
+        (False, "native", {"avx512f"}, True),
+        (True, "native", {"avx512f"}, False),
+        (False, "native", {"avx2"}, False),
+    ],
+)
+def test_a_build_for_other_instructions_is_refused(benchmark, uses_avx512, isa, flags, is_wrong):
+    limits = benchmark("instruction_limits")
+    assert (limits.wrong_build(uses_avx512, isa, flags) is not None) == is_wrong
+
+
+def test_an_engine_tells_which_instructions_it_uses(benchmark):
+    uses = benchmark("instruction_limits").uses_avx512
+    assert uses("llama.cpp", {"instruction_set": "AVX2 = 1 | AVX512 = 1 | "}, [])
+    assert not uses("llama.cpp", {"instruction_set": "AVX2 = 1 | "}, [])
+    assert uses("quire", {"instruction_set": "avx512"}, [])
+    assert not uses("transformers", {"instruction_set": "AVX2"}, [])
+    assert uses("vllm", {}, ["_C_AVX512.abi3.so"])
+    assert not uses("vllm", {}, ["_C_AVX2.abi3.so"])
+
+
+def test_every_eight_requests_have_the_same_lengths(benchmark):
+    served = benchmark("served_requests")
+    wanted = list(islice(served.lengths(), 24))
+    assert sorted(wanted[:8]) == sorted(wanted[8:16]) == sorted(wanted[16:])
+    assert wanted[:8] != wanted[8:16]
+
+
+def test_a_wait_that_the_end_cuts_off_counts(benchmark):
+    served = benchmark("served_requests")
+    told = [
+        served.Told(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
+        served.Told(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
+        served.Told(3.5, 2),
+        served.Told(10.5, 2, times=[10.6], tokens=[1]),
+    ]
+    found = served._waits(told, 2.5, 10.0)
+    assert found["first_token_s"] == {"least": 2.5, "median": 4.5, "most": 6.5}
+    assert found["longest_wait_s"] == 6.5
+    assert found["requests"] == 2
+    assert served._tokens_between(told, 2.5, 10.0) == 2
+
+
+def test_a_checkpoint_whose_writing_fails_is_not_there(benchmark, tmp_path):
+    files = benchmark("checkpoint_files")
+    with pytest.raises(benchmark("engine_process").EngineFailedError, match="KeyError"):
+        files.make_checkpoint(tmp_path, "no-shape")
+    assert not (tmp_path / "no-shape").exists()
+
+
+def test_a_peer_that_goes_by_torch_sees_no_avx512_where_it_is_limited(benchmark):
+    processes = benchmark("engine_process")
+    variables = processes.environment(processes.Configuration("vllm", ""), "avx2")
+    code = "import torch; print(any(v for k, v in torch.cpu.get_capabilities().items() "
+    code += "if k.startswith('avx512')), torch.backends.cpu.get_cpu_capability())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == "False"
+    assert "AVX512" not in done.stdout
+
+
+def test_the_committed_report_is_that_of_the_committed_figures(benchmark):
+    figures = RESULTS / "cpu.json"
+    report = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
+    committed = (RESULTS / "cpu.md").read_text(encoding="utf-8")
+    assert committed == benchmark("tables").write_markdown(report)
+    assert all((RESULTS / name).exists() for name in re.findall(r"\]\((cpu_\w+\.svg)\)", committed))
+    assert figures.exists() or not re.search(r"\d %", committed), "figures without cpu.json"
+
+
+def test_an_unknown_stage_is_refused_with_the_known_ones():
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", "--stages", "speed"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "single" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pairs", "0"], "--pairs must be at least 1"),
+        (["--vllm", "/no/such/python"], "--vllm: /no/such/python does not run"),
+        (["--llama-cpp", sys.executable], "has no module llama_cpp"),
+        (["--transformers", "/bin/false"], "is no Python"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(words, message):
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_quick_run_takes_every_figure(tmp_path):
+    started = time.monotonic()
+    peers = ["--transformers", sys.executable]
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", "--quick", "--out", tmp_path, *peers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    part = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))["native"]
+    stages = part["stages"]
+    assert part["unfinished"] == {}
+    assert list(stages) == ["machine", "qwen3-0.6b", "single", "5m", "start", "load"]
+    failed = [what for stage in stages.values() for what in stage.get("failed", ())]
+    assert not failed
+    assert len(stages["machine"]["rates"]) == 5
+    assert stages["5m"]["absent"] == ["vllm"]
+    assert len(stages["5m"]["rounds"]) == 2
+    assert [each["theirs"].split()[0] for each in stages["5m"]["ratios"]] == ["transformers"]
+    quires = [each for each in stages["5m"]["engines"] if each["label"].startswith("quire")]
+    assert [each["equal_tokens"] for each in quires] == [1.0] * 3
+    assert [each["kind"] for each in stages["start"]["starts"]].count("cached") == 3
+    assert all("first_token_s" in each for each in stages["start"]["starts"])
+    assert [each["clients"] for each in stages["load"]["clients"]] == [1, 2]
+    assert sum(each["seconds"] for each in stages.values()) < time.monotonic() - started
+    assert "say nothing" in (tmp_path / "cpu.md").read_text(encoding="utf-8")
+    assert (tmp_path / "cpu_native.svg").exists()
