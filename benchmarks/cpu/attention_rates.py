@@ -1,0 +1,233 @@
+"""How near attention comes to what memory and arithmetic allow.
+
+    python benchmarks/cpu/attention_rates.py [--threads N] [--seconds S] [--json FILE]
+
+Decode is measured by the bytes of K and V that it reads, prefill by the multiplications that a
+causal prompt needs. A run goes through as many layers as together exceed every cache, as a model
+does, in memory as an engine has it. Every figure is the best of many runs, beside the machine's
+own rates of the same moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine_rates import MachineRates, best_time, measure_machine
+from torch import Tensor
+
+from quire.interfaces.attention import (
+    AttentionBackend,
+    AttentionLayerParams,
+    AttentionShape,
+    StepLayout,
+)
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.plugins import load_plugins
+from quire.worker.memory import zeroed_bytes
+
+BACKENDS = ("cpu", "torch_sdpa")
+HEADS = {"0.6B": (16, 8, 128), "8B": (32, 8, 128)}  # H, K and D of Qwen3
+KV_DTYPES = ("float32", "bfloat16", "int8")
+BATCHES, CONTEXTS, PROMPTS = (1, 8), (512, 2048, 8192), (512, 2048)
+BLOCK_SIZE = 16
+CYCLE_BYTES = 2**28  # of all layers of a run
+MAX_LAYERS = 28
+SMALL_BYTE = 0x3C  # four of them are 0.0115 in float32, two in bfloat16; as int8 it is 60
+REGISTRIES = load_plugins().registries
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: requests that are equal, and the cache they read."""
+
+    model: str
+    kv_dtype: str
+    batch: int
+    num_new: int
+    context: int  # new tokens included
+
+    @property
+    def spec(self) -> KVCacheSpec:
+        """What gives pages their size."""
+        _, num_kv_heads, head_dim = HEADS[self.model]
+        layer = KVLayer("layer", "full_attention", num_kv_heads, head_dim)
+        made: KVCacheSpec = REGISTRIES.kv_cache_specs.get("full_attention")(
+            layer, BLOCK_SIZE, self.kv_dtype
+        )
+        return made
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Blocks of a context."""
+        return -(-self.context // BLOCK_SIZE)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of K and V that a layer reads."""
+        return self.batch * self.context * self.spec.page_bytes // BLOCK_SIZE
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of a causal layer."""
+        num_heads, _, head_dim = HEADS[self.model]
+        seen = sum(range(self.context - self.num_new + 1, self.context + 1))
+        return 4 * num_heads * head_dim * seen * self.batch
+
+    def shape(self) -> AttentionShape:
+        """Return what a backend is built for."""
+        num_heads, num_kv_heads, head_dim = HEADS[self.model]
+        return AttentionShape(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=self.batch,
+            max_num_batched_tokens=self.batch * self.num_new,
+            max_blocks_per_request=self.blocks_per_request,
+            dtype=torch.float32,
+            kv_dtype=self.kv_dtype,
+            device=torch.device("cpu"),
+        )
+
+    def layout(self) -> StepLayout:
+        """Return the step; blocks are in random order."""
+        draw = torch.Generator().manual_seed(0)
+        blocks = 1 + torch.randperm(self.batch * self.blocks_per_request, generator=draw)
+        table = blocks.view(self.batch, -1).int()
+        positions = torch.arange(self.context - self.num_new, self.context)
+        slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        return StepLayout(
+            query_start=torch.arange(self.batch + 1, dtype=torch.int32) * self.num_new,
+            seq_lens=torch.full((self.batch,), self.context, dtype=torch.int32),
+            block_table=table,
+            slot_mapping=slots.flatten(),
+            num_tokens=self.batch * self.num_new,
+            max_query_len=self.num_new,
+            query_lens_host=[self.num_new] * self.batch,
+            seq_lens_host=[self.context] * self.batch,
+        )
+
+
+def decode_cases() -> Iterator[Case]:
+    """Every model, type, batch and context."""
+    for model in HEADS:
+        for kv_dtype in KV_DTYPES:
+            for batch in BATCHES:
+                for context in CONTEXTS:
+                    yield Case(model, kv_dtype, batch, 1, context)
+
+
+def prefill_cases() -> Iterator[Case]:
+    """Whole prompts of one request."""
+    for model in HEADS:
+        for kv_dtype in KV_DTYPES:
+            for prompt in PROMPTS:
+                yield Case(model, kv_dtype, 1, prompt, prompt)
+
+
+def measure(
+    threads: int | None = None, seconds: float = 0.3, *, is_quick: bool = False
+) -> list[dict[str, Any]]:
+    """Measure every case with every backend.
+
+    Args:
+        threads: By default, as many as torch uses.
+        seconds: Spent on the repeats of one figure.
+        is_quick: One case is enough, to see that it works.
+
+    Raises:
+        NativeUnavailableError: There is no compiler.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = []
+    cases = [*decode_cases(), *prefill_cases()]
+    for case in cases[:1] if is_quick else cases:
+        rates = measure_machine(threads, seconds / 2)
+        found += [_figures(case, name, rates, seconds) for name in BACKENDS]
+    return found
+
+
+def _figures(case: Case, name: str, rates: MachineRates, seconds: float) -> dict[str, Any]:
+    is_decode = case.num_new == 1
+    num_layers = max(1, min(MAX_LAYERS, CYCLE_BYTES // case.layer_bytes)) if is_decode else 1
+    best = best_time(_step(case, name, num_layers), seconds, 3) / num_layers
+    found: dict[str, Any] = {
+        "backend": name,
+        "model": case.model,
+        "kv": case.kv_dtype,
+        "batch": case.batch,
+        "new": case.num_new,
+        "context": case.context,
+        "threads": rates.threads,
+        "layer_ms": round(1e3 * best, 4),
+    }
+    if is_decode:
+        speed, limit, unit = case.layer_bytes / best, rates.bytes_per_s, "GB/s"
+    else:
+        speed, limit, unit = case.flops / best, rates.flops, "GFLOP/s"
+    return {
+        **found,
+        "rate": round(speed / 1e9, 1),
+        "unit": unit,
+        "limit": round(limit / 1e9, 1),
+        "of_limit": round(speed / limit, 3),
+    }
+
+
+def _step(case: Case, name: str, num_layers: int) -> Callable[[], object]:
+    """Return what runs all layers of a step once."""
+    backend_class: type[AttentionBackend] = REGISTRIES.attention_backends.get(name)
+    backend, layout = backend_class(case.shape()), case.layout()
+    num_blocks = 1 + case.batch * case.blocks_per_request
+    caches = [
+        backend_class.kv_view(_filled(num_blocks * case.spec.page_bytes), case.spec, num_blocks)
+        for _ in range(num_layers)
+    ]
+    num_heads, num_kv_heads, head_dim = HEADS[case.model]
+    q, k, v = torch.randn(layout.num_tokens, num_heads + 2 * num_kv_heads, head_dim).split(
+        (num_heads, num_kv_heads, num_kv_heads), 1
+    )
+    params = [AttentionLayerParams(head_dim**-0.5) for _ in caches]
+
+    def run() -> None:
+        metadata = backend.prepare(layout)
+        for cache, layer in zip(caches, params, strict=True):
+            backend.forward(q, k, v, cache, metadata, layer)
+
+    return run
+
+
+def _filled(num_bytes: int) -> Tensor:
+    return zeroed_bytes(num_bytes, torch.device("cpu")).fill_(SMALL_BYTE)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the figures as a Markdown table."""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, help="by default, as many as torch uses")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
+    parser.add_argument("--quick", action="store_true", help="one case, to see that it works")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    wanted = parser.parse_args()
+    rows = measure(wanted.threads, wanted.seconds, is_quick=wanted.quick)
+    print(table(rows))
+    if wanted.json:
+        wanted.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""One seeded random checkpoint for all engines, of bfloat16 weights that each can keep exactly.
+
+    python checkpoint_files.py FOLDER SHAPE
+
+The weights are those of quire's test checkpoints, rounded to bfloat16: every parameter is random,
+and greedy answers vary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_process import EngineFailedError, clean_environment, without_paths
+
+from quire.cli.bench_shapes import SHAPES
+
+HERE = Path(__file__).parent
+TINY = "tiny"
+TINY_SHAPE: dict[str, Any] = SHAPES["5m"] | {"vocab_size": 512, "num_hidden_layers": 2}
+
+
+def sizes(shape: str) -> dict[str, Any]:
+    """Return the sizes of a shape, as in a config.json."""
+    return TINY_SHAPE if shape == TINY else SHAPES[shape]
+
+
+def num_params(shape: str) -> int:
+    """Return the parameters of a shape, as far as they count: its matrices; the head is tied."""
+    config = sizes(shape)
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    heads = 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
+    layer = hidden * (heads * config["head_dim"] + 3 * width)
+    return int(config["vocab_size"] * hidden + config["num_hidden_layers"] * layer)
+
+
+def make_checkpoint(folder: Path, shape: str) -> Path:
+    """Write the checkpoint of a shape into a folder of its own, unless it is there; return that."""
+    target, partial = folder / shape, folder / f"{shape}.partial"
+    if not target.exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        _run([sys.executable, __file__, str(partial), shape])
+        partial.rename(target)
+    return target
+
+
+def make_gguf(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
+    """Let the environment that has llama.cpp write the same weights in its format."""
+    _run([python, str(HERE / "peers" / "write_gguf.py"), str(checkpoint), *kinds])
+
+
+def _run(argv: Sequence[str]) -> None:
+    """Run to the end, quietly unless it fails.
+
+    Raises:
+        EngineFailedError: It failed; the message has the end of what it said.
+    """
+    done = subprocess.run(
+        argv, check=False, capture_output=True, text=True, env=clean_environment()
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        print(said, file=sys.stderr, flush=True)
+        what = f"{Path(argv[1]).name} ended with {done.returncode}: {said[-300:]}"
+        raise EngineFailedError(without_paths(what))
+
+
+def write(folder: Path, shape: str) -> None:
+    """Write the checkpoint; it loads torch."""
+    import torch
+    from safetensors.torch import save_file
+
+    from quire.testing.checkpoints import write_checkpoint
+
+    config = sizes(shape) | {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    written = write_checkpoint(folder, "Qwen3ForCausalLM", seed=0, **config)
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in written.weights.items()}
+    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = json.loads((folder / "config.json").read_text())
+    if stored["torch_dtype"] != "bfloat16":
+        raise RuntimeError("the config does not say what the weights are")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), sys.argv[2])

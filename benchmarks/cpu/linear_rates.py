@@ -1,0 +1,180 @@
+"""How near linear layers come to what memory and arithmetic allow, beside torch's own.
+
+    python benchmarks/cpu/linear_rates.py [--threads N] [--seconds S] [--json FILE]
+
+A weight is multiplied with rows of float32. Several copies of it are taken in turn, together more
+than any cache has, as the layers of a model are. The limit of a product is the longer of two times:
+that its weight takes to be read (the bytes that are really there, scales included) and that its
+multiplications take. Every figure is the best of many runs; the machine's rates are measured again
+beside every weight, for what else it does changes from minute to minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine_rates import best_time, measure_machine
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from quire.interfaces.quantization import LinearMethod
+from quire.layers.prepacked import Prepacked
+from quire.plugins import load_plugins
+
+SIZES = (  # inputs and outputs; the last four are those of Qwen3-0.6B
+    (256, 512),
+    (256, 8192),
+    (1024, 4096),
+    (1024, 6144),
+    (2048, 1024),
+    (3072, 1024),
+    (1024, 151936),
+)
+ROWS = (1, 2, 4, 8, 16, 64, 512, 2048)
+METHODS = ("bf16", "float32", "int8", "int4")
+STOCK = ("F.linear float32", "F.linear bf16", "mkldnn prepacked float32")
+CYCLE_BYTES = 2**27  # of all copies of a weight
+MAX_COPIES = 64
+MAX_FLOPS = 2**38  # of one product
+FLOAT32, CPU = torch.float32, torch.device("cpu")
+REGISTRIES = load_plugins().registries
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One way to multiply, and what it reads."""
+
+    product: Product
+    num_bytes: int
+
+
+def measure(
+    threads: int | None = None,
+    seconds: float = 0.1,
+    sizes: tuple[tuple[int, int], ...] = SIZES,
+    rows: tuple[int, ...] = ROWS,
+) -> list[dict[str, Any]]:
+    """Return a record for each way, size and number of rows.
+
+    Args:
+        threads: By default, as many as torch uses.
+        seconds: How long to try for the best of each.
+        sizes: Inputs and outputs.
+        rows: Of x.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = []
+    with torch.inference_mode():
+        for inputs, outputs in sizes:
+            for way in (*METHODS, *STOCK):
+                found += _of_weight(way, inputs, outputs, rows, seconds)
+    return found
+
+
+def _of_weight(
+    way: str, inputs: int, outputs: int, rows: tuple[int, ...], seconds: float
+) -> Iterator[dict[str, Any]]:
+    first = _weight(way, inputs, outputs)
+    num_copies = min(MAX_COPIES, 1 + CYCLE_BYTES // first.num_bytes)
+    others = [_weight(way, inputs, outputs) for _ in range(num_copies - 1)]
+    machine = measure_machine(seconds=seconds)
+    for count in rows:
+        flops = 2 * count * inputs * outputs
+        if flops > MAX_FLOPS:
+            continue
+        elapsed = _best(way, [first, *others], count, inputs, seconds)
+        reading, computing = first.num_bytes / machine.bytes_per_s, flops / machine.flops
+        yield {
+            "way": way,
+            "inputs": inputs,
+            "outputs": outputs,
+            "rows": count,
+            "threads": machine.threads,
+            "microseconds": elapsed * 1e6,
+            "weight_bytes": first.num_bytes,
+            "machine_bytes_per_s": machine.bytes_per_s,
+            "machine_flops": machine.flops,
+            "share_of_bandwidth": reading / elapsed,
+            "share_of_peak": computing / elapsed,
+        }
+
+
+def _best(way: str, weights: list[Weight], count: int, inputs: int, seconds: float) -> float:
+    x = torch.randn(count, inputs, dtype=torch.bfloat16 if way == "F.linear bf16" else FLOAT32)
+    turn = itertools.cycle(weights)
+    return best_time(lambda: next(turn).product(x), seconds, at_least=3)
+
+
+def _weight(way: str, inputs: int, outputs: int) -> Weight:
+    dense = torch.randn(outputs, inputs, dtype=torch.bfloat16).float()
+    if way == "F.linear bf16":
+        dense = dense.bfloat16()
+    if way.startswith("F.linear"):
+        return Weight(lambda x: linear(x, dense), dense.nbytes)
+    if way in METHODS:
+        method = REGISTRIES.quantizations.get(way).from_config({}).linear_method("layer")
+    else:
+        method = Prepacked(FLOAT32, CPU)
+    return _of_method(method, dense)
+
+
+def _of_method(method: LinearMethod, dense: Tensor) -> Weight:
+    layer = nn.Module()
+    method.create_weights(layer, *dense.shape)
+    layer.get_parameter("weight").copy_(dense)
+    method.finish_loading(layer)
+    kept = (*layer.parameters(), *layer.buffers())
+    num_bytes = sum(t.numel() * t.element_size() for t in kept)
+    return Weight(lambda x: method.apply(layer, x), num_bytes)
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Return a Markdown table: microseconds, and in percent what of the nearer limit is reached."""
+    rows = sorted({record["rows"] for record in found})
+    head = ["weight", "way", *(f"{count} rows" for count in rows)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (inputs, outputs, way), records in itertools.groupby(found, _weight_of):
+        cells = {record["rows"]: _cell(record) for record in records}
+        shown = [f"{inputs} x {outputs}", way, *(cells.get(count, "") for count in rows)]
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _weight_of(record: dict[str, Any]) -> tuple[int, int, str]:
+    return record["inputs"], record["outputs"], record["way"]
+
+
+def _cell(record: dict[str, Any]) -> str:
+    is_reading = record["share_of_bandwidth"] > record["share_of_peak"]
+    share = record["share_of_bandwidth" if is_reading else "share_of_peak"]
+    limit = "memory" if is_reading else "FMA"
+    return f"{record['microseconds']:,.0f} us ({share:.0%} {limit})"
+
+
+def main() -> None:
+    """Print the table, and write the records where they are wanted."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--quick", action="store_true", help="one size, to see that it works")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    sizes, rows = (SIZES[:1], ROWS[:2]) if options.quick else (SIZES, ROWS)
+    found = measure(options.threads, options.seconds, sizes, rows)
+    print(table(found))
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+// What the processor does at most: bytes read from memory, and fused multiply-adds in registers.
+#include <atomic>
+
+#include "export.h"
+#include "large_pages.h"
+#include "threads.h"
+#include "tile.h"
+
+// Makes memory ready to be read: in large pages, with numbers in it.
+EXPORT void fill_memory(float* memory, int64_t bytes) {
+    ask_for_large_pages((uint8_t*)memory, bytes);
+    for (long i = 0; i < bytes / 4; i++) memory[i] = 1.0f;
+}
+
+// Reads `bytes` (a multiple of 4 KiB a thread is best) with all threads, several streams each.
+EXPORT void read_memory(const float* memory, int64_t bytes, float* total, int64_t threads) {
+    constexpr int STREAMS = 4;
+    std::atomic<float> all{0};
+    in_parts(threads, [&](long thread, long of) {
+        long part = bytes / 4 / of / (STREAMS * LANES) * LANES;  // of a stream
+        const float* begin = memory + thread * part * STREAMS;
+        vf sums[STREAMS] = {};
+        for (long i = 0; i < part; i += LANES)
+            for (int s = 0; s < STREAMS; s++) sums[s] += load(begin + s * part + i);
+        for (int s = 1; s < STREAMS; s++) sums[0] += sums[s];
+        all.store(sum(sums[0]));
+    });
+    *total = all;
+}
+
+// Each thread does repeats * TILE_ROWS * TILE_COLUMNS multiply-adds on numbers in registers.
+EXPORT void multiply_add(int64_t repeats, float* total, int64_t threads) {
+    std::atomic<float> all{0};
+    in_parts(threads, [&](long, long) {
+        vf acc[TILE_ROWS * TILE_VECTORS];
+        for (int a = 0; a < TILE_ROWS * TILE_VECTORS; a++) acc[a] = set1(*total + (float)a);
+        vf one = set1(*total + 1.0f), half = set1(0.5f);
+        for (int64_t i = 0; i < repeats; i++) {
+#pragma GCC unroll 32
+            for (int a = 0; a < TILE_ROWS * TILE_VECTORS; a++) acc[a] = fma(acc[a], half, one);
+        }
+        for (vf v : acc) all.store(sum(v));
+    });
+    *total = all;
+}
+
+// Numbers that one repetition of `multiply_add` multiplies.
+EXPORT void numbers_a_repeat(int64_t* count) { *count = TILE_ROWS * TILE_COLUMNS; }

@@ -1,0 +1,112 @@
+"""What this machine does at most, measured in the run whose figures are divided by it.
+
+    python benchmarks/cpu/machine_rates.py [--threads N] [--seconds S] [--json FILE]
+
+Other things may run beside a measurement, so each is the best of many short ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.native.library import NativeLibrary
+
+LARGE = 2**29  # bytes; no cache has as much
+REPEATS = 20_000  # short, so that some are not interrupted
+PIECE = 2**25  # bytes that are read at a time
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+LIBRARY = NativeLibrary(
+    "the machine's rates",
+    Path(__file__).with_name("machine_rates.cpp"),
+    {
+        # memory, bytes
+        "fill_memory": (_POINTER, _NUMBER),
+        # memory, bytes, total, threads
+        "read_memory": (_POINTER, _NUMBER, _POINTER, _NUMBER),
+        # repeats, total, threads
+        "multiply_add": (_NUMBER, _POINTER, _NUMBER),
+        # count
+        "numbers_a_repeat": (_POINTER,),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Rates of so many threads together.
+
+    Attributes:
+        threads: How many.
+        bytes_per_s: Read from memory.
+        flops: Multiplications and additions in float32, per second.
+    """
+
+    threads: int
+    bytes_per_s: float
+    flops: float
+
+
+def measure_machine(threads: int | None = None, seconds: float = 2.0) -> MachineRates:
+    """Measure both rates.
+
+    Args:
+        threads: By default, as many as torch uses.
+        seconds: How long to try for the best of each.
+
+    Raises:
+        NativeUnavailableError: There is no compiler.
+    """
+    threads = threads or torch.get_num_threads()
+    functions = LIBRARY.load()
+    memory = torch.empty(LARGE, dtype=torch.uint8)
+    functions.fill_memory(memory.data_ptr(), LARGE)
+    total = ctypes.c_float()
+    where = ctypes.addressof(total)
+    pieces = itertools.cycle(range(memory.data_ptr(), memory.data_ptr() + LARGE, PIECE))
+    reading = best_time(lambda: functions.read_memory(next(pieces), PIECE, where, threads), seconds)
+    count = ctypes.c_int64()
+    functions.numbers_a_repeat(ctypes.addressof(count))
+    computing = best_time(lambda: functions.multiply_add(REPEATS, where, threads), seconds)
+    flops = 2 * count.value * REPEATS * threads / computing
+    return MachineRates(threads, PIECE / reading, flops)
+
+
+def best_time(action: Callable[[], object], seconds: float, at_least: int = 5) -> float:
+    """Return the shortest of many runs, in seconds."""
+    action()
+    best, begun, count = float("inf"), time.perf_counter(), 0
+    while count < at_least or time.perf_counter() - begun < seconds:
+        start = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - start)
+        count += 1
+    return best
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, help="by default, as many as torch uses")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each rate")
+    parser.add_argument("--json", type=Path, help="also write the rates here")
+    wanted = parser.parse_args()
+    rates = measure_machine(wanted.threads, wanted.seconds)
+    print(f"{rates.bytes_per_s / 1e9:.1f} GB/s, {rates.flops / 1e9:.0f} GFLOP/s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps(dataclasses.asdict(rates)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

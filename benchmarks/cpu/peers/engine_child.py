@@ -1,0 +1,194 @@
+"""One engine in a process of its own, behind the same few JSON lines whichever engine it is.
+
+    PYTHON engine_child.py quire|vllm|transformers|llama.cpp
+
+A line in is `{"do": "load", "folder": ..., "options": {...}}` or `{"do": "run", "prompts":
+[[ids]], "output_len": n, "repeats": n}`; a line out is the answer, or `{"error": ...}`. It needs
+nothing but the engine that is asked for, so that it runs in any environment that has one. Every run
+is greedy, goes on past the end-of-text token, and finds no cached prefix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, answer length -> answers
+
+
+def main() -> None:
+    """Answer each line of the parent until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    generate: Generate | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            if message["do"] == "load":
+                generate, answer = load(message)
+            elif generate is None:
+                raise RuntimeError("no model was loaded")
+            else:
+                answer = run(generate, message)
+        except Exception as error:  # noqa: BLE001 - the parent tells it and goes on with the others
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def load(message: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+    """Build the engine; the seconds are those of its constructor and of its imports apart."""
+    importer = ENGINES[sys.argv[1]]
+    started = time.perf_counter()
+    build = importer()
+    imported = time.perf_counter()
+    generate, about = build(Path(message["folder"]), message["options"])
+    seconds = {
+        "import_s": imported - started,
+        "construct_s": time.perf_counter() - imported,
+    }
+    return generate, seconds | about
+
+
+def run(generate: Generate, message: dict[str, Any]) -> dict[str, Any]:
+    """Generate; returns the seconds of one repetition, and the tokens of the last."""
+    started = time.perf_counter()
+    for _ in range(message["repeats"]):
+        token_ids = generate(message["prompts"], message["output_len"])
+    seconds = (time.perf_counter() - started) / message["repeats"]
+    lengths = {len(each) for each in token_ids}
+    if lengths != {message["output_len"]}:
+        raise RuntimeError(f"answers of {lengths} tokens, and {message['output_len']} were asked")
+    return {"seconds": seconds, "token_ids": token_ids}
+
+
+def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
+    """Import quire."""
+    from quire import LLM, SamplingParams
+    from quire.native import instruction_sets
+
+    def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        llm = LLM(str(folder), enable_prefix_caching=False, **options)
+
+        def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+            params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+            return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+        chosen = llm.composition
+        parts = {choice.role: choice.name for choice in chosen.choices}
+        parts |= {"kernels": chosen.kernels, "dtype": chosen.dtype, "kv_dtype": chosen.kv_dtype}
+        found = instruction_sets.here()
+        name = found if isinstance(found, str) else found.name
+        return generate, {"parts": parts, "instruction_set": name}
+
+    return build
+
+
+def vllm() -> Callable[..., tuple[Generate, dict[str, Any]]]:
+    """Import vLLM."""
+    from vllm import LLM, SamplingParams
+
+    def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        llm = LLM(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            **options,
+        )
+
+        def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+            params = SamplingParams(
+                temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False
+            )
+            wanted = [{"prompt_token_ids": prompt} for prompt in prompts]
+            found = llm.generate(wanted, params, use_tqdm=False)
+            return [list(output.outputs[0].token_ids) for output in found]
+
+        return generate, {}
+
+    return build
+
+
+def transformers() -> Callable[..., tuple[Generate, dict[str, Any]]]:
+    """Import transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        torch.set_num_threads(options["threads"])
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, options["dtype"]), attn_implementation="sdpa"
+        ).eval()
+        cache = options.get("cache_implementation")
+        if cache == "static":
+            model.forward = torch.compile(model.forward)
+
+        @torch.inference_mode()
+        def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+            token_ids = torch.tensor(prompts)
+            found = model.generate(
+                token_ids,
+                attention_mask=torch.ones_like(token_ids),
+                max_new_tokens=output_len,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                cache_implementation=cache,
+            )
+            answers: list[list[int]] = found[:, token_ids.shape[1] :].tolist()
+            return answers
+
+        return generate, {"instruction_set": torch.backends.cpu.get_cpu_capability()}
+
+    return build
+
+
+def llama_cpp() -> Callable[..., tuple[Generate, dict[str, Any]]]:
+    """Import llama-cpp-python."""
+    import llama_cpp
+    import numpy as np
+
+    def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
+        options = dict(options)
+        path = folder / f"{options.pop('weights')}.gguf"
+        llm = llama_cpp.Llama(model_path=str(path), verbose=False, **options)
+
+        def one(prompt: list[int], output_len: int) -> list[int]:
+            llm.reset()
+            llm._ctx.kv_cache_clear()  # `reset` alone leaves the old tokens' KV to be written over
+            llm.eval(prompt)
+            answer = [draw()]
+            while len(answer) < output_len:
+                llm.eval(answer[-1:])
+                answer.append(draw())
+            return answer
+
+        def draw() -> int:
+            logits = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
+            return int(np.ctypeslib.as_array(logits, shape=(llm.n_vocab(),)).argmax())
+
+        def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+            return [one(prompt, output_len) for prompt in prompts]
+
+        about = llama_cpp.llama_print_system_info().decode()
+        return generate, {"instruction_set": about}
+
+    return build
+
+
+ENGINES: dict[str, Callable[[], Callable[..., tuple[Generate, dict[str, Any]]]]] = {
+    "quire": quire,
+    "vllm": vllm,
+    "transformers": transformers,
+    "llama.cpp": llama_cpp,
+}
+
+
+if __name__ == "__main__":
+    main()

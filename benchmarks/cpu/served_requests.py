@@ -1,0 +1,207 @@
+"""Many requests of mixed lengths at once, in quire alone: does throughput rise, and does each move?
+
+    python served_requests.py FOLDER 1 8 32 64 96
+
+Each of so many clients sends a request, waits for its last token, and sends the next one of an
+endless list, the same for every number of clients; every eight requests in a row have the same
+eight lengths, so no number of clients gets others than the next. When all that can run have
+begun, what comes in three windows of equal length is counted. A line of JSON for each number of
+clients. 64 requests run at once, so that of 96 clients some wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from quire.async_engine import AsyncEngine
+from quire.sampling_params import SamplingParams
+
+LENGTHS = ((16, 48), (32, 16), (48, 64), (80, 32), (120, 56), (160, 24), (208, 64), (256, 40))
+MAX_NUM_SEQS = 64
+NUM_WINDOWS = 3
+WARM_UP_S = 0.5
+FIRST_TOKEN_ID = 3
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SAMPLED_EVERY_S = 0.2
+
+
+@dataclass(slots=True)
+class Told:
+    """When one request was sent, and when its tokens came."""
+
+    sent: float
+    num_out: int
+    times: list[float] = field(default_factory=list)  # of each message
+    tokens: list[int] = field(default_factory=list)  # in each message
+
+
+async def main() -> None:
+    """Measure each number of clients with the same engine."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("clients", type=int, nargs="+")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of each of three")
+    parser.add_argument("--shortened", type=int, default=1, help="divide every length by this")
+    arguments = parser.parse_args()
+    engine = AsyncEngine(arguments.folder, enable_prefix_caching=False, max_num_seqs=MAX_NUM_SEQS)
+    await measure(engine, 1, WARM_UP_S, arguments.shortened)  # what is made at the first use is
+    for num_clients in arguments.clients:
+        found = await measure(engine, num_clients, arguments.window, arguments.shortened)
+        print(json.dumps(found), flush=True)
+    await engine.shutdown()
+
+
+async def measure(
+    engine: AsyncEngine, num_clients: int, window_s: float, shortened: int
+) -> dict[str, Any]:
+    """Let so many clients work until the windows are over; returns the figures."""
+    told: list[Told] = []
+    wanted = enumerate(lengths(shortened))
+
+    async def client() -> None:
+        for index, (num_in, num_out) in wanted:
+            told.append(Told(time.perf_counter(), num_out))
+            await send(engine, prompt(index, num_in), told[-1])
+
+    clients = [asyncio.create_task(client()) for _ in range(num_clients)]
+    try:
+        await _until_running(told, min(num_clients, MAX_NUM_SEQS), clients)
+        started = time.perf_counter()
+        resident = await _resident_bytes(started + NUM_WINDOWS * window_s)
+        _raise_of(clients)
+    finally:
+        for each in clients:
+            each.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    starts = [started + index * window_s for index in range(NUM_WINDOWS)]
+    samples = [_tokens_between(told, start, start + window_s) / window_s for start in starts]
+    return {
+        "clients": num_clients,
+        "seconds": NUM_WINDOWS * window_s,
+        "out_tok_s": spread(samples) | {"samples": samples},
+        **_waits(told, started, started + NUM_WINDOWS * window_s),
+        "resident_bytes": resident,
+    }
+
+
+async def send(engine: AsyncEngine, token_ids: list[int], told: Told) -> None:
+    """Send one request; notes when its tokens come.
+
+    Raises:
+        RuntimeError: They are not as many as were asked for.
+    """
+    params = SamplingParams(temperature=0, max_tokens=told.num_out, ignore_eos=True)
+    async for delta in engine.generate({"prompt_token_ids": token_ids}, params):
+        told.times.append(time.perf_counter())
+        told.tokens.append(len(delta.token_ids))
+    if sum(told.tokens) != told.num_out:
+        raise RuntimeError(
+            f"an answer has {sum(told.tokens)} tokens; {told.num_out} were asked for"
+        )
+
+
+def lengths(shortened: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield lengths of prompts and answers for ever, all of them in each eight, in other order."""
+    draw = random.Random(0)
+    while True:
+        for num_in, num_out in draw.sample(LENGTHS, len(LENGTHS)):
+            yield max(2, num_in // shortened), max(2, num_out // shortened)
+
+
+def prompt(index: int, length: int) -> list[int]:
+    """Return a prompt that no other request has."""
+    draw = random.Random(index)
+    return [draw.randrange(FIRST_TOKEN_ID, 500) for _ in range(length)]
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    """Return the median and the ends."""
+    return {"least": min(samples), "median": statistics.median(samples), "most": max(samples)}
+
+
+async def _until_running(told: list[Told], wanted: int, clients: list[asyncio.Task[None]]) -> None:
+    """Wait until so many requests have answered something."""
+    while sum(bool(each.times) for each in told) < wanted:
+        _raise_of(clients)
+        await asyncio.sleep(0.01)
+
+
+def _raise_of(clients: list[asyncio.Task[None]]) -> None:
+    for each in clients:
+        if each.done():
+            each.result()
+
+
+async def _resident_bytes(end: float) -> dict[str, float]:
+    """Return what this process and those under it hold in memory, sampled until then."""
+    samples = []
+    while (now := time.perf_counter()) < end:
+        samples.append(float(sum(map(_resident, _family()))))
+        await asyncio.sleep(max(0.0, min(SAMPLED_EVERY_S, end - now)))
+    return spread(samples)
+
+
+def _family() -> Iterator[int]:
+    waiting = [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):  # it has just ended
+                waiting += map(int, path.read_text().split())
+
+
+def _resident(pid: int) -> int:
+    try:
+        return PAGE_BYTES * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:  # it has just ended
+        return 0
+
+
+def _tokens_between(told: list[Told], start: float, end: float) -> int:
+    return sum(
+        count
+        for each in told
+        for moment, count in zip(each.times, each.tokens, strict=True)
+        if start <= moment < end
+    )
+
+
+def _waits(told: list[Told], start: float, end: float) -> dict[str, Any]:
+    """Return how long requests waited within this time; a wait that its end cuts off counts."""
+    firsts: list[float] = []
+    between: list[float] = []
+    longest = 0.0
+    for each in told:
+        if each.sent > end:
+            continue
+        came = [moment for moment in each.times if moment <= end]
+        is_done = sum(each.tokens[: len(came)]) == each.num_out
+        moments = [each.sent, *came, *([] if is_done else [end])]
+        waits = [(after - before, after) for before, after in pairwise(moments)]
+        longest = max([longest, *(wait for wait, after in waits if after >= start)])
+        firsts += [wait for wait, after in waits[:1] if after >= start]
+        between += [wait for wait, after in waits[1 : len(came)] if after >= start]
+    return {
+        "requests": len(firsts),
+        "first_token_s": spread(firsts) if firsts else None,
+        "token_s": spread(between) if between else None,
+        "longest_wait_s": longest,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,177 @@
+"""The parts of the run, each of use alone; what a part finds is told piece by piece."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from checkpoint_files import TINY, make_checkpoint
+from contests import LOAD_S, Bench, contests
+from engine_process import (
+    Configuration,
+    EngineFailedError,
+    EngineProcess,
+    environment,
+    without_paths,
+)
+from race import Replaced, run_contest
+from trials import tell
+from ways import QUIRE, vllm_way
+
+HERE = Path(__file__).parent
+RATES: dict[str, tuple[str, ...]] = {  # modules that measure, and what makes each quick
+    "machine_rates": ("--seconds", "0.01"),
+    "linear_rates": ("--seconds", "0.001", "--quick"),
+    "attention_rates": ("--seconds", "0.001", "--quick"),
+    "torch_sdpa_steps": ("--seconds", "0.01", "--requests", "1"),
+    "step_cost": ("--requests", "1"),
+}
+RATES_S = 300.0
+CLIENTS, QUICK_CLIENTS = (1, 8, 32, 64, 96), (1, 2)
+QUICK_LOAD = ("--shortened", "8", "--window", "0.5")
+CACHED_STARTS = 3
+
+
+def run_stage(name: str, bench: Bench, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a stage has found whenever there is more, and at last its error if it had one.
+
+    Args:
+        name: A key of `STAGES`.
+        bench: What it is given.
+        about: What is known before it begins, and is told with its figures.
+    """
+    started = time.monotonic()
+    found: dict[str, Any] = {
+        **about,
+        "date": datetime.now(UTC).date().isoformat(),
+        "is_quick": bench.is_quick,
+        "load_average_before": round(os.getloadavg()[0], 2),
+    }
+    try:
+        for piece in STAGES[name](bench):
+            merge(found, piece)
+            found["seconds"] = round(time.monotonic() - started, 1)
+            yield found
+    except Exception as error:  # noqa: BLE001 - the other stages have their turn
+        traceback.print_exc()
+        found["error"] = without_paths(f"{type(error).__name__}: {error}")
+    found["seconds"] = round(time.monotonic() - started, 1)
+    yield found
+
+
+def merge(found: dict[str, Any], piece: dict[str, Any]) -> None:
+    """Take in what a stage told: lists and mappings grow, unless they are said to replace."""
+    for key, value in piece.items():
+        if isinstance(value, Replaced) or key not in found:
+            found[key] = value
+        elif isinstance(value, list):
+            found[key] = found[key] + value
+        elif isinstance(value, dict):
+            found[key] = found[key] | value
+        else:
+            found[key] = value
+
+
+def machine(bench: Bench) -> Iterator[dict[str, Any]]:
+    """What the memory and the arithmetic of the machine allow, and what our kernels reach."""
+    for name, quick_options in RATES.items():
+        yield _measured(name, quick_options if bench.is_quick else (), bench)
+
+
+def start(bench: Bench) -> Iterator[dict[str, Any]]:
+    """From the constructor to the first token, kernels cached and not, and the peer's beside it."""
+    folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
+    with tempfile.TemporaryDirectory() as kept:
+        for kind in ("cold", *["cached"] * CACHED_STARTS):
+            yield _start(QUIRE, kind, {"QUIRE_CACHE_DIR": kept}, bench, folder)
+    with tempfile.TemporaryDirectory() as kept:
+        yield _start(QUIRE, "cold", {"QUIRE_CACHE_DIR": kept}, bench, folder)
+    if "vllm" not in bench.pythons:
+        yield {"absent": ["vllm"]}
+        return
+    with tempfile.TemporaryDirectory() as kept:
+        for kind, is_eager in (("eager", True), ("compiled, its cache cold", False)):
+            way = vllm_way(Path(kept), length=256, batch=8, dtype="float32", is_eager=is_eager)
+            yield _start(way, kind, {}, bench, folder)
+
+
+def served(bench: Bench) -> Iterator[dict[str, Any]]:
+    """More and more clients at once, in quire alone."""
+    folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
+    clients = map(str, QUICK_CLIENTS if bench.is_quick else CLIENTS)
+    argv = [sys.executable, str(HERE / "served_requests.py"), str(folder), *clients]
+    argv += QUICK_LOAD if bench.is_quick else ()
+    variables = environment(QUIRE, bench.isa)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        for line in process.stdout or ():
+            found = json.loads(line)
+            tell(f"{found['clients']} clients: {found['out_tok_s']['median']:.1f} tok/s")
+            yield {"clients": [found]}
+    if process.returncode:
+        raise EngineFailedError(f"serving many clients ended with {process.returncode}")
+
+
+STAGES: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
+    "machine": machine,
+    "qwen3-0.6b": lambda bench: run_contest(contests(bench)["qwen3-0.6b"], bench),
+    "single": lambda bench: run_contest(contests(bench)["single"], bench),
+    "5m": lambda bench: run_contest(contests(bench)["5m"], bench),
+    "start": start,
+    "load": served,
+}
+
+
+def _measured(name: str, options: Sequence[str], bench: Bench) -> dict[str, Any]:
+    """Let a module of its own measure; one that fails costs its figures alone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "figures.json"
+        argv = [sys.executable, str(HERE / f"{name}.py"), *options, "--json", str(path)]
+        variables = environment(QUIRE, bench.isa)
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, env=variables, timeout=RATES_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": [f"{name} took longer than {RATES_S:.0f} s"]}
+        if done.returncode:
+            print(done.stderr, file=sys.stderr, flush=True)
+            return {"failed": [f"{name} ended with {done.returncode}"]}
+        tell(f"{name} is measured")
+        return {"rates": {name: json.loads(path.read_text(encoding="utf-8"))}}
+
+
+def _start(
+    way: Configuration, kind: str, variables: Mapping[str, str], bench: Bench, folder: Path
+) -> dict[str, Any]:
+    """Return the seconds of one fresh process to its first token, by part."""
+    way = replace(way, environment={**way.environment, **variables})
+    told: dict[str, Any] = {
+        "engine": way.engine,
+        "kind": kind,
+        "configuration": way.as_dict(),
+    }
+    try:
+        with EngineProcess(way, bench.pythons[way.engine], bench.isa) as process:
+            loaded = process.load(folder, LOAD_S)
+            seconds, _ = process.run([[5]], 1, 1, LOAD_S)
+    except EngineFailedError as error:
+        tell(str(error))
+        return {"starts": [told | {"error": str(error)}], "failed": [str(error)]}
+    tell(f"{way.engine}, {kind}: {loaded['construct_s'] + seconds:.1f} s to the first token")
+    told |= {
+        "first_token_s": loaded["construct_s"] + seconds,
+        "process_s": loaded["process_s"] + seconds,
+        "import_s": loaded["import_s"],
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+    return {"starts": [told]}

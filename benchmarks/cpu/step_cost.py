@@ -1,0 +1,204 @@
+"""Where the time of a decode step goes: microseconds by part.
+
+    python benchmarks/cpu/step_cost.py [--requests 1 16 64] [--kernels auto] [--json FILE]
+
+A clock is put around the functions below; what a part takes is the time in it and not in a part
+inside it. Two models run: the one of 5 million parameters, and a hollow one of as many layers whose
+numbers are so few that what its forward pass takes is dispatch. `whole` is a step with a clock
+around nothing else; the clocks make the sum of the parts some microseconds longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from quire import LLM, SamplingParams
+from quire.cli.bench_shapes import SHAPES, write_shape
+from quire.engine.core import EngineCore
+from quire.engine.scheduler import Scheduler
+from quire.frontend.batch import _Run
+from quire.frontend.shared_core import SharedCore
+from quire.worker import model_runner
+from quire.worker.model_runner import ModelRunner
+
+REQUESTS = (1, 16, 64)
+PROMPT_LEN = 128
+OUTPUT_LEN = 64
+NUM_RUNS = 3
+SKIPPED = 4  # steps at both ends of a run: prompts, and answers that end
+STEP = "step"
+HOLLOW = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
+MODELS = {"5m": SHAPES["5m"], "hollow": SHAPES["5m"] | HOLLOW}
+
+
+class Part(NamedTuple):
+    """A function of a class or a module, and the part of a step that it belongs to."""
+
+    owner: type | ModuleType
+    function: str
+    name: str
+
+
+class Meter:
+    """Adds up the time of each part, step by step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._open: list[str] = []
+        self._step: dict[str, float] = defaultdict(float)
+        self._last = 0.0
+
+    @contextmanager
+    def timing(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Time the functions until the block ends."""
+        originals = [(part, vars(part.owner)[part.function]) for part in parts]
+        for part, original in originals:
+            setattr(part.owner, part.function, self._timed(original, part.name))
+        try:
+            yield
+        finally:
+            for part, original in originals:
+                setattr(part.owner, part.function, original)
+
+    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._note()
+            if name == STEP:
+                self.steps.append(self._step)
+                self._step = defaultdict(float)
+            self._open.append(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._note()
+                self._open.pop()
+
+        return timed
+
+    def _note(self) -> None:
+        now = time.perf_counter()
+        self._step[self._open[-1] if self._open else "outside"] += now - self._last
+        self._last = now
+
+
+def parts_of(llm: LLM) -> list[Part]:
+    """Return the functions of a step, each with the name of its part."""
+    worker = llm._engine.core.executor._worker  # type: ignore[union-attr]
+    runner: ModelRunner = worker._runner
+    return [
+        Part(_Run, "_take", "outputs"),
+        Part(EngineCore, "step", "loop"),
+        Part(Scheduler, "schedule", "schedule"),
+        Part(Scheduler, "update", "update"),
+        Part(ModelRunner, "execute", "runner"),
+        Part(model_runner, "build_inputs", "inputs"),
+        *(Part(kind, "prepare", "prepare") for kind in {type(b) for b in runner.backends}),
+        Part(_owner(type(runner.model), "forward"), "forward", "model"),
+        Part(ModelRunner, "logits_of", "logits"),
+        Part(ModelRunner, "sample", "draw"),
+        Part(ModelRunner, "collect", "collect"),
+    ]
+
+
+def _owner(kind: type, function: str) -> type:
+    """Return the class that a class has a function from."""
+    return next(base for base in kind.__mro__ if function in vars(base))
+
+
+def measure(
+    requests: tuple[int, ...] = REQUESTS, kernels: str = "auto", **options: Any
+) -> list[dict[str, Any]]:
+    """Return the microseconds of each part of a decode step, for each model and number of requests.
+
+    Args:
+        requests: Numbers of requests.
+        kernels: As the option of that name.
+        options: Further options of `LLM`.
+    """
+    rows = []
+    for name, shape in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_shape(Path(folder), "5m")
+            _reshape(Path(folder) / "config.json", shape)
+            with LLM(
+                folder, load_format="dummy", kernels=kernels, max_num_seqs=max(requests), **options
+            ) as llm:
+                rows += [_measure_one(llm, count) | {"model": name} for count in requests]
+    return rows
+
+
+def _reshape(config: Path, shape: Mapping[str, Any]) -> None:
+    kept = json.loads(config.read_text(encoding="utf-8"))
+    sizes = {name: shape[name] for name in HOLLOW if name != "vocab_size"}  # the tokenizer's
+    config.write_text(json.dumps(kept | sizes), encoding="utf-8")
+
+
+def _measure_one(llm: LLM, num_requests: int) -> dict[str, Any]:
+    draw = random.Random(num_requests)
+    begin = Part(SharedCore, "step", STEP)
+    _steps(llm, num_requests, draw, [begin])
+    whole = [step for _ in range(NUM_RUNS) for step in _steps(llm, num_requests, draw, [begin])]
+    parts = parts_of(llm)
+    split = [s for _ in range(NUM_RUNS) for s in _steps(llm, num_requests, draw, [begin, *parts])]
+    names = dict.fromkeys(part.name for part in parts)
+    return {
+        "requests": num_requests,
+        "whole": _quartile([{STEP: sum(step.values())} for step in whole], STEP),
+        "parts": {name: _quartile(split, name) for name in (*names, "outside")},
+    }
+
+
+def _steps(
+    llm: LLM, num_requests: int, draw: random.Random, parts: Sequence[Part]
+) -> list[dict[str, float]]:
+    meter = Meter()
+    with meter.timing(parts):
+        _generate(llm, num_requests, draw)
+    return meter.steps[SKIPPED:-SKIPPED]
+
+
+def _generate(llm: LLM, num_requests: int, draw: random.Random) -> None:
+    """Answer new prompts, so that none is found in the prefix cache."""
+    vocab_size = llm.composition.description.vocab_size
+    prompts = [[draw.randrange(vocab_size) for _ in range(PROMPT_LEN)] for _ in range(num_requests)]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=OUTPUT_LEN, ignore_eos=True))
+
+
+def _quartile(steps: list[dict[str, float]], part: str) -> float:
+    """Return what the quickest quarter of the steps did not exceed: others may use the machine."""
+    return round(1e6 * statistics.quantiles(step[part] for step in steps)[0], 1)
+
+
+def main() -> None:
+    """Measure and print, a column for each number of requests."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = measure(tuple(arguments.requests), arguments.kernels)
+    for name in MODELS:
+        columns = [row for row in rows if row["model"] == name]
+        print(f"{name + ', us':<16}" + "".join(f"{row['requests']:>9}" for row in columns))
+        for part in ("whole", *columns[0]["parts"]):
+            numbers = [row["parts"].get(part, row["whole"]) for row in columns]
+            print(f"  {part:<14}" + "".join(f"{number:>9.1f}" for number in numbers))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Engines take turns in an order that changes, and what counts is the ratio within one round.
+
+A B C, A C B, C A B, ...: each round begins one further and every second one goes backwards, so what
+drifts in the machine meets all of them alike, and nobody runs twice without another in between. The
+first engine runs as two processes; the ratio of the two shows how far two equal things differ here.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine_process import EngineFailedError
+
+Turn = Callable[[str], Mapping[str, float]]  # runs an engine once; returns its figures
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """What the processors did since the machine started, over all of them, in clock ticks.
+
+    Attributes:
+        all: Idle ones included.
+        busy: Of the system and all its processes.
+        stolen: In which the host let others run.
+        ours: Of this process, of those that it ended, and of those under it that still live.
+    """
+
+    all: float
+    busy: float
+    stolen: float
+    ours: float
+
+    @classmethod
+    def now(cls) -> CpuTimes:
+        """Read them; nothing where the system does not tell."""
+        if not (PROC / "stat").exists():
+            return cls(0, 0, 0, 0)
+        fields = [int(word) for word in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, idle, waiting, interrupts, soft_interrupts, stolen = fields
+        busy = user + nice + system + interrupts + soft_interrupts
+        return cls(busy + idle + waiting + stolen, busy, stolen, _own_ticks())
+
+    def since(self, before: CpuTimes) -> dict[str, float]:
+        """Return the shares of all processors' time that the host took, and others here."""
+        total = max(1, self.all - before.all)
+        others = (self.busy - before.busy) - (self.ours - before.ours)
+        return {
+            "stolen": round((self.stolen - before.stolen) / total, 4),
+            "others": round(max(0.0, others / total), 4),
+        }
+
+
+def take_turns(labels: Sequence[str], rounds: int, turn: Turn) -> Iterator[dict[str, Any]]:
+    """Yield each round as soon as it is done: every engine's figures, and how quiet it was.
+
+    An engine that fails is left out from then on, and the round tells it.
+    """
+    present = list(labels)
+    for index in range(rounds):
+        before, started = CpuTimes.now(), time.monotonic()
+        figures: dict[str, dict[str, float]] = {}
+        failed: dict[str, str] = {}
+        for label in order(present, index):
+            try:
+                figures[label] = dict(turn(label))
+            except EngineFailedError as error:
+                failed[label] = str(error)
+        present = [label for label in present if label not in failed]
+        yield {
+            "figures": {label: figures[label] for label in present},
+            "failed": failed,
+            **CpuTimes.now().since(before),
+            "load_average": round(os.getloadavg()[0], 2),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+
+def order(labels: Sequence[str], index: int) -> list[str]:
+    """Return who comes after whom in a round."""
+    begin = index % max(1, len(labels))
+    turned = [*labels[begin:], *labels[:begin]]
+    return turned if index % 2 == 0 else turned[::-1]
+
+
+def _own_ticks() -> float:
+    ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(TICKS_PER_S * (each.ru_utime + each.ru_stime) for each in ended) + _living_ticks()
+
+
+def _living_ticks() -> int:
+    """Return the ticks of all processes under this one, and of those that they have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        ticks[int(entry.name)] = sum(map(int, fields[11:15]))
+    return sum(ticks[pid] for pid in ticks if _is_under(pid, os.getpid(), parents))
+
+
+def _is_under(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
+    while (pid := parents.get(pid, 0)) != 0:
+        if pid == ancestor:
+            return True
+    return False

@@ -1,0 +1,184 @@
+"""How each engine is run: ours as it comes, and the peers in every way that may be their best.
+
+A peer's ways are tried in an order in which later ones build on the best of the earlier ones: the
+number type first, then compiled or not, then other OpenMP and memory libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine_process import Configuration
+
+from quire.native.cores import CPUS, usable_cores
+
+QUIRE = Configuration("quire", "", weight_bytes=2)
+AGAIN = Configuration("quire", "again", weight_bytes=2)
+FLOAT32 = Configuration("quire", "float32", {"dtype": "float32", "quantization": "none"})
+INT8 = Configuration(
+    "quire", "int8", {"quantization": "int8"}, weight_bytes=1.5, keeps_weights=False
+)
+INT4 = Configuration("quire", "int4", {"quantization": "int4"}, weight_bytes=1, keeps_weights=False)
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "BF16": 2.0, "Q8_0": 1.1, "Q4_0": 0.7}
+VLLM_CACHE_GIB = 2
+DTYPES = ("bfloat16", "float32")
+LIBRARY_FOLDERS = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/lib"))
+
+Variant = Callable[[Configuration], Configuration]
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """All ways to run a peer.
+
+    Attributes:
+        tried: Each is made of the best way so far, which the first ones do not look at.
+        not_tried: Ways that cannot be taken here, with the reason.
+    """
+
+    tried: tuple[Variant, ...]
+    not_tried: Mapping[str, str]
+
+    @property
+    def first(self) -> Configuration:
+        """The way that takes part if none is tried."""
+        return self.tried[0](QUIRE)
+
+
+def vllm_ways(python: str | None, folder: Path, length: int, batch: int, *, is_small: bool) -> Ways:
+    """Return vLLM's, on all cores.
+
+    Args:
+        python: The interpreter of its environment, where preloaded libraries are looked for.
+        folder: Keeps what it compiles.
+        length: Tokens of a request.
+        batch: Requests.
+        is_small: One process is tried, too: it saves messages, and costs the binding of threads.
+    """
+    tried = [
+        *(_always(vllm_way(folder, length, batch, dtype, is_eager=True)) for dtype in DTYPES),
+        _compiled,
+    ]
+    not_tried = {}
+    for name in ("libiomp5", "libtcmalloc"):
+        path = find_library(name, python)
+        if path is None:
+            not_tried[f"{name} preloaded"] = f"no {name}.so is there"
+        else:
+            tried.append(_preloaded(name, path))
+    if is_small:
+        tried.append(_in_one_process)
+    else:
+        not_tried["one process"] = "tried with the small model, where messages cost the most"
+    return Ways(tuple(tried), not_tried)
+
+
+def vllm_way(folder: Path, length: int, batch: int, dtype: str, *, is_eager: bool) -> Configuration:
+    """Return one way to run vLLM, as its documentation sets it up for a CPU."""
+    return Configuration(
+        "vllm",
+        f"{dtype}, {'eager' if is_eager else 'compiled'}",
+        {
+            "dtype": dtype,
+            "enforce_eager": is_eager,
+            "max_model_len": length,
+            "max_num_seqs": batch,
+        },
+        {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors())),
+            "VLLM_CPU_KVCACHE_SPACE": str(VLLM_CACHE_GIB),
+            "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+        },
+        WEIGHT_BYTES[dtype],
+    )
+
+
+def transformers_ways(*, is_small: bool) -> Ways:
+    """Return `generate`'s: by number type, and compiled with a static cache where that is quick."""
+    plain = [
+        Configuration(
+            "transformers",
+            dtype,
+            {"dtype": dtype, "threads": usable_cores()[0]},
+            weight_bytes=WEIGHT_BYTES[dtype],
+        )
+        for dtype in DTYPES
+    ]
+    if is_small:
+        return Ways((*map(_always, plain), _static), {})
+    why = "it compiles again for each length and batch, minutes for so many layers"
+    return Ways(tuple(map(_always, plain)), {"static cache, compiled": why})
+
+
+def llama_ways(weights: str) -> Ways:
+    """Return llama.cpp's: with and without its flash attention."""
+    threads = usable_cores()[0]
+    plain, flash = (
+        Configuration(
+            "llama.cpp",
+            f"{weights}{', flash attention' if is_flash else ''}",
+            {
+                "weights": weights,
+                "n_ctx": 512,
+                "n_threads": threads,
+                "n_threads_batch": threads,
+                "flash_attn": is_flash,
+                "use_mmap": False,
+            },
+            weight_bytes=WEIGHT_BYTES[weights],
+            keeps_weights=weights == "BF16",
+        )
+        for is_flash in (False, True)
+    )
+    return Ways((_always(plain), _always(flash)), {})
+
+
+def processors() -> list[int]:
+    """Return one processor of each core, of as many cores as quire uses here by default."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        cores.setdefault(siblings.read_text().strip() if siblings.exists() else str(cpu), cpu)
+    return sorted(cores.values())[: usable_cores()[0]]
+
+
+def find_library(name: str, python: str | None) -> Path | None:
+    """Return a library of a peer's environment or of the system; None without it or the peer."""
+    if python is None:
+        return None
+    for folder in (Path(python).parent.parent, *LIBRARY_FOLDERS):
+        found = sorted(path for path in folder.rglob(f"{name}*.so*") if path.is_file())
+        if found:
+            return min(found, key=lambda path: len(path.name))
+    return None
+
+
+def _always(way: Configuration) -> Variant:
+    return lambda _best: way
+
+
+def _compiled(best: Configuration) -> Configuration:
+    name = best.name.replace("eager", "compiled")
+    return replace(best, name=name, options={**best.options, "enforce_eager": False})
+
+
+def _static(best: Configuration) -> Configuration:
+    name = f"{best.name}, static cache, compiled"
+    return replace(best, name=name, options={**best.options, "cache_implementation": "static"})
+
+
+def _preloaded(name: str, path: Path) -> Variant:
+    def variant(best: Configuration) -> Configuration:
+        paths = ":".join(filter(None, (str(path), best.environment.get("LD_PRELOAD", ""))))
+        environment = {**best.environment, "LD_PRELOAD": paths}
+        return replace(best, name=f"{best.name}, {name}", environment=environment)
+
+    return variant
+
+
+def _in_one_process(best: Configuration) -> Configuration:
+    environment = {**best.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return replace(best, name=f"{best.name}, one process", environment=environment)
