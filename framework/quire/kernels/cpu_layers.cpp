@@ -75,16 +75,7 @@ INLINE vf absolute(vf v) { return from_bits(bits(v) & set1i(0x7fffffff)); }
 INLINE vf exp_of_negative(vf v) {
     const vf low = set1(-87.33654f), zeros = zero();
     vf x = max(v, low);
-    vf n = round_to_integer(x * set1(1.44269504f));
-    x = fma(n, set1(-0.693359375f), x);
-    x = fma(n, set1(2.12194440e-4f), x);
-    vf y = set1(1.9875691500e-4f);
-    y = fma(y, x, set1(1.3981999507e-3f));
-    y = fma(y, x, set1(8.3334519073e-3f));
-    y = fma(y, x, set1(4.1665795894e-2f));
-    y = fma(y, x, set1(1.6666665459e-1f));
-    y = fma(y, x, set1(5.0000001201e-1f));
-    y = fma(y, x * x, x + set1(1.0f));
+    vf n, y = exp_without_power(x, n);
     y = y * from_bits((__builtin_convertvector(n, vi) + set1i(127)) << 23);
     return v < low ? zeros : y;
 }

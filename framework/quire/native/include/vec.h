@@ -145,12 +145,10 @@ INLINE vf round_to_integer(vf v) {  // to nearest, for |v| < 2^22
     return (v + magic) - magic;
 }
 
-// e^v within one unit in the last place; 0 below -87.3, infinity above 88.7.
+// e^x is 2^n times what is returned, which lies about one.
 // Cephes' reduction (Moshier), by the nearest multiple of log 2 in two parts, and its polynomial.
-INLINE vf exp(vf v) {
-    const vf low = set1(-87.33654f), high = set1(88.72284f);
-    vf x = min(max(v, low), high);
-    vf n = round_to_integer(x * set1(1.44269504f));
+INLINE vf exp_without_power(vf x, vf& n) {
+    n = round_to_integer(x * set1(1.44269504f));
     x = fma(n, set1(-0.693359375f), x);
     x = fma(n, set1(2.12194440e-4f), x);
     vf y = set1(1.9875691500e-4f);
@@ -159,7 +157,14 @@ INLINE vf exp(vf v) {
     y = fma(y, x, set1(4.1665795894e-2f));
     y = fma(y, x, set1(1.6666665459e-1f));
     y = fma(y, x, set1(5.0000001201e-1f));
-    y = fma(y, x * x, x + set1(1.0f));
+    return fma(y, x * x, x + set1(1.0f));
+}
+
+// e^v within one unit in the last place; 0 below -87.3, infinity above 88.7.
+INLINE vf exp(vf v) {
+    const vf low = set1(-87.33654f), high = set1(88.72284f);
+    vf x = min(max(v, low), high);
+    vf n, y = exp_without_power(x, n);
     vi exponent = __builtin_convertvector(n, vi);
     vi half = exponent >> 1;  // 2^128 is no float32, so in two steps
     vf scaled = y * from_bits((half + set1i(127)) << 23);
