@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from filtered_rows import ROWS, is_on_the_edge
 from gumbel_reference import gumbel_draw, noise_of, row_keys, token_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,36 +87,6 @@ def test_filters_over_any_vocabulary_are_those_of_the_steps(vocab_size, scale):
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
     assert torch.equal(draw_absorbing(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
-
-
-PLAIN = st.floats(-30, 30, width=32)
-SPECIAL = st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, 2.5, 1e-40, -1e-40, 3e38, -3e38, 1e30])
-FIELDS = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.0, 1.7]),
-        "top_k": st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 1000]),
-        "top_p": st.sampled_from([0.0, 0.1, 0.3, 0.77, 0.95, 1.0, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]),
-    }
-)
-ROWS = st.integers(1, 40).flatmap(
-    lambda size: st.lists(
-        st.tuples(st.lists(PLAIN | SPECIAL, min_size=size, max_size=size), FIELDS),
-        min_size=1,
-        max_size=4,
-    )
-)
-
-
-def is_on_the_edge(row, fields):
-    """Whether rounding decides what top-p keeps in this row."""
-    ranked = (row.double() / (fields["temperature"] or 1.0)).sort(descending=True).values
-    if fields["min_p"]:
-        ranked = ranked[ranked >= ranked[0] + math.log(fields["min_p"])]
-    if 0 < fields["top_k"] < len(row):
-        ranked = ranked[: fields["top_k"]]
-    sums = ranked.softmax(0).cumsum(0)
-    return bool((sums - fields["top_p"]).abs().min() < 1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # of the interpreter: huge / small
