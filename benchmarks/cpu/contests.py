@@ -9,7 +9,18 @@ from pathlib import Path
 
 from checkpoint_files import TINY, sizes
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from ways import AGAIN, FLOAT32, INT4, INT8, QUIRE, Ways, llama_ways, transformers_ways, vllm_ways
+from ways import (
+    AGAIN,
+    FLOAT32,
+    INT4,
+    INT8,
+    QUIRE,
+    Ways,
+    all_bf16,
+    llama_ways,
+    transformers_ways,
+    vllm_ways,
+)
 
 LOAD_S, RUN_S = 600.0, 600.0
 DISTURBED_TURNS = 20
@@ -39,7 +50,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A peer, and all ways to run it of which the fastest counts; it races one engine of ours.
+    """A peer, and all ways to run it of which the fastest counts; it races some engines of ours.
 
     Attributes:
         name: What it is called before one of its ways is chosen.
@@ -50,7 +61,7 @@ class Rival:
     engine: str
     name: str
     ways: Ways
-    ours: Configuration
+    ours: tuple[Configuration, ...]
     trial_s: float
     aims: Mapping[str, float] = field(default_factory=dict)
 
@@ -128,19 +139,20 @@ def throughput(shape: str, bench: Bench) -> Contest:
         bench.pythons.get("vllm"), bench.folder, length=256, batch=batch, is_small=is_small
     )
     trial_s = (80.0, 40.0) if is_small else (150.0, 60.0)
+    racing = (QUIRE, all_bf16(bench.isa))
     return Contest(
         shape,
         batch,
         input_len=128,
         output_len=64,
-        ours=(QUIRE, AGAIN, FLOAT32) if is_small else (QUIRE, AGAIN),
+        ours=(*racing, AGAIN, FLOAT32) if is_small else (*racing, AGAIN),
         rivals=(
-            Rival("vllm", "vllm", vllm, QUIRE, trial_s[0], {"out_tok_s": aims[0]}),
+            Rival("vllm", "vllm", vllm, racing, trial_s[0], {"out_tok_s": aims[0]}),
             Rival(
                 "transformers",
                 "transformers",
                 transformers_ways(is_small=is_small),
-                QUIRE,
+                racing,
                 trial_s[1],
                 {"out_tok_s": aims[1]},
             ),
@@ -150,15 +162,16 @@ def throughput(shape: str, bench: Bench) -> Contest:
     )
 
 
-def single() -> Contest:
+def single(bench: Bench) -> Contest:
     """One request, against the engine that is made for one; like bits against like bits."""
-    pairs = (("BF16", QUIRE, 1.25), ("Q8_0", INT8, 1.25), ("Q4_0", INT4, None))
+    racing = (QUIRE, all_bf16(bench.isa))
+    pairs = (("BF16", racing, 1.25), ("Q8_0", (INT8,), 1.25), ("Q4_0", (INT4,), None))
     return Contest(
         "qwen3-0.6b",
         batch=1,
         input_len=128,
         output_len=64,
-        ours=(QUIRE, AGAIN, INT8, INT4),
+        ours=(*racing, AGAIN, INT8, INT4),
         rivals=tuple(
             Rival(
                 "llama.cpp",
@@ -178,6 +191,6 @@ def contests(bench: Bench) -> dict[str, Contest]:
     """Return all of them, by the name of their stage."""
     return {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
-        "single": single(),
+        "single": single(bench),
         "5m": throughput("5m", bench),
     }

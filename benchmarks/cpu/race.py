@@ -85,7 +85,8 @@ def _summary(
     found = [
         ratio | {"rival": match.rival.name}
         for match in matches
-        if (ratio := ratios(rounds, match.rival.ours.label, match.way.label, match.figure))
+        for way in match.rival.ours
+        if (ratio := ratios(rounds, way.label, match.way.label, match.figure))
     ]
     ours = contest.ours[0].label
     noise = [ratios(rounds, ours, AGAIN.label, figure) for figure in contest.figures]

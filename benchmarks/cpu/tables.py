@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contests import Bench, Rival, contests
+from engine_process import Configuration
 
 MISSING = "not measured yet"
 TITLES = {"native": "With all instructions of the machine", "avx2": "Without AVX-512 in any engine"}
@@ -27,7 +28,10 @@ def write_markdown(report: Mapping[str, Any]) -> str:
         "another computes. A ratio is the median over the rounds, with an interval between two of\n"
         "its samples and how often such an interval holds the true median. Of each peer the\n"
         "fastest of several ways to run takes part, where trials are told below. Answers: all\n"
-        "requests together, prompts included; decode: without the prompt.\n",
+        "requests together, prompts included; decode: without the prompt. quire runs by default\n"
+        "with the checkpoint's weights, computed in float32 over a float32 KV cache; all bf16 is\n"
+        "`--quantization bf16_dot` (`bf16` on processors that do not multiply bfloat16) with\n"
+        "`--kv-cache-dtype bfloat16`, which is what peers do under that number type.\n",
     ]
     for isa in report or ("native",):
         parts += _run(isa, report.get(isa, {"stages": {}, "unfinished": {}}))
@@ -110,23 +114,26 @@ def _ratios(stages: Mapping[str, Any]) -> str:
     for name, contest in known.items():
         stage = {"load": contest.load} | stages.get(name, {})
         for rival in contest.rivals:
-            rows += [_ratio_row(rival, figure, stage) for figure in contest.figures]
+            for figure in contest.figures:
+                rows += [_ratio_row(rival, ours, figure, stage) for ours in rival.ours]
         rows += [_noise_row(ratio, stage) for ratio in stage.get("noise", ())]
     return _table(rows)
 
 
-def _ratio_row(rival: Rival, figure: str, stage: Mapping[str, Any]) -> list[str]:
+def _ratio_row(
+    rival: Rival, ours: Configuration, figure: str, stage: Mapping[str, Any]
+) -> list[str]:
     aim = rival.aims.get(figure)
     ratio = next(
         (
             each
             for each in stage.get("ratios", ())
-            if each["rival"] == rival.name and each["figure"] == figure
+            if (each["rival"], each["ours"], each["figure"]) == (rival.name, ours.label, figure)
         ),
         None,
     )
     aim_text = "" if aim is None else f"{aim:g}"
-    start = [load_name(stage["load"]), rival.ours.name or "default"]
+    start = [load_name(stage["load"]), ours.name or "default"]
     if ratio is None:
         why = f"{MISSING}: absent" if rival.engine in stage.get("absent", ()) else MISSING
         return [*start, rival.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]

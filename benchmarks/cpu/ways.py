@@ -1,4 +1,4 @@
-"""How each engine is run: ours as it comes, and the peers in every way that may be their best.
+"""How each engine is run: ours in two ways, and the peers in every way that may be their best.
 
 A peer's ways are tried in an order in which later ones build on the best of the earlier ones: the
 number type first, then compiled or not, then other OpenMP and memory libraries.
@@ -14,6 +14,7 @@ from pathlib import Path
 from engine_process import Configuration
 
 from quire.native.cores import CPUS, usable_cores
+from quire.native.instruction_sets import cpu_flags
 
 QUIRE = Configuration("quire", "", weight_bytes=2)
 AGAIN = Configuration("quire", "again", weight_bytes=2)
@@ -46,6 +47,22 @@ class Ways:
     def first(self) -> Configuration:
         """The way that takes part if none is tried."""
         return self.tried[0](QUIRE)
+
+
+def all_bf16(isa: str) -> Configuration:
+    """Return ours with everything in bfloat16 that may be, as peers have it with that number type.
+
+    Where the processor multiplies bfloat16, the inputs of linear layers are rounded to it, too.
+
+    Args:
+        isa: A key of `engine_process.LIMITS`.
+    """
+    multiplies = isa == "native" and "avx512_bf16" in cpu_flags()
+    options = {
+        "quantization": "bf16_dot" if multiplies else "bf16",
+        "kv_cache_dtype": "bfloat16",
+    }
+    return Configuration("quire", "all bf16", options, weight_bytes=2)
 
 
 def vllm_ways(python: str | None, folder: Path, length: int, batch: int, *, is_small: bool) -> Ways:

@@ -134,12 +134,12 @@ def test_what_was_not_measured_is_said(benchmark):
     tables = benchmark("tables")
     page = tables.write_markdown({})
     rows = [line for line in page.splitlines() if line.startswith(("| qwen3", "| 5m"))]
-    assert len(rows) == 2 + 6 + 2
+    assert len(rows) == 4 + 8 + 4
     assert all(row.count(tables.MISSING) == 3 for row in rows)
-    assert sum("| 1.25 |" in row for row in rows) == 2
-    assert sum("| 1.5 |" in row for row in rows) == 1
-    assert sum("| 2.5 |" in row for row in rows) == 1
-    assert sum("| 3 |" in row for row in rows) == 2
+    assert sum("| 1.25 |" in row for row in rows) == 3
+    assert sum("| 1.5 |" in row for row in rows) == 2
+    assert sum("| 2.5 |" in row for row in rows) == 2
+    assert sum("| 3 |" in row for row in rows) == 4
 
 
 MACHINE = {
@@ -462,9 +462,11 @@ def test_a_quick_run_takes_every_figure(tmp_path):
     assert len(stages["machine"]["rates"]) == 5
     assert stages["5m"]["absent"] == ["vllm"]
     assert len(stages["5m"]["rounds"]) == 2
-    assert [each["theirs"].split()[0] for each in stages["5m"]["ratios"]] == ["transformers"]
-    quires = [each for each in stages["5m"]["engines"] if each["label"].startswith("quire")]
-    assert [each["equal_tokens"] for each in quires] == [1.0] * 3
+    raced = [(each["ours"], each["theirs"].split()[0]) for each in stages["5m"]["ratios"]]
+    assert raced == [("quire", "transformers"), ("quire all bf16", "transformers")]
+    quires = {each["label"]: each for each in stages["5m"]["engines"] if "quire" in each["label"]}
+    assert quires.pop("quire all bf16")["configuration"]["options"]["kv_cache_dtype"] == "bfloat16"
+    assert [each["equal_tokens"] for each in quires.values()] == [1.0] * 3
     assert [each["kind"] for each in stages["start"]["starts"]].count("cached") == 3
     assert all("first_token_s" in each for each in stages["start"]["starts"])
     assert [each["clients"] for each in stages["load"]["clients"]] == [1, 2]
