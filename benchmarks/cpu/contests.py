@@ -54,7 +54,7 @@ class Rival:
 
     Attributes:
         name: What it is called before one of its ways is chosen.
-        trial_s: After so many seconds no further way is tried.
+        trial_s: After so many seconds no further way is tried, and no aim counts as reached.
         aims: How many times as fast ours shall be, by figure.
     """
 
@@ -136,9 +136,9 @@ def throughput(shape: str, bench: Bench) -> Contest:
     is_small = shape == "5m"
     batch, repeats, aims = (16, 4, (3.0, 3.0)) if is_small else (8, 1, (1.5, 2.5))
     vllm = vllm_ways(
-        bench.pythons.get("vllm"), bench.folder, length=256, batch=batch, is_small=is_small
+        bench.pythons.get("vllm"), bench.folder, bench.isa, 256, batch, is_small=is_small
     )
-    trial_s = (80.0, 40.0) if is_small else (150.0, 60.0)
+    trial_s = (400.0, 200.0) if is_small else (900.0, 400.0)
     racing = (QUIRE, all_bf16(bench.isa))
     return Contest(
         shape,
@@ -151,7 +151,7 @@ def throughput(shape: str, bench: Bench) -> Contest:
             Rival(
                 "transformers",
                 "transformers",
-                transformers_ways(is_small=is_small),
+                transformers_ways(bench.isa, is_small=is_small),
                 racing,
                 trial_s[1],
                 {"out_tok_s": aims[1]},
@@ -178,7 +178,7 @@ def single(bench: Bench) -> Contest:
                 f"llama.cpp {weights}",
                 llama_ways(weights),
                 ours,
-                trial_s=60.0,
+                trial_s=200.0,
                 aims={} if aim is None else {"decode_tok_s": aim},
             )
             for weights, ours, aim in pairs

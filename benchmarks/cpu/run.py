@@ -49,9 +49,9 @@ class Seconds(NamedTuple):
 
 SECONDS = {
     "machine": Seconds(150),
-    "qwen3-0.6b": Seconds(70, 270, 42),
-    "single": Seconds(20, 60, 16),
-    "5m": Seconds(50, 140, 9),
+    "qwen3-0.6b": Seconds(70, 600, 60),
+    "single": Seconds(20, 90, 20),
+    "5m": Seconds(50, 300, 10),
     "start": Seconds(180),
     "load": Seconds(110),
 }

@@ -41,7 +41,7 @@ class Trials:
 
     Attributes:
         best: The way that is the fastest, by figure; empty if none works.
-        records: What the report tells, a way each.
+        records: What the report tells, a way each; "is_open" where it may be the best, untried.
     """
 
     def __init__(self, rival: Rival, contest: Contest, bench: Bench, folder: Path) -> None:
@@ -55,7 +55,8 @@ class Trials:
         if not self._bench.with_trials:
             way = self._rival.ways.first
             self.best = dict.fromkeys(self._contest.figures, way)
-            self.records.append(way.as_dict() | {"not_tried": "taken without a trial"})
+            why = {"not_tried": "taken without a trial", "is_open": True}
+            self.records.append(way.as_dict() | why)
             yield self.records
             return
         end = time.monotonic() + self._rival.trial_s
@@ -67,7 +68,7 @@ class Trials:
                     self.records[-1] |= self._try(way, stack)
                 else:
                     late = f"not tried: the {self._rival.trial_s:.0f} s for trials were over"
-                    self.records[-1] |= {"not_tried": late}
+                    self.records[-1] |= {"not_tried": late, "is_open": True}
                 yield self.records
         for name, why in self._rival.ways.not_tried.items():
             self.records.append({"engine": self._rival.engine, "name": name, "not_tried": why})
@@ -87,8 +88,7 @@ class Trials:
             entrant.samples.append(self._contest.work(process))
             if not self._is_hopeless(entrant):
                 process.pause()
-                for other in self._standing:
-                    self._once_more(other)
+                self._let_the_others_run()
                 self._once_more(entrant)
         except EngineFailedError as error:
             process.close()
@@ -114,6 +114,16 @@ class Trials:
             any(HOPELESS * entrant.best(figure) < other.best(figure) for other in self._standing)
             for figure in self._contest.figures
         )
+
+    def _let_the_others_run(self) -> None:
+        """Once more, those that were the best so far; one that fails is no longer among them."""
+        for other in tuple(self._standing):
+            try:
+                self._once_more(other)
+            except EngineFailedError as error:
+                tell(f"trial: {error}")
+                other.process.close()
+                self._standing.remove(other)
 
     def _once_more(self, entrant: Entrant) -> None:
         entrant.process.resume()

@@ -25,7 +25,7 @@ INT8 = Configuration(
 INT4 = Configuration("quire", "int4", {"quantization": "int4"}, weight_bytes=1, keeps_weights=False)
 WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "BF16": 2.0, "Q8_0": 1.1, "Q4_0": 0.7}
 VLLM_CACHE_GIB = 2
-DTYPES = ("bfloat16", "float32")
+DTYPES = {"native": ("bfloat16", "float32"), "avx2": ("float32", "bfloat16")}  # likely ones first
 LIBRARY_FOLDERS = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/lib"))
 
 Variant = Callable[[Configuration], Configuration]
@@ -65,18 +65,21 @@ def all_bf16(isa: str) -> Configuration:
     return Configuration("quire", "all bf16", options, weight_bytes=2)
 
 
-def vllm_ways(python: str | None, folder: Path, length: int, batch: int, *, is_small: bool) -> Ways:
+def vllm_ways(
+    python: str | None, folder: Path, isa: str, length: int, batch: int, *, is_small: bool
+) -> Ways:
     """Return vLLM's, on all cores.
 
     Args:
         python: The interpreter of its environment, where preloaded libraries are looked for.
         folder: Keeps what it compiles.
+        isa: A key of `engine_process.LIMITS`.
         length: Tokens of a request.
         batch: Requests.
         is_small: One process is tried, too: it saves messages, and costs the binding of threads.
     """
     tried = [
-        *(_always(vllm_way(folder, length, batch, dtype, is_eager=True)) for dtype in DTYPES),
+        *(_always(vllm_way(folder, length, batch, dtype, is_eager=True)) for dtype in DTYPES[isa]),
         _compiled,
     ]
     not_tried = {}
@@ -113,7 +116,7 @@ def vllm_way(folder: Path, length: int, batch: int, dtype: str, *, is_eager: boo
     )
 
 
-def transformers_ways(*, is_small: bool) -> Ways:
+def transformers_ways(isa: str, *, is_small: bool) -> Ways:
     """Return `generate`'s: by number type, and compiled with a static cache where that is quick."""
     plain = [
         Configuration(
@@ -122,7 +125,7 @@ def transformers_ways(*, is_small: bool) -> Ways:
             {"dtype": dtype, "threads": usable_cores()[0]},
             weight_bytes=WEIGHT_BYTES[dtype],
         )
-        for dtype in DTYPES
+        for dtype in DTYPES[isa]
     ]
     if is_small:
         return Ways((*map(_always, plain), _static), {})

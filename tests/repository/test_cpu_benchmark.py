@@ -221,6 +221,16 @@ def test_engines_whose_answers_begin_unlike_are_marked_and_have_no_verdict(bench
     assert "| 50 %: **disagrees** | 10 % | quire | _C.so |" in page
 
 
+def test_no_aim_is_reached_beside_a_peer_some_of_whose_ways_are_untried(benchmark):
+    late = {"engine": "vllm", "name": "compiled", "not_tried": "time was over", "is_open": True}
+    rounds = rounds_of(*[(4, 1)] * 7)
+    page = page_of(benchmark, stage(benchmark, rounds, trials=[late]))
+    assert row_of(page).endswith("| not all of its ways were tried |")
+    absent = {"engine": "vllm", "name": "libtcmalloc", "not_tried": "no libtcmalloc.so is there"}
+    page = page_of(benchmark, stage(benchmark, rounds, trials=[absent]))
+    assert row_of(page).endswith("| yes |")
+
+
 def test_what_was_taken_without_a_trial_is_said(benchmark):
     trial = {"engine": "vllm", "name": "eager", "not_tried": "taken without a trial"}
     found = stage(benchmark, rounds_of((4, 1)), with_trials=False, trials=[trial])
