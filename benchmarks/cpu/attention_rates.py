@@ -3,9 +3,9 @@
     python benchmarks/cpu/attention_rates.py [--threads N] [--seconds S] [--json FILE]
 
 Decode is measured by the bytes of K and V that it reads, prefill by the multiplications that a
-causal prompt needs. A run goes through as many layers as together exceed every cache, as a model
-does, in memory as an engine has it. Every figure is the best of many runs, beside the machine's
-own rates of the same moment.
+causal prompt needs. A decode step goes through as many layers as have 256 MiB together, more than
+most caches, in memory as an engine has it. Every figure is the best of many runs, beside the
+machine's own rates, measured just before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from machine_rates import MachineRates, best_time, measure_machine
+from rate_tables import attention_table
 from torch import Tensor
 
 from quire.interfaces.attention import (
@@ -37,7 +38,6 @@ KV_DTYPES = ("float32", "bfloat16", "int8")
 BATCHES, CONTEXTS, PROMPTS = (1, 8), (512, 2048, 8192), (512, 2048)
 BLOCK_SIZE = 16
 CYCLE_BYTES = 2**28  # of all layers of a run
-MAX_LAYERS = 28
 SMALL_BYTE = 0x3C  # four of them are 0.0115 in float32, two in bfloat16; as int8 it is 60
 REGISTRIES = load_plugins().registries
 
@@ -156,7 +156,7 @@ def measure(
 
 def _figures(case: Case, name: str, rates: MachineRates, seconds: float) -> dict[str, Any]:
     is_decode = case.num_new == 1
-    num_layers = max(1, min(MAX_LAYERS, CYCLE_BYTES // case.layer_bytes)) if is_decode else 1
+    num_layers = max(1, CYCLE_BYTES // case.layer_bytes) if is_decode else 1
     best = best_time(_step(case, name, num_layers), seconds, 3) / num_layers
     found: dict[str, Any] = {
         "backend": name,
@@ -208,13 +208,6 @@ def _filled(num_bytes: int) -> Tensor:
     return zeroed_bytes(num_bytes, torch.device("cpu")).fill_(SMALL_BYTE)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the figures as a Markdown table."""
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -224,7 +217,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     wanted = parser.parse_args()
     rows = measure(wanted.threads, wanted.seconds, is_quick=wanted.quick)
-    print(table(rows))
+    print(attention_table(rows))
     if wanted.json:
         wanted.json.write_text(json.dumps(rows, indent=1) + "\n")
 

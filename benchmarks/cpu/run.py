@@ -52,7 +52,7 @@ SECONDS = {
     "qwen3-0.6b": Seconds(70, 600, 60),
     "single": Seconds(20, 90, 20),
     "5m": Seconds(50, 300, 10),
-    "start": Seconds(180),
+    "start": Seconds(280),
     "load": Seconds(110),
 }
 
@@ -98,6 +98,8 @@ def checked(arguments_parser: argparse.ArgumentParser) -> argparse.Namespace:
     if arguments.pairs < 1:
         arguments_parser.error("--pairs must be at least 1")
     if arguments.quick:
+        if arguments.out == RESULTS:
+            arguments_parser.error("--quick finds nothing for --write to keep; take --out FOLDER")
         arguments.pairs = min(arguments.pairs, 2)
     for engine, (flag, module) in PEERS.items():
         what = flaw(vars(arguments)[engine], module)

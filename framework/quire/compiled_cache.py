@@ -3,8 +3,8 @@
 A file is `<hash of the parts>-<hash of the maker>-<hash of the code><suffix>`, and holds the code
 as it is, so that a library can be loaded from there. One whose code has another hash (cut short, or
 changed) is never used but made again. Files appear whole or not at all. The folder is the user's
-own, or the system's: what lies there runs in this process, so a folder that others can write to is
-not used.
+own, or the system's: what lies there runs in this process, so a folder is not used into which
+others can write, or in whose place they can put another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,22 @@ HASH_DIGITS = 32  # of each part of a name
 PART_SUFFIX = ".part"
 ABANDONED_S = 3600
 ROOT = 0
+NOBODY = 65534  # whose are, inside a container, the files of users that it does not know
 
 
 def default_folder() -> Path:
-    """Return where compiled kernels of this user belong."""
-    if named := os.environ.get(FOLDER_VARIABLE):
-        return Path(named).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "quire" / "kernels"
+    """Return where compiled kernels of this user belong.
+
+    Raises:
+        FileNotFoundError: It would be in a home directory, and this user has none.
+    """
+    try:
+        if named := os.environ.get(FOLDER_VARIABLE):
+            return Path(named).expanduser() / "kernels"
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "quire" / "kernels"
+    except RuntimeError as error:
+        raise FileNotFoundError("this user has no home directory") from error
 
 
 def cached(
@@ -45,7 +54,8 @@ def cached(
     """
     path = find(parts, suffix, folder)
     if path is not None:
-        return path.read_bytes()
+        with contextlib.suppress(OSError):  # somebody has removed it since
+            return path.read_bytes()
     code = make()
     keep(parts, code, suffix, folder)
     return code
@@ -62,7 +72,10 @@ def find(
         folder: Where to look; None: where this user's are.
         maker: What it must have been made by; None: by anything.
     """
-    folder = default_folder() if folder is None else folder
+    try:
+        folder = default_folder() if folder is None else folder
+    except FileNotFoundError:  # `keep` says so
+        return None
     if not _is_usable(folder):
         return None
     by = "*" if maker is None else _hash(maker.encode())
@@ -76,10 +89,10 @@ def keep(
     parts: tuple[str, ...], code: bytes, suffix: str, folder: Path | None = None, maker: str = ""
 ) -> Path | None:
     """Write a file that nobody sees before it is whole; None if it cannot be kept."""
-    folder = default_folder() if folder is None else folder
-    path = folder / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = default_folder() if folder is None else folder
+        path = folder / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
+        _make_folder(folder)
         _check_folder(folder)
         _remove_abandoned(folder)
         handle, name = tempfile.mkstemp(dir=folder, suffix=PART_SUFFIX)
@@ -117,10 +130,37 @@ def _is_usable(folder: Path) -> bool:
     return True
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, all of them the user's own."""
+    for missing in [each for each in (*reversed(folder.parents), folder) if not each.exists()]:
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
 def _check_folder(folder: Path) -> None:
+    """Check that nobody else can write into a folder, or move it away.
+
+    Raises:
+        OSError: Somebody can, or it is not there.
+    """
+    folder = folder.resolve(strict=True)
     there = folder.stat()
-    if there.st_uid not in (os.getuid(), ROOT) or stat.S_IMODE(there.st_mode) & 0o022:
+    if there.st_uid not in (os.getuid(), ROOT) or there.st_mode & 0o022:
         raise PermissionError(f"others can write to {folder}")
+    for above in folder.parents:
+        if not _keeps_its_folders(above.stat()):
+            raise PermissionError(f"others can write to {above}, so they can replace {folder}")
+
+
+def _keeps_its_folders(there: os.stat_result) -> bool:
+    """Whether other users cannot move what the user and the system have in a folder.
+
+    A group whose number is its owner's is taken for that user alone, as systems set it up.
+    """
+    if there.st_uid not in (os.getuid(), ROOT, NOBODY):
+        return False
+    is_private = there.st_gid == there.st_uid
+    writers = there.st_mode & (0o002 if is_private else 0o022)
+    return not writers or bool(there.st_mode & stat.S_ISVTX)
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -144,6 +184,11 @@ def _is_whole(path: Path, suffix: str) -> bool:
 
 
 def _complain(error: OSError) -> None:
+    _complain_once(str(error))
+
+
+@cache
+def _complain_once(reason: str) -> None:
     logger.warning(
-        "compiled kernels are not kept: %s; name another folder with %s", error, FOLDER_VARIABLE
+        "compiled kernels are not kept: %s; name another folder with %s", reason, FOLDER_VARIABLE
     )

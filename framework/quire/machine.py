@@ -54,6 +54,11 @@ class Machine:
         """Whether bfloat16 matrix products have instructions of their own here."""
         return bool(self.cpu_flags & BF16_FLAGS)
 
+    @cached_property
+    def cpu_has_matrix_bf16(self) -> bool:
+        """Whether torch has this processor's own matrix instructions for bfloat16."""
+        return bool(self.cpu_flags & MATRIX_FLAGS)
+
     def dtype(self, wanted: str, checkpoint: str, device: str) -> tuple[str, str]:
         """Return the compute dtype and the reason for it.
 
@@ -66,7 +71,7 @@ class Machine:
             return wanted, "asked for"
         if device != "cpu" or checkpoint == "float32":
             return checkpoint, "the checkpoint's own"
-        if checkpoint == "bfloat16" and self.cpu_flags & MATRIX_FLAGS:
+        if checkpoint == "bfloat16" and self.cpu_has_matrix_bf16:
             return (
                 "bfloat16",
                 "the checkpoint's own; torch has this CPU's bfloat16 matrix instructions",

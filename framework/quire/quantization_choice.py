@@ -48,7 +48,8 @@ class QuantizationQuery:
                 f"--dtype {min(capabilities.dtypes)}"
             )
         if capabilities.kernels is not None and self.kernels not in capabilities.kernels:
-            why = "--kernels torch" if self.kernels_why == ASKED_FOR else self.kernels_why
+            is_named = self.kernels_why == ASKED_FOR
+            why = f"--kernels {self.kernels}" if is_named else self.kernels_why
             return f"it needs {_listed(capabilities.kernels)} kernels: {why}"
         return None
 

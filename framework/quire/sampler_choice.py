@@ -43,7 +43,8 @@ def choose_samplers(
         if needed not in (None, kernels):
             raise RefusedError(
                 f"sampler {entry.name!r} of {entry.source} runs {needed} kernels, and the chosen "
-                f"ones are {kernels}; take {DEFAULT_DRAWS[kernels]!r}, or --kernels {needed}"
+                f"ones are {kernels}; take {DEFAULT_DRAWS[kernels]!r}, or --kernels {needed}, "
+                "which has them or says why not"
             )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
     draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]

@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from quire import compiled_cache
 from quire.compiled_cache import cached as cached_with_suffix
 from quire.compiled_cache import default_folder, find, keep
 
@@ -28,6 +29,11 @@ class Maker:
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "kernels"
+
+
+@pytest.fixture(autouse=True)
+def _complains_anew():
+    compiled_cache._complain_once.cache_clear()
 
 
 def files(folder):
@@ -83,6 +89,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder, caplog):
     assert files(folder) == []
     assert "others can write to" in caplog.text
     assert "QUIRE_CACHE_DIR" in caplog.text
+    assert len(caplog.records) == 1, "each library would say it again"
 
 
 def test_a_folder_that_cannot_be_made_costs_the_cache_only(tmp_path, caplog):
@@ -135,13 +142,66 @@ def test_nothing_is_found_where_others_can_write(folder):
     assert find(("a",), ".so", folder) is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_used"), [(0o755, True), (0o777, False), (0o1777, True), (0o1775, True)]
+)
+def test_a_folder_that_others_could_replace_is_not_used(tmp_path, mode, is_used, caplog):
+    above = tmp_path / "above"
+    folder = above / "kernels"
+    keep(("a",), b"code", ".so", folder)
+    above.chmod(mode)
+    assert (find(("a",), ".so", folder) is not None) == is_used
+    assert ("so they can replace" in caplog.text) != is_used
+
+
+def test_a_link_is_followed_before_anybody_is_trusted(tmp_path):
+    above, link = tmp_path / "above", tmp_path / "link"
+    keep(("a",), b"code", ".so", above / "kernels")
+    link.symlink_to(above / "kernels")
+    assert find(("a",), ".so", link) is not None
+    above.chmod(0o777)
+    assert find(("a",), ".so", link) is None
+
+
+def test_folders_above_are_made_for_the_user_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        keep(("a",), b"code", ".so", tmp_path / "one" / "two" / "kernels")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "one" / "two").stat().st_mode) == 0o700
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch, caplog):
+    for name in ("QUIRE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what it does without an entry
+    assert find(("a",), ".so") is None
+    assert cached_with_suffix(("a",), Maker(), ".so") == b"machine code"
+    assert "no home directory" in caplog.text
+
+
+def test_a_file_that_is_removed_meanwhile_is_made_again(folder, monkeypatch):
+    gone = folder / "gone.bin"
+    monkeypatch.setattr(compiled_cache, "find", lambda *_: gone)
+    assert cached(("a",), Maker(), folder) == b"machine code"
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+
+
+@NEEDS_ROOT
 def test_a_folder_of_the_system_is_used(folder, monkeypatch):
     keep(("a",), b"code", ".so", folder)
-    owner = folder.stat().st_uid
-    monkeypatch.setattr("quire.compiled_cache.ROOT", owner)
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
     assert find(("a",), ".so", folder) is not None
-    monkeypatch.setattr("quire.compiled_cache.ROOT", owner + 2)
+
+
+@NEEDS_ROOT
+def test_a_folder_of_another_user_is_not_used(folder):
+    keep(("a",), b"code", ".so", folder)
+    os.chown(folder, 1234, -1)
     assert find(("a",), ".so", folder) is None
 
 

@@ -54,6 +54,18 @@ def test_without_a_compiler_torch_answers_and_the_log_says_why(folder, truth, tm
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
 
 
+def test_a_bfloat16_checkpoint_is_told_the_same(tmp_path):
+    """Where the processor has bfloat16, torch's operators then compute in it."""
+    folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
+    done = answered(str(folder), "/nonexistent/c++", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (said,) = warnings(done.stderr)
+    assert "torch's operators run" in said
+    assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
+    chosen = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
+    assert warnings(chosen.stderr) == [], "who names the type knows"
+
+
 @pytest.mark.parametrize("how", ["fails to compile", "makes garbage"])
 def test_a_compiler_that_fails_is_one_warning_and_torch_answers(folder, truth, tmp_path, how):
     done = answered(folder, broken_compiler(how, tmp_path), tmp_path)

@@ -1,4 +1,7 @@
-"""Who computes on a CPU, compiled kernels or torch's operators: what is asked for, in one place."""
+"""Who computes on a CPU, compiled kernels or torch's operators: what is asked for, in one place.
+
+Compiled kernels share their work among two threads, so that what they merge is seen, too.
+"""
 
 from typing import Any
 
@@ -7,7 +10,7 @@ from cpp_compilers import NEEDS_COMPILER
 
 from quire.native.availability import native_flaw
 
-NATIVE: dict[str, Any] = {"kernels": "native", "attention_backend": "cpu"}
+NATIVE: dict[str, Any] = {"kernels": "native", "attention_backend": "cpu", "threads": 2}
 TORCH: dict[str, Any] = {"kernels": "torch", "attention_backend": "torch_sdpa"}
 BY_EITHER = pytest.mark.parametrize(
     "ways",

@@ -267,7 +267,31 @@ def test_failed_starts_are_counted(benchmark):
     page = benchmark("tables").write_markdown(
         {"native": {"stages": {"start": found}, "unfinished": {}}}
     )
-    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5 |" in page
+    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5: all |" in page
+
+
+def test_rates_stand_beside_their_aims(benchmark):
+    tables = benchmark("rate_tables")
+    weight = {"inputs": 8, "outputs": 16, "microseconds": 2.0}
+    linear = [
+        weight | {"way": "bf16", "rows": 1, "share_of_bandwidth": 0.8, "share_of_peak": 0.1},
+        weight | {"way": "bf16", "rows": 4, "share_of_bandwidth": 0.6, "share_of_peak": 0.4},
+        weight | {"way": "bf16", "rows": 16, "share_of_bandwidth": 0.2, "share_of_peak": 0.7},
+        weight | {"way": "F.linear bf16", "rows": 1, "share_of_bandwidth": 1, "share_of_peak": 1},
+    ]
+    told = tables.linear_aims(linear)
+    assert "read bandwidth: 1 of 2 reach the aim of 75%; the least 60%, the median 70%" in told
+    assert "FMA peak: 1 of 1 reach the aim of 70%" in told
+    page = tables.linear_table(linear)
+    assert "| 8 x 16 | bf16 | 2 us (80% memory) | 2 us (60% memory) |" in page
+    load = {"model": "8B", "kv": "int8", "batch": 1, "context": 512, "layer_ms": 0.25}
+    attention = [
+        load | {"backend": "cpu", "new": 1, "of_limit": 0.5},
+        load | {"backend": "torch_sdpa", "new": 1, "of_limit": 0.9},
+    ]
+    assert "decode, of the read bandwidth: 0 of 1" in tables.attention_aims(attention)
+    page = tables.attention_table(attention)
+    assert "| 8B | int8 | 1 | 1 | 512 | 0.25 ms (50% memory) | 0.25 ms (90% memory) |" in page
 
 
 def test_the_drawing_is_xml_with_a_bar_for_each_engine(benchmark):
@@ -441,6 +465,7 @@ def test_an_unknown_stage_is_refused_with_the_known_ones():
         (["--vllm", "/no/such/python"], "--vllm: /no/such/python does not run"),
         (["--llama-cpp", sys.executable], "has no module llama_cpp"),
         (["--transformers", "/bin/false"], "is no Python"),
+        (["--quick", "--write"], "--quick finds nothing for --write to keep"),
     ],
 )
 def test_what_cannot_be_run_is_refused_at_once(words, message):
@@ -477,7 +502,7 @@ def test_a_quick_run_takes_every_figure(tmp_path):
     quires = {each["label"]: each for each in stages["5m"]["engines"] if "quire" in each["label"]}
     assert quires.pop("quire all bf16")["configuration"]["options"]["kv_cache_dtype"] == "bfloat16"
     assert [each["equal_tokens"] for each in quires.values()] == [1.0] * 3
-    assert [each["kind"] for each in stages["start"]["starts"]].count("cached") == 3
+    assert [each["kind"] for each in stages["start"]["starts"]].count("cached") == 7
     assert all("first_token_s" in each for each in stages["start"]["starts"])
     assert [each["clients"] for each in stages["load"]["clients"]] == [1, 2]
     assert sum(each["seconds"] for each in stages.values()) < time.monotonic() - started

@@ -90,7 +90,12 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self) -> WorkerInfo:
-        """Start the workers and load the weights; the smallest memory of all workers."""
+        """Start the workers and load the weights.
+
+        Returns:
+            The smallest memory of all workers, and what failed to load on any of them: whoever
+            starts several lets all of them do without what one has to do without.
+        """
 
     @abstractmethod
     def allocate(self, plan: KVPlan) -> None:

@@ -144,7 +144,7 @@ class HeadRMSNorm:
             )
         if heads.stride()[1:] != (size, 1):
             heads = heads.contiguous()
-        normed = torch.empty(heads.shape)
+        normed = torch.empty(heads.shape, dtype=torch.float32)
         self._norm(
             heads.data_ptr(), heads.stride(0), self._pointer, normed.data_ptr(),
             num_tokens, num_heads, size, self._eps, self._threads,
@@ -167,14 +167,14 @@ class GatedActivation:
         """Return `activation(gate) * up`: `[T, 2 * n] -> [T, n]` float32, the gate first.
 
         Raises:
-            ValueError: They have another type.
+            ValueError: They have another type, or one has no partner.
         """
         num_rows, width = gate_up.shape
-        if gate_up.dtype != torch.float32:
-            raise wrong_rows(gate_up, width)
+        if gate_up.dtype != torch.float32 or width % 2:
+            raise wrong_rows(gate_up, width + width % 2)
         rows = gate_up.contiguous()
         size = width // 2
-        out = torch.empty(num_rows, size)
+        out = torch.empty(num_rows, size, dtype=torch.float32)
         self._function(rows.data_ptr(), out.data_ptr(), num_rows, size, self._threads)
         return out
 

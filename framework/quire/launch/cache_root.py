@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.checkpoint import CONFIG, WEIGHT_FILES
+from quire.choosing import AUTO
 from quire.composition import Choice, Composition
 from quire.config import ModelSettings
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
@@ -27,7 +28,7 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
             )
         ],
         "backends": composition.layer_backends,
-        "weights": None if composition.quantization is None else _part(composition.quantization),
+        "weights": _weights(composition.quantization, settings),
         "dtypes": [composition.dtype, composition.kv_dtype],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip
@@ -45,6 +46,11 @@ def _content(folder: Path, settings: ModelSettings) -> list[Any]:
     weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
     stats = [(path.name, path.stat()) for path in weights]
     return [config, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]]
+
+
+def _weights(choice: Choice | None, settings: ModelSettings) -> tuple[Any, ...] | None:
+    """Tell how weights are kept; a method that nobody named rounds none of them."""
+    return None if choice is None else (_part(choice), settings.quantization != AUTO)
 
 
 def _part(choice: Choice) -> tuple[str, str, str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from quire.checkpoint import Checkpoint, find_checkpoint
+from quire.choosing import ASKED_FOR
 from quire.compose import compose, corrected
 from quire.composition import Composition
 from quire.config import Settings
@@ -87,14 +88,26 @@ def log_composition(composition: Composition) -> None:
         composition.graphs_why,
     )
     logger.info("weights of linear layers: %s", composition.weights)
-    if composition.device == "cpu" and composition.kernels_why == composition.machine.native_flaw:
-        logger.warning(
-            "torch's operators run, for compiled CPU kernels cannot: %s", composition.kernels_why
-        )
+    missed = _missed_kernels(composition)
+    if missed is not None:
+        logger.warning("torch's operators run, for compiled CPU kernels cannot: %s", missed)
     for choice in composition.choices:
         logger.info(
             "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why
         )
+
+
+def _missed_kernels(composition: Composition) -> str | None:
+    """Return why compiled CPU kernels cannot run that nobody has decided against; else None.
+
+    Without them the compute type may be another one, which would keep them out as well.
+    """
+    machine = composition.machine
+    is_chosen = ASKED_FOR in (composition.kernels_why, composition.dtype_why)
+    if composition.device != "cpu" or composition.kernels != "torch" or is_chosen:
+        return None
+    has_better = composition.dtype == "bfloat16" and machine.cpu_has_matrix_bf16
+    return None if has_better else machine.native_flaw
 
 
 def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoint) -> Path:

@@ -144,7 +144,7 @@ def _add_rms_norm(weight: Tensor, eps: float) -> AddAndNorm:
 def _eps_on_cpu(eps: float, context: LayerContext) -> Tensor | None:
     """The constant of `_normalise`, where that is quicker than torch's own norm."""
     is_float32_cpu = context.device.type == "cpu" and context.dtype is torch.float32
-    return torch.full((1,), eps) if is_float32_cpu else None
+    return torch.full((1,), eps, dtype=torch.float32) if is_float32_cpu else None
 
 
 def _weight_dtype(weight_offset: float, context: LayerContext) -> torch.dtype:

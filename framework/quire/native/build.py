@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire import compiled_cache
 from quire.errors import NativeUnavailableError
 from quire.native import instruction_sets
-from quire.native.compiler import FLAGS, CppCompiler, extra_flags
+from quire.native.compiler import FLAGS, CppCompiler, extra_flags, own_words
 from quire.native.sources import Sources
 
 
@@ -19,11 +20,13 @@ class Build:
     Attributes:
         sources: The texts.
         flags: Of the instruction set, and the user's.
+        own_words: Of the compiler's command, behind its name.
         suffix: How the names of kept libraries end.
     """
 
     sources: Sources
     flags: tuple[str, ...]
+    own_words: tuple[str, ...]
     suffix: str
 
     @classmethod
@@ -32,14 +35,14 @@ class Build:
 
         Raises:
             NativeUnavailableError: There is no instruction set for this processor.
-            SettingsError: The environment names an instruction set that is not there, or flags
-                that cannot be read.
+            SettingsError: The environment names an instruction set that is not there, or words for
+                the compiler that cannot be read.
         """
         chosen = instruction_sets.here()
         if isinstance(chosen, str):
             raise NativeUnavailableError(f"this processor has no known instruction set: {chosen}")
         flags = (*chosen.compiler_flags, *extra_flags())
-        return cls(Sources.read(source), flags, f".{chosen.name}.so")
+        return cls(Sources.read(source), flags, own_words(), f".{chosen.name}.so")
 
     def kept(self, maker: str | None) -> Path | None:
         """Return what was made before by this version of a compiler, or by any; None: nothing."""
@@ -59,4 +62,4 @@ class Build:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        return (" ".join((*FLAGS, *self.flags)), *self.sources.parts)
+        return (shlex.join((*self.own_words, *FLAGS, *self.flags)), *self.sources.parts)

@@ -66,6 +66,8 @@ class CppCompiler:
                 options = (*FLAGS, *flags, f"-I{place / INCLUDED}")
                 files = (str(place / sources.main), "-o", str(library))
                 _run((*self.command, *options, *files))
+                if not library.exists():
+                    raise NativeUnavailableError(f"{self.command[0]} has made nothing")
                 return library.read_bytes()
         except OSError as error:
             raise NativeUnavailableError(
@@ -99,6 +101,15 @@ def locate_compiler() -> tuple[str, ...]:
     raise NativeUnavailableError(
         f"there is no C++ compiler: looked for {looked_for}; install g++, or set {VARIABLE}"
     )
+
+
+def own_words() -> tuple[str, ...]:
+    """Return what `CXX` has behind its first word, be it there or not: results depend on that, too.
+
+    Raises:
+        SettingsError: The variable cannot be read.
+    """
+    return _words(VARIABLE, os.environ.get(VARIABLE, ""))[1:]
 
 
 def extra_flags() -> tuple[str, ...]:
@@ -138,8 +149,7 @@ def _run(command: Sequence[str]) -> str:
     try:
         printed, complained = child.communicate(timeout=COMPILE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        kill()
-        child.communicate()  # closes its pipes
+        _kill_group(child)
         raise NativeUnavailableError(
             f"{command[0]} was not done after {COMPILE_TIMEOUT_S} s"
         ) from error
@@ -155,9 +165,17 @@ def _run(command: Sequence[str]) -> str:
 def _kill(child: subprocess.Popen[str]) -> None:
     """End a compiler and its passes; nothing if it is over."""
     if child.poll() is None:
-        with suppress(ProcessLookupError):  # the thread that reads its output may have seen its end
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[str]) -> None:
+    """End what a compiler has started, though it be over itself, and do not wait for more of it."""
+    with suppress(ProcessLookupError):  # the thread that reads its output may have seen its end
+        os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+    child.wait()
 
 
 def _end_of(returncode: int) -> str:

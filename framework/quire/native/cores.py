@@ -7,6 +7,7 @@ which neither torch nor OpenMP knows: more threads than it has CPUs wait most of
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -67,12 +68,14 @@ def _above(line: str, groups: Path) -> list[Path]:
 
 def _quota(folder: Path) -> float | None:
     """Return the CPUs that one group may use, by version 2 or 1 of the interface."""
-    try:
-        limit, period = (folder / "cpu.max").read_text().split()
-    except OSError:
-        try:
-            limit = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    return None if limit in ("max", "-1") else int(limit) / int(period)
+    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError):
+            words = [word for name in files for word in (folder / name).read_text().split()]
+            return _share(*words) if len(words) == 2 else None
+    return None
+
+
+def _share(limit: str, period: str) -> float | None:
+    """Return the quotient of two whole numbers above zero; None for others: there is no limit."""
+    is_share = limit.isdecimal() and period.isdecimal() and int(limit) and int(period)
+    return int(limit) / int(period) if is_share else None

@@ -60,24 +60,13 @@ class NativeLibrary:
             raise NativeUnavailableError(library)
         return library
 
-    def flaw(self) -> str | None:
-        """Return why the functions cannot be had, once that is known; None: they are there."""
-        try:
-            self.load()
-        except NativeUnavailableError as error:
-            return str(error)
-        return None
-
     def _begun(self) -> Future[ctypes.CDLL | str]:
         with self._lock:
             if self._built is None:
-                self._built = Future()
-                threading.Thread(
-                    target=self._build,
-                    args=(self._built,),
-                    name=f"compile {self.name}",
-                    daemon=True,
-                ).start()
+                built: Future[ctypes.CDLL | str] = Future()
+                name = f"compile {self.name}"
+                threading.Thread(target=self._build, args=(built,), name=name, daemon=True).start()
+                self._built = built
             return self._built
 
     def _build(self, built: Future[ctypes.CDLL | str]) -> None:
@@ -101,12 +90,28 @@ class NativeLibrary:
         build = Build.here(self._source)
         try:
             compiler = find_compiler()
-            return _opened(build, compiler) or _made(build, compiler)
+            return _opened(build, compiler) or self._made(build, compiler)
         except NativeUnavailableError as error:
             library = _opened(build, None)
             if library is None:
                 raise
             logger.info("%s: compiled before, by another compiler; %s", self.name, error)
+            return library
+
+    def _made(self, build: Build, compiler: CppCompiler) -> ctypes.CDLL:
+        """Compile, keep and load; what cannot be loaded is not kept."""
+        logger.info("compiling the CPU kernels of %s", self.name)
+        code = build.make(compiler)
+        kept = build.keep(code, compiler)
+        if kept is None:
+            return _loaded_from_elsewhere(code, compiler)
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError as error:
+            kept.unlink(missing_ok=True)
+            library = _loaded_from_elsewhere(code, compiler)
+            what = f"compiled kernels are not kept, for they cannot be loaded from {kept.parent}"
+            _COMPLAINTS.say(what, _said(error, kept))
             return library
 
     def _declared(self, library: ctypes.CDLL) -> ctypes.CDLL:
@@ -141,26 +146,22 @@ def _opened(build: Build, compiler: CppCompiler | None) -> ctypes.CDLL | None:
         return None
 
 
-def _made(build: Build, compiler: CppCompiler) -> ctypes.CDLL:
-    """Compile, keep and load; what cannot be loaded is not kept."""
-    code = build.make(compiler)
-    kept = build.keep(code, compiler)
+def _loaded_from_elsewhere(code: bytes, compiler: CppCompiler) -> ctypes.CDLL:
+    """Load what is kept nowhere."""
     with tempfile.TemporaryDirectory(prefix="quire-native-") as folder:
-        path = kept or Path(folder) / "library.so"
-        if kept is None:
-            path.write_bytes(code)
+        path = Path(folder) / "library.so"
         try:
+            path.write_bytes(code)
             return ctypes.CDLL(str(path))
         except OSError as error:
-            path.unlink(missing_ok=True)
             raise NativeUnavailableError(
-                f"what {compiler.command[0]} made cannot be loaded: {_said(error)}"
+                f"what {compiler.command[0]} made cannot be loaded: {_said(error, path)}"
             ) from error
 
 
-def _said(error: OSError) -> str:
+def _said(error: OSError, path: Path) -> str:
     """Return what the loader says, without the library's path: it is the same for each library."""
-    return str(error).rpartition(": ")[2]
+    return str(error).removeprefix(f"{path}: ")
 
 
 class _Complaints:

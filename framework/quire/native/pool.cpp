@@ -17,9 +17,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #include "export.h"
@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto AWAKE = std::chrono::microseconds(100);  // without work
 constexpr int GLANCES = 32;  // between two looks at the clock; some microseconds
 constexpr int PATIENT_GLANCES = 1 << 12;  // of the caller, before it lets others use its core
+constexpr long CALLS_UNTIL_ASKED_AGAIN = 1 << 14;  // some seconds of work
 constexpr long MAX_PARTS = 1 << 15;
 
 inline void pause() {
@@ -80,18 +81,26 @@ private:
     // The state says already that there is work: a thread that counts itself among the sleepers
     // later than this looks at them has seen that.
     void wake(long wanted) {
-        while (num_threads < wanted && !is_full) start();
+        if (refused)
+            refused--;
+        else
+            while (num_threads < wanted && start()) {
+            }
         if (!asleep.load(std::memory_order_seq_cst)) return;
         { std::lock_guard<std::mutex> lock(sleep); }  // who is about to sleep does, or has seen it
         wanted == 1 ? awakened.notify_one() : awakened.notify_all();
     }
 
-    void start() {
+    // Whether there is one more. Where the system grants none, or no memory, those that are do it
+    // all for some time.
+    bool start() {
         try {
             std::thread([this] { serve(); }).detach();
             num_threads++;
-        } catch (const std::system_error&) {  // the system grants no more; those that are do it all
-            is_full = true;
+            return true;
+        } catch (const std::exception&) {
+            refused = CALLS_UNTIL_ASKED_AGAIN;
+            return false;
         }
     }
 
@@ -116,7 +125,7 @@ private:
     Work work = nullptr;
     void* context = nullptr;
     long num_threads = 0;  // beside the callers'
-    bool is_full = false;
+    long refused = 0;  // calls before the system is asked for threads again
     alignas(64) std::atomic<uint64_t> state{0};
     alignas(64) std::atomic<long> left{0};  // parts that are not done
     alignas(64) std::atomic<int> asleep{0};

@@ -38,11 +38,13 @@ class PartLibraries:
         self._layers: list[Callable[[], object]] = []  # each waits for a library
         self._method: list[Callable[[], object]] = []
         self._steps: list[Callable[[], object]] = []
+        self._adapters: list[Callable[[], object]] = []
         if composition.kernels == "native":
             cpu_layers.LIBRARY.begin()
             self._layers.append(cpu_layers.LIBRARY.load)
             if composition.lora_source is not None:
-                cpu_lora.LIBRARY.begin()  # waited for when adapters get their room
+                cpu_lora.LIBRARY.begin()
+                self._adapters.append(cpu_lora.LIBRARY.load)
         if (quantization := composition.quantization) is not None:
             method = registries.quantizations.load(quantization.entry)
             method.begin_loading()
@@ -69,6 +71,8 @@ class PartLibraries:
         Raises:
             NativeUnavailableError: One cannot be had, and the user asked for it.
         """
+        if named_native:  # or else adapters take torch's operators when they get their room
+            _failure(self._adapters, named_native)
         return LoadFailures(
             kernels=_failure(self._layers, named_native),
             quantization=_failure(self._method, named_native),

@@ -16,7 +16,7 @@ from quire.errors import CapacityError
 from quire.free_memory import cache_bytes, free_host_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT_BYTES = 2**30
+KEPT_BYTES, OLDER_KEPT_BYTES = 2**30, 2**25  # glibc before 2.35 grants no more than the second
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # as it signs its errors
 
 
@@ -126,7 +126,7 @@ def give_back(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay in this process, up to `KEPT_BYTES`, where the C library allows it.
+    """Let freed memory stay in this process, blocks up to `KEPT_BYTES`, where libc allows it.
 
     A step allocates and frees the same large tensors each time. glibc hands blocks of that size
     back to the system and takes new ones, which are cleared page by page: a tenth of a prefill.
@@ -134,5 +134,7 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    for threshold in (KEPT_BYTES, OLDER_KEPT_BYTES):
+        if libc.mallopt(M_MMAP_THRESHOLD, threshold):  # 0: refused
+            libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+            return

@@ -132,7 +132,7 @@ class CpuBackend(AttentionBackend):
     ) -> Tensor:  # [T, H, D]
         """Write `k` and `v` to their slots, then attend; rows of padding come out as zeros."""
         q, k, v = (_with_whole_tokens(tensor) for tensor in (q, k, v))
-        out = torch.empty(q.shape)
+        out = torch.empty(q.shape, dtype=torch.float32)
         self._library.attend(
             self._heads_address,
             self._constants(layer, kv_cache),
@@ -157,7 +157,8 @@ class CpuBackend(AttentionBackend):
     ) -> Tensor:  # [T, H, D]
         """Do the same from the heads as they were projected."""
         weight = rotary.norm_weight
-        out = torch.empty(len(qkv), self.shape.num_heads, self.shape.head_dim)
+        shape = (len(qkv), self.shape.num_heads, self.shape.head_dim)
+        out = torch.empty(shape, dtype=torch.float32)
         self._library.turn_and_attend(
             self._heads_address,
             self._constants(layer, kv_cache),
@@ -195,7 +196,7 @@ def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
     )
     size = c_int64()
     library.attention_scratch(byref(heads), byref(size))
-    scratch = torch.empty(size.value)
+    scratch = torch.zeros(size.value, dtype=torch.float32)  # what is padding stays a number
     heads.scratch = scratch.data_ptr()
     return heads, scratch
 

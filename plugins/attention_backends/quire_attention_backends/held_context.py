@@ -153,7 +153,8 @@ class HeldContext:
         lens = torch.from_numpy(seq_lens)
         room = int(seq_lens.max()) + ROOM
         is_beyond = torch.arange(room) >= lens.unsqueeze(1)  # [n, C]
-        mask = torch.zeros(len(lens), room).masked_fill_(is_beyond, -math.inf)
+        mask = torch.zeros(len(lens), room, dtype=torch.float32)
+        mask.masked_fill_(is_beyond, -math.inf)
         mask = mask.repeat_interleave(num_kv_heads, 0).unsqueeze(1)
         last = (lens - 1).repeat_interleave(num_kv_heads).repeat(2)  # [2 * n * K]
         appended = torch.arange(len(last)) * room + last

@@ -60,8 +60,9 @@ def build_tiled(
     first = rows.tokens(found.tables, found.read)  # [n, c * 128]
     first = first.view(num_spans, -1, TILE).transpose(0, 1)  # [c, n, 128]
     context = first[None, :, :, None, :] + rows.head_rows[:, None, None, :, None]
-    mask = torch.zeros(found.is_hidden.shape, device=block_table.device)  # [n, q, c * 128]
-    mask.masked_fill_(found.is_hidden, -math.inf)
+    hidden = found.is_hidden  # [n, q, c * 128]
+    mask = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    mask.masked_fill_(hidden, -math.inf)
     mask = mask.view(num_spans, size, -1, TILE).permute(2, 0, 1, 3)  # [c, n, q, 128]
     mask = mask.repeat_interleave(shape.num_heads // shape.num_kv_heads, 2)
     mask = functional.pad(mask, (0, 0, 0, -mask.shape[2] % ROWS)).unsqueeze(2)
@@ -128,6 +129,7 @@ def check_rows(shape: AttentionShape) -> None:
 def _sample(q: Tensor, k_and_v: Tensor, products: slice, asked: slice) -> Tensor:
     some, num_tiles = q[products, asked], k_and_v.shape[1]
     num_rows = some.shape[1] + -some.shape[1] % ROWS
-    mask = torch.zeros(num_tiles, 1, 1, num_rows, TILE, device=q.device)
+    shape = (num_tiles, 1, 1, num_rows, TILE)
+    mask = torch.zeros(shape, dtype=torch.float32, device=q.device)
     gathered = k_and_v[:, :, products].reshape(-1, q.shape[2])
     return attend_in_tiles(some.contiguous(), gathered, mask, 0.1, None)

@@ -88,7 +88,8 @@ def _in_groups(weight: Tensor, size: int) -> Tensor:
 
 
 def _codes(groups: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
-    factors = torch.where(scales == 0, scales, 1 / scales)
+    factors = 1 / scales
+    factors = torch.where(factors.isinf(), 0.0, factors)  # of zeros, and of what is next to them
     return (groups * factors).clamp(lowest, highest).round()
 
 

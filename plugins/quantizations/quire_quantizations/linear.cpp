@@ -54,6 +54,7 @@ struct Tile {
     long size;              // inputs of the block, a multiple of STEP
     const uint8_t* next;    // packed memory that is read after this
     long next_bytes;        // of it for each chunk of inputs
+    long turn;              // input from which on what is asked for early is in the next panels
     const float* bias;      // none before the last block
     float* out;
     long out_row, columns;
@@ -135,11 +136,13 @@ INLINE void add_products(
             for (long line = 0; line < tile.next_bytes; line += LINE)
                 __builtin_prefetch(next + line);
         long count = size - k < CHUNK ? size - k : CHUNK;
+        const long others = begin + k < tile.turn ? 0 : (PANELS - 1) * tile.panel_bytes;
+        const long ahead = others + AHEAD_OF_FEW;
         for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
             if constexpr (PANELS > 1)  // too many lines to ask for them all at once
                 for (int p = 0; p < PANELS; p++)
                     for (long line = 0; line < At::STEP_BYTES; line += LINE)
-                        __builtin_prefetch(codes + p * tile.panel_bytes + AHEAD_OF_FEW + line);
+                        __builtin_prefetch(codes + p * tile.panel_bytes + ahead + line);
             typename Codes::Words words[VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++) {
@@ -304,6 +307,7 @@ struct Linear {
             Tile next = tile(panel, 0, 0, padded);
             next.a = a;
             next.next = next.packed + AHEAD_OF_FEW;
+            next.turn = padded - AHEAD_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
             (fits ? some : one)(next);
             panel += fits ? step : 1;
         }

@@ -31,10 +31,10 @@ INLINE vf nearest_bf16(vf v) {
     return (vf)(bf16_words(v) << 16);
 }
 
-// 1 / scale; 0 for a scale of 0, whose codes are then 0.
+// 1 / scale; 0 for a scale of 0, or so small that this is no number: the codes are then 0.
 INLINE vf inverse(vf scale) {
-    vf zeros = zero();
-    return scale == zeros ? zeros : set1(1.0f) / scale;
+    vf zeros = zero(), found = set1(1.0f) / scale;
+    return max(found, -found) == set1(INFINITY) ? zeros : found;
 }
 INLINE vf code(vf number, vf inverse_scale, float lowest, float highest) {
     return round_to_integer(min(max(number * inverse_scale, set1(lowest)), set1(highest)));

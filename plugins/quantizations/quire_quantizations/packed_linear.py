@@ -37,9 +37,11 @@ class PackedLinear(LinearMethod):
         self._packed: PackedWeight | None = None  # none where torch multiplies
         self._by_torch: LinearMethod = Unquantized(torch.float32, CPU)
         self._has_loaded = False
+        self._is_embeddings = True  # an embedding's weight, which this one makes its own
 
     def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
         """Register `weight` `[out_features, in_features]`, to be loaded."""
+        self._is_embeddings = False
         dtype = torch.bfloat16 if self.keeping.only_bf16 else torch.float32
         _register(layer, torch.empty(out_features, in_features, dtype=dtype))
 
@@ -58,14 +60,14 @@ class PackedLinear(LinearMethod):
     def finish_loading(self, layer: nn.Module) -> None:
         """Pack the weight."""
         dense = layer.get_parameter("weight").detach()
-        if self.keeping.only_bf16 and dense.dtype != torch.bfloat16:
+        if self.keeping.only_bf16 and not self._may_round and dense.dtype != torch.bfloat16:
             self.keeping = FLOAT32
         try:
             self._packed = PackedWeight(dense, self.keeping)
         except NativeUnavailableError:
             _register(layer, self.keeping.keeps(dense.float()))
             if Prepacked.is_available(torch.float32, CPU):
-                self._by_torch = Prepacked(torch.float32, CPU, is_shared=self.has_rows)
+                self._by_torch = Prepacked(torch.float32, CPU, is_shared=self._is_embeddings)
             self._by_torch.finish_loading(layer)
             return
         self.is_batch_invariant = True

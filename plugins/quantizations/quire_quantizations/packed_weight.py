@@ -52,14 +52,18 @@ class PackedWeight:
         """Compute `x @ weight.T + bias`.
 
         Raises:
-            ValueError: `x` is not what the weight is multiplied with.
+            ValueError: `x` is not what the weight is multiplied with, or `bias` not what is added.
         """
         *counts, inputs = x.shape
         if x.dtype != torch.float32 or inputs != self.in_features:
             raise ValueError(
                 f"x must be float32 with {self.in_features} columns, got {x.dtype} with {inputs}"
             )
-        x = x.contiguous()
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != (self.out_features,)):
+            raise ValueError(
+                f"bias must be float32 [{self.out_features}], got {bias.dtype} {list(bias.shape)}"
+            )
+        x, bias = x.contiguous(), None if bias is None else bias.contiguous()
         out = x.new_empty(*counts, self.out_features)
         bias_at = None if bias is None else bias.data_ptr()
         num_rows = counts[0] if len(counts) == 1 else math.prod(counts)

@@ -228,6 +228,21 @@ def test_rows_of_another_type_or_width_are_refused(x):
         HeadRMSNorm(torch.ones(3, 4), 1e-6)(x.unsqueeze(1).expand(-1, 3, -1))
     with pytest.raises(ValueError, match="rows must be float32 of 4, got"):
         GatedActivation(cpu_layers.LIBRARY.load().silu_and_mul)(good.double())
+    with pytest.raises(ValueError, match=r"rows must be float32 of 4, got torch.float32 \[2, 3\]"):
+        activation("silu")(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_what_the_program_calls_its_default_type_does_not_matter(dtype):
+    gate_up, heads = numbers(3, 64), numbers(3, 2, 16)
+    norm = HeadRMSNorm(torch.ones(2, 16), 1e-6)
+    expected = activation("silu")(gate_up), norm(heads)
+    torch.set_default_dtype(dtype)
+    try:
+        found = activation("silu")(gate_up), norm(heads)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(

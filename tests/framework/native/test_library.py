@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def compiler(monkeypatch, tmp_path):
 
 def new_library(source=SOURCE):
     return NativeLibrary("doubling", source, FUNCTIONS)
+
+
+def flaw(doubling):
+    with pytest.raises(NativeUnavailableError) as caught:
+        doubling.load()
+    return str(caught.value)
 
 
 def doubled(functions, count=1001, threads=2):
@@ -125,6 +132,15 @@ def test_flags_of_the_user_count(compiler, monkeypatch):
     assert compiler() == 2
 
 
+def test_what_stands_behind_the_compilers_name_counts(compiler, monkeypatch):
+    new_library().load()
+    monkeypatch.setenv("CXX", os.environ["CXX"] + " -DNOTHING=1")
+    assert doubled(new_library().load())
+    assert compiler() == 2
+    assert doubled(new_library().load())
+    assert compiler() == 2
+
+
 def test_without_a_compiler_what_another_one_made_is_used(compiler, monkeypatch, caplog):
     caplog.set_level("INFO")
     new_library().load()
@@ -189,7 +205,7 @@ def test_a_compiler_that_does_not_work_is_one_warning_and_the_same_error_each_ti
     assert (COMPLAINT in caplog.text) == how.startswith("fails")
     assert ("SIGKILL" in caplog.text) == (how == "is killed")
     assert kept(cache) == []
-    (first, second) = (each.flaw().partition("\n")[0] for each in libraries)
+    (first, second) = (flaw(each).partition("\n")[0] for each in libraries)
     assert first == second
 
 
@@ -198,9 +214,9 @@ def test_a_long_complaint_is_cut_to_its_end(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\nseq 1 20000 >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    flaw = new_library().flaw()
-    assert flaw.endswith("19999\n20000")
-    assert len(flaw) < 5000
+    said = flaw(new_library())
+    assert said.endswith("19999\n20000")
+    assert len(said) < 5000
 
 
 def test_a_compiler_that_hangs_is_killed_with_its_children(monkeypatch, tmp_path):
@@ -210,9 +226,48 @@ def test_a_compiler_that_hangs_is_killed_with_its_children(monkeypatch, tmp_path
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
-    assert "was not done after 0.5 s" in new_library().flaw()
+    assert "was not done after 0.5 s" in flaw(new_library())
     stat = Path(f"/proc/{pid_file.read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_compiler_that_leaves_somebody_behind_is_not_waited_for(monkeypatch, tmp_path):
+    """It is over at once, but what it has started holds its output open."""
+    script = tmp_path / "c++"
+    script.write_text("#!/bin/sh\nsleep 60 &\nexit 0\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
+    started = time.monotonic()
+    assert "was not done after 0.5 s" in flaw(new_library())
+    assert time.monotonic() - started < 30
+
+
+def test_a_compiler_that_makes_nothing_is_said_so(monkeypatch, tmp_path):
+    script = tmp_path / "c++"
+    script.write_text("#!/bin/sh\necho 1.0\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    assert flaw(new_library()) == f"{script} has made nothing"
+
+
+def test_what_cannot_be_loaded_where_it_is_kept_is_loaded_from_elsewhere(
+    compiler, monkeypatch, cache, caplog
+):
+    real = ctypes.CDLL
+
+    def refuse_the_cache(name):
+        if name.startswith(str(cache)):
+            raise OSError(f"{name}: failed to map segment from shared object: not permitted")
+        return real(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse_the_cache)
+    for _ in range(2):
+        assert doubled(new_library().load())
+    assert compiler() == 2
+    assert kept(cache) == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"cannot be loaded from {cache}: failed to map segment" in warning.getMessage()
 
 
 def test_an_error_in_the_source_is_said_with_its_line(tmp_path):

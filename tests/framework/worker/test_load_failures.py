@@ -9,7 +9,7 @@ from native_libraries import failing_library
 from quire import LLM, SamplingParams
 from quire.config import Settings
 from quire.errors import NativeUnavailableError, RefusedError
-from quire.kernels import cpu_layers
+from quire.kernels import cpu_layers, cpu_lora
 from quire.launch.composing import compose_engine
 from quire.machine import Machine
 from quire.plugins import load_plugins
@@ -135,6 +135,18 @@ def test_kernels_that_were_asked_for_and_do_not_compile_stop_the_start(folder, b
 def test_any_part_whose_kernels_do_not_compile_stops_who_asked_for_them(folder, broken_part):
     with pytest.raises((NativeUnavailableError, RefusedError)):
         answer(folder, kernels="native")
+
+
+@NEEDS_KERNELS
+def test_adapters_whose_kernels_do_not_compile_stop_who_asked_for_them(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
+    with pytest.raises(NativeUnavailableError):
+        answer(folder, kernels="native", enable_lora=True)
+    tokens, composition = answer(folder, enable_lora=True)
+    assert composition.kernels == "native"
+    assert list(tokens) == list(answer(folder)[0])
 
 
 @NEEDS_KERNELS

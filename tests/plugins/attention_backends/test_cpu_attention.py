@@ -1,17 +1,16 @@
 """The backend `cpu` passes the conformance kit, by every instruction set that is here."""
 
-import platform
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_libraries import SETS_HERE
 
 from quire.compiled_cache import FOLDER_VARIABLE
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
 from quire.layers.rotary import Rotation, rotate
-from quire.native.instruction_sets import INSTRUCTION_SETS, VARIABLE, cpu_flags
+from quire.native.instruction_sets import VARIABLE
 from quire.native.library import NativeLibrary
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
@@ -24,16 +23,6 @@ from quire_attention_backends.cpu_library import FUNCTIONS, SOURCE
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 
 ENTRY = load_plugins().registries.attention_backends.entry("cpu")
-HERE = [
-    known.name
-    for known in INSTRUCTION_SETS
-    if platform.machine() in known.architectures and known.needs <= cpu_flags()
-]
-
-
-class TestCpu(AttentionBackendContract):
-    backend_class = CpuBackend
-    capabilities = ENTRY.capabilities
 
 
 def on_threads(count, sizes):
@@ -52,14 +41,29 @@ def check(scene, plan, padding=None):
         torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=limit)
 
 
-@pytest.fixture(params=HERE, scope="module")
-def library(request):
-    """The kernels for one instruction set."""
+@pytest.fixture(params=SETS_HERE, scope="module", autouse=True)
+def _instruction_set(request):
+    """All tests by the kernels for one instruction set, and then for the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, request.param)
-        made = NativeLibrary("attention", SOURCE, FUNCTIONS)
-        made.load()
-    return made
+        library = NativeLibrary("attention", SOURCE, FUNCTIONS)
+        library.load()
+        patch.setattr(cpu_attention, "LIBRARY", library)
+        yield
+
+
+class TestCpu(AttentionBackendContract):
+    """On two threads, so that requests and contexts are cut."""
+
+    backend_class = CpuBackend
+    capabilities = ENTRY.capabilities
+
+    @pytest.fixture(autouse=True)
+    def _two_threads(self):
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        yield
+        torch.set_num_threads(before)
 
 
 ODD = [
@@ -75,8 +79,7 @@ KEPT = ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
 
 @pytest.mark.parametrize("sizes", ODD, ids=str)
 @pytest.mark.parametrize("kv_dtype", KEPT)
-def test_odd_sizes_are_correct(sizes, kv_dtype, library, monkeypatch):
-    monkeypatch.setattr(cpu_attention, "LIBRARY", library)
+def test_odd_sizes_are_correct(sizes, kv_dtype):
     scene = on_threads(2, SceneSizes(kv_dtype=kv_dtype, k_scale=0.5, v_scale=2.0, **sizes))
     long, short, other = scene.add(70), scene.add(30), scene.add(9)
     check(scene, [(long, 60), (short, 3)], Padding(1, 2))
@@ -93,8 +96,7 @@ FEATURES = [
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=str)
-def test_features_are_correct_over_many_tiles(features, library, monkeypatch):
-    monkeypatch.setattr(cpu_attention, "LIBRARY", library)
+def test_features_are_correct_over_many_tiles(features):
     scene = on_threads(3, SceneSizes(num_heads=4, num_kv_heads=1, **features))
     prompt, decoding = scene.add(330), scene.add(300)
     check(scene, [(decoding, 290)])
@@ -118,6 +120,30 @@ def test_answers_of_parts_of_a_context_are_merged(threads, kv_dtype):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
         assert not torch.equal(one, other), "nothing was merged"
     check(cut, [(0, 1)])
+
+
+MANY_HEADS = [  # an item takes 32, 8 or 5 of the heads, and the last one what is left
+    {"num_heads": 41, "num_kv_heads": 41, "head_dim": 16},
+    {"num_heads": 84, "num_kv_heads": 21, "head_dim": 16},
+    {"num_heads": 54, "num_kv_heads": 9, "head_dim": 40},
+]
+
+
+@pytest.mark.parametrize("sizes", MANY_HEADS, ids=str)
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_items_of_some_of_the_heads_are_cut_and_merged(sizes, kv_dtype):
+    whole, cut = (on_threads(count, SceneSizes(kv_dtype=kv_dtype, **sizes)) for count in (1, 3))
+    for scene in (whole, cut):
+        scene.add(420)
+        scene.add(50)
+        scene.answers([(0, 400), (1, 40)])
+    for plan in ([(0, 1), (1, 1)], [(1, 2), (0, 1)], [(0, 2), (1, 1)]):
+        found = cut.step(plan)
+        limit = tolerance(cut.sizes)
+        for answer, truth in found:
+            torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=limit)
+        one, other = torch.cat(whole.answers(plan)), torch.cat([answer for answer, _ in found])
+        assert not torch.equal(one, other), "no item was cut"
 
 
 def test_equal_steps_have_equal_bits():
@@ -152,12 +178,13 @@ def test_any_mixture_of_requests_is_correct(lengths, steps, threads, group, wind
             check(scene, plan, Padding(2, 1))
 
 
-def test_turning_heads_gives_what_the_layers_give():
-    scene = AttentionScene(CpuBackend, SceneSizes())
+@pytest.mark.parametrize("head_dim", [64, 12, 40])
+def test_turning_heads_gives_what_the_layers_give(head_dim):
+    scene = AttentionScene(CpuBackend, SceneSizes(head_dim=head_dim))
     scene.add(20)
     layout = scene.layout([(0, 20)], Padding())
     q, k, v = scene.inputs([(0, 20)])
-    angles = 6.0 * torch.rand(20, 32)
+    angles = 6.0 * torch.rand(20, head_dim // 2)
     cos, sin = angles.cos(), angles.sin()
     table = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
     positions, params = torch.arange(20).flip(0), scene.sizes.params
@@ -215,6 +242,44 @@ def test_more_layers_than_are_remembered_are_served():
     again = scene.backend.forward(*heads, scene.kv_cache, metadata, layers[0])
     assert torch.equal(again, answers[0])
     assert not torch.equal(answers[0], answers[-1])
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("num_new", [1, 20])
+def test_what_is_not_a_number_stays_visible(has_sinks, num_new):
+    """A query without a number has an answer without one, on any number of threads."""
+    for threads in (1, 3):
+        scene = on_threads(threads, SceneSizes(has_sinks=has_sinks))
+        long, other = scene.add(900), scene.add(900)
+        for number in (long, other):
+            scene.answers([(number, 600)])
+        scene.requests[long].q[600:] = torch.nan
+        broken, whole = scene.answers([(long, num_new), (other, num_new)])
+        assert broken.isnan().all()
+        assert whole.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_what_the_program_calls_its_default_type_does_not_matter(dtype):
+    scene = AttentionScene(CpuBackend, SceneSizes())
+    scene.add(30)
+    layout, heads = scene.layout([(0, 30)], Padding()), scene.inputs([(0, 30)])
+    turning = RotaryStep(torch.rand(30, 2, 64), torch.arange(30))
+
+    def both():
+        backend = CpuBackend(scene.backend.shape)
+        metadata, cache = backend.prepare(layout), torch.zeros_like(scene.kv_cache)
+        given = (cache, metadata, scene.sizes.params)
+        plain = backend.forward(*heads, *given)
+        return plain, backend.forward_rotary(torch.cat(heads, 1), turning, *given)
+
+    expected = both()
+    torch.set_default_dtype(dtype)
+    try:
+        found = both()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_without_kernels_it_refuses_and_says_the_way_out(monkeypatch, tmp_path):

@@ -140,23 +140,43 @@ def test_the_dense_weight_is_let_go(method):
     assert layer.get_buffer("packed_weight").nbytes * 8 == bits[names[method]] * 64 * 1024
 
 
-def tied_pair(context: LayerContext) -> tuple[VocabParallelEmbedding, LMHead]:
+def tied_pair(
+    context: LayerContext, dtype: torch.dtype = torch.bfloat16
+) -> tuple[VocabParallelEmbedding, LMHead]:
     embedding = VocabParallelEmbedding(50, 16, context)
     head = LMHead(50, 16, context, tied_to=embedding)
-    embedding.load_weight("weight", numbers(50, 16).bfloat16(), "embed_tokens")
+    embedding.load_weight("weight", numbers(50, 16).to(dtype), "embed_tokens")
     embedding.finish_loading()
     head.finish_loading()
     return embedding, head
 
 
-def test_a_tied_embedding_looks_up_the_rows_of_its_head(has_compiler, method):
-    embedding, head = tied_pair(with_weights(method))
-    weight = kept(method.head, numbers(50, 16).bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_tied_embedding_looks_up_the_rows_of_its_head(has_compiler, method, dtype):
+    embedding, head = tied_pair(with_weights(method), dtype)
+    weight = kept(method.head, numbers(50, 16).to(dtype))
     ids, hidden = torch.tensor([3, 49, 3]), numbers(4, 16, seed=1)
     assert torch.equal(embedding(ids), weight[ids])
     torch.testing.assert_close(head(hidden), linear(hidden, weight), rtol=1e-5, atol=1e-5)
     assert embedding.weight is None
     assert len(list(head.parameters())) == (0 if has_compiler else 1)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_where_nothing_may_be_lost_a_tied_head_is_as_wide_as_its_embedding(has_compiler, dtype):
+    context = replace(CONTEXT, quantization=BFloat16Weights().lossless())
+    embedding, head = tied_pair(context, WIDE[dtype])
+    weight, ids = numbers(50, 16).to(WIDE[dtype]).float(), torch.tensor([3, 49])
+    assert torch.equal(embedding(ids), weight[ids])
+    torch.testing.assert_close(head(torch.eye(16)), weight.T, rtol=1e-7, atol=0)
+
+
+def test_an_untied_head_is_kept_once_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
+    head = LMHead(512, 64, with_weights(Int8Weights))
+    head.load_weight("weight", numbers(512, 64), "lm_head")
+    head.finish_loading()
+    assert [name for name, _ in head.named_buffers() if name == "packed_weight"] == []
 
 
 def test_an_untied_embedding_stays_in_the_type_of_the_checkpoint(method):

@@ -72,15 +72,18 @@ def test_a_row_has_the_same_bits_in_any_company(keeping, shape):
 
 
 def test_threads_do_not_change_a_bit(keeping):
-    """The weight is large enough that two threads have a part."""
-    weight, x = numbers(700, 520), numbers(40, 520, seed=1)
+    """The weight is large enough that two threads have a part: of the outputs, or of many rows.
+
+    The share of 200 rows fits into the second cache whole, and that of 300 does not.
+    """
+    weight, x = numbers(700, 520), numbers(300, 520, seed=1)
     num_threads = torch.get_num_threads()
     products = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             packed = PackedWeight(weight, keeping)
-            products.append([packed.multiply(x[:count]) for count in (1, 8, 40)])
+            products.append([packed.multiply(x[:count]) for count in (1, 8, 40, 200, 300)])
     finally:
         torch.set_num_threads(num_threads)
     for others in products[1:]:
@@ -117,6 +120,18 @@ def test_groups_of_zeros_and_of_nothing_finite(keeping):
     assert kept[1, 130:].isfinite().all()
 
 
+def test_numbers_whose_scale_has_no_inverse_are_those_that_torch_keeps(keeping):
+    """Zeros beside them, and behind the last input, stay zeros."""
+    weight = numbers(3, 300)
+    weight[0] *= 1e-38
+    weight[0, 5] = 0.0
+    weight[1, 256:] *= 1e-39
+    kept = PackedWeight(weight, keeping).rows(torch.arange(3))
+    assert torch.equal(kept, keeping.keeps(weight))
+    assert kept.isfinite().all()
+    assert kept[0, 5] == 0.0
+
+
 def test_what_is_not_a_number_reaches_its_row_only(keeping):
     packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 64, seed=1)
     x[3, 7] = torch.nan
@@ -128,6 +143,17 @@ def test_what_is_not_a_number_reaches_its_row_only(keeping):
 def test_rows_of_x_may_have_gaps(keeping):
     packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 100, seed=1)
     assert same_bits(packed.multiply(x[::2, 3:67]), packed.multiply(x[::2, 3:67].contiguous()))
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(4), torch.zeros(5).bfloat16(), torch.zeros(1, 5)])
+def test_another_bias_is_refused(keeping, bias):
+    with pytest.raises(ValueError, match=r"bias must be float32 \[5\], got"):
+        PackedWeight(numbers(5, 8), keeping).multiply(torch.zeros(2, 8), bias)
+
+
+def test_a_bias_may_have_gaps(keeping):
+    packed, x, bias = PackedWeight(numbers(5, 8), keeping), numbers(2, 8, seed=1), numbers(10)
+    assert same_bits(packed.multiply(x, bias[::2]), packed.multiply(x, bias[::2].contiguous()))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 7), torch.zeros(2, 8, dtype=torch.float64)])

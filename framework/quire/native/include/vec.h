@@ -1,8 +1,8 @@
 // One vector of float32, as wide as the instruction set that this file is compiled for.
 //
-// AVX-512: 16 lanes; AVX2 with FMA: 8; NEON, or anything GCC and Clang know: 4. Every product and
-// sum in a kernel goes through `fma`, `mul` and `add`, so that each number is rounded alike wherever
-// it stands.
+// AVX-512: 16 lanes; AVX2 with FMA: 8; NEON, or anything GCC and Clang know: 4. Where a product and
+// a sum are one instruction the source says so (`fma`), and the compiler may not make others of them
+// (`-ffp-contract=off`): so each number is rounded alike wherever it stands.
 #pragma once
 
 #include <cmath>

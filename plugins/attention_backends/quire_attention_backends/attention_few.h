@@ -167,6 +167,10 @@ void add_values(float* sum, const float* factors, const float* weights, const Si
 template <class Kind>
 float weigh_few(float* scores, const Layer& layer, const float* k_scales, const float* v_scales,
                 long count, long first, long last, float& largest, float& total) {
+    if (std::max(0L, first) >= last) {  // it sees none of them
+        std::fill(scores, scores + rounded_up(count, LANES), 0.0f);
+        return 1.0f;
+    }
     vf most = set1(largest);
     for (long j = 0; j < count; j += LANES) {
         vf score = load(scores + j);
@@ -176,12 +180,7 @@ float weigh_few(float* scores, const Layer& layer, const float* k_scales, const 
         most = max(score, most);
         store(scores + j, score);
     }
-    float now = largest_lane(most);
-    if (now == -INFINITY) {  // it sees none of them, and none before
-        std::fill(scores, scores + rounded_up(count, LANES), 0.0f);
-        return 0.0f;
-    }
-    float factor = rescaling(largest, now);
+    float now = largest_lane(most), factor = rescaling(largest, now);
     vf weights = zero();
     for (long j = 0; j < count; j += LANES) {
         vf weight = power_of_two(load(scores + j) - set1(now));

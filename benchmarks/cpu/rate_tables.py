@@ -1,0 +1,102 @@
+"""What our kernels reach, as Markdown: a row a load, and how often the aims are reached."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+
+BANDWIDTH_AIM, PEAK_AIM = 0.75, 0.70
+FEW_ROWS, MANY_ROWS = 4, 16
+STOCK = ("F.linear", "mkldnn")
+
+
+def linear_table(records: Sequence[Record]) -> str:
+    """Return a row for each weight and way: microseconds, and the share of the nearer limit."""
+    rows = sorted({record["rows"] for record in records})
+    head = ["weight", "way", *(f"{count} rows" for count in rows)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (inputs, outputs, way), of_weight in itertools.groupby(records, _weight_of):
+        cells = {record["rows"]: _linear_cell(record) for record in of_weight}
+        shown = [f"{inputs} x {outputs}", way, *(cells.get(count, "") for count in rows)]
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def attention_table(records: Sequence[Record]) -> str:
+    """Return a row for each load: milliseconds of a layer, and the share of its limit."""
+    backends = list(dict.fromkeys(record["backend"] for record in records))
+    head = ["heads of", "KV cache", "requests", "new tokens", "context", *backends]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for load, of_load in itertools.groupby(records, _load_of):
+        cells = {record["backend"]: _attention_cell(record) for record in of_load}
+        shown = [*map(str, load), *(cells.get(backend, "") for backend in backends)]
+        lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def linear_aims(records: Sequence[Record]) -> str:
+    """Return how many of our figures reach the aims for few rows and for many."""
+    ours = [record for record in records if not record["way"].startswith(STOCK)]
+    few = [r["share_of_bandwidth"] for r in ours if r["rows"] <= FEW_ROWS]
+    many = [r["share_of_peak"] for r in ours if r["rows"] >= MANY_ROWS]
+    return _told(
+        (f"up to {FEW_ROWS} rows, of the read bandwidth", few, BANDWIDTH_AIM),
+        (f"{MANY_ROWS} rows and more, of the float32 FMA peak", many, PEAK_AIM),
+    )
+
+
+def attention_aims(records: Sequence[Record]) -> str:
+    """Return how many of the figures of backend `cpu` reach the aims for decode and prefill."""
+    ours = [record for record in records if record["backend"] == "cpu"]
+    decode = [r["of_limit"] for r in ours if r["new"] == 1]
+    prefill = [r["of_limit"] for r in ours if r["new"] > 1]
+    return _told(
+        ("decode, of the read bandwidth", decode, BANDWIDTH_AIM),
+        ("prefill, of the float32 FMA peak", prefill, PEAK_AIM),
+    )
+
+
+TABLES: dict[str, tuple[Callable[[Sequence[Record]], str], Callable[[Sequence[Record]], str]]] = {
+    "linear_rates": (linear_aims, linear_table),
+    "attention_rates": (attention_aims, attention_table),
+}
+
+
+def _told(*groups: tuple[str, Iterable[float], float]) -> str:
+    lines = []
+    for name, found, aim in groups:
+        shares = sorted(found)
+        if not shares:
+            continue
+        reached, median = sum(share >= aim for share in shares), statistics.median(shares)
+        lines.append(
+            f"* {name}: {reached} of {len(shares)} reach the aim of {aim:.0%}; the least "
+            f"{shares[0]:.0%}, the median {median:.0%}, the most {shares[-1]:.0%}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _weight_of(record: Record) -> tuple[int, int, str]:
+    return record["inputs"], record["outputs"], record["way"]
+
+
+def _linear_cell(record: Record) -> str:
+    is_reading = record["share_of_bandwidth"] > record["share_of_peak"]
+    share = record["share_of_bandwidth" if is_reading else "share_of_peak"]
+    limit = "memory" if is_reading else "FMA"
+    return f"{record['microseconds']:,.0f} us ({share:.0%} {limit})"
+
+
+def _load_of(record: Record) -> tuple[str, str, int, int, int]:
+    names = ("model", "kv", "batch", "new", "context")
+    model, kv, batch, new, context = (record[name] for name in names)
+    return model, kv, batch, new, context
+
+
+def _attention_cell(record: Record) -> str:
+    limit = "memory" if record["new"] == 1 else "FMA"
+    return f"{record['layer_ms']:.3g} ms ({record['of_limit']:.0%} {limit})"
