@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WANTED_COVERAGE = 0.95
+ALIKE = 0.75  # of the first tokens; a near tie may part some between number types
 Rounds = Sequence[Mapping[str, Any]]
 
 

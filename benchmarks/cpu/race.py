@@ -11,15 +11,13 @@ from typing import Any
 from checkpoint_files import make_checkpoint, make_gguf, num_params
 from contests import LOAD_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from figures import agreement, first_tokens, rates, ratios
+from figures import ALIKE, agreement, first_tokens, rates, ratios
 from instruction_limits import VLLM_LIBRARIES, refuse_other_builds
 from trials import Trials, tell
 from turns import take_turns
 from ways import AGAIN, VLLM_CACHE_GIB
 
 from quire.free_memory import free_host_bytes
-
-ALIKE = 0.75  # of the first tokens; a near tie may part some between number types
 
 
 class Replaced(list[Any]):

@@ -2,7 +2,8 @@
 
 The best way so far stands by while the next one is tried. One that is much slower is left after its
 first run; with any other, both run once more in turn, and the better run of each counts. Where a
-load has several figures, each has a best way of its own.
+load has several figures, each has a best way of its own. A way whose answers begin unlike those of
+the first one does not run the model, and is none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from contests import LOAD_S, RUN_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
+from figures import ALIKE, first_tokens
 from instruction_limits import refuse_other_builds
 
 HOPELESS = 1.25  # times slower than the best
@@ -49,6 +51,7 @@ class Trials:
         self.records: list[dict[str, Any]] = []
         self._rival, self._contest, self._bench, self._folder = rival, contest, bench, folder
         self._standing: list[Entrant] = []
+        self._answers: list[list[int]] | None = None  # of the first way
 
     def run(self) -> Iterator[Sequence[dict[str, Any]]]:
         """Try all ways, as long as there is time; yields all records after each."""
@@ -104,9 +107,13 @@ class Trials:
         loaded = process.load(self._folder, LOAD_S)
         refuse_other_builds(process, loaded, self._bench.isa)
         if self._contest.repeats > 1:  # short enough to be run whole: some compile for each length
-            self._contest.answers(process)
+            answers = self._contest.answers(process)
         else:
-            process.run(self._contest.prompts, 2, 1, RUN_S)
+            _, answers = process.run(self._contest.prompts, 2, 1, RUN_S)
+        if self._answers is None:
+            self._answers = answers
+        elif first_tokens(self._answers, answers) < ALIKE:
+            raise EngineFailedError(f"{way.label}: its answers begin unlike those of the first way")
         return Entrant(way, process, loaded["process_s"])
 
     def _is_hopeless(self, entrant: Entrant) -> bool:
