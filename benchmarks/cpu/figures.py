@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WANTED_COVERAGE = 0.95
-ALIKE = 0.75  # of the first tokens; a near tie may part some between number types
+ALIKE = 0.25  # of the first tokens: number types part near ties, and what is wrong has none alike
+TELLING = 4  # answers: of fewer, one near tie would decide
 Rounds = Sequence[Mapping[str, Any]]
 
 
@@ -67,6 +68,11 @@ def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
         unlike = (i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b)
         same += next(unlike, len(other))
     return same / total
+
+
+def begin_unlike(right: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> bool:
+    """Return whether answers are not those of the same model; False where they are too few."""
+    return len(right) >= TELLING and first_tokens(right, answers) < ALIKE
 
 
 def first_tokens(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from checkpoint_files import make_checkpoint, make_gguf, num_params
 from contests import LOAD_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from figures import ALIKE, agreement, first_tokens, rates, ratios
+from figures import agreement, begin_unlike, first_tokens, rates, ratios
 from instruction_limits import VLLM_LIBRARIES, refuse_other_builds
 from trials import Trials, tell
 from turns import take_turns
@@ -156,12 +156,11 @@ class _Stable:
         if self._reference is None:
             return {}
         name, right = self._reference
-        begins = first_tokens(right, answers)
         return {
             "reference": name,
             "equal_tokens": agreement(right, answers),
-            "first_tokens": begins,
-            "disagrees": way.keeps_weights and begins < ALIKE,
+            "first_tokens": first_tokens(right, answers),
+            "disagrees": way.keeps_weights and begin_unlike(right, answers),
         }
 
     def _process(self, way: Configuration) -> EngineProcess:

@@ -184,7 +184,7 @@ def verdict(ratio: Mapping[str, Any], aim: float, stage: Mapping[str, Any]) -> s
     if any(each["label"] in both and each.get("disagrees") for each in stage["engines"]):
         return "none: their answers begin unlike"
     trials = [each for each in stage.get("trials", ()) if each.get("is_open")]
-    if any(ratio["theirs"].startswith(each["engine"]) for each in trials):
+    if any(each.get("rival") == ratio["rival"] for each in trials):
         return "not all of its ways were tried"
     if ratio["pairs"] < ENOUGH_PAIRS:
         return "too few pairs"

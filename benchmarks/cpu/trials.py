@@ -18,7 +18,7 @@ from typing import Any
 
 from contests import LOAD_S, RUN_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from figures import ALIKE, first_tokens
+from figures import begin_unlike
 from instruction_limits import refuse_other_builds
 
 HOPELESS = 1.25  # times slower than the best
@@ -59,23 +59,27 @@ class Trials:
             way = self._rival.ways.first
             self.best = dict.fromkeys(self._contest.figures, way)
             why = {"not_tried": "taken without a trial", "is_open": True}
-            self.records.append(way.as_dict() | why)
+            self.records.append(self._record(way) | why)
             yield self.records
             return
         end = time.monotonic() + self._rival.trial_s
         with ExitStack() as stack:
             for variant in self._rival.ways.tried:
                 way = variant(self._leader)
-                self.records.append(way.as_dict())
+                self.records.append(self._record(way))
                 if time.monotonic() < end:
                     self.records[-1] |= self._try(way, stack)
                 else:
                     late = f"not tried: the {self._rival.trial_s:.0f} s for trials were over"
                     self.records[-1] |= {"not_tried": late, "is_open": True}
                 yield self.records
+        about = {"rival": self._rival.name, "engine": self._rival.engine}
         for name, why in self._rival.ways.not_tried.items():
-            self.records.append({"engine": self._rival.engine, "name": name, "not_tried": why})
+            self.records.append(about | {"name": name, "not_tried": why})
         yield self.records
+
+    def _record(self, way: Configuration) -> dict[str, Any]:
+        return {"rival": self._rival.name} | way.as_dict()
 
     @property
     def _leader(self) -> Configuration:
@@ -96,6 +100,7 @@ class Trials:
         except EngineFailedError as error:
             process.close()
             tell(f"trial: {error}")
+            self._leave_the_best()
             return {"error": str(error)}
         self._standing.append(entrant)
         self._leave_the_best()
@@ -112,7 +117,7 @@ class Trials:
             _, answers = process.run(self._contest.prompts, 2, 1, RUN_S)
         if self._answers is None:
             self._answers = answers
-        elif first_tokens(self._answers, answers) < ALIKE:
+        elif begin_unlike(self._answers, answers):
             raise EngineFailedError(f"{way.label}: its answers begin unlike those of the first way")
         return Entrant(way, process, loaded["process_s"])
 
@@ -123,7 +128,10 @@ class Trials:
         )
 
     def _let_the_others_run(self) -> None:
-        """Once more, those that were the best so far; one that fails is no longer among them."""
+        """Once more, those that were the best so far; one that fails is no longer among them.
+
+        It may be the best all the same, so that its record is open.
+        """
         for other in tuple(self._standing):
             try:
                 self._once_more(other)
@@ -131,6 +139,10 @@ class Trials:
                 tell(f"trial: {error}")
                 other.process.close()
                 self._standing.remove(other)
+                self._record_of(other.way).update({"error": str(error), "is_open": True})
+
+    def _record_of(self, way: Configuration) -> dict[str, Any]:
+        return next(record for record in self.records if record["name"] == way.name)
 
     def _once_more(self, entrant: Entrant) -> None:
         entrant.process.resume()
@@ -140,7 +152,7 @@ class Trials:
     def _leave_the_best(self) -> None:
         best = {
             figure: max(self._standing, key=lambda each: each.best(figure))
-            for figure in self._contest.figures
+            for figure in (self._contest.figures if self._standing else ())
         }
         self.best = {figure: entrant.way for figure, entrant in best.items()}
         kept = {entrant.way.label for entrant in best.values()}

@@ -223,6 +223,7 @@ def test_engines_whose_answers_begin_unlike_are_marked_and_have_no_verdict(bench
 
 def test_no_aim_is_reached_beside_a_peer_some_of_whose_ways_are_untried(benchmark):
     late = {"engine": "vllm", "name": "compiled", "not_tried": "time was over", "is_open": True}
+    late["rival"] = "vllm"
     rounds = rounds_of(*[(4, 1)] * 7)
     page = page_of(benchmark, stage(benchmark, rounds, trials=[late]))
     assert row_of(page).endswith("| not all of its ways were tried |")
