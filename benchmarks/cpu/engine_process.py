@@ -168,11 +168,13 @@ class EngineProcess:
         self._guard.wait()
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        if self._process.stdin is not None and self._process.poll() is None:
+        if self._process.poll() is None:
             self.resume()
-            self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):  # then it is ended below, with its children
-                self._process.wait(END_S)
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it has ended, and left something unread
+                self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # then it is ended below, with its children
+            self._process.wait(END_S)
         if _group(self._process.pid):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -98,7 +98,7 @@ def checked(arguments_parser: argparse.ArgumentParser) -> argparse.Namespace:
     if arguments.pairs < 1:
         arguments_parser.error("--pairs must be at least 1")
     if arguments.quick:
-        if arguments.out == RESULTS:
+        if arguments.out is not None and arguments.out.resolve() == RESULTS.resolve():
             arguments_parser.error("--quick finds nothing for --write to keep; take --out FOLDER")
         arguments.pairs = min(arguments.pairs, 2)
     for engine, (flag, module) in PEERS.items():

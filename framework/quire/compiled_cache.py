@@ -15,9 +15,9 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def default_folder() -> Path:
     """Return where compiled kernels of this user belong.
 
     Raises:
-        FileNotFoundError: It would be in a home directory, and this user has none.
+        FileNotFoundError: It would be in a home directory that is not known.
     """
     try:
         if named := os.environ.get(FOLDER_VARIABLE):
@@ -42,7 +42,7 @@ def default_folder() -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(base).expanduser() / "quire" / "kernels"
     except RuntimeError as error:
-        raise FileNotFoundError("this user has no home directory") from error
+        raise FileNotFoundError(f"{error} of the cache") from error
 
 
 def cached(
@@ -74,12 +74,14 @@ def find(
     """
     try:
         folder = default_folder() if folder is None else folder
-    except FileNotFoundError:  # `keep` says so
+        trusted = _trusted(folder)
+    except FileNotFoundError:  # nothing was kept yet, or `keep` says why
         return None
-    if not _is_usable(folder):
+    except OSError as error:
+        _COMPLAINTS.say(error, folder)
         return None
     by = "*" if maker is None else _hash(maker.encode())
-    for path in sorted(folder.glob(f"{_key(parts)}-{by}-*{suffix}")):
+    for path in sorted(trusted.glob(f"{_key(parts)}-{by}-*{suffix}")):
         if _is_whole(path, suffix):
             return path
     return None
@@ -91,21 +93,21 @@ def keep(
     """Write a file that nobody sees before it is whole; None if it cannot be kept."""
     try:
         folder = default_folder() if folder is None else folder
-        path = folder / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
         _make_folder(folder)
-        _check_folder(folder)
-        _remove_abandoned(folder)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=PART_SUFFIX)
+        trusted = _trusted(folder)
+        _remove_abandoned(trusted)
+        handle, name = tempfile.mkstemp(dir=trusted, suffix=PART_SUFFIX)
     except OSError as error:
-        _complain(error)
+        _COMPLAINTS.say(error, folder)
         return None
+    path = trusted / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(code)
         os.replace(name, path)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
-        _complain(error)
+        _COMPLAINTS.say(error, trusted)
         return None
     return path
 
@@ -118,26 +120,14 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
 
 
-def _is_usable(folder: Path) -> bool:
-    """Whether there is a folder that may be used; a refusal is said in the log."""
-    try:
-        _check_folder(folder)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        _complain(error)
-        return False
-    return True
-
-
 def _make_folder(folder: Path) -> None:
     """Make a folder and those above it, all of them the user's own."""
     for missing in [each for each in (*reversed(folder.parents), folder) if not each.exists()]:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_folder(folder: Path) -> None:
-    """Check that nobody else can write into a folder, or move it away.
+def _trusted(folder: Path) -> Path:
+    """Return a folder, links followed, into which nobody else can write, and not move it away.
 
     Raises:
         OSError: Somebody can, or it is not there.
@@ -149,6 +139,7 @@ def _check_folder(folder: Path) -> None:
     for above in folder.parents:
         if not _keeps_its_folders(above.stat()):
             raise PermissionError(f"others can write to {above}, so they can replace {folder}")
+    return folder
 
 
 def _keeps_its_folders(there: os.stat_result) -> bool:
@@ -158,7 +149,7 @@ def _keeps_its_folders(there: os.stat_result) -> bool:
     """
     if there.st_uid not in (os.getuid(), ROOT, NOBODY):
         return False
-    is_private = there.st_gid == there.st_uid
+    is_private = there.st_gid == there.st_uid != NOBODY
     writers = there.st_mode & (0o002 if is_private else 0o022)
     return not writers or bool(there.st_mode & stat.S_ISVTX)
 
@@ -183,12 +174,25 @@ def _is_whole(path: Path, suffix: str) -> bool:
     return False
 
 
-def _complain(error: OSError) -> None:
-    _complain_once(str(error))
+class _Complaints:
+    """Warns of each reason once: every library of an engine meets the same ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def say(self, error: OSError, folder: Path | None = None) -> None:
+        """Warn, unless it was said before. Names of files, which always differ, are left out."""
+        reason = str(error) if error.strerror is None else f"{error.strerror} in {folder}"
+        with self._lock:
+            is_new = reason not in self._said
+            self._said.add(reason)
+        if is_new:
+            logger.warning(
+                "compiled kernels are not kept: %s; name another folder with %s",
+                reason,
+                FOLDER_VARIABLE,
+            )
 
 
-@cache
-def _complain_once(reason: str) -> None:
-    logger.warning(
-        "compiled kernels are not kept: %s; name another folder with %s", reason, FOLDER_VARIABLE
-    )
+_COMPLAINTS = _Complaints()

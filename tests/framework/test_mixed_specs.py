@@ -57,8 +57,9 @@ class Subject:
         self.expected = [self.ask_transformers(prompt) for prompt in self.prompts]
 
     def llm(self, **options: Any) -> LLM:
-        options = {"max_model_len": MAX_MODEL_LEN, "block_size": self.block_size, **options}
-        return LLM(str(self.checkpoint.folder), dtype="float32", threads=1, **options)
+        defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "threads": 1}
+        defaults["block_size"] = self.block_size
+        return LLM(str(self.checkpoint.folder), **(defaults | options))
 
     def pool(self, percent: int, block_size: int | None = None, budget: int = 32) -> int:
         """Blocks of a pool with a share of what all requests hold together at their ends.

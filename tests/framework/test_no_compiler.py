@@ -6,6 +6,7 @@ import pytest
 from cpp_compilers import COMPLAINT, NEEDS_COMPILER, broken_compiler, run_python
 
 from quire import LLM, SamplingParams
+from quire.machine import Machine
 from quire.testing.checkpoints import write_checkpoint
 
 pytestmark = NEEDS_COMPILER  # the machine has one that works; each process here is told of another
@@ -54,6 +55,9 @@ def test_without_a_compiler_torch_answers_and_the_log_says_why(folder, truth, tm
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
 
 
+@pytest.mark.skipif(
+    Machine.here().cpu_has_matrix_bf16, reason="torch runs bfloat16 here whether or not"
+)
 def test_a_bfloat16_checkpoint_is_told_the_same(tmp_path):
     """Where the processor has bfloat16, torch's operators then compute in it."""
     folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
@@ -62,8 +66,10 @@ def test_a_bfloat16_checkpoint_is_told_the_same(tmp_path):
     (said,) = warnings(done.stderr)
     assert "torch's operators run" in said
     assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
-    chosen = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
-    assert warnings(chosen.stderr) == [], "who names the type knows"
+    named = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="float32"')
+    assert len(warnings(named.stderr)) == 1
+    named = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
+    assert warnings(named.stderr) == [], "who names another type than the kernels' knows"
 
 
 @pytest.mark.parametrize("how", ["fails to compile", "makes garbage"])

@@ -268,7 +268,7 @@ def test_failed_starts_are_counted(benchmark):
     page = benchmark("tables").write_markdown(
         {"native": {"stages": {"start": found}, "unfinished": {}}}
     )
-    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5: all |" in page
+    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5: no |" in page
 
 
 def test_rates_stand_beside_their_aims(benchmark):
@@ -361,6 +361,77 @@ def test_an_engine_that_stands_still_ends_with_its_parent(benchmark):
     while group(int(done.stdout)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not group(int(done.stdout))
+
+
+SCRIPTED = """
+import json, sys
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["do"] == "load":
+        options, answer = message["options"], {"instruction_set": "AVX2"}
+    else:
+        options["runs"] = options.get("runs", 99) - 1
+        if options["runs"] < 0:
+            sys.exit("worn out")
+        answers = [[options.get("first", 1)] * message["output_len"] for _ in message["prompts"]]
+        answer = {"seconds": options["seconds"], "token_ids": answers}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def tried(benchmark, tmp_path):
+    """Trials of ways that a script carries out, each `name, seconds of a run, more of it`."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{SCRIPTED}")
+    python.chmod(0o755)
+    contests, processes, ways = map(benchmark, ("contests", "engine_process", "ways"))
+    bench = contests.Bench(
+        {"transformers": str(python)}, "avx2", tmp_path, 7, is_quick=False, with_trials=True
+    )
+    contest = contests.Contest("tiny", 8, 16, 12, (), (), ("out_tok_s",))
+
+    def run(*each, trial_s=60.0):
+        made = [
+            processes.Configuration("transformers", name, {"seconds": seconds, **more})
+            for name, seconds, more in each
+        ]
+        variants = tuple(lambda _best, way=way: way for way in made)
+        rival = contests.Rival("transformers", "its name", ways.Ways(variants, {}), (), trial_s)
+        trials = benchmark("trials").Trials(rival, contest, bench, tmp_path)
+        for _ in trials.run():
+            pass
+        best = {way.name for way in trials.best.values()}
+        return best, {record["name"]: record for record in trials.records}
+
+    return run
+
+
+def test_the_fastest_way_of_a_peer_is_found(tried):
+    best, records = tried(("one", 2.0, {}), ("other", 1.0, {}), ("hopeless", 9.0, {}))
+    assert best == {"other"}
+    assert [len(records[name]["samples"]) for name in ("one", "other", "hopeless")] == [3, 2, 1]
+    assert {record["rival"] for record in records.values()} == {"its name"}
+
+
+def test_a_way_whose_answers_are_another_models_is_none(tried):
+    best, records = tried(("one", 2.0, {}), ("wrong", 0.1, {"first": 7}))
+    assert best == {"one"}
+    assert "begin unlike" in records["wrong"]["error"]
+
+
+def test_a_way_that_fails_while_another_is_tried_stays_open(tried):
+    best, records = tried(("mortal", 1.0, {"runs": 5}), ("slower", 1.2, {}))
+    assert best == {"slower"}
+    assert records["mortal"]["is_open"]
+    assert "it has ended" in records["mortal"]["error"]
+
+
+def test_ways_for_which_there_was_no_time_stay_open(tried):
+    best, records = tried(("one", 1.0, {}), trial_s=0.0)
+    assert best == set()
+    assert records["one"]["is_open"]
 
 
 def test_variables_that_change_an_engine_are_kept_from_it(benchmark, monkeypatch):

@@ -12,6 +12,7 @@ from quire.composition import Composition
 from quire.config import Settings
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.tokenizer import Tokenizer
+from quire.kernel_choice import NATIVE_DTYPE
 from quire.messages import LoadFailures
 from quire.native.waiting import wait_asleep
 from quire.plugins import Plugins, load_plugins
@@ -103,7 +104,8 @@ def _missed_kernels(composition: Composition) -> str | None:
     Without them the compute type may be another one, which would keep them out as well.
     """
     machine = composition.machine
-    is_chosen = ASKED_FOR in (composition.kernels_why, composition.dtype_why)
+    is_type_chosen = composition.dtype_why == ASKED_FOR and composition.dtype != NATIVE_DTYPE
+    is_chosen = composition.kernels_why == ASKED_FOR or is_type_chosen
     if composition.device != "cpu" or composition.kernels != "torch" or is_chosen:
         return None
     has_better = composition.dtype == "bfloat16" and machine.cpu_has_matrix_bf16

@@ -150,6 +150,10 @@ def _run(command: Sequence[str]) -> str:
         printed, complained = child.communicate(timeout=COMPILE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         _kill_group(child)
+        for pipe in (child.stdout, child.stderr):  # who else holds their ends is not waited for
+            if pipe is not None:
+                pipe.close()
+        child.wait()
         raise NativeUnavailableError(
             f"{command[0]} was not done after {COMPILE_TIMEOUT_S} s"
         ) from error
@@ -166,16 +170,13 @@ def _kill(child: subprocess.Popen[str]) -> None:
     """End a compiler and its passes; nothing if it is over."""
     if child.poll() is None:
         _kill_group(child)
+        child.wait()
 
 
 def _kill_group(child: subprocess.Popen[str]) -> None:
-    """End what a compiler has started, though it be over itself, and do not wait for more of it."""
+    """End what a compiler has started, though it be over itself."""
     with suppress(ProcessLookupError):  # the thread that reads its output may have seen its end
         os.killpg(child.pid, signal.SIGKILL)
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    child.wait()
 
 
 def _end_of(returncode: int) -> str:

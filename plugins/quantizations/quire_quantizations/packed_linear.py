@@ -25,7 +25,7 @@ class PackedLinear(LinearMethod):
 
     Args:
         keeping: What of each number is kept.
-        has_rows: An embedding may look up rows; torch then needs a copy of the weight for that.
+        has_rows: An embedding may look up rows.
         may_round: Bfloat16 may be kept of a wider tensor; otherwise the whole layer is kept in
             float32 then.
     """
