@@ -56,7 +56,7 @@ def test_after_a_reset_nobody_finds_what_a_running_request_holds(client, real):
     fields = {"model": "demo", "prompt": TEXT, "max_tokens": 4, "temperature": 0}
     salt = {"cache_salt": "running"}
     fresh = client.completions.create(**fields, extra_body={"cache_salt": "fresh"})
-    body = fields | {"max_tokens": 400, "stream": True, "ignore_eos": True} | salt
+    body = fields | {"max_tokens": 800, "stream": True, "ignore_eos": True} | salt
     with httpx.stream("POST", f"{real.url}/v1/completions", json=body, timeout=30) as running:
         events = running.iter_lines()
         while not next(events).startswith("data: {"):
