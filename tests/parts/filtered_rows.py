@@ -4,6 +4,10 @@ import math
 
 from hypothesis import strategies as st
 
+from quire_samplers.min_p import MinP
+from quire_samplers.temperature import Temperature
+from quire_samplers.top_k_top_p import TopKTopP
+
 PLAIN = st.floats(-30, 30, width=32)
 SPECIAL = st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1.0, 2.5, 1e-40, -1e-40, 3e38, -3e38, 1e30])
 FIELDS = st.fixed_dictionaries(
@@ -21,6 +25,14 @@ ROWS = st.integers(1, 40).flatmap(
         max_size=4,
     )
 )
+
+
+def after_steps(logits, rows):
+    """What the steps that a draw can absorb leave of logits, on their device."""
+    logits = logits.clone()
+    for step in (Temperature, MinP, TopKTopP):
+        logits = step(logits.shape[1], logits.device).apply(logits, rows)
+    return logits
 
 
 def is_on_the_edge(row, fields):

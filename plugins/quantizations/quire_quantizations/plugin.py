@@ -1,12 +1,19 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
+from functools import partial
+
 from quire import hookimpl
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
 from quire.registry import Registrar
 
-CPU = frozenset({"cpu"})
-FLOAT32 = frozenset({"float32"})
-NATIVE = frozenset({"native"})
+_packed = partial(
+    QuantizationCapabilities,
+    devices=frozenset({"cpu"}),
+    dtypes=frozenset({"float32"}),
+    from_plain_checkpoint=True,
+    reads_prepared=False,
+    kernels=frozenset({"native"}),  # without them, float32 weights multiply as fast as there is
+)
 
 
 @hookimpl
@@ -15,13 +22,8 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "bf16",
         "quire_quantizations.methods:BFloat16Weights",
-        capabilities=QuantizationCapabilities(
-            devices=CPU,
-            dtypes=FLOAT32,
-            from_plain_checkpoint=True,
-            reads_prepared=False,
+        capabilities=_packed(
             lossless_for=frozenset({"bfloat16"}),
-            kernels=NATIVE,  # without them, float32 weights multiply as fast as there is
             weight_bits=16,
             priority=20,
         ),
@@ -29,13 +31,8 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "float32",
         "quire_quantizations.methods:Float32Weights",
-        capabilities=QuantizationCapabilities(
-            devices=CPU,
-            dtypes=FLOAT32,
-            from_plain_checkpoint=True,
-            reads_prepared=False,
+        capabilities=_packed(
             lossless_for=frozenset({"float32", "float16"}),
-            kernels=NATIVE,
             weight_bits=32,
             priority=10,
         ),
@@ -43,37 +40,15 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "bf16_dot",
         "quire_quantizations.methods:BFloat16Products",
-        capabilities=QuantizationCapabilities(
-            devices=CPU,
-            dtypes=FLOAT32,
-            from_plain_checkpoint=True,
-            reads_prepared=False,
-            kernels=NATIVE,
-            weight_bits=16,
-        ),
+        capabilities=_packed(weight_bits=16),
     )
     registry.add(
         "int8",
         "quire_quantizations.methods:Int8Weights",
-        capabilities=QuantizationCapabilities(
-            devices=CPU,
-            dtypes=FLOAT32,
-            from_plain_checkpoint=True,
-            reads_prepared=False,
-            kernels=NATIVE,
-            weight_bits=8.125,
-        ),
+        capabilities=_packed(weight_bits=8.125),
     )
     registry.add(
         "int4",
         "quire_quantizations.methods:Int4Weights",
-        capabilities=QuantizationCapabilities(
-            devices=CPU,
-            dtypes=FLOAT32,
-            from_plain_checkpoint=True,
-            reads_prepared=False,
-            kernels=NATIVE,
-            weight_bits=4.5,
-            head_bits=8.125,
-        ),
+        capabilities=_packed(weight_bits=4.5, head_bits=8.125),
     )

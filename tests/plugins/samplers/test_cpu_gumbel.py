@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from filtered_rows import FIELDS, ROWS, is_on_the_edge
+from filtered_rows import FIELDS, ROWS, after_steps, is_on_the_edge
 from gumbel_reference import gumbel_draw, noise_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,13 +78,6 @@ def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
     CpuGumbel(5, CPU)
     (record,) = caplog.records
     assert "this is no C++" in record.getMessage()
-
-
-def after_steps(logits, rows):
-    logits = logits.clone()
-    for step in (Temperature, MinP, TopKTopP):
-        logits = step(logits.shape[1], CPU).apply(logits, rows)
-    return logits
 
 
 def draw(logits, rows):

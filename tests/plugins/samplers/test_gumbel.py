@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from filtered_rows import ROWS, is_on_the_edge
+from filtered_rows import ROWS, after_steps, is_on_the_edge
 from gumbel_reference import gumbel_draw, noise_of, row_keys, token_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,13 +48,6 @@ class TestGumbel(AbsorbingDrawContract):
     absorbed = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
     device = DEVICE.type
-
-
-def after_steps(logits, rows):
-    logits = logits.clone()
-    for step in (Temperature, MinP, TopKTopP):
-        logits = step(logits.shape[1], DEVICE).apply(logits, rows)
-    return logits
 
 
 def draw(logits, rows):
