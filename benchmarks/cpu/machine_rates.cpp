@@ -2,15 +2,8 @@
 #include <atomic>
 
 #include "export.h"
-#include "large_pages.h"
 #include "threads.h"
 #include "tile.h"
-
-// Makes memory ready to be read: in large pages, with numbers in it.
-EXPORT void fill_memory(float* memory, int64_t bytes) {
-    ask_for_large_pages((uint8_t*)memory, bytes);
-    for (long i = 0; i < bytes / 4; i++) memory[i] = 1.0f;
-}
 
 // Reads `bytes` (a multiple of 4 KiB a thread is best) with all threads, several streams each.
 EXPORT void read_memory(const float* memory, int64_t bytes, float* total, int64_t threads) {

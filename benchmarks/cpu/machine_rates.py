@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from quire.native.library import NativeLibrary
+from quire.native.pages import own_pages
 
 LARGE = 2**29  # bytes; no cache has as much
 REPEATS = 20_000  # short, so that some are not interrupted
@@ -31,8 +32,6 @@ LIBRARY = NativeLibrary(
     "the machine's rates",
     Path(__file__).with_name("machine_rates.cpp"),
     {
-        # memory, bytes
-        "fill_memory": (_POINTER, _NUMBER),
         # memory, bytes, total, threads
         "read_memory": (_POINTER, _NUMBER, _POINTER, _NUMBER),
         # repeats, total, threads
@@ -70,8 +69,7 @@ def measure_machine(threads: int | None = None, seconds: float = 2.0) -> Machine
     """
     threads = threads or torch.get_num_threads()
     functions = LIBRARY.load()
-    memory = torch.empty(LARGE, dtype=torch.uint8)
-    functions.fill_memory(memory.data_ptr(), LARGE)
+    memory = torch.frombuffer(own_pages(LARGE), dtype=torch.float32).fill_(1.0)
     total = ctypes.c_float()
     where = ctypes.addressof(total)
     pieces = itertools.cycle(range(memory.data_ptr(), memory.data_ptr() + LARGE, PIECE))

@@ -49,6 +49,7 @@ from quire.kernel_choice import (
     check_batch_invariant,
     choose_graphs,
     choose_kernels,
+    recording_flaw,
 )
 from quire.machine import Machine
 from quire.messages import LoadFailures
@@ -303,6 +304,13 @@ def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
         "layer_backends": attention.layer_backends,
         "max_graph_requests": num_graphs,
         "graphs_why": graphs_why,
+        "recording_flaw": recording_flaw(
+            settings,
+            device,
+            kernels,
+            attention.backends,
+            packs=quantization is not None and failures.quantization is None,
+        ),
         "samplers": choose_samplers(registries, settings.parts.samplers, draw_kernels),
     }
 

@@ -79,6 +79,8 @@ class Composition:
         layer_backends: The place there of the backend of each of `description.kv_layers`.
         max_graph_requests: Of the largest decode step that is captured as a CUDA graph; 0: none is.
         graphs_why: Why so many.
+        recording_flaw: Why the calls of decode steps are not recorded and repeated, as they are on
+            a CPU; None: they are.
     """
 
     quire_version: str
@@ -100,6 +102,7 @@ class Composition:
     layer_backends: tuple[int, ...]
     max_graph_requests: int
     graphs_why: str
+    recording_flaw: str | None
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
     structured_output: Choice | None
@@ -109,6 +112,13 @@ class Composition:
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
+
+    @property
+    def decode_steps(self) -> str:
+        """How decode steps get from layer to layer on a CPU, for people."""
+        if self.recording_flaw is None:
+            return "recorded and repeated"
+        return f"through Python ({self.recording_flaw})"
 
     @property
     def choices(self) -> list[Choice]:

@@ -110,7 +110,9 @@ class ModelSettings:
         "How linear layers keep their weights: none (in the compute type), or a method's name; "
         "auto: the checkpoint's method, or else one that keeps its weights exactly.",
     )
-    enforce_eager: bool = option(False, "Run every step kernel by kernel, without CUDA graphs.")
+    enforce_eager: bool = option(
+        False, "Run every step kernel by kernel: no CUDA graphs, nothing recorded."
+    )
     max_cuda_graph_size: int | None = option(
         None, "Requests of the largest step captured as a CUDA graph; None: max_num_seqs, or 512."
     )

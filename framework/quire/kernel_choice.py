@@ -77,6 +77,32 @@ def choose_graphs(
     return size, f"decode steps of up to {size} of {most} requests"
 
 
+def recording_flaw(
+    settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
+) -> str | None:
+    """Return why calls of decode steps are not recorded and repeated; None: they are.
+
+    Args:
+        settings: What the user asked for.
+        device: Where layers compute.
+        kernels: What they run.
+        backends: Who attends.
+        packs: Whether linear layers are multiplied by a quantization method, and not by torch.
+    """
+    if device != "cpu":
+        return f"the device is {device}"
+    if settings.model.enforce_eager:
+        return "--enforce-eager"
+    if kernels != "native":
+        return f"--kernels {kernels}"
+    if not packs:
+        return "torch multiplies"
+    if settings.parallel.tensor_parallel_size > 1:
+        return "several devices share each layer"
+    unable = [c.name for c in backends if c.entry.capabilities.graphs == "none"]
+    return f"attention backend {unable[0]!r} needs the host" if unable else None
+
+
 def graph_sizes(largest: int) -> list[int]:
     """Return the numbers of requests that steps are captured for, the smallest first.
 

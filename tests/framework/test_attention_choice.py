@@ -1,5 +1,6 @@
 """A model may mix attention backends, and one that cannot serve is never taken."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,35 @@ def test_cuda_graphs_are_captured_up_to_a_size_or_not_for_a_reason(site, options
     composition = composed(site, [FULL], GRAPHS, device="cuda", **options)
     assert composition.max_graph_requests == size
     assert why in composition.graphs_why
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "flaw"),
+    [
+        ("graphs='decode'", {}, None),
+        ("graphs='full'", {}, None),
+        ("graphs='decode'", {"enforce_eager": True}, "--enforce-eager"),
+        ("graphs='decode'", {"kernels": "torch"}, "--kernels torch"),
+        ("graphs='decode'", {"quantization": "none"}, "torch multiplies"),
+        ("graphs='none'", {}, "attention backend 'able' needs the host"),
+    ],
+    ids=str,
+)
+def test_steps_of_a_cpu_are_recorded_or_not_for_a_reason(site, backend, options, flaw):
+    types = "dtypes=frozenset({'float32'}), kv_dtypes=frozenset({'float32'})"
+    backends = offers(able=f"devices=frozenset({{'cpu'}}), {types}, priority=99, {backend}")
+    machine = replace(HOPPER, native_flaw=None)
+    composition = composed(
+        site, [FULL], backends, machine, device="cpu", dtype="float32", **options
+    )
+    assert composition.recording_flaw == flaw
+    told = "recorded and repeated" if flaw is None else f"through Python ({flaw})"
+    assert composition.decode_steps == told
+
+
+def test_only_a_cpu_records_steps(site):
+    composition = composed(site, [FULL], GRAPHS, device="cuda")
+    assert composition.recording_flaw == "the device is cuda"
 
 
 def test_a_backend_that_cannot_run_in_a_graph_keeps_every_step_out_of_one(site):

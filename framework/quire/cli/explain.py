@@ -56,6 +56,7 @@ def describe(composition: Composition) -> dict[str, Any]:
         "kv_cache_dtype": composition.kv_dtype,
         "kernels": f"{composition.kernels} ({composition.kernels_why})",
         "cuda_graphs": composition.graphs_why,
+        "decode_steps": composition.decode_steps,
         "max_model_len": composition.max_model_len,
         "block_size": composition.block_size,
     }

@@ -27,7 +27,7 @@ FUNCTIONS = {
     "gelu_tanh_and_mul": _GATE,
     "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
 }
-LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS)
+LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS, repeats=True)
 
 
 def is_available() -> bool:

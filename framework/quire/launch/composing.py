@@ -88,6 +88,8 @@ def log_composition(composition: Composition) -> None:
         composition.kv_dtype,
         composition.graphs_why,
     )
+    if composition.device == "cpu":
+        logger.info("decode steps: %s", composition.decode_steps)
     logger.info("weights of linear layers: %s", composition.weights)
     missed = _missed_kernels(composition)
     if missed is not None:

@@ -15,6 +15,7 @@ from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native.availability import POOL_SOURCE
 from quire.native.build import Build
 from quire.native.compiler import CppCompiler, find_compiler
+from quire.native.recording import recordable
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
 
@@ -32,12 +33,21 @@ class NativeLibrary:
             quire's headers, and headers (`*.h`) beside it.
         functions: The types of each function's arguments, by its name; they return nothing. What a
             caller passes for a pointer is a whole number (`Tensor.data_ptr()`), or None.
+        repeats: Whether a call may be made again later, with the same arguments: pointers are to
+            memory of tensors, or of what lives as long as the engine. Steps that make other calls
+            cannot be recorded, and go through Python each time.
     """
 
     def __init__(
-        self, name: str, source: Path, functions: Mapping[str, Sequence[type[Any]]]
+        self,
+        name: str,
+        source: Path,
+        functions: Mapping[str, Sequence[type[Any]]],
+        *,
+        repeats: bool = False,
     ) -> None:
         self.name = name
+        self._repeats = repeats
         self._source = source
         self._functions = functions
         self._lock = threading.Lock()
@@ -123,6 +133,7 @@ class NativeLibrary:
                     f"{self._source} has no function {name}; is it marked EXPORT?"
                 ) from error
             function.argtypes, function.restype = tuple(types), None
+            setattr(library, name, recordable(function, f"{self.name}: {name}", self._repeats))
         return library
 
     def _join_pool(self, library: ctypes.CDLL) -> None:
@@ -131,7 +142,7 @@ class NativeLibrary:
             use_pool = library[POOL_SETTER]
         except AttributeError:
             return  # it computes on one thread
-        use_pool(ctypes.cast(_POOL.load().run_parts, ctypes.c_void_p))
+        use_pool(ctypes.cast(_POOL.load()["run_parts"], ctypes.c_void_p))
 
 
 def _opened(build: Build, compiler: CppCompiler | None) -> ctypes.CDLL | None:

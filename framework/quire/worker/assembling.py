@@ -18,8 +18,10 @@ from quire.plugins import Registries
 from quire.sampler_choice import absorbed_steps
 from quire.worker.adapters import AdapterManager
 from quire.worker.graph_capture import step_capture
+from quire.worker.loading import as_module
 from quire.worker.memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
+from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 
@@ -70,7 +72,7 @@ def build_runner(
     composition: Composition,
     max_num_batched_tokens: int,
 ) -> ModelRunner:
-    """Build the runner; with kernels, one that gathers its inputs on the device."""
+    """Build the runner; with Triton kernels, one that gathers its inputs on the device."""
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
     if composition.kernels == "triton":
@@ -81,9 +83,12 @@ def build_runner(
             [backend.shape.block_size for backend in backends],
             max_num_batched_tokens,
         )
-    return ModelRunner(
+    runner = ModelRunner(
         model, backends, tables, pipeline, adapters, " with ".join(names), device_inputs
     )
+    if composition.recording_flaw is None:
+        runner.recorded = RecordedSteps(as_module(model), backends, tables)
+    return runner
 
 
 @torch.inference_mode()

@@ -4,9 +4,7 @@ import contextlib
 import ctypes
 import errno
 import gc
-import mmap
 import platform
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
@@ -14,6 +12,7 @@ import torch
 
 from quire.errors import CapacityError
 from quire.free_memory import cache_bytes, free_host_bytes
+from quire.native.pages import own_pages
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES, OLDER_KEPT_BYTES = 2**30, 2**25  # glibc before 2.35 grants no more than the second
@@ -84,13 +83,9 @@ def zeroed_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:  # uint8
         RuntimeError: The device does not have so much.
         OSError: The host does not.
     """
-    if device.type != "cpu" or not num_bytes or sys.platform == "win32":
+    if device.type != "cpu" or not num_bytes:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is advice, and some kernels know no large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(own_pages(num_bytes), dtype=torch.uint8)
 
 
 @contextlib.contextmanager
@@ -102,7 +97,7 @@ def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[Non
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
         raise CapacityError(
@@ -119,10 +114,12 @@ def is_out_of_memory(error: RuntimeError | OSError) -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Free what only garbage holds, and give a GPU back what torch keeps unused."""
+    """Free what only garbage holds, and give back what torch, or libc, keeps unused."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:

@@ -4,8 +4,8 @@ A part that raises must hurt only the request that made it raise. So when a pass
 batch fails, each request is computed alone: writing its KV again is harmless, and only those that
 fail alone are reported as failed.
 
-With kernels, a step's inputs are gathered on the device, and the usual step, one token for each of
-some requests, repeats a captured one.
+The usual step, one token for each of some requests, repeats one that was captured on a GPU, where
+a step's inputs are gathered on the device, or recorded on a CPU.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from quire.worker.uploads import upload
 if TYPE_CHECKING:  # they load Triton
     from quire.worker.decode_graphs import CapturedStep, DecodeGraphs
     from quire.worker.device_inputs import DeviceInputs
+    from quire.worker.recorded_steps import RecordedSteps
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class ModelRunner:
 
     Attributes:
         graphs: The captured steps, once there are some; they need `device_inputs`.
+        recorded: The recorded steps, on a CPU that repeats them.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class ModelRunner:
         self.pipeline = pipeline
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
+        self.recorded: RecordedSteps | None = None
         self._computed_by = computed_by
         self.device_inputs = device_inputs
         self._block_sizes = [backend.shape.block_size for backend in backends]
@@ -160,10 +163,10 @@ class ModelRunner:
         return launched.read()
 
     def shutdown(self) -> None:
-        """Forget the captured steps, which know us as we know them."""
+        """Forget the captured steps, which know us as we know them, and the recorded ones."""
         if self.graphs is not None:
             self.graphs.clear()
-        self.graphs = None
+        self.graphs = self.recorded = None
 
     def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Bring the tables up to date; returns the slots that must fail."""
@@ -247,7 +250,11 @@ class ModelRunner:
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Run the model, once its backends are prepared for the step."""
+        """Run the model, once its backends are prepared for the step; or repeat a recorded one."""
+        if self.recorded is not None and adapters is None:
+            repeated = self.recorded.hidden_states_of(inputs)
+            if repeated is not None:
+                return repeated
         prepared = zip(self.backends, inputs.layouts, strict=True)
         batch = ForwardBatch(
             attention=[backend.prepare(layout) for backend, layout in prepared], adapters=adapters

@@ -99,6 +99,7 @@ class ModelWorker(Worker):
             model = self._model = self._build_model(libraries.are_ready)
             self._adapters = self._build_adapters(model)
             self.composition, failures = replace_failed(self._loaded(model), libraries)
+        give_back(self.device)  # what tensors took before they were packed
         held = held_weight_bytes(model)
         logger.info(
             "the model is ready on %s, %.2f s; its weights take %.2f GB",

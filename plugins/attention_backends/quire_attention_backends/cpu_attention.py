@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 NAME = "cpu"
 LOG2_E = 1.4426950408889634
-MAX_LAYERS = 1024  # whose constants are kept; a model has fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class CpuBackend(AttentionBackend):
             ) from error
         self._heads, self._scratch = _heads(shape, self._library)
         self._heads_address = addressof(self._heads)
-        self._layers: dict[int, LayerConstants] = {}
+        self._layers: dict[tuple[int, int], LayerConstants] = {}
 
     @classmethod
     def begin_loading(cls) -> None:
@@ -174,13 +173,10 @@ class CpuBackend(AttentionBackend):
 
     def _constants(self, layer: AttentionLayerParams, kv_cache: Tensor) -> int:
         """Return the address of a layer's structure; it is built when the layer is new."""
-        pages = kv_cache.data_ptr()
-        known = self._layers.get(id(layer))
-        if known is None or known.pages != pages:
-            if len(self._layers) >= MAX_LAYERS:
-                self._layers.clear()
-            known = _layer_constants(layer, kv_cache, self.shape)
-            self._layers[id(layer)] = known
+        place = id(layer), kv_cache.data_ptr()
+        known = self._layers.get(place)
+        if known is None:  # they stay, for recorded calls have their addresses
+            known = self._layers[place] = _layer_constants(layer, kv_cache, self.shape)
         return known.address
 
 

@@ -76,4 +76,4 @@ FUNCTIONS = {
         c_void_p,  # the answers
     ),
 }
-LIBRARY = NativeLibrary("attention", SOURCE, FUNCTIONS)
+LIBRARY = NativeLibrary("attention", SOURCE, FUNCTIONS, repeats=True)

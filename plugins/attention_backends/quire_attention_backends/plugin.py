@@ -38,6 +38,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             logit_soft_cap=True,
             padded_pages=True,
             sinks=True,
+            graphs="decode",
             needs_native=True,
             priority=10,
         ),

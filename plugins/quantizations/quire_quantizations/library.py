@@ -18,7 +18,7 @@ FUNCTIONS = {
     # weight, ids, count, out, wrong_id
     "rows": (_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER),
 }
-LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS)
+LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
 
 
 class WeightStruct(ctypes.Structure):

@@ -28,8 +28,8 @@ namespace {
 constexpr int FEW_ROWS = 4;               // several panels at once
 constexpr long CHUNK = 16;                // inputs of a row of x that lie together
 constexpr long KEPT_NUMBERS = 64 * 1024;  // of x: with them in the second cache, panels are read on
-constexpr long SHORT = 2 * BLOCK;         // inputs at a time, for more of x:
-constexpr long TILES_AT_A_TIME = 16;      // so many tiles stay there
+constexpr long SHORT = 2 * BLOCK;         // inputs at a time at most, for more of x:
+constexpr long SHORT_NUMBERS = 96 * 1024;  // so many of its numbers stay there
 constexpr long TILES_OF_A_THREAD = 8;     // with as many for each, threads share rows
 constexpr long AHEAD = 16 * 1024;         // bytes of a panel that are asked for early
 constexpr long AHEAD_OF_FEW = 4096;       // the same where several panels are read at once
@@ -74,14 +74,7 @@ INLINE vf take_inputs(F, const float* from, long known) {
 }
 #if defined(QUIRE_PAIRS)
 INLINE vf take_inputs(BFloat16Pairs, const float* from, long known) {
-    float rounded[2 * LANES];
-    store(rounded, load_some(from, known));
-    store(rounded + LANES, load_some(from + LANES, known - LANES));
-    uint16_t pairs[2 * LANES];
-    for (int i = 0; i < 2 * LANES; i++) pairs[i] = to_bf16(rounded[i]);
-    vf words;
-    std::memcpy(&words, pairs, sizeof words);
-    return words;
+    return join(pairs(load_some(from, known)), pairs(load_some(from + LANES, known - LANES)));
 }
 #endif
 INLINE void store_some(float* p, vf v, long count) {
@@ -329,18 +322,21 @@ struct Linear {
     }
 
     void blockwise(Range mine, Range these) const {
-        long rows_at_a_time = height * TILES_AT_A_TIME;
-        float* a = scratch(rows_at_a_time * SHORT);
+        constexpr long NEAR = PACKED_BYTES / Layout<F>::STEP_BYTES * F::STEP;
+        constexpr long size_of_block = NEAR < SHORT ? NEAR : SHORT;
+        static_assert(size_of_block % F::GROUP == 0, "");
+        long rows_at_a_time = SHORT_NUMBERS / size_of_block / height * height;
+        float* a = scratch(rows_at_a_time * size_of_block);
         for (long row = these.begin; row < these.end; row += rows_at_a_time) {
             long end = row + rows_at_a_time;
             Range some = {row, end < these.end ? end : these.end};
-            for (long k = 0; k < padded; k += SHORT) {
-                long size = padded - k < SHORT ? padded - k : SHORT;
-                arrange(a, some, k, size, SHORT);
+            for (long k = 0; k < padded; k += size_of_block) {
+                long size = padded - k < size_of_block ? padded - k : size_of_block;
+                arrange(a, some, k, size, size_of_block);
                 for (long panel = mine.begin; panel < mine.end; panel++) {
                     Tile first = tile(panel, row, k, size);
                     first.next = first.packed + panel_bytes;
-                    block(a, first, some, SHORT, 0);
+                    block(a, first, some, size_of_block, 0);
                 }
             }
         }

@@ -83,6 +83,17 @@ struct BFloat16Pairs {
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
     INLINE vf number(Words words, int) { return words; }
 };
+// The words of neighbouring numbers, beside each other: half as many.
+typedef uint64_t vu_two __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu_half __attribute__((vector_size(LANES * 2)));
+INLINE vu_half pairs(vf numbers) {
+    vu_two words = (vu_two)bf16_words(numbers);
+    return __builtin_convertvector(words | words >> 16, vu_half);
+}
+INLINE vf join(vu_half first, vu_half second) {
+    __m512i both = _mm512_castsi256_si512((__m256i)first);
+    return (vf)_mm512_inserti64x4(both, (__m256i)second, 1);
+}
 // The compiler was not told of this instruction, so that it uses it nowhere else.
 INLINE vf add_product(BFloat16Pairs, vf number, vf column, vf sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(number), "v"(column));

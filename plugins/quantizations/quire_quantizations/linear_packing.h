@@ -1,7 +1,6 @@
 // From a dense weight to a packed one, and back.
 #pragma once
 
-#include "large_pages.h"
 #include "linear_formats.h"
 
 // A weight as a checkpoint has it, [outputs, inputs].
@@ -122,7 +121,6 @@ void pack_group(uint8_t* panel, float* numbers, long k, long size) {
 template <class F>
 void pack_panels(uint8_t* packed, const Dense& from, long threads) {
     long panels = divided(from.outputs, PANEL), bytes = Layout<F>::panel_bytes(from.inputs);
-    ask_for_large_pages(packed, panels * bytes);
     share_evenly(panels, threads, [&](long p) {
         uint8_t* panel = packed + p * bytes;
         float numbers[F::GROUP * PANEL];

@@ -11,6 +11,7 @@ from quire.native.instruction_sets import InstructionSet, cpu_flags, here
 from quire_quantizations import library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8, Format
 from quire_quantizations.packed_linear import PackedLinear
+from quire_quantizations.packed_memory import PackedMemory
 
 HEAD = "lm_head"
 DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # what products of pairs need
@@ -32,6 +33,7 @@ class PackedWeights(Quantization):
 
     def __init__(self, may_round: bool = True) -> None:
         self.may_round = may_round
+        self._memory = PackedMemory()
 
     @classmethod
     def begin_loading(cls) -> None:
@@ -65,7 +67,7 @@ class PackedWeights(Quantization):
         """Return how the named layer keeps its weight."""
         is_head = module_name == HEAD
         keeping = self.head if is_head else self.keeping
-        return PackedLinear(keeping, has_rows=is_head, may_round=self.may_round)
+        return PackedLinear(keeping, self._memory, has_rows=is_head, may_round=self.may_round)
 
 
 class BFloat16Weights(PackedWeights):
@@ -75,13 +77,12 @@ class BFloat16Weights(PackedWeights):
 
 
 class BFloat16Products(PackedWeights):
-    """Weights in bfloat16, and what they are multiplied with is rounded to it; not so in the head.
+    """Weights in bfloat16, and what they are multiplied with is rounded to it.
 
     Two products are then one instruction of processors that have it.
     """
 
-    keeping = BFLOAT16_DOT
-    head = BFLOAT16
+    keeping = head = BFLOAT16_DOT
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:

@@ -11,6 +11,7 @@ from quire.layers.linear import Unquantized
 from quire.layers.prepacked import Prepacked
 from quire.native.library import NativeUnavailableError
 from quire_quantizations.formats import FLOAT32, Format
+from quire_quantizations.packed_memory import PackedMemory
 from quire_quantizations.packed_weight import PackedWeight
 
 CPU = torch.device("cpu")
@@ -25,13 +26,22 @@ class PackedLinear(LinearMethod):
 
     Args:
         keeping: What of each number is kept.
+        memory: Where it is kept.
         has_rows: An embedding may look up rows.
         may_round: Bfloat16 may be kept of a wider tensor; otherwise the whole layer is kept in
             float32 then.
     """
 
-    def __init__(self, keeping: Format, *, has_rows: bool = False, may_round: bool = True) -> None:
+    def __init__(
+        self,
+        keeping: Format,
+        memory: PackedMemory,
+        *,
+        has_rows: bool = False,
+        may_round: bool = True,
+    ) -> None:
         self.keeping = keeping
+        self._memory = memory
         self.has_rows = has_rows
         self._may_round = may_round
         self._packed: PackedWeight | None = None  # none where torch multiplies
@@ -63,7 +73,7 @@ class PackedLinear(LinearMethod):
         if self.keeping.only_bf16 and not self._may_round and dense.dtype != torch.bfloat16:
             self.keeping = FLOAT32
         try:
-            self._packed = PackedWeight(dense, self.keeping)
+            self._packed = PackedWeight(dense, self.keeping, self._memory.take)
         except NativeUnavailableError:
             _register(layer, self.keeping.keeps(dense.float()))
             if Prepacked.is_available(torch.float32, CPU):

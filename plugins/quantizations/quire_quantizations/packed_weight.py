@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from quire.native.recording import recordable
 from quire_quantizations import library
 from quire_quantizations.formats import Format
 from quire_quantizations.library import WeightStruct
+
+
+def _from_torch(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 class PackedWeight:
@@ -19,6 +25,7 @@ class PackedWeight:
     Args:
         dense: `[out, in]`, on the CPU.
         keeping: What of it is kept.
+        take: Returns memory for so many bytes, uint8, aligned to a cache line.
 
     Attributes:
         memory: The packed bytes, `[bytes]` uint8.
@@ -27,7 +34,9 @@ class PackedWeight:
         NativeUnavailableError: The compiled kernels cannot be had.
     """
 
-    def __init__(self, dense: Tensor, keeping: Format) -> None:
+    def __init__(
+        self, dense: Tensor, keeping: Format, take: Callable[[int], Tensor] = _from_torch
+    ) -> None:
         functions = library.LIBRARY.load()
         self._linear, self._rows = functions.linear, functions.rows
         self.out_features, self.in_features = dense.shape
@@ -36,9 +45,11 @@ class PackedWeight:
             keeping.index, None, self.in_features, self.out_features, threads
         )
         self._address = ctypes.addressof(self._struct)
+        self._wrong = ctypes.c_int64(-1)  # lives as long as we do: recorded calls write to it
+        self._check_found = recordable(self._refuse_wrong, "rows", repeats=True)
         num_bytes = ctypes.c_int64()
         functions.packed_bytes(self._address, ctypes.addressof(num_bytes))
-        self.memory = torch.empty(num_bytes.value, dtype=torch.uint8)
+        self.memory = take(num_bytes.value)
         self._struct.packed = self.memory.data_ptr()
         is_bf16 = dense.dtype == torch.bfloat16
         dense = dense.contiguous() if is_bf16 else dense.float().contiguous()
@@ -81,15 +92,14 @@ class PackedWeight:
         """
         indices = indices.to(torch.int64).contiguous()
         out = torch.empty(len(indices), self.in_features, dtype=torch.float32)
-        wrong = ctypes.c_int64(-1)
-        self._rows(
-            self._address,
-            indices.data_ptr(),
-            len(indices),
-            out.data_ptr(),
-            ctypes.addressof(wrong),
-        )
-        if wrong.value >= 0:
-            index = int(indices[wrong.value])
-            raise IndexError(f"row {index} of a weight that has {self.out_features} rows")
+        wrong_at = ctypes.addressof(self._wrong)
+        self._rows(self._address, indices.data_ptr(), len(indices), out.data_ptr(), wrong_at)
+        self._check_found(indices)
         return out
+
+    def _refuse_wrong(self, indices: Tensor) -> None:
+        wrong = self._wrong.value
+        if wrong >= 0:
+            self._wrong.value = -1
+            index = int(indices[wrong])
+            raise IndexError(f"row {index} of a weight that has {self.out_features} rows")
