@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams
-from quire.testing.attention_cases import tolerance
 from quire.testing.attention_checks import assert_close
 from quire.testing.attention_features import DeclaredFeatures
 from quire.testing.attention_graphs import CapturedSteps
@@ -159,7 +158,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         before = scene.raw.clone()
         out = scene.backend.forward(q, -k, 2 * v, other_cache, metadata, second)
         truth = reference_attention(q.double(), -k.double(), 2 * v.double(), second)
-        assert_close(out.cpu(), truth.cpu(), 2 * tolerance(scene.sizes))
+        assert_close(out.cpu(), truth.cpu(), 2 * self.tolerance(scene.sizes))
         assert torch.equal(before, scene.raw), "one layer wrote into the cache of another"
 
     def test_a_write_from_outside_is_seen_after_forget_context(self) -> None:

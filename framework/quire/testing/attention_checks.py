@@ -51,6 +51,10 @@ class AttentionChecks:
         for name in set(cases) & set(metafunc.fixturenames):
             metafunc.parametrize(name, self._chosen(cases[name]), ids=case_name)
 
+    def tolerance(self, sizes: SceneSizes) -> float:
+        """Return how far an answer may be from the truth; a test class may have its own reasons."""
+        return tolerance(sizes)
+
     def _chosen(self, cases: Sequence[object]) -> Sequence[object]:
         if self.num_cases is None:
             return cases
@@ -86,7 +90,7 @@ class AttentionChecks:
     def _check(self, scene: AttentionScene, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Compare what `AttentionScene.step` returned."""
         for index, (answer, truth) in enumerate(pairs):
-            assert_close(answer, truth, tolerance(scene.sizes), f"row {index} of the step")
+            assert_close(answer, truth, self.tolerance(scene.sizes), f"row {index} of the step")
 
 
 def assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the answer") -> None:

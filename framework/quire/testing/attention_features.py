@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams
-from quire.testing.attention_cases import tolerance
 from quire.testing.attention_checks import AttentionChecks, assert_close
 from quire.testing.attention_sizes import SCALE, Padding, SceneSizes
 from quire.testing.attention_truth import kept, reference_attention
@@ -92,7 +91,7 @@ class DeclaredFeatures(AttentionChecks):
                 kept(v.cpu(), scaled_dtype, v_scale),
                 layer,
             )
-            assert_close(out.cpu(), truth, tolerance(scene.sizes))
+            assert_close(out.cpu(), truth, self.tolerance(scene.sizes))
 
     def test_heads_are_normed_and_turned_before_they_are_kept(self, rotary: SceneSizes) -> None:
         """`forward_rotary` is norm, rotation, write and attention, padding or none."""

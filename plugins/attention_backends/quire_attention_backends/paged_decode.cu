@@ -434,6 +434,14 @@ __device__ __forceinline__ void add_values(
     }
 }
 
+// Where a block's sums go. Only its end asks, and the loop before that has no registers to spare.
+struct Destination {
+    int slot;        // of a partial answer; -1: it is the answer
+    int token;
+    int kv_head;
+    int first_head;  // in the group of the KV head
+};
+
 // What a block shares. Sums of values take the place of the scores once those are not needed.
 struct __align__(16) Shared {
     union {
@@ -442,6 +450,7 @@ struct __align__(16) Shared {
     };
     float warp_largest[KEY_WARPS][BLOCK_HEADS];
     float warp_weights[WARPS][BLOCK_HEADS];
+    Destination to;
 };
 
 // The largest score of a warp's heads, in the warp, for the block to see.
@@ -494,27 +503,28 @@ __device__ __forceinline__ float with_sink(
 
 // Write a block's sums: the answer, or a part of it where there are other partitions.
 __device__ __forceinline__ void write_sums(
-    const DecodeStep &step, const Partition &part, int token, int kv_head, int first_head,
-    const Shared &shared, const float *head_largest
+    const DecodeStep &step, const Shared &shared, const float *head_largest
 ) {
+    const Destination to = shared.to;
     const int num_heads = step.num_kv_heads * step.group;
     for (int at = threadIdx.x; at < BLOCK_HEADS * D; at += BLOCK_THREADS) {
-        const int block_head = at / D, head = kv_head * step.group + first_head + block_head;
-        if (first_head + block_head >= step.group) break;
+        const int block_head = at / D, group_head = to.first_head + block_head;
+        const int head = to.kv_head * step.group + group_head;
+        if (group_head >= step.group) break;
         float sum = 0.0f, weights = 0.0f;
 #pragma unroll
         for (int warp = 0; warp < KEY_WARPS; ++warp) sum += shared.sums[warp][block_head][at % D];
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) weights += shared.warp_weights[warp][block_head];
         float largest = head_largest[block_head];
-        if (part.slot < 0) {
+        if (to.slot < 0) {
             const float before = largest;
             const float all = with_sink(step.sinks, head, &largest, weights);
             sum *= exp2f(before - largest) * step.v_factor / all;
-            store_number(step.out, ((long long)token * num_heads + head) * D + at % D, sum);
+            store_number(step.out, ((long long)to.token * num_heads + head) * D + at % D, sum);
             continue;
         }
-        const long long row = (long long)part.slot * num_heads + head;
+        const long long row = (long long)to.slot * num_heads + head;
         step.partial_out[row * D + at % D] = sum;
         if (at % D == 0) {
             step.partial_stats[2 * row] = largest;
@@ -536,6 +546,7 @@ paged_decode(const DecodeStep step) {
     const int token = step.query_start[part.request];
     const int kv_head = slice / head_groups;
     const int first_head = slice % head_groups * BLOCK_HEADS;  // in the group of the KV head
+    if (threadIdx.x == 0) shared.to = {part.slot, token, kv_head, first_head};
     const Place place = place_of_thread();
     const int page_shift = step.page_shift, raised_head = threadIdx.x % BLOCK_HEADS;
     const long long side = ((long long)D * STORED_BYTES) << page_shift;  // of one head in a page
@@ -593,7 +604,7 @@ paged_decode(const DecodeStep step) {
         }
     }
     __syncthreads();
-    write_sums(step, part, token, kv_head, first_head, shared, head_largest);
+    write_sums(step, shared, head_largest);
 }
 
 // ---- combine -----------------------------------------------------------------------------------

@@ -207,6 +207,15 @@ class NoiseByBatch(TorchSDPABackend):
         return out * (1 + 1e-6 * (len(q) - 1))
 
 
+def test_a_test_class_may_have_a_tolerance_of_its_own():
+    class Exact(type(contract(TorchSDPABackend))):
+        def tolerance(self, sizes):
+            return 0.0
+
+    with pytest.raises(AssertionError, match=r"allowed are 0e\+00"):
+        Exact().test_very_uneven_contexts_share_a_step()
+
+
 def test_a_right_backend_passes():
     right = contract(TorchSDPABackend)
     right.test_the_declared_sizes_work(SIZES)

@@ -11,6 +11,7 @@ from dry_launch import SHARED_BYTES, compiled_in_child
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape
 from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
+from quire.testing.attention_cases import TURNED_TOLERANCES
 from quire.testing.attention_graphs import CapturedStep
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
@@ -22,12 +23,20 @@ ENTRY = load_plugins().registries.attention_backends.entry("triton")
 DEVICE = kernel_device.DEVICE.type
 
 
-class TestTriton(AttentionBackendContract):
-    """A few cases of each kind; all of them take minutes in the interpreter."""
-
+class TritonContract(AttentionBackendContract):
     backend_class = TritonBackend
     capabilities = ENTRY.capabilities
     device = DEVICE
+
+    def tolerance(self, sizes):
+        """The interpreter cuts bfloat16 off where a GPU rounds; a last bit of what is kept tips."""
+        is_cut = DEVICE == "cpu" and sizes.kv_dtype == "bfloat16" != sizes.dtype
+        return max(super().tolerance(sizes), TURNED_TOLERANCES["bfloat16"] if is_cut else 0.0)
+
+
+class TestTriton(TritonContract):
+    """A few cases of each kind; all of them take minutes in the interpreter."""
+
     num_cases = 2
 
 
@@ -38,10 +47,8 @@ def few_programs(monkeypatch):
 
 
 @pytest.mark.slow
-class TestAllThatTritonDeclares(AttentionBackendContract):
-    backend_class = TritonBackend
-    capabilities = ENTRY.capabilities
-    device = DEVICE
+class TestAllThatTritonDeclares(TritonContract):
+    pass
 
 
 def sizes(**changes):
