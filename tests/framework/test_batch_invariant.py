@@ -166,6 +166,7 @@ def test_in_chunks_of_every_size(one_subject, index, chunks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
     for prompt, expected in zip(subject.prompts, subject.alone, strict=True):
         for chunk in range(1, len(prompt) + 1):

@@ -83,6 +83,7 @@ def test_a_prefix_is_found_again_with_its_scales(folder, backend, wanted):
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("backend", "wanted"), served_pairs())
 def test_a_kv_store_brings_the_scales_back(folder, backend, wanted):
     options = {"kv_cache_dtype": wanted, "attention_backend": backend, "num_kv_blocks": 32}

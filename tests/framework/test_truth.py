@@ -155,6 +155,7 @@ def test_a_prompt_in_chunks_of_every_size(one_subject, prompt_index, sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
     for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
         for chunk in range(1, len(prompt) + 1):

@@ -144,7 +144,7 @@ def test_a_grammar_that_cannot_be_honoured_is_the_clients_error(demo, client, fo
 
 def test_a_full_queue_turns_some_away_and_serves_the_others(serve_model):
     served = serve_model(max_num_seqs=1, max_num_queued=1)
-    body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True}
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
 
     def post(_: int) -> httpx.Response:
         return httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
@@ -156,7 +156,7 @@ def test_a_full_queue_turns_some_away_and_serves_the_others(serve_model):
     assert len(refused) + len(taken) == 12
     assert refused
     assert taken
-    assert {answer.json()["usage"]["completion_tokens"] for answer in taken} == {100}
+    assert {answer.json()["usage"]["completion_tokens"] for answer in taken} == {400}
     for answer in refused:
         assert answer.json()["error"]["code"] == "overloaded"
         assert answer.headers["retry-after"] == "1"
