@@ -4,8 +4,9 @@
 
 A clock is put around the functions below; what a part takes is the time in it and not in a part
 inside it. Two models run: the one of 5 million parameters, and a hollow one of as many layers whose
-numbers are so few that what its forward pass takes is dispatch. `whole` is a step with a clock
-around nothing else; the clocks make the sum of the parts some microseconds longer.
+numbers are so few that what its forward pass takes is dispatch. Steps are recorded and repeated, as
+an engine does on a CPU, and then go through Python. `whole` is a step with a clock around nothing
+else; the clocks make the sum of the parts some microseconds longer.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from quire.engine.core import EngineCore
 from quire.engine.scheduler import Scheduler
 from quire.frontend.batch import _Run
 from quire.frontend.shared_core import SharedCore
+from quire.native.recording import Recording
 from quire.worker import model_runner
 from quire.worker.model_runner import ModelRunner
 
@@ -107,6 +109,7 @@ def parts_of(llm: LLM) -> list[Part]:
         Part(model_runner, "build_inputs", "inputs"),
         *(Part(kind, "prepare", "prepare") for kind in {type(b) for b in runner.backends}),
         Part(_owner(type(runner.model), "forward"), "forward", "model"),
+        Part(Recording, "repeat", "model"),
         Part(ModelRunner, "logits_of", "logits"),
         Part(ModelRunner, "sample", "draw"),
         Part(ModelRunner, "collect", "collect"),
@@ -136,7 +139,9 @@ def measure(
             with LLM(
                 folder, load_format="dummy", kernels=kernels, max_num_seqs=max(requests), **options
             ) as llm:
-                rows += [_measure_one(llm, count) | {"model": name} for count in requests]
+                way = llm.composition.decode_steps
+                about = {"model": name, "decode_steps": way}
+                rows += [_measure_one(llm, count) | about for count in requests]
     return rows
 
 
@@ -182,20 +187,29 @@ def _quartile(steps: list[dict[str, float]], part: str) -> float:
     return round(1e6 * statistics.quantiles(step[part] for step in steps)[0], 1)
 
 
-def main() -> None:
-    """Measure and print, a column for each number of requests."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
-    parser.add_argument("--kernels", default="auto")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = measure(tuple(arguments.requests), arguments.kernels)
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a column for each number of requests."""
+    print(f"decode steps: {rows[0]['decode_steps']}")
     for name in MODELS:
         columns = [row for row in rows if row["model"] == name]
         print(f"{name + ', us':<16}" + "".join(f"{row['requests']:>9}" for row in columns))
         for part in ("whole", *columns[0]["parts"]):
             numbers = [row["parts"].get(part, row["whole"]) for row in columns]
             print(f"  {part:<14}" + "".join(f"{number:>9.1f}" for number in numbers))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for is_eager in (False, True):
+        some = measure(tuple(arguments.requests), arguments.kernels, enforce_eager=is_eager)
+        _show(some)
+        rows += some
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from cpp_compilers import NEEDS_COMPILER
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "cpu"
 
@@ -52,3 +53,15 @@ def test_every_part_of_a_step_takes_some_time(step_cost, monkeypatch):
     assert row["whole"] > 0
     assert all(taken > 0 for taken in row["parts"].values())
     assert {"schedule", "inputs", "model", "draw", "outputs"} <= set(row["parts"])
+    assert row["decode_steps"] == "through Python (--kernels torch)"
+
+
+@NEEDS_COMPILER
+def test_a_repeated_step_is_the_models_time(step_cost, monkeypatch):
+    monkeypatch.setattr(step_cost, "MODELS", {"hollow": step_cost.MODELS["hollow"]})
+    monkeypatch.setattr(step_cost, "NUM_RUNS", 1)
+    monkeypatch.setattr(step_cost, "OUTPUT_LEN", 16)
+    (row,) = step_cost.measure((2,), "native", num_kv_blocks=64)
+    assert row["decode_steps"] == "recorded and repeated"
+    assert row["parts"]["model"] > 0
+    assert row["parts"]["prepare"] == 0
