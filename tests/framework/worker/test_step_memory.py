@@ -1,6 +1,8 @@
 """What a recorded step allocates lies in memory that stays; whoever is alive has it for itself."""
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -139,3 +141,16 @@ def test_what_is_computed_in_place_is_repeated():
 def test_what_torch_computes_is_a_flaw(run, told):
     _, flaw = in_step_memory(run)
     assert flaw.startswith(told)
+
+
+def test_recording_does_not_load_torchs_compiler():
+    """That is a second and 140 MB; torch has no public way to do without."""
+    code = (
+        "import sys, torch\n"
+        "from quire.native.recording import recording\n"
+        "from quire.worker.step_memory import Blocks, InStepMemory, StepMemory\n"
+        "with recording() as calls, InStepMemory(Blocks(StepMemory()), calls):\n"
+        "    torch.empty(3).mul_(2)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
