@@ -1,10 +1,9 @@
 """The usual step, one token for each of some requests, is recorded once for each number of them.
 
-Python takes as long to go through the layers of a small model as the kernels take, and a tenth of
-the time of a larger one. So the first time that so many requests are computed, the calls of
-compiled functions are noted; from then on they are made again, and nothing else. All that they read
-and write stays where it is: inputs in buffers that each step fills anew, what layers allocate in
-memory that recorded steps share.
+Python takes long to go through the layers of a small model, beside what the kernels take. So the
+first time that so many requests are computed, the calls of compiled functions are noted; from then
+on they are made again, and nothing else. All that they read and write stays where it is: inputs in
+buffers that each step fills anew, what layers allocate in memory that recorded steps share.
 
 Nothing in a recorded step may depend on what the host knows of it, as with captured CUDA graphs:
 backends say in their `graphs` that they keep to that. A step in which torch computes anything, or
