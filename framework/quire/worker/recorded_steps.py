@@ -158,4 +158,4 @@ class RecordedSteps:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
