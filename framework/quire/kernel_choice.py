@@ -69,7 +69,7 @@ def choose_graphs(
         return 0, f"none: --kernels {kernels}" if device == "cuda" else f"none on this {device}"
     if settings.parallel.tensor_parallel_size > 1:
         return 0, "none: several devices share each layer"
-    unable = [c.name for c in backends if c.entry.capabilities.graphs == "none"]
+    unable = _need_the_host(backends)
     if unable:
         return 0, f"none: attention backend {unable[0]!r} cannot run in one"
     most = settings.scheduler.max_running
@@ -99,8 +99,13 @@ def recording_flaw(
         return "torch multiplies"
     if settings.parallel.tensor_parallel_size > 1:
         return "several devices share each layer"
-    unable = [c.name for c in backends if c.entry.capabilities.graphs == "none"]
+    unable = _need_the_host(backends)
     return f"attention backend {unable[0]!r} needs the host" if unable else None
+
+
+def _need_the_host(backends: Sequence[Choice]) -> list[str]:
+    """Return who cannot run in a step of which the host knows nothing."""
+    return [choice.name for choice in backends if choice.entry.capabilities.graphs == "none"]
 
 
 def graph_sizes(largest: int) -> list[int]:

@@ -118,8 +118,8 @@ def give_back(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    elif (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
@@ -128,10 +128,15 @@ def keep_freed_memory() -> None:
     A step allocates and frees the same large tensors each time. glibc hands blocks of that size
     back to the system and takes new ones, which are cleared page by page: a tenth of a prefill.
     """
-    if platform.libc_ver()[0] != "glibc":
+    libc = _glibc()
+    if libc is None:
         return
-    libc = ctypes.CDLL(None)
     for threshold in (KEPT_BYTES, OLDER_KEPT_BYTES):
         if libc.mallopt(M_MMAP_THRESHOLD, threshold):  # 0: refused
             libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
             return
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """Return the process's libc, if it is one whose allocator can be told what to do."""
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

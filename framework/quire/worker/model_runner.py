@@ -38,6 +38,7 @@ from quire.worker.drawn import Drawn
 from quire.worker.host_copy import HostCopier
 from quire.worker.loading import as_module
 from quire.worker.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
+from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
 from quire.worker.step_inputs import StepInputs, build_inputs
@@ -47,7 +48,6 @@ from quire.worker.uploads import upload
 if TYPE_CHECKING:  # they load Triton
     from quire.worker.decode_graphs import CapturedStep, DecodeGraphs
     from quire.worker.device_inputs import DeviceInputs
-    from quire.worker.recorded_steps import RecordedSteps
 
 logger = logging.getLogger(__name__)
 

@@ -40,12 +40,10 @@ class LayerConstants:
 
     Attributes:
         params: Whose constants they are; kept, so that nothing else gets its identity.
-        pages: Address of the layer's pages.
         address: Of the structure.
     """
 
     params: AttentionLayerParams
-    pages: int
     structure: Layer
     address: int
 
@@ -203,9 +201,8 @@ def _layer_constants(
     has_scales = shape.kv_dtype == "float8_e4m3fn"
     k_scale, v_scale = (layer.k_scale, layer.v_scale) if has_scales else (1.0, 1.0)
     cap = layer.logit_soft_cap
-    pages = kv_cache.data_ptr()
     structure = Layer(
-        pages,
+        kv_cache.data_ptr(),
         kv_cache.stride(0) * kv_cache.itemsize,
         layer.sliding_window or 0,
         layer.attention_chunk or 0,
@@ -215,7 +212,7 @@ def _layer_constants(
         k_scale,
         v_scale,
     )
-    return LayerConstants(layer, pages, structure, addressof(structure))
+    return LayerConstants(layer, structure, addressof(structure))
 
 
 def _with_whole_tokens(heads: Tensor) -> Tensor:  # [T, any, D]

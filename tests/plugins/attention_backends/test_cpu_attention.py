@@ -231,7 +231,7 @@ def test_heads_need_not_be_contiguous():
     assert torch.equal(one, other)
 
 
-def test_more_layers_than_are_remembered_are_served():
+def test_each_layer_keeps_its_own_constants():
     scene = AttentionScene(CpuBackend, SceneSizes(num_heads=1, num_kv_heads=1, head_dim=8))
     scene.add(2)
     metadata = scene.backend.prepare(scene.layout([(0, 2)], Padding()))
