@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow test-gpu sanitize lint docs clean
+.PHONY: run test test-slow test-gpu mutants sanitize lint docs clean
 
 run: $(READY)
 	$(BIN)/python examples/tour.py
@@ -40,6 +40,10 @@ test-gpu: $(READY)
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" tests/gpu/test_memory.py; memory=$$?; \
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" -n 12 --maxschedchunk 4 \
 		$(GPU_LEFT_OUT) $(GPU_TESTS) && exit $$memory
+
+# Hundreds of small wrong changes, each of which the tests must notice: an hour. Survivors are printed.
+mutants: $(READY)
+	$(BIN)/python tests/mutants/run.py --jobs 2 $(ROOMS)
 
 # The C++ sources with the compiler's checks of addresses and of undefined behaviour, under the tests
 # that call them: minutes. The compiler must be GCC, whose sanitizers can be loaded into any Python.
