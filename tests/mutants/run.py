@@ -1,108 +1,34 @@
-"""Mutants: small wrong changes to the product, each of which the tests must notice.
+"""Try mutants: apply each to a copy of the repository, and run the tests that should notice it.
 
-`make mutants` applies every mutant of the tables beside this file to a copy of the repository, one
-at a time, and runs the tests that should notice it. A table is a room of the house:
-
-    tests = ["tests/framework/engine"]       # those of the room
-
-    [[mutant]]
-    file = "framework/quire/engine/admission.py"
-    old = "the text that is replaced; it must occur exactly once in the file"
-    new = "what takes its place"
-    what = "what is wrong then, and what would follow"
-    tests = ["tests/framework/engine/test_admission.py"]  # instead of the room's, quicker
-    equivalent = "why no test can notice it"              # for those that change nothing
-
-    python tests/mutants/run.py engine worker    # some rooms; names of survivors are printed
+    python tests/mutants/run.py engine worker    # some rooms; the survivors are printed
+    python tests/mutants/run.py --match admission  # those with this in their file or meaning
     python tests/mutants/run.py --revision REV   # the tests and the product of an older commit
-    python tests/mutants/run.py --save after     # keep the outcomes in results/, for report.py
+    python tests/mutants/run.py --save after     # keep the outcomes, for mutant_report.py
+
+`make mutants` tries all. The exit status is 1 if one survives that is not said to be equivalent.
 """
 
 import argparse
 import io
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-RESULTS = HERE / "results"
+from mutant_outcomes import ABSENT, NOTICED, SURVIVED, read_outcomes, write_outcomes
+from mutant_tables import ROOT, Mutant, changed_text, read_room, rooms, stale
+
 SOURCES = ["framework", *sorted(f"plugins/{path.name}" for path in ROOT.glob("plugins/*/"))]
 TEST_TIMEOUT_S = 120  # for one test; one that hangs has noticed
 RUN_TIMEOUT_S = 900
 EXIT_PASSED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN = range(4)
-NOTICED, SURVIVED, ABSENT = "noticed", "survived", "not there"
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One wrong change.
-
-    Attributes:
-        file: Path in the repository.
-        old: Text that occurs there once.
-        new: What takes its place.
-        what: What is wrong then.
-        tests: Paths of the tests that should notice.
-        equivalent: Why nothing can notice it; empty: something should.
-    """
-
-    room: str
-    file: str
-    old: str
-    new: str
-    what: str
-    tests: tuple[str, ...]
-    equivalent: str = ""
-
-    @property
-    def key(self) -> str:
-        """Name of the mutant in files of outcomes: it changes with the mutant."""
-        return sha256("\0".join((self.file, self.old, self.new)).encode()).hexdigest()[:16]
-
-    def apply(self, text: str) -> str | None:
-        """Return the changed text of the file; None if what it changes is not there once."""
-        return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
-
-
-def rooms() -> list[str]:
-    """Return the names of all tables."""
-    return sorted(path.stem for path in HERE.glob("*.toml"))
-
-
-def read_room(room: str) -> list[Mutant]:
-    """Return the mutants of one table.
-
-    Raises:
-        SystemExit: The table has an unknown key, or a mutant lacks one.
-    """
-    table = tomllib.loads((HERE / f"{room}.toml").read_text())
-    shared = tuple(table["tests"])
-    mutants = []
-    for entry in table["mutant"]:
-        tests = tuple(entry.pop("tests", shared))
-        try:
-            mutants.append(Mutant(room=room, tests=tests, **entry))
-        except TypeError as error:
-            raise SystemExit(f"{room}.toml: {entry.get('what', entry)}: {error}") from error
-    return mutants
-
-
-def stale(mutants: Sequence[Mutant], root: Path = ROOT) -> list[Mutant]:
-    """Return the mutants whose text is not in its file exactly once."""
-    return [mutant for mutant in mutants if _changed(mutant, root) is None]
 
 
 class Copy:
@@ -127,7 +53,7 @@ class Copy:
 
     def outcome(self, mutant: Mutant) -> str:
         """Try one mutant."""
-        changed = _changed(mutant, self.folder)
+        changed = changed_text(mutant, self.folder)
         if changed is None:
             return ABSENT
         path = self.folder / mutant.file
@@ -213,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.revision is None and (lost := stale(mutants)):
         names = "\n".join(f"  {m.room}: {m.file}: {m.what}" for m in lost)
         raise SystemExit(f"these mutants' text is not in its file exactly once:\n{names}")
-    saved = _read_saved(options.save)
+    saved = read_outcomes(options.save)
     if options.missing:
-        mutants = [mutant for mutant in mutants if mutant.key not in saved.get(mutant.room, {})]
+        mutants = [mutant for mutant in mutants if mutant.key not in saved]
     if not options.skip_check:
         check_unchanged(mutants, options.revision)
     wanted = [mutant for mutant in mutants if not mutant.equivalent or options.equivalent]
@@ -228,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if outcome == SURVIVED:
             survivors.append(mutant)
         if options.save:
-            saved.setdefault(mutant.room, {})[mutant.key] = outcome
-            _write_saved(options.save, mutant.room, saved[mutant.room])
+            saved[mutant.key] = outcome
+            write_outcomes(options.save, saved)
     print(f"{len(wanted)} tried, {len(survivors)} survived")
     for mutant in survivors:
         print(f"  {mutant.room}: {mutant.file}: {mutant.what}")
@@ -257,23 +183,6 @@ def _copy_working_tree(folder: Path) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-
-
-def _changed(mutant: Mutant, root: Path) -> str | None:
-    path = root / mutant.file
-    return mutant.apply(path.read_text()) if path.is_file() else None
-
-
-def _read_saved(label: str) -> dict[str, dict[str, str]]:
-    """Return the outcomes under a label: room -> key -> outcome."""
-    files = RESULTS.glob(f"*.{label}.json") if label else ()
-    return {path.name.partition(".")[0]: json.loads(path.read_text()) for path in files}
-
-
-def _write_saved(label: str, room: str, outcomes: dict[str, str]) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    text = json.dumps(outcomes, indent=1, sort_keys=True)
-    (RESULTS / f"{room}.{label}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

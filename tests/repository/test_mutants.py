@@ -1,45 +1,42 @@
 """The tables of mutants fit the product, so that `make mutants` tries all of them."""
 
-import importlib.util
-from pathlib import Path
-
+import mutant_report
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests/mutants/run.py"
+from mutant_outcomes import NOTICED, SURVIVED
+from mutant_tables import ROOT, Mutant, read_room, rooms, stale
 
 
 @pytest.fixture(scope="module")
 def mutants():
-    """The script, which is no module of any package."""
-    spec = importlib.util.spec_from_file_location("mutants_run", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return [mutant for room in rooms() for mutant in read_room(room)]
 
 
-@pytest.fixture(scope="module")
-def tables(mutants):
-    return [mutant for room in mutants.rooms() for mutant in mutants.read_room(room)]
+def test_every_mutants_text_stands_once_in_its_file(mutants):
+    assert [(mutant.file, mutant.what) for mutant in stale(mutants)] == []
 
 
-def test_every_mutants_text_stands_once_in_its_file(mutants, tables):
-    assert [(mutant.file, mutant.what) for mutant in mutants.stale(tables)] == []
+def test_every_mutant_changes_something_and_is_listed_once(mutants):
+    assert [mutant.what for mutant in mutants if mutant.old == mutant.new] == []
+    assert len({mutant.key for mutant in mutants}) == len(mutants)
 
 
-def test_every_mutant_changes_something_and_is_listed_once(tables):
-    assert [mutant.what for mutant in tables if mutant.old == mutant.new] == []
-    assert len({mutant.key for mutant in tables}) == len(tables)
-
-
-def test_every_mutant_names_tests_that_exist(tables):
-    paths = {test.partition("::")[0] for mutant in tables for test in mutant.tests}
+def test_every_mutant_names_tests_that_exist(mutants):
+    paths = {test.partition("::")[0] for mutant in mutants for test in mutant.tests}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-def test_a_changed_mutant_is_another_one(mutants):
-    mutant = mutants.Mutant("engine", "a.py", "x = 1", "x = 2", "what", ("tests",))
-    other = mutants.Mutant("engine", "a.py", "x = 1", "x = 3", "what", ("tests",))
+def test_a_changed_mutant_is_another_one():
+    mutant = Mutant("engine", "a.py", "x = 1", "x = 2", "what", ("tests",))
+    other = Mutant("engine", "a.py", "x = 1", "x = 3", "what", ("tests",))
     assert mutant.key != other.key
     assert mutant.apply("x = 1\n") == "x = 2\n"
     assert mutant.apply("x = 1\nx = 1\n") is None
+
+
+def test_a_share_counts_what_was_tried_and_is_not_equivalent():
+    one = Mutant("engine", "a.py", "1", "2", "what", ("tests",))
+    two = Mutant("engine", "a.py", "3", "4", "what", ("tests",))
+    three = Mutant("engine", "a.py", "5", "6", "what", ("tests",), equivalent="nothing reads it")
+    outcomes = {"before": {one.key: NOTICED, two.key: SURVIVED, three.key: SURVIVED}, "after": {}}
+    row = mutant_report.row("engine", [one, two, three], outcomes)
+    assert row == ["engine", "3", "1", "1 of 2 (50%)", "-"]

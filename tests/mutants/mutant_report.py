@@ -1,0 +1,69 @@
+"""Write benchmarks/results/mutants.md: mutants by room, noticed before and after, and the rest.
+
+python tests/mutants/mutant_report.py before after
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from mutant_outcomes import FILE, NOTICED, SURVIVED, read_outcomes
+from mutant_tables import Mutant, read_room, rooms
+
+INTRODUCTION = """# Mutants
+
+Small wrong changes to the product, one at a time, each with the tests that should notice it. The
+tables are in `tests/mutants`, `make mutants` tries them all. "Noticed" counts those that are not
+equivalent, of which the text is there: new code has no "before". {labels}
+"""
+
+
+def main(labels: Sequence[str]) -> None:
+    """Write the page."""
+    FILE.with_suffix(".md").write_text(page(labels))
+
+
+def page(labels: Sequence[str]) -> str:
+    """Return the page: a table, the survivors of the last label, and the equivalent mutants."""
+    mutants = {room: read_room(room) for room in rooms()}
+    outcomes = {label: read_outcomes(label) for label in labels}
+    everyone = [mutant for room in mutants.values() for mutant in room]
+    rows = [row(room, mutants[room], outcomes) for room in mutants]
+    rows.append(row("**all**", everyone, outcomes))
+    head = ["room", "mutants", "equivalent", *(f"noticed {label}" for label in labels)]
+    survivors = [m for m in everyone if outcomes[labels[-1]].get(m.key) == SURVIVED]
+    equivalent = [mutant for mutant in everyone if mutant.equivalent]
+    parts = [
+        INTRODUCTION.format(labels=_runs(labels)).rstrip(),
+        "\n".join(_cells(row) for row in (head, ["---"] * len(head), *rows)),
+        "## Survivors",
+        "\n".join(f"* `{m.file}`: {m.what}" for m in survivors) or "None.",
+        "## Equivalent, and why",
+        "\n".join(f"* `{m.file}`: {m.what}. {m.equivalent}" for m in equivalent) or "None.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def row(name: str, mutants: Sequence[Mutant], outcomes: dict[str, dict[str, str]]) -> list[str]:
+    proper = [mutant for mutant in mutants if not mutant.equivalent]
+    shares = [_share(proper, found) for found in outcomes.values()]
+    return [name, str(len(mutants)), str(len(mutants) - len(proper)), *shares]
+
+
+def _share(mutants: Sequence[Mutant], outcomes: dict[str, str]) -> str:
+    count = Counter(outcomes.get(mutant.key) for mutant in mutants)
+    tried = count[NOTICED] + count[SURVIVED]
+    return f"{count[NOTICED]} of {tried} ({count[NOTICED] / tried:.0%})" if tried else "-"
+
+
+def _runs(labels: Sequence[str]) -> str:
+    """Say how each label's outcomes came about."""
+    return "Outcomes: " + ", ".join(f"`--save {label}`" for label in labels) + "."
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["before", "after"])
