@@ -9,12 +9,7 @@
 """
 
 import argparse
-import io
-import os
-import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,81 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
-from mutant_outcomes import ABSENT, NOTICED, SURVIVED, read_outcomes, write_outcomes
-from mutant_tables import ROOT, Mutant, changed_text, read_room, rooms, stale
-
-SOURCES = ["framework", *sorted(f"plugins/{path.name}" for path in ROOT.glob("plugins/*/"))]
-TEST_TIMEOUT_S = 120  # for one test; one that hangs has noticed
-RUN_TIMEOUT_S = 900
-EXIT_PASSED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN = range(4)
-
-
-class Copy:
-    """A copy of the repository in which one mutant at a time is tried.
-
-    Args:
-        folder: Where it lies.
-        revision: The commit that is copied; None: the working tree.
-    """
-
-    def __init__(self, folder: Path, revision: str | None) -> None:
-        self.folder = folder
-        if revision is None:
-            _copy_working_tree(folder)
-        else:
-            command = ["git", "archive", revision]
-            archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(folder, filter="data")
-        sources = [str(folder / source) for source in SOURCES]
-        subprocess.run([sys.executable, "-m", "compileall", "-q", *sources], check=True)
-
-    def outcome(self, mutant: Mutant) -> str:
-        """Try one mutant."""
-        changed = changed_text(mutant, self.folder)
-        if changed is None:
-            return ABSENT
-        path = self.folder / mutant.file
-        original = path.read_text()
-        path.write_text(changed)
-        try:
-            return SURVIVED if self.passes(mutant.tests, "-x") else NOTICED
-        finally:
-            path.write_text(original)
-
-    def passes(self, tests: Sequence[str], *options: str) -> bool:
-        """Run tests; whether all of them pass.
-
-        Raises:
-            SystemExit: None could be run.
-        """
-        there = [test for test in tests if (self.folder / test.partition("::")[0]).exists()]
-        if not there:
-            raise SystemExit(f"no test of {', '.join(tests)} exists")
-        command = [
-            sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider",
-            "-p", "no:randomly", "--tb=no", f"--timeout={TEST_TIMEOUT_S}", *options, *there,
-        ]  # fmt: skip
-        roots = [str(self.folder / source) for source in SOURCES]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(roots),
-            "PYTHONDONTWRITEBYTECODE": "1",  # compiled above; a mutant's must not stay
-            "CI": "1",  # the same examples each time
-        }
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=RUN_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        if done.returncode > EXIT_INTERRUPTED:
-            raise SystemExit(f"pytest could not run {there}:\n{done.stdout}{done.stderr}")
-        return done.returncode == EXIT_PASSED
+from mutant_copy import Copy
+from mutant_outcomes import SURVIVED, read_outcomes, write_outcomes
+from mutant_tables import Mutant, read_room, rooms, stale
 
 
 def try_all(
@@ -173,16 +96,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip-check", action="store_true", help="trust the unchanged tests")
     parser.add_argument("--equivalent", action="store_true", help="also those said to be so")
     return parser.parse_args(arguments)
-
-
-def _copy_working_tree(folder: Path) -> None:
-    """Copy what git knows or would take in."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
 
 
 if __name__ == "__main__":
