@@ -2,6 +2,7 @@
 
 import mutant_report
 import pytest
+import refit
 from mutant_outcomes import NOTICED, SURVIVED
 from mutant_tables import ROOT, Mutant, read_room, rooms, stale
 
@@ -40,3 +41,12 @@ def test_a_share_counts_what_was_tried_and_is_not_equivalent():
     outcomes = {"before": {one.key: NOTICED, two.key: SURVIVED, three.key: SURVIVED}, "after": {}}
     row = mutant_report.row("engine", [one, two, three], outcomes)
     assert row == ["engine", "3", "1", "1 of 2 (50%)", "-"]
+
+
+def test_a_mutant_follows_its_text_to_the_file_that_has_it_now():
+    text = 'file = "framework/quire/gone.py"\nold = "{}"\nnew = ""\nwhat = "moved"\n'
+    moved = text.format("class KVCacheManager:")
+    followed = moved.replace("quire/gone.py", "quire/engine/kv_cache.py")
+    assert refit.refitted(moved, "engine") == followed
+    assert refit.refitted(followed, "engine") == followed
+    assert refit.refitted(text.format("what no file has"), "engine") is None
