@@ -4,7 +4,7 @@
     python tests/mutants/refit.py --write  # do it
 
 A mutant whose text is not in its file any more follows it to the one file of the product that has
-it; if there is none, the mutant goes. To replace what goes by mutants of the new code is left to you.
+it; if there is none, the mutant goes. Mutants of the new code in its place are left to you.
 """
 
 import sys
