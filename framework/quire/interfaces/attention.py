@@ -184,9 +184,10 @@ class StepLayout:
     """Where each token of a step belongs, for one KV group; the same for all its layers.
 
     The tensors may be longer than the step. Rows of padding stand last: they have length 0 and no
-    tokens, tokens of padding go to block 0, and what comes out for them is not read. In a captured
-    step they are fixed buffers, only the device knows what is in them, and the host's lists are
-    empty; otherwise these are exact and free to read.
+    tokens, and tokens of padding go to block 0. A backend may leave anything in their rows of its
+    result, not-a-numbers included: nothing reads them. In a captured step the tensors are fixed
+    buffers, only the device knows what is in them, and the host's lists are empty; otherwise these
+    are exact and free to read.
     """
 
     query_start: Tensor  # [R + 1] int32; request r owns tokens query_start[r] to query_start[r + 1]

@@ -118,9 +118,14 @@ class Attention(CachingLayer[AttentionBackend]):
         v: Tensor,  # [T, K, D]
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H * D]
-        """Keep `k` and `v` in the cache, and attend from `q`."""
+        """Keep `k` and `v` in the cache, and attend from `q`.
+
+        Raises:
+            RequestFailedError: The backend returned something else than `[T, H, D]` like `q`.
+        """
         backend, kv_cache = self._bound()
         out = backend.forward(q, k, v, kv_cache, batch.attention[self.place], self.params)
+        self._check(out, q.shape, q)
         return out.reshape(-1, self._width)
 
     def forward_rotary(
@@ -133,6 +138,9 @@ class Attention(CachingLayer[AttentionBackend]):
         """Do the same from what was projected: norm and rotate q and k first.
 
         A backend that can does all of it in one pass with the write to the cache.
+
+        Raises:
+            RequestFailedError: The backend returned something else than `[T, H, D]` like `qkv`.
         """
         backend, kv_cache = self._bound()
         num_rotated = self.num_heads + self.num_kv_heads
@@ -140,6 +148,7 @@ class Attention(CachingLayer[AttentionBackend]):
         if backend.fuses_rotary:
             step, metadata = _rotary_step(rotation, norm), batch.attention[self.place]
             out = backend.forward_rotary(heads, step, kv_cache, metadata, self.params)
+            self._check(out, (len(heads), self.num_heads, self.head_dim), heads)
             return out.reshape(-1, self._width)
         qk = heads[:, :num_rotated]
         qk = rotate(qk if norm is None else norm(qk), rotation)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionShape, KVBackend
 from quire.layers.layer import Layer
+from quire.layers.returned import check_returned
 
 Backend = TypeVar("Backend", bound=KVBackend)
 
@@ -39,21 +41,40 @@ class CachingLayer(Layer, Generic[Backend]):
         self.place = -1
         self._backend: Backend | None = None
         self._kv_cache: Tensor | None = None
+        self._called = ""
 
     def backend_shape(self, shape: AttentionShape) -> AttentionShape:
         """Add to a shape what backends of this contract know besides."""
         return shape
 
-    def bind(self, backend: Backend, kv_cache: Tensor, place: int) -> None:
-        """Say who serves the layer, where it keeps its part, and the backend's place."""
+    def bind(
+        self, backend: Backend, kv_cache: Tensor, place: int, called: str | None = None
+    ) -> None:
+        """Say who serves the layer, where it keeps its part, and the backend's place.
+
+        Args:
+            backend: Computes the layer's attention.
+            kv_cache: The layer's part of the cache, as the backend views it.
+            place: Index of the backend among those of the worker.
+            called: Name of the backend and its plugin in errors; None: the name of its class.
+        """
         self._backend = backend
         self._kv_cache = kv_cache
         self.place = place
+        self._called = f"{called or type(backend).__name__} of layer {self.name}"
 
     def unbind(self) -> None:
         """Let go of both."""
         self._backend = self._kv_cache = None
         self.place = -1
+
+    def _check(self, returned: Tensor, shape: Sequence[int], query: Tensor) -> None:
+        """Check what the backend returned for a query; only the host's knowledge is compared.
+
+        Raises:
+            RequestFailedError: It has another shape, or not the type and the device of the query.
+        """
+        check_returned(returned, shape, query.dtype, query.device, self._called)
 
     def _bound(self) -> tuple[Backend, Tensor]:
         """Return the backend and the layer's part of the cache.

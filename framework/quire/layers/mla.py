@@ -56,7 +56,14 @@ class MLAAttention(CachingLayer[MLABackend]):
         k_rope: Tensor,  # [T, P], rotated
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H, C]
-        """Keep `latent` and `k_rope` in the cache, and attend from the queries."""
+        """Keep `latent` and `k_rope` in the cache, and attend from the queries.
+
+        Raises:
+            RequestFailedError: The backend returned something else than `[T, H, C]` like
+                `q_latent`.
+        """
         backend, kv_cache = self._bound()
         metadata = batch.attention[self.place]
-        return backend.forward(q_latent, q_rope, latent, k_rope, kv_cache, metadata, self.scale)
+        out = backend.forward(q_latent, q_rope, latent, k_rope, kv_cache, metadata, self.scale)
+        self._check(out, q_latent.shape, q_latent)
+        return out

@@ -13,7 +13,6 @@ from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
 from quire.kernel_choice import graph_sizes
-from quire.messages import ScheduledRequest
 from quire.plugins import Registries
 from quire.sampler_choice import absorbed_steps
 from quire.worker.adapters import AdapterManager
@@ -24,8 +23,6 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.sampling import SamplingPipeline
 from quire.worker.slots import SlotTables
-
-PROMPT_TOKENS, FEW_TOKENS = 40, 2  # kernels take a request of many tokens, and one of a few
 
 logger = logging.getLogger(__name__)
 
@@ -89,34 +86,6 @@ def build_runner(
     if composition.recording_flaw is None:
         runner.recorded = RecordedSteps(as_module(model), backends, tables)
     return runner
-
-
-@torch.inference_mode()
-def warm_up(runner: ModelRunner, max_num_tokens: int) -> None:
-    """Run the kinds of steps that no graph holds, so that no request waits for a compiler.
-
-    They read the tables of empty slots, so whatever they write goes to the null block; they draw
-    for the spare slot, and note no token.
-
-    Args:
-        runner: What gathers its inputs on the device; nothing is done for another.
-        max_num_tokens: Of one request, in one step.
-    """
-    inputs = runner.device_inputs
-    if inputs is None:
-        return
-    num_slots = min(2, inputs.max_num_seqs)
-    for lengths in ((PROMPT_TOKENS, 1), (FEW_TOKENS, 1)):
-        shares = [
-            ScheduledRequest(slot, min(length, max_num_tokens), 1)
-            for slot, length in zip(range(num_slots), lengths, strict=False)
-        ]
-        step = inputs.build(shares)
-        adapters = None
-        if runner.adapters is not None:
-            adapters = inputs.adapter_batch(len(step.input_ids))
-        hidden_states = runner.hidden_states_of(step, adapters)
-        runner.pipeline.warm_up(runner.logits_of(hidden_states[:num_slots]))
 
 
 def capture_graphs(

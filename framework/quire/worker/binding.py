@@ -107,7 +107,8 @@ class LayerBinding:
                 bound[key] = (num_backends + len(bound), backend_class(shape))
             place, backend = bound[key]
             pages = _own_pages(memory[name], spec)
-            layer.bind(backend, backend_class.kv_view(pages, spec, plan.num_blocks), place)
+            called = str(self._composition.attention_backend_of(spec.layer))
+            layer.bind(backend, backend_class.kv_view(pages, spec, plan.num_blocks), place, called)
         return [backend for _, backend in bound.values()]
 
     def _backend_class(self, layer: CachingLayer[Any], spec: KVCacheSpec) -> type[KVBackend]:

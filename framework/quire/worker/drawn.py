@@ -20,7 +20,7 @@ class DrawnTokens(NamedTuple):
 
     Attributes:
         token_ids: Means nothing where it is not sound.
-        is_sound: Whether a token could be drawn: its logit is a number.
+        is_sound: Whether a token could be drawn: it is one, and its logit is a number.
         logprobs: Of the rows that asked.
     """
 
@@ -37,11 +37,13 @@ class Drawn:
         packed: `[2, N]` int32, token ids and, bit for bit, float32: the logit of the token or the
             largest one of its row; not finite where no token could be drawn. One piece of memory,
             because it is copied in one go.
+        vocab_size: V; any other id is a mistake of the draw.
         logprobs: If a row asked for them.
         copy: On its way to the host, once it was started.
     """
 
     packed: Tensor
+    vocab_size: int
     logprobs: RowLogprobs | None = None
     copy: HostCopy | None = None
 
@@ -50,9 +52,10 @@ class Drawn:
         cls,
         token_ids: Tensor,  # [N] int64
         best: Tensor,  # [N] float32
+        vocab_size: int,
     ) -> Drawn:
         """Pack what was drawn."""
-        return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))))
+        return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))), vocab_size)
 
     @classmethod
     def from_logits(
@@ -65,7 +68,7 @@ class Drawn:
         packed[0].copy_(token_ids)
         best = packed[1].view(torch.float32).unsqueeze(1)
         torch.gather(logits, 1, token_ids.unsqueeze(1), out=best)
-        return cls(packed)
+        return cls(packed, logits.shape[1])
 
     @property
     def token_ids(self) -> Tensor:  # [N] int32
@@ -74,7 +77,7 @@ class Drawn:
 
     def first(self, num_rows: int) -> Drawn:
         """Return the first rows in memory of their own, where what is drawn next is not written."""
-        return Drawn(self.packed[:, :num_rows].clone())
+        return Drawn(self.packed[:, :num_rows].clone(), self.vocab_size)
 
     def start_copy(self, copier: HostCopier) -> None:
         """Begin to bring all of it to the host."""
@@ -86,6 +89,7 @@ class Drawn:
         """Return what the rows drew, when it has arrived."""
         (packed,) = (self.packed,) if self.copy is None else self.copy.wait()
         token_ids, best = packed.cpu().numpy()
-        is_sound = np.isfinite(best.view(np.float32)).tolist()
+        is_token = (token_ids >= 0) & (token_ids < self.vocab_size)
+        is_sound = (is_token & np.isfinite(best.view(np.float32))).tolist()
         logprobs = [None] * len(is_sound) if self.logprobs is None else self.logprobs.read()
         return DrawnTokens(token_ids.tolist(), is_sound, logprobs)

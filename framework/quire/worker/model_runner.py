@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import AdapterError
+from quire.errors import AdapterError, RequestFailedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.lora import AdapterBatch
 from quire.interfaces.model import ForwardBatch, Model
@@ -84,7 +84,7 @@ class ModelRunner:
         tables: The running requests.
         pipeline: Draws tokens.
         adapters: If there may be any.
-        computed_by: Model and backend, as an error names them.
+        computed_by: Names of the model and its backends, for errors.
         device_inputs: Gathers inputs on the device; None: the host builds them.
 
     Attributes:
@@ -110,7 +110,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
         self.recorded: RecordedSteps | None = None
-        self._computed_by = computed_by
+        self.computed_by = computed_by
         self.device_inputs = device_inputs
         self._block_sizes = [backend.shape.block_size for backend in backends]
         self._copier = HostCopier(tables.device)
@@ -142,7 +142,9 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
-        launched = LaunchedStep(plan_id, [], pending.prompts, pending.errors)
+        launched = LaunchedStep(
+            plan_id, [], pending.prompts, pending.errors, self.pipeline.drawn_by
+        )
         for part in pending.parts:
             self._sample_isolated(part, masks, launched)
         self._launched.append(launched)
@@ -220,17 +222,12 @@ class ModelRunner:
             end_if_device_failed(error)
             logger.warning("the forward pass of %d request(s) failed", len(requests), exc_info=True)
             if len(requests) == 1:
-                errors[requests[0].slot] = failure(
-                    f"the forward pass of {self._computed_by}", error
-                )
+                errors[requests[0].slot] = failure(f"the forward pass of {self.computed_by}", error)
                 return []
         return [done for share in requests for done in self._forward_isolated([share], errors)]
 
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
-        if self.device_inputs is None:
-            inputs = build_inputs(requests, self.tables, self._block_sizes)
-        else:
-            inputs = self.device_inputs.build(requests)
+        inputs = self.inputs_of(requests)
         hidden_states = self.hidden_states_of(inputs, self._adapter_batch(inputs))
         prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
         for prompt in prompts:
@@ -243,18 +240,40 @@ class ModelRunner:
             rows = hidden_states[inputs.last_rows]
         return _Rows(slots, rows, self.logits_of(rows)), prompts
 
+    def inputs_of(self, requests: Sequence[ScheduledRequest]) -> StepInputs:
+        """Gather what a step computes from, by the host or on the device."""
+        if self.device_inputs is None:
+            return build_inputs(requests, self.tables, self._block_sizes)
+        return self.device_inputs.build(requests)
+
     def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
-        """Return the logits of some rows, in memory that may be written over."""
-        return self.model.compute_logits(rows).float()
+        """Return the logits of some rows, in memory that may be written over.
+
+        Raises:
+            RequestFailedError: The model returned another number of rows.
+        """
+        logits = self.model.compute_logits(rows).float()
+        if logits.dim() != 2 or len(logits) != len(rows):
+            raise RequestFailedError(
+                f"compute_logits of {self.computed_by} returned logits of shape "
+                f"{list(logits.shape)} for {len(rows)} rows; they must be [N, vocab_size]"
+            )
+        return logits
 
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Run the model, once its backends are prepared for the step; or repeat a recorded one."""
+        """Repeat a recorded step, or run the model."""
         if self.recorded is not None and adapters is None:
             repeated = self.recorded.hidden_states_of(inputs)
             if repeated is not None:
                 return repeated
+        return self.computed_hidden_states(inputs, adapters)
+
+    def computed_hidden_states(
+        self, inputs: StepInputs, adapters: AdapterBatch | None
+    ) -> Tensor:  # [T, hidden_size]
+        """Run the model through Python, once its backends are prepared for the step."""
         prepared = zip(self.backends, inputs.layouts, strict=True)
         batch = ForwardBatch(
             attention=[backend.prepare(layout) for backend, layout in prepared], adapters=adapters

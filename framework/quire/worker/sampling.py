@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.errors import RequestFailedError
 from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, Stage
+from quire.layers.returned import check_returned
 from quire.messages import RowBitmask
 from quire.worker.drawn import Drawn
 from quire.worker.logprobs import row_logprobs
@@ -27,6 +28,7 @@ from quire.worker.masks import LogitMasks
 from quire.worker.slots import SlotInfo, SlotTables
 from quire.worker.uploads import upload
 
+Draw = Callable[[Tensor, SampledRows], Tensor]
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
 
@@ -98,6 +100,11 @@ class SamplingPipeline:
         self._before_absorbed = (1 << min(absorbed, default=0)) - 1
         self._last_infos: list[SlotInfo | None] = []
         self._last_wishes = _Wishes.of(())
+
+    @property
+    def drawn_by(self) -> str:
+        """Name of the step that draws, and of its plugin, as errors have it."""
+        return self._owners[-1]
 
     def active_steps(self, fields: Mapping[str, Any]) -> int:
         """Return the bits of the steps that a request with these fields needs.
@@ -176,7 +183,9 @@ class SamplingPipeline:
 
     @torch.inference_mode()
     def warm_up(self, logits: Tensor) -> None:  # [N, V] float32; written in place
-        """Draw in every way that a batch may need, for the spare slot, so that all is compiled.
+        """Draw in every way that a batch may need, for the spare slot.
+
+        So all is compiled, and what fails for every request fails here.
 
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
@@ -185,7 +194,10 @@ class SamplingPipeline:
         slots = [spare] * len(logits)
         index = upload(np.array(slots), logits.device)
         fields = {field.name: field.default for field in self.tables.fields}
-        rows = self._sampled_rows(index, torch.zeros_like(index), [fields] * len(slots))
+        self.active_steps(fields)
+        positions, each = torch.ones_like(index), [fields] * len(slots)  # behind a prompt of one
+        rows = self._sampled_rows(index, positions, each)
+        self._drawn_by(self.draw.draw, logits, replace(rows, all_greedy=True))
         if self._absorbed:
             self.draw_absorbed(logits, rows)
         every_token = RowBitmask(spare, 0, b"\xff" * (4 * -(-logits.shape[1] // 32)))
@@ -206,31 +218,50 @@ class SamplingPipeline:
         return is_random and not active & self._apart & ~self._before_absorbed
 
     def _draw_absorbed(self, logits: Tensor, rows: SampledRows) -> Drawn:
-        try:
-            token_ids = self.draw.draw_absorbing(logits, rows)
-        except Exception as error:
-            raise self._blame(len(self.steps), error) from error
-        return Drawn.from_logits(logits, token_ids)
+        token_ids = self._drawn_by(self.draw.draw_absorbing, logits, rows)
+        return self._with_logits(logits, token_ids)
 
     def _draw_apart(self, logits: Tensor, rows: SampledRows, active: int) -> Drawn:
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
         logits = self._apply(logits, rows, active)
+        token_ids = self._drawn_by(self.draw.draw, logits, rows)
+        if best is None:  # the chosen one is the best: no second look at every logit
+            return self._with_logits(logits, token_ids)
+        return Drawn.of(token_ids, best, logits.shape[1])
+
+    def _with_logits(self, logits: Tensor, token_ids: Tensor) -> Drawn:
         try:
-            token_ids = self.draw.draw(logits, rows)
+            return Drawn.from_logits(logits, token_ids)
+        except RuntimeError as error:  # an id that is no token's; a CPU finds it at once
+            raise self._blame(len(self.steps), error) from error
+
+    def _drawn_by(self, draw: Draw, logits: Tensor, rows: SampledRows) -> Tensor:  # [N] int64
+        """Return the token ids of a way to draw, and see that they are as many as there are rows.
+
+        Raises:
+            RequestFailedError: The draw fails, or returns something else.
+        """
+        try:
+            token_ids = draw(logits, rows)
         except Exception as error:
             raise self._blame(len(self.steps), error) from error
-        if best is None:  # the chosen one is the best: no second look at every logit
-            return Drawn.from_logits(logits, token_ids)
-        return Drawn.of(token_ids, best)
+        check_returned(token_ids, logits.shape[:1], torch.int64, logits.device, self._owners[-1])
+        return token_ids
 
     def _apply(self, logits: Tensor, rows: SampledRows, active: int) -> Tensor:
-        index = 0
-        try:
-            for index, step in enumerate(self.steps):
-                if active >> index & 1:
+        """Run the active steps; each is compared with its contract before the next one sees it.
+
+        Raises:
+            RequestFailedError: A step fails, or returns something else than `[N, V]` float32.
+        """
+        shape, device = logits.shape, logits.device
+        for index, step in enumerate(self.steps):
+            if active >> index & 1:
+                try:
                     logits = step.apply(logits, rows)
-        except Exception as error:
-            raise self._blame(index, error) from error
+                except Exception as error:
+                    raise self._blame(index, error) from error
+                check_returned(logits, shape, torch.float32, device, self._owners[index])
         return logits
 
     def _sampled_rows(

@@ -23,18 +23,20 @@ class LaunchedStep:
     Attributes:
         drawn: Slots, and what they drew.
         errors: Slots that failed before they could draw.
+        drawn_by: Name of the step that drew, in errors.
     """
 
     plan_id: int
     drawn: list[tuple[list[int], Drawn]]
     prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
+    drawn_by: str
 
     def read(self) -> StepResult:
         """Wait for the tokens, and return what the engine is told."""
         results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]
         for slots, drawn in self.drawn:
-            results += _results(slots, drawn)
+            results += _results(slots, drawn, self.drawn_by)
         return StepResult(plan_id=self.plan_id, results=_with_prompts(results, self.prompts))
 
 
@@ -45,13 +47,22 @@ def failure(what: str, error: Exception) -> ErrorReport:
     return ErrorReport(RequestFailedError.code, f"{what} failed: {type(error).__name__}")
 
 
-def _results(slots: Sequence[int], drawn: Drawn) -> list[SlotResult]:
+def _results(slots: Sequence[int], drawn: Drawn, drawn_by: str) -> list[SlotResult]:
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
         if is_sound
-        else SlotResult(slot, [], None, NOT_A_NUMBER)
+        else SlotResult(slot, [], None, _why_unsound(token_id, drawn.vocab_size, drawn_by))
         for slot, token_id, is_sound, logprobs in zip(slots, *drawn.read(), strict=True)
     ]
+
+
+def _why_unsound(token_id: int, vocab_size: int, drawn_by: str) -> ErrorReport:
+    if 0 <= token_id < vocab_size:
+        return NOT_A_NUMBER
+    return ErrorReport(
+        RequestFailedError.code,
+        f"{drawn_by} returned token id {token_id}; the vocabulary has {vocab_size} tokens",
+    )
 
 
 def _with_prompts(results: list[SlotResult], prompts: Sequence[PromptLogprobs]) -> list[SlotResult]:

@@ -30,9 +30,10 @@ from quire.messages import (
 from quire.plugins import Registries
 from quire.weight_bytes import weight_bytes
 from quire.worker.adapters import AdapterManager
-from quire.worker.assembling import build_pipeline, build_runner, capture_graphs, warm_up
+from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
 from quire.worker.binding import LayerBinding
 from quire.worker.failed_parts import PartLibraries, replace_failed
+from quire.worker.first_steps import COMPILED, FEW, compute_first_steps
 from quire.worker.kv_store import KVStoreHost, build_kv_store
 from quire.worker.loading import held_weight_bytes, init_dummy_weights, load_weights
 from quire.worker.memory import (
@@ -199,11 +200,16 @@ class ModelWorker(Worker):
         return backends
 
     def _prepare_steps(self, plan: KVPlan) -> None:
-        """Compile and capture what can be, before there is a request."""
+        """Compute first steps, and capture what can be, before there is a request.
+
+        Raises:
+            RefusedError: A part fails in the first step, whatever it computes.
+        """
         runner = self._ready_runner()
-        if self.device.type == "cuda":
-            longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
-            warm_up(runner, max(1, longest))
+        longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
+        with enough_memory("a first step", self.device, "lower gpu_memory_utilization"):
+            steps = COMPILED if self.device.type == "cuda" else FEW
+            compute_first_steps(runner, max(1, longest), steps)
         is_asked_for = self.settings.model.max_cuda_graph_size is not None
         capture_graphs(runner, self.composition, is_asked_for=is_asked_for)
 

@@ -49,7 +49,7 @@ struct Step {
     const int32_t *query_start, *seq_lens, *block_table;
     int64_t table_stride;
     const int64_t* slots;
-    int64_t num_requests, num_tokens;
+    int64_t num_requests;
     int64_t* costs;  // [R + 1], for us
 };
 

@@ -105,13 +105,6 @@ void merge_from(const Work& work, const Pieces& pieces, long piece) {
     write_answers(work, cut, all);
 }
 
-void clear_padding(const Work& work) {
-    long row = work.sizes.D * work.heads.num_heads;
-    long first = work.step.query_start[work.step.num_requests];
-    float* out = work.inputs.out;
-    std::fill(out + first * row, out + work.step.num_tokens * row, 0.0f);
-}
-
 template <class Kind>
 void run(const Work& work, const Rotary* rotary) {
     const Heads& heads = work.heads;
@@ -120,7 +113,6 @@ void run(const Work& work, const Rotary* rotary) {
     long num_tokens = work.step.query_start[work.step.num_requests];
     long num_written = 2 * heads.num_kv_heads + (rotary ? heads.num_heads : 0);
     long total = work.sum_costs(), rows = num_tokens * num_written;
-    clear_padding(work);
     if (!num_tokens) return;
     long threads = std::min(heads.threads, std::max(1L, total / PIECE_COST));
     long count = std::min(threads * PIECES, std::max(1L, total / PIECE_COST));

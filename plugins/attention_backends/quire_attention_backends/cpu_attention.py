@@ -113,7 +113,6 @@ class CpuBackend(AttentionBackend):
             step.block_table.stride(0),
             step.slot_mapping.data_ptr(),
             num_requests,
-            len(step.slot_mapping),
             costs.data_ptr(),
         )
         return StepMetadata(step, costs, structure, addressof(structure))
@@ -127,7 +126,7 @@ class CpuBackend(AttentionBackend):
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend; rows of padding come out as zeros."""
+        """Write `k` and `v` to their slots, then attend; rows of padding hold anything."""
         q, k, v = (_with_whole_tokens(tensor) for tensor in (q, k, v))
         out = torch.empty(q.shape, dtype=torch.float32)
         self._library.attend(

@@ -53,7 +53,6 @@ class Step(Structure):
         ("table_stride", c_int64),
         ("slots", c_void_p),
         ("num_requests", c_int64),
-        ("num_tokens", c_int64),
         ("costs", c_void_p),
     )
 

@@ -2,7 +2,7 @@
 
 step     | a | b0 b1 b2 | c | padding |
 asked    | a c | b0 b1 b2 b2 |             two batches; a shorter span repeats its last query
-answers  | a c | b0 b1 b2 b2 | zeros |
+answers  | a c | b0 b1 b2 b2 | any |
 places   | 0 | 2 3 5 | 1 | 6 |          of copies, whose answers are the same, the last
 """
 
@@ -51,9 +51,9 @@ class QueryOrder:
         return torch.split(rows, self.counts)
 
     def of_the_step(self, answers: Sequence[Tensor]) -> Tensor:  # [n * q, ...] each -> [T, ...]
-        """Return the answers of all batches in the order of the step; of padding, zeros."""
+        """Return the answers of all batches in the order of the step, and any row for padding."""
         if self.places is not None:
-            answers = [*answers, answers[0].new_zeros(1, *answers[0].shape[1:])]
+            answers = [*answers, answers[0].new_empty(1, *answers[0].shape[1:])]
             return torch.cat(answers).index_select(0, self.places)
         return answers[0] if len(answers) == 1 else torch.cat(list(answers))
 

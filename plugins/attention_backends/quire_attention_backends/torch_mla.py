@@ -88,13 +88,13 @@ class TorchMLABackend(MLABackend):
         metadata: StepMetadata,
         scale: float,
     ) -> Tensor:  # [T, H, C]
-        """Write the rows to their slots, then attend; rows of padding come out as zeros."""
+        """Write the rows to their slots, then attend."""
         slots, latent_dim = metadata.step.slot_mapping, q_latent.shape[2]
         new = torch.cat((latent, k_rope), 1).to(kv_cache.dtype)
         kv_cache[slots // self.shape.block_size, slots % self.shape.block_size] = new
         q = torch.cat((q_latent, q_rope), 2)  # [T, H, C + P]
         if not metadata.batches:  # a step of padding alone
-            return torch.zeros_like(q_latent)
+            return torch.empty_like(q_latent)
         answers = [
             _attend(some, self._rows(kv_cache, batch.context), batch.is_hidden, scale, latent_dim)
             for some, batch in zip(metadata.order.of_each_batch(q), metadata.batches, strict=True)

@@ -171,7 +171,7 @@ class TorchSDPABackend(AttentionBackend):
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend; rows of padding come out as zeros."""
+        """Write `k` and `v` to their slots, then attend."""
         pages = split_pages(kv_cache, self.shape)
         rows = self._rows_of(pages)
         if metadata.written is None:
@@ -236,7 +236,7 @@ class TorchSDPABackend(AttentionBackend):
             reading = self._reading(metadata.step, Reach(*key), pages)
             metadata.readings[key] = reading
         if not reading.batches:  # a step of padding alone
-            return torch.zeros_like(q)
+            return torch.empty_like(q)
         answers = [
             self._attend(some, pages, batch, reading.gathered, layer)
             for some, batch in zip(reading.order.of_each_batch(q), reading.batches, strict=True)

@@ -87,7 +87,7 @@ class VarlenAttention:
         batch: VarlenBatch,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Attend; rows of padding come out as zeros."""
+        """Attend; rows of padding hold anything."""
         groups = {"enable_gqa": True} if self.has_groups else {}
         left = -1 if layer.sliding_window is None else layer.sliding_window - 1
         answers: Tensor = self.attend(
@@ -104,7 +104,7 @@ class VarlenAttention:
         )
         if batch.num_tokens == len(q):
             return answers
-        out = torch.zeros_like(q)
+        out = torch.empty_like(q)
         out[: batch.num_tokens] = answers
         return out
 

@@ -7,7 +7,7 @@ import torch
 from model_parts import CONTEXT, dense_attention
 from rotating_attention import RotatingAttention
 
-from quire.errors import CheckpointCorruptError
+from quire.errors import CheckpointCorruptError, RequestFailedError
 from quire.interfaces.model import ForwardBatch
 from quire.layers import Attention, QKNorm, RotaryEmbedding, SingleDevice
 from quire.layers.rope_parameters import RopeParameters
@@ -104,3 +104,58 @@ def test_a_scale_that_nothing_can_be_divided_by_is_refused(scale):
 def test_a_layer_at_the_root_of_a_model_has_scales_too():
     names = Attention("attn", 4, 2, 8, 0.5, CONTEXT).optional_weights("attn")
     assert names["attn.k_scale"] == names["k_scale"] == names["k_proj.k_scale"] == "k_scale"
+
+
+WRONG = {
+    "a row too few": (lambda out: out[:-1], r"a float32 tensor of shape \[2, 2, 4\] on cpu"),
+    "one row for all": (lambda out: out[:1], r"shape \[1, 2, 4\]"),
+    "a row too many": (lambda out: out.repeat(2, 1, 1)[:4], r"shape \[4, 2, 4\]"),
+    "heads and rows swapped": (lambda out: out.transpose(0, 1), r"shape \[2, 3, 4\]"),
+    "flat": (lambda out: out.flatten(1), r"shape \[3, 8\]"),
+    "another type": (lambda out: out.double(), "a float64 tensor"),
+    "another device": (lambda out: out.to("meta"), "on meta"),
+    "nothing": (lambda out: None, "None"),
+}
+
+
+@pytest.mark.parametrize("is_rotary", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong, is_rotary):
+    change, told = WRONG[wrong]
+
+    class Wrong(RotatingAttention):
+        def forward(self, *args):
+            return change(super().forward(*args))
+
+        def forward_rotary(self, qkv, *args):
+            return change(qkv.new_zeros(3, 2, 4))
+
+    layer = Attention("model.layers.1.attn", 2, 2, 4, 0.5, CONTEXT)
+    backend = Wrong(dense_attention(layer).shape)
+    layer.bind(backend, torch.zeros(2, 8, 2, 4), 0, "attention backend 'x' of plugin y")
+    batch = ForwardBatch(attention=[0])
+    wanted = r"it must return a float32 tensor of shape \[3, 2, 4\] on cpu"
+    who = r"attention backend 'x' of plugin y of layer model\.layers\.1\.attn returned"
+    rotation = RotaryEmbedding(4, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
+    inputs = (torch.zeros(3, 24), rotation, None) if is_rotary else (Q, K, V)
+    attend = layer.forward_rotary if is_rotary else layer
+    with pytest.raises(RequestFailedError, match=f"^{who} .*{told}.*; {wanted}$"):
+        attend(*inputs, batch)
+
+
+def test_a_backend_without_another_name_is_called_by_its_class():
+    layer = Attention("a", 2, 2, 4, 0.5, CONTEXT)
+    wrong = dense_attention(layer)
+    wrong.forward = lambda *args: None
+    layer.bind(wrong, torch.zeros(2, 8, 2, 4), 0)
+    with pytest.raises(RequestFailedError, match=r"^DenseAttention of layer a returned None"):
+        layer(Q, K, V, ForwardBatch(attention=[0]))
+
+
+def test_an_unbound_layer_has_let_go_of_all():
+    layer = Attention("a", 2, 2, 4, 0.5, CONTEXT)
+    layer.bind(dense_attention(layer), torch.zeros(2, 8, 2, 4), 3)
+    layer.unbind()
+    assert layer.place == -1
+    with pytest.raises(RuntimeError, match="runs before bind"):
+        layer(Q, K, V, ForwardBatch(attention=[0]))

@@ -9,6 +9,8 @@ from installed import sites
 from mla_parts import PLUGIN, TinyMLAForCausalLM, describe, write_tiny_mla
 
 from quire import LLM, SamplingParams
+from quire.errors import RequestFailedError
+from quire.interfaces.mla import MLABackend
 from quire.interfaces.model import ForwardBatch
 from quire.layers import LayerContext, MLAAttention, SingleDevice
 from quire.worker.loading import init_dummy_weights
@@ -77,3 +79,32 @@ def test_devices_share_heads_and_not_the_latent():
 
     layer = MLAAttention("mla.0.attn", 4, 32, 16, 0.1, replace(CONTEXT, tp=SecondOfTwo()))
     assert (layer.num_heads, layer.num_kv_heads, layer.head_dim) == (2, 1, 48)
+
+
+class Answers(MLABackend):
+    """Returns what it was given."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    @classmethod
+    def kv_view(cls, raw, spec, num_blocks):
+        return raw
+
+    def prepare(self, step):
+        return None
+
+    def forward(self, *args):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(2, 4, 32), torch.zeros(3, 4, 48), torch.zeros(3, 4, 32).half(), None]
+)
+def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong):
+    layer = MLAAttention("mla.0.attn", 4, 32, 16, 0.1, CONTEXT)
+    inputs = (torch.zeros(*shape) for shape in ((3, 4, 32), (3, 4, 16), (3, 32), (3, 16)))
+    layer.bind(Answers(wrong), torch.zeros(1), 0, "attention backend 'x'")
+    told = r"attention backend 'x' of layer mla\.0\.attn returned .*float32 .*\[3, 4, 32\]"
+    with pytest.raises(RequestFailedError, match=told):
+        layer(*inputs, ForwardBatch(attention=[None]))

@@ -5,12 +5,13 @@ import torch
 from quire.worker.drawn import Drawn
 from quire.worker.host_copy import HostCopier
 from quire.worker.logprobs import row_logprobs
+from quire.worker.step_results import LaunchedStep
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]])
 
 
 def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
-    buffers = Drawn.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]))
+    buffers = Drawn.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]), 7)
     kept = buffers.first(2)
     buffers.packed.fill_(0)
     assert kept.read() == ([4, 5], [True, False], [None, None])
@@ -19,7 +20,7 @@ def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
 def test_reading_is_the_same_with_and_without_a_copy():
     token_ids = torch.tensor([2, 0])
     logprobs = row_logprobs(LOGITS[:1], token_ids[:1], [1, None])
-    drawn = Drawn.of(token_ids, torch.tensor([2.0, -torch.inf]))
+    drawn = Drawn.of(token_ids, torch.tensor([2.0, -torch.inf]), 3)
     drawn.logprobs = logprobs
     directly = drawn.read()
     drawn.start_copy(HostCopier(torch.device("cpu")))
@@ -37,5 +38,24 @@ def test_tokens_are_packed_with_their_own_logits():
     drawn = Drawn.from_logits(LOGITS, token_ids)
     assert drawn.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
     assert drawn.read().token_ids == [1, 2]
-    same = Drawn.of(token_ids, torch.tensor([3.0, -1.0]))
+    same = Drawn.of(token_ids, torch.tensor([3.0, -1.0]), 3)
     assert torch.equal(same.packed, drawn.packed)
+
+
+def test_an_id_that_is_no_tokens_is_not_sound():
+    drawn = Drawn.of(torch.tensor([0, 7, 6, -1]), torch.ones(4), 7)
+    assert drawn.read().is_sound == [True, False, True, False]
+    assert drawn.first(2).read().is_sound == [True, False]
+
+
+def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
+    drawn = Drawn.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
+    step = LaunchedStep(3, [([5, 6, 4], drawn)], [], {}, "sampler 'x'")
+    results = {result.slot: result for result in step.read().results}
+    assert results[5].error.message == (
+        "sampler 'x' returned token id 7; the vocabulary has 7 tokens"
+    )
+    assert results[5].error.code == "request_failed"
+    assert results[5].token_ids == []
+    assert (results[6].token_ids, results[6].error) == ([1], None)
+    assert "its logits are not numbers" in results[4].error.message

@@ -52,3 +52,26 @@ def test_answers_end_no_sooner_than_they_may():
     expected[[1, 1, 4, 4], [2, 7, 2, 7]] = -torch.inf
     assert torch.equal(out, expected)
     assert [masks.is_too_short(slot) for slot in range(5)] == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_a_mask_of_just_as_many_bits_as_there_are_tokens_will_do(kernels):
+    masks = LogitMasks(tables_with([{}]), kernels)
+    logits = torch.zeros(1, 64)
+    masks.mask_grammars(logits, [0], [bitmask(0, [1, 63], 64)])
+    assert logits.isfinite().nonzero().tolist() == [[0, 1], [0, 63]]
+
+
+def test_stops_of_a_row_with_a_grammar_are_the_grammars_business():
+    stops = {"min_tokens": 3, "stop_token_ids": (2,)}
+    masks = LogitMasks(tables_with([stops, stops]), "torch")
+    logits = torch.zeros(2, VOCAB_SIZE)
+    masks.mask_stops(logits, [1, 0], bound={1})
+    assert logits.isinf().nonzero().tolist() == [[1, 2]]
+
+
+def test_no_stop_is_masked_where_none_is_within_the_vocabulary():
+    masks = LogitMasks(tables_with([{"min_tokens": 3, "stop_token_ids": (VOCAB_SIZE,)}]), "torch")
+    logits = torch.zeros(1, VOCAB_SIZE)
+    masks.mask_stops(logits, [0], set())
+    assert not logits.any()

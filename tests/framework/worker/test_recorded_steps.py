@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +217,44 @@ def test_a_flaw_of_one_size_keeps_no_other_from_being_recorded(embedding):
     assert model.compute(3) == [3]
     assert model.compute(4) == [4]
     assert model.passes == 2
+
+
+def test_two_engines_never_record_at_the_same_time(embedding):
+    """torch keeps its modes for the whole process: one would note what the other computes."""
+    inside: list[int] = []
+    most: list[int] = []
+    both = threading.Event()
+
+    def forward(input_ids: Tensor) -> Tensor:
+        inside.append(1)
+        most.append(len(inside))
+        if len(inside) == 2:
+            both.set()
+        both.wait(0.3)  # for the other one, which must not come
+        inside.pop()
+        return embedding.rows(input_ids)
+
+    engines = [Steps(forward), Steps(forward)]
+    threads = [threading.Thread(target=engine.compute, args=(1, 2)) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
+    assert [engine.compute(3, 4) for engine in engines] == [[3, 4]] * 2
+    assert [engine.passes for engine in engines] == [1, 1]
+
+
+def test_a_full_batch_is_recorded_and_a_larger_step_or_one_of_a_prompt_is_not(embedding):
+    model = Steps(embedding.rows)  # eight slots
+    assert model.compute(*[1] * 8) == [1] * 8
+    assert model.compute(*[2] * 8) == [2] * 8
+    assert model.passes == 1
+    assert model.compute(*[1] * 9) is None
+    tokens = torch.tensor([1, 2, 3])
+    prompt = StepInputs(tokens, tokens, [], [0, 1], [2, 1], [1], None)
+    assert model.steps.hidden_states_of(prompt) is None
+    assert model.passes == 1
 
 
 def test_a_recorded_step_takes_no_more_memory_with_each_repetition(tmp_path):

@@ -1,5 +1,7 @@
 """The pipeline runs what a batch needs, and lets the draw do what the draw can do."""
 
+import re
+
 import pytest
 import torch
 from sampler_parts import bitmask, tables_with
@@ -250,7 +252,7 @@ def test_warming_up_draws_in_every_way_and_notes_nothing(absorb):
     before = [tables.token_ids.clone(), *(column.clone() for column in tables.columns.values())]
     num_known = tables.num_known.copy()
     pipeline.warm_up(random_logits(2))
-    assert pipeline.draw.ways == (["absorb", "draw"] if absorb else ["draw"])
+    assert pipeline.draw.ways == (["draw", "absorb", "draw"] if absorb else ["draw", "draw"])
     after = [tables.token_ids, *tables.columns.values()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert (tables.num_known == num_known).all()
@@ -260,3 +262,129 @@ def test_a_step_that_fails_is_named():
     pipeline = pipeline_of(MIXED, (Temperature, MinP, TopKTopP, Fails))
     with pytest.raises(RequestFailedError, match="sampler Fails failed: ZeroDivisionError"):
         run(pipeline, random_logits(len(MIXED)))
+
+
+class ReturnsWrongly(LogitsStep):
+    """Returns what `wrongly` makes of the logits."""
+
+    wrongly = staticmethod(lambda logits: logits[:-1])
+
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        return self.wrongly(logits)
+
+
+WRONG_LOGITS = {
+    "a row too few": (lambda logits: logits[:-1], r"float32 tensor of shape \[4, 70\]"),
+    "one row for all": (lambda logits: logits[:1], r"shape \[1, 70\]"),
+    "another type": (lambda logits: logits.double(), r"float64 tensor of shape \[5, 70\]"),
+    "nothing": (lambda logits: None, "None"),
+    "no tensor": (lambda logits: logits.tolist(), "a list"),
+    "another device": (lambda logits: logits.to("meta"), "on meta"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LOGITS)
+def test_a_step_that_returns_no_logits_is_blamed_and_the_next_one_never_runs(wrong):
+    class Wrong(ReturnsWrongly):
+        wrongly = staticmethod(WRONG_LOGITS[wrong][0])
+
+    pipeline = pipeline_of(MIXED, (Temperature, Wrong, Fails), absorb=False)
+    wanted = r"it must return a float32 tensor of shape \[5, 70\] on cpu"
+    with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*{wanted}") as failed:
+        run(pipeline, random_logits(len(MIXED)))
+    assert re.search(WRONG_LOGITS[wrong][1], str(failed.value))
+    assert pipeline.draw.ways == []
+
+
+WRONG_TOKENS = {
+    "a row too few": lambda token_ids: token_ids[:-1],
+    "a column": lambda token_ids: token_ids.unsqueeze(1),
+    "another type": lambda token_ids: token_ids.to(torch.int32),
+    "nothing": lambda token_ids: None,
+}
+
+
+@pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("wrong", WRONG_TOKENS)
+def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, absorb, wrong):
+    class Wrong(Gumbel):
+        def draw(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().draw(logits, rows))
+
+        def draw_absorbing(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().draw_absorbing(logits, rows))
+
+    pipeline = pipeline_of(requests, draw=Wrong, absorb=absorb)
+    wanted = r"it must return a int64 tensor of shape \[5\] on cpu"
+    with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*; {wanted}"):
+        run(pipeline, random_logits(5))
+
+
+@pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("bad", [VOCAB_SIZE, -1])
+def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, absorb, bad):
+    """Where its logit is read at once, it fails; else the host finds it in what it reads."""
+
+    class Beyond(Gumbel):
+        def draw(self, logits, rows):
+            return super().draw(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+
+        def draw_absorbing(self, logits, rows):
+            return super().draw_absorbing(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+
+    pipeline = pipeline_of(requests, draw=Beyond, absorb=absorb)
+    slots = list(range(5))
+    if requests is MIXED and not absorb:
+        drawn = pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
+        assert drawn.read().is_sound == [True, False, True, True, True]
+    else:
+        with pytest.raises(RequestFailedError, match="sampler Beyond failed"):
+            pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
+
+
+def test_a_grammar_counts_more_than_min_tokens():
+    """What a grammar allows may be nothing but the end."""
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0}
+    pipeline = pipeline_of([stopping, stopping])
+    logits = random_logits(2)
+    logits[:, 6] = 100.0
+    slots = [0, 1]
+    masks = [bitmask(1, [6], VOCAB_SIZE)]
+    drawn = pipeline.run(logits, slots, torch.tensor(slots), masks).read()
+    assert drawn.is_sound == [True, True]
+    assert drawn.token_ids[1] == 6
+    assert drawn.token_ids[0] != 6, "no grammar: it may not end yet"
+
+
+def test_warming_up_asks_every_step_and_finds_what_always_fails():
+    class NeverNeutral(Fails):
+        def is_neutral(self, fields):
+            raise KeyError("bump")
+
+        def apply(self, logits, rows):
+            return logits
+
+    for step, error in ((Fails, "ZeroDivisionError"), (NeverNeutral, "KeyError")):
+        tables = tables_with([{}] * 2, (BUMP,))
+        steps = [("filter", step(VOCAB_SIZE, CPU))]
+        pipeline = SamplingPipeline(steps, Gumbel(VOCAB_SIZE, CPU), tables, ["it", "the draw"])
+        with pytest.raises(RequestFailedError, match=f"it failed: {error}"):
+            pipeline.warm_up(random_logits(2))
+
+
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_warming_up_draws_greedily_and_at_random(is_greedy):
+    class FailsWhere(Gumbel):
+        def draw(self, logits, rows):
+            if rows.all_greedy == is_greedy:
+                raise ZeroDivisionError
+            return super().draw(logits, rows)
+
+    pipeline = SamplingPipeline([], FailsWhere(VOCAB_SIZE, CPU), tables_with([{}]), ["the draw"])
+    with pytest.raises(RequestFailedError, match="the draw failed"):
+        pipeline.warm_up(random_logits(1))

@@ -1,0 +1,196 @@
+"""What fails for every request stops start-up with its cause; the first steps disturb nobody."""
+
+import pytest
+import torch
+from installed import sites
+from recorded_engine import AS_ON_A_GPU, runner_of
+
+from quire import LLM
+from quire.errors import CapacityError, EngineDeadError, RefusedError
+from quire.layers.caching_layer import CachingLayer
+from quire.testing.checkpoints import write_checkpoint
+from quire.worker.first_steps import COMPILED, compute_first_steps
+
+site = pytest.fixture(sites)
+BROKEN = """
+    from quire import hookimpl
+    from quire.interfaces.attention import AttentionCapabilities
+    from quire.interfaces.model import ModelCapabilities
+    from quire.interfaces.sampling import LogitsStep, SamplerCapabilities
+    from quire_attention_backends.torch_sdpa import TorchSDPABackend
+    from quire_models.qwen3 import Qwen3ForCausalLM
+
+    class RowTooFew(TorchSDPABackend):
+        def forward(self, *args):
+            return super().forward(*args)[:-1]
+
+    class NoDecode(TorchSDPABackend):
+        def prepare(self, step):
+            if step.max_query_len == 1:
+                raise ZeroDivisionError("no request has many tokens")
+            return super().prepare(step)
+
+    class Forgetful(LogitsStep):
+        def is_neutral(self, fields):
+            return True  # and yet tried
+
+        def apply(self, logits, rows):
+            logits += 1  # and returns nothing
+
+    class Raises(Forgetful):
+        def apply(self, logits, rows):
+            raise ZeroDivisionError("by no means")
+
+    class NoHead(Qwen3ForCausalLM):
+        def compute_logits(self, rows):
+            return super().compute_logits(rows)[:1]
+
+    class NoBody(Qwen3ForCausalLM):
+        def forward(self, input_ids, positions, batch):
+            raise ZeroDivisionError("no body")
+
+    FLOAT = frozenset({"float32"})
+
+    @hookimpl
+    def register_attention_backends(registry):
+        for name in ("RowTooFew", "NoDecode"):
+            there = AttentionCapabilities(
+                devices=frozenset({"cpu"}), dtypes=FLOAT, kv_dtypes=FLOAT, priority=-9
+            )
+            registry.add(name, f"acme:{name}", capabilities=there)
+
+    @hookimpl
+    def register_samplers(registry):
+        for name in ("Forgetful", "Raises"):
+            there = SamplerCapabilities(stage="bias")
+            registry.add(name, f"acme:{name}", capabilities=there)
+
+    @hookimpl
+    def register_models(registry):
+        for name in ("NoHead", "NoBody"):
+            there = ModelCapabilities(describe="quire_models.qwen3_config:describe_qwen3")
+            registry.add(name, f"acme:{name}", capabilities=there)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("m"), "Qwen3ForCausalLM", head_dim=32).folder
+
+
+def start(folder, **options):
+    LLM(str(folder), max_num_seqs=3, max_model_len=64, dtype="float32", **options).close()
+
+
+BY_ACME = r"of plugin acme \(acme 1\.0\)"
+ALWAYS = {
+    "a row too few": (
+        {"attention_backend": "RowTooFew"},
+        rf"attention backend 'RowTooFew' {BY_ACME} of layer \S+ returned a float32 tensor of shape"
+        r" \[2, .*must return .* \[3, ",
+    ),
+    "no decode": (
+        {"attention_backend": "NoDecode"},
+        rf"attention backend 'NoDecode' {BY_ACME} failed: ZeroDivisionError: no request has many",
+    ),
+    "forgets to return": (
+        {"samplers": ["default", "Forgetful"]},
+        rf"sampler 'Forgetful' {BY_ACME} returned None; it must return a float32 tensor",
+    ),
+    "a sampler raises": (
+        {"samplers": ["default", "Raises"]},
+        rf"sampler 'Raises' {BY_ACME} failed: ZeroDivisionError: by no means",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ALWAYS)
+def test_a_part_that_always_fails_stops_the_start(site, folder, fault):
+    options, told = ALWAYS[fault]
+    site.install("acme", BROKEN)
+    with pytest.raises(RefusedError, match=told) as refused:
+        start(folder, kernels="torch", **options)
+    assert "choose another by name (--attention-backend, --samplers)" in str(refused.value)
+    assert refused.value.__cause__ is not None
+
+
+def test_so_it_does_in_a_process_of_its_own(site, folder):
+    options, told = ALWAYS["a sampler raises"]
+    site.install("acme", BROKEN)
+    with pytest.raises(RefusedError, match=told):
+        start(folder, engine_process=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        ("NoBody", rf"model 'NoBody' {BY_ACME} with attention .* failed: ZeroDivisionError: no b"),
+        ("NoHead", rf"compute_logits of model 'NoHead' {BY_ACME} .* shape \[1, 320\] for 2 rows"),
+    ],
+)
+def test_so_does_a_model(site, tmp_path, architecture, told):
+    site.install("acme", BROKEN)
+    folder = write_checkpoint(tmp_path, architecture, layout="qwen3").folder
+    with pytest.raises(RefusedError, match=told):
+        start(folder, kernels="torch")
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    options = AS_ON_A_GPU | {"enforce_eager": True, "max_num_seqs": 3, "max_model_len": 64}
+    with LLM(str(folder), **options) as llm:
+        yield llm
+
+
+def test_they_write_to_the_null_block_alone(llm):
+    runner = runner_of(llm)
+    layers = [each for each in runner.model.modules() if isinstance(each, CachingLayer)]
+    assert len(layers) > 1
+    compute_first_steps(runner, 60, COMPILED)
+    for layer in layers:
+        assert layer._kv_cache[0].any(), "the step was computed"
+        assert not layer._kv_cache[1:].any()
+    assert not runner.tables.token_ids.any()
+    assert not runner.tables.num_known.any()
+    assert not runner.tables.num_computed.any()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_so_they_do_where_the_host_gathers_and_nothing_is_recorded(folder, kernels):
+    options = {"max_num_seqs": 3, "max_model_len": 64, "kernels": kernels}
+    with LLM(str(folder), dtype="float32", **options) as llm:
+        runner = runner_of(llm)
+        layers = [each for each in runner.model.modules() if isinstance(each, CachingLayer)]
+        for layer in layers:
+            assert layer._kv_cache[0].any(), "the step was computed before there is a request"
+            assert not layer._kv_cache[1:].any()
+        assert runner.recorded is None or not runner.recorded._steps
+
+
+def test_they_keep_to_small_limits(folder):
+    options = {"max_num_seqs": 1, "max_model_len": 1, "max_num_batched_tokens": 1}
+    with LLM(str(folder), kernels="torch", **options) as llm:
+        compute_first_steps(runner_of(llm), 1, COMPILED)
+
+
+def failing_with(monkeypatch, llm, error):
+    def fail(logits):
+        raise error
+
+    monkeypatch.setattr(runner_of(llm).pipeline, "warm_up", fail)
+    compute_first_steps(runner_of(llm), 8)
+
+
+def test_a_device_that_fails_is_no_parts_fault(monkeypatch, llm):
+    with pytest.raises(EngineDeadError, match="the device failed"):
+        failing_with(monkeypatch, llm, torch.AcceleratorError("CUDA error: unspecified launch"))
+
+
+def test_lack_of_memory_is_no_parts_fault(monkeypatch, llm):
+    with pytest.raises(torch.OutOfMemoryError):
+        failing_with(monkeypatch, llm, torch.OutOfMemoryError("no room"))
+
+
+def test_a_part_that_says_why_it_fails_is_quoted(monkeypatch, llm):
+    with pytest.raises(RefusedError, match=r"cannot be computed: too small; correct that part"):
+        failing_with(monkeypatch, llm, CapacityError("too small"))
