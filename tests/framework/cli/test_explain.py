@@ -15,7 +15,6 @@ from quire.config import SchedulerSettings
 from quire.launch.estimate import MemoryEstimate
 from quire.testing.checkpoints import write_checkpoint
 
-
 site = pytest.fixture(sites)
 
 
