@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.choosing import AUTO, check_present, default_entry, ours
+from quire.choosing import AUTO, check_present
 from quire.composition import Choice, Rejection
 from quire.config import Settings
 from quire.discovery import locate
@@ -53,7 +53,7 @@ def attention_queries(
     tp_size = settings.parallel.tensor_parallel_size
 
     def query(layer: KVLayer) -> AttentionQuery:
-        entry = default_entry(registries.kv_cache_specs, layer.spec)
+        entry = registries.kv_cache_specs.entry(layer.spec)
         spec: KVSpecCapabilities = entry.capabilities
         window = layer.param(spec.window_param) if spec.window_param else None
         return AttentionQuery(
@@ -159,7 +159,7 @@ class _Offer:
 
 
 def _offer(registry: Registry[type], name: str, wanted: str, flaw: str | None) -> _Offer:
-    entry = registry.entry(name) if name == wanted else ours(registry, name)
+    entry = registry.entry(name) if name == wanted else registry.uncontested(name)
     if entry is None:
         return _Offer(name, registry.contested()[name][0], "several plugins offer it")
     if entry.api not in entry.kind.apis:

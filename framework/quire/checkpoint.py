@@ -11,7 +11,7 @@ from typing import Any
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.interfaces.checkpoint import CheckpointSource, ShippedCheckpoint
-from quire.registry import Registry
+from quire.registry import Entry, Registry
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 * 2**20
@@ -29,12 +29,14 @@ class Checkpoint:
         name: What the user called it.
         config: Its config.json.
         adapters: LoRA adapters that a plugin ships with it, by name.
+        entry: What a plugin ships it as; None: no plugin does.
     """
 
     name: str
     folder: Path
     config: Mapping[str, Any]
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    entry: Entry | None = None
 
     @property
     def architecture(self) -> str:
@@ -71,8 +73,9 @@ def find_checkpoint(
     name = settings.model
     folder = os.path.expanduser(name)
     is_shipped = name in shipped and not os.path.isfile(os.path.join(folder, CONFIG))
-    if is_shipped:
-        found = shipped.get(name)()
+    entry = shipped.entry(name) if is_shipped else None
+    if entry is not None:
+        found = shipped.load(entry)()
     elif os.path.isdir(folder):
         found = ShippedCheckpoint(Path(folder))
     elif os.path.isfile(folder):
@@ -82,7 +85,7 @@ def find_checkpoint(
     else:
         known = ", ".join(shipped) or "none"
         found = ShippedCheckpoint(_from_hub(name, settings.revision, with_weights, known))
-    return Checkpoint(name, found.folder, read_config(found.folder), found.adapters)
+    return Checkpoint(name, found.folder, read_config(found.folder), found.adapters, entry)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

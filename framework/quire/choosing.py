@@ -1,32 +1,28 @@
-"""A name becomes an entry: one that the user typed must serve, one that nobody typed may not harm.
+"""A name becomes a choice: by setting, by default, or by `auto` from what parts declare.
 
-What is merely installed cannot take the place of what ships with quire, nor stop start-up.
+Who serves a name that several plugins offer is decided in one place, `Registry.uncontested`.
 """
 
-import logging
 from typing import Any
 
 from quire.composition import Choice, Rejection
-from quire.discovery import OWN_DISTRIBUTION, locate
+from quire.discovery import locate
 from quire.errors import PluginLoadError
 from quire.registry import Entry, Registry
 
 AUTO, NONE = "auto", "none"
 ASKED_FOR = "asked for"
 
-logger = logging.getLogger(__name__)
-
 
 def choose_named(registry: Registry[Any], wanted: str, default: str | None = None) -> Choice:
-    """Choose who serves a name; nobody typed it if it is the default.
+    """Choose who serves a name.
 
     Raises:
-        PluginError: Nobody serves it, or several do.
+        PluginError: Nobody serves it, or several strangers do.
     """
-    is_default = wanted == default
-    entry = default_entry(registry, wanted) if is_default else registry.entry(wanted)
+    entry = registry.entry(wanted)
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
-    why = "the default" if is_default else "by setting"
+    why = "the default" if wanted == default else "by setting"
     return Choice(registry.kind.title, entry, why, rejected)
 
 
@@ -41,13 +37,13 @@ def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> C
     """Choose a parser; `auto` takes the one whose markers stand in the chat template.
 
     Raises:
-        PluginError: Nobody serves the name, or several do.
+        PluginError: Nobody serves the name, or several strangers do.
     """
     if wanted != AUTO:
         return choose_optional(registry, wanted)
     matches, rejected = [], []
     for name in registry:
-        entry = ours(registry, name)
+        entry = registry.uncontested(name)
         if entry is None:
             rejected.append(Rejection(name, "several plugins offer it"))
             continue
@@ -67,33 +63,6 @@ def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> C
     rejected += [Rejection(e.name, f"{best.name} was preferred") for e in matches if e is not best]
     why = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
     return Choice(registry.kind.title, best, why, tuple(rejected))
-
-
-def default_entry(registry: Registry[Any], name: str) -> Entry:
-    """Return who serves a default.
-
-    Raises:
-        PluginError: Nobody does, or several strangers.
-    """
-    return ours(registry, name) or registry.entry(name)
-
-
-def ours(registry: Registry[Any], name: str) -> Entry | None:
-    """Return who serves a name that nobody typed; None if only strangers contest it.
-
-    What is merely installed cannot take the place of what ships with quire, nor stop start-up.
-    """
-    offers = registry.contested().get(name)
-    if offers is None:
-        return registry.entry(name)
-    ours = next((e for e in offers if e.source.distribution == OWN_DISTRIBUTION), None)
-    if ours is not None:
-        others = ", ".join(str(entry.source) for entry in offers if entry is not ours)
-        logger.warning(
-            "%s %r is also offered by %s; taking %s. --prefer %s:%s=PLUGIN decides otherwise",
-            registry.kind.title, name, others, ours.source, registry.kind.name, name,
-        )  # fmt: skip
-    return ours
 
 
 def check_present(entry: Entry) -> None:

@@ -24,9 +24,8 @@ from quire.choosing import (
     choose_named,
     choose_optional,
     choose_parser,
-    default_entry,
 )
-from quire.composition import Choice, Composition, Rejection
+from quire.composition import Choice, Composition
 from quire.config import (
     DEFAULT_EXECUTOR,
     DEFAULT_LORA_SOURCE,
@@ -223,9 +222,7 @@ def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
 def _choose_specs(registries: Registries, description: ModelDescription) -> tuple[Choice, ...]:
     names = dict.fromkeys(layer.spec for layer in description.kv_layers)
     return tuple(
-        Choice(
-            "KV-cache spec", default_entry(registries.kv_cache_specs, name), "named by the model"
-        )
+        Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
         for name in names
     )
 
@@ -243,17 +240,15 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
 
     registry = registries.executors
-    is_default = wanted == DEFAULT_EXECUTOR
-    entry = default_entry(registry, wanted) if is_default else registry.entry(wanted)
-    if not serves(entry):
-        able = [offer.name for offer in registry.offers() if serves(offer)]
-        others = ", ".join(dict.fromkeys(able)) or "none installed"
-        raise RefusedError(
-            f"executor {wanted!r} runs at most {entry.capabilities.max_tensor_parallel_size} "
-            f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: {others}"
-        )
-    rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
-    return Choice("executor", entry, "the default" if is_default else "by setting", rejected)
+    choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)
+    if serves(choice.entry):
+        return choice
+    able = [offer.name for offer in registry.offers() if serves(offer)]
+    raise RefusedError(
+        f"executor {wanted!r} runs at most {choice.entry.capabilities.max_tensor_parallel_size} "
+        f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: "
+        f"{', '.join(dict.fromkeys(able)) or 'none installed'}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

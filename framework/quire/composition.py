@@ -43,6 +43,20 @@ class Choice:
         """The name in the registry."""
         return self.entry.name
 
+    @property
+    def others(self) -> tuple[Rejection, ...]:
+        """Who does not serve: other names, and what others offer under this one."""
+        entry = self.entry
+        passed_over = (
+            Rejection(
+                f"{self.name} of {source}",
+                "quire's own is used; "
+                f"--prefer {entry.kind.name}:{self.name}={source.plugin} would use it",
+            )
+            for source in entry.passed_over
+        )
+        return (*self.rejected, *passed_over)
+
     def __str__(self) -> str:
         return f"{self.entry.kind.title} {self.name!r} of plugin {self.entry.source}"
 
@@ -59,7 +73,7 @@ class Choice:
             "api": self.entry.api,
             "reference": self.entry.reference,
             "why": self.why,
-            "rejected": [{"name": r.name, "reason": r.reason} for r in self.rejected],
+            "rejected": [{"name": r.name, "reason": r.reason} for r in self.others],
         }
 
 
@@ -112,6 +126,14 @@ class Composition:
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
+
+    @property
+    def passed_over(self) -> list[Entry]:
+        """Whose names others offer, too, and for which the user has not decided."""
+        entries = [choice.entry for choice in self.choices]
+        if self.checkpoint.entry is not None:
+            entries.append(self.checkpoint.entry)
+        return [entry for entry in entries if entry.passed_over]
 
     @property
     def decode_steps(self) -> str:

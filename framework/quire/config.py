@@ -326,7 +326,8 @@ class PluginSettings:
     )
     prefer: tuple[str, ...] = option(
         (),
-        "Repeatable: KIND:NAME=PLUGIN, who serves a contested name; see `quire plugins doctor`.",
+        "Repeatable: KIND:NAME=PLUGIN, who serves a name that several offer; see `quire plugins "
+        "doctor`.",
         is_repeated=True,
     )
 

@@ -9,17 +9,18 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
 from quire.hookspecs import PROJECT
-from quire.registry import Source
+from quire.registry import OWN_DISTRIBUTION, Source
 
 ENTRY_POINT_GROUP = PROJECT
-OWN_DISTRIBUTION = "quire"
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name at its beginning
+_OF_AN_EXTRA = re.compile(r"\bextra\b")
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,13 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The plugin's name: the entry point's; `NAME@DISTRIBUTION` where several share one."""
+        """The plugin's name: the entry point's, and `NAME@DISTRIBUTION` where that is shared."""
         return self.source.plugin
 
     @property
     def is_ours(self) -> bool:
         """Whether it ships with quire."""
-        return self.source.distribution == OWN_DISTRIBUTION
+        return self.source.is_ours
 
 
 def discover() -> list[Candidate]:
@@ -48,23 +49,16 @@ def discover() -> list[Candidate]:
     One whose metadata cannot be read has none; the log says so.
     """
     found: list[tuple[EntryPoint, Distribution]] = []
-    seen = set()
-    for name, distribution in _named_distributions():
-        if name in seen:
-            continue
-        seen.add(name)
+    for name, distribution in _counting_distributions():
         points, complaint = _read_points(distribution)
         found += [(point, distribution) for point in points]
         if complaint:
             logger.warning("the entry points of %s cannot be read: %s", name, complaint)
     uses = Counter(point.name for point, _ in found)
-    candidates = []
-    for point, distribution in found:
-        is_unique = uses[point.name] == 1
-        name = point.name if is_unique else f"{point.name}@{distribution.name}"
-        source = Source(name, distribution.name, distribution.version)
-        candidates.append(Candidate(point, source))
-    return candidates
+    return [
+        Candidate(point, _source(point, distribution, is_unique=uses[point.name] == 1))
+        for point, distribution in found
+    ]
 
 
 def shadowed_distributions() -> dict[str, list[str]]:
@@ -84,6 +78,42 @@ def shadowed_distributions() -> dict[str, list[str]]:
     return {
         name: found for name, found in places.items() if len(found) > 1 and name in with_plugins
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A distribution that seems to be meant for quire, and whose parts are not found.
+
+    Attributes:
+        module: A top-level module of it, for an example.
+        points: Its entry points in groups whose names look like ours; none: it only depends on
+            quire.
+        has_plugins: It has entry points in our group as well.
+    """
+
+    name: str
+    version: str
+    module: str
+    points: tuple[EntryPoint, ...]
+    has_plugins: bool
+
+
+def stray_distributions() -> list[Stray]:
+    """Find distributions whose plugins nobody will find. Reads all metadata, so not at each start.
+
+    Those that depend on quire for one of their extras are not meant.
+    """
+    found = []
+    for name, distribution in _counting_distributions():
+        if name == OWN_DISTRIBUTION or (points := _all_points(distribution)) is None:
+            continue
+        has_plugins = any(point.group == ENTRY_POINT_GROUP for point in points)
+        alike = tuple(point for point in points if _looks_like_ours(point.group))
+        if alike or (_needs_quire(distribution) and not has_plugins):
+            module = (_top_level(distribution) or name).replace("-", "_")
+            stray = Stray(distribution.name, distribution.version, module, alike, has_plugins)
+            found.append(stray)
+    return found
 
 
 def locate(reference: str) -> str | None:
@@ -113,12 +143,59 @@ def unreadable_distributions() -> dict[str, str]:
     return {name: complaint for name, complaint in complaints.items() if complaint}
 
 
+def _source(point: EntryPoint, distribution: Distribution, *, is_unique: bool) -> Source:
+    """Return who offers a plugin; ours keep their names, whoever uses them, too."""
+    source = Source(point.name, distribution.name, distribution.version)
+    if is_unique or source.is_ours:
+        return source
+    return replace(source, plugin=f"{point.name}@{distribution.name}")
+
+
+def _all_points(distribution: Distribution) -> tuple[EntryPoint, ...] | None:
+    """Return the entry points of all groups; None where they cannot be read."""
+    try:
+        return tuple(distribution.entry_points)
+    except (TypeError, ValueError, OSError):
+        return None
+
+
+def _looks_like_ours(group: str) -> bool:
+    """Whether a group's name, which is not ours, has a word that begins like ours."""
+    words = re.split(r"[^a-z0-9]+", group.lower())
+    return group != ENTRY_POINT_GROUP and any(word.startswith(PROJECT) for word in words)
+
+
+def _needs_quire(distribution: Distribution) -> bool:
+    """Whether a distribution depends on quire, and not only for an extra."""
+    for requirement in distribution.requires or ():
+        name, marker = _REQUIREMENT.match(requirement), requirement.partition(";")[2]
+        is_quire = name is not None and _normalised(name[0]) == OWN_DISTRIBUTION
+        if is_quire and not _OF_AN_EXTRA.search(marker):
+            return True
+    return False
+
+
+def _top_level(distribution: Distribution) -> str:
+    """Return the first top-level module that a distribution names; empty if it names none."""
+    lines = (distribution.read_text("top_level.txt") or "").split()
+    return lines[0] if lines else ""
+
+
 def _read_points(distribution: Distribution) -> tuple[Sequence[EntryPoint], str]:
     """Return a distribution's plugins, or none and what is wrong with its file."""
     try:
         return tuple(distribution.entry_points.select(group=ENTRY_POINT_GROUP)), ""
     except (TypeError, ValueError, OSError) as error:
         return (), f"{type(error).__name__}: {error}"
+
+
+def _counting_distributions() -> Iterator[tuple[str, Distribution]]:
+    """Yield of each distribution the first on the path, by normalised name."""
+    seen = set()
+    for name, distribution in _named_distributions():
+        if name not in seen:
+            seen.add(name)
+            yield name, distribution
 
 
 def _named_distributions() -> Iterator[tuple[str, Distribution]]:
@@ -129,4 +206,8 @@ def _named_distributions() -> Iterator[tuple[str, Distribution]]:
         except (KeyError, TypeError, ValueError, OSError):  # what a half-removed folder gives
             continue
         if name:
-            yield re.sub(r"[-_.]+", "-", name).lower(), distribution
+            yield _normalised(name), distribution
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

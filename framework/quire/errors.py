@@ -4,7 +4,7 @@
   + SettingsError               an option has a value that cannot work
   + PluginError
     - UnknownNameError          nobody registered the name
-    - ContestedNameError        two distributions register one name, and somebody selected it
+    - ContestedNameError        two third parties register one name, and it was selected
     - ApiVersionError           a plugin speaks a version of its kind that this quire does not
     - PluginLoadError           what stands behind a name could not be imported or built
     - RefusedError              a named part cannot serve this model or machine
@@ -60,7 +60,7 @@ class UnknownNameError(PluginError):
 
 
 class ContestedNameError(PluginError):
-    """Two distributions register one name, and somebody selected it."""
+    """Two third parties register one name, and it was selected."""
 
     code = "contested_name"
 

@@ -156,7 +156,7 @@ def request_received(request: EngineRequest) -> None:
     """A request passed validation and is about to be queued.
 
     Raise a `quire.errors.RequestError` to refuse it with that message. Any other error fails it
-    too, as an error of this plugin.
+    too, as an error of this plugin; a server whose requests all fail so says that it is not ready.
     """
 
 

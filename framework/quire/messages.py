@@ -21,65 +21,117 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter, by the name that requests use and the content that was loaded."""
+    """A LoRA adapter, by the name that requests use and the content that was loaded.
+
+    Attributes:
+        name: What requests call it.
+        path: Where its files lie.
+        content_hash: Of its files, part of the prefix-cache key; set by us, never by a client.
+    """
 
     name: str
     path: str
-    content_hash: str = ""  # part of the prefix-cache key; set by us, never by a client
+    content_hash: str = ""
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
-    """An image, video or audio clip behind placeholder tokens of a prompt."""
+    """An image, video or audio clip behind placeholder tokens of a prompt.
+
+    Attributes:
+        position: Of the first placeholder token.
+        length: Number of placeholder tokens.
+        content_hash: Of its bytes; set by us, never by a client.
+    """
 
     position: int
     length: int
-    content_hash: str  # of its bytes; set by us, never by a client
+    content_hash: str
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the engine to generate after a prompt."""
+    """Ask the engine to generate after a prompt.
 
-    request_id: str  # made by us; a client's id is never used inside
+    Attributes:
+        request_id: Made by us; a client's id is never used inside.
+        token_ids: The prompt. Generated tokens are in the outputs.
+        params: What the caller asked for.
+        fields: Every request field of the samplers in use, checked and resolved, by name.
+        max_tokens: Tokens to generate at most. Never None: prompt and completion fit the model.
+        seed: With `child`, all the randomness of this request; drawn where the caller gave none.
+        child: Which of the `n` completions of one prompt, from 0.
+        stop_token_ids: The model's end-of-text ids and the caller's.
+        thinking_end_token_id: A structured output begins behind this token; None: at the start.
+        adapter: The LoRA adapter; None: the model alone.
+        media: Images, videos and sounds of the prompt.
+        priority: Smaller goes first, if the scheduling policy reads it.
+        cache_salt: Prefixes are shared only among requests of the same salt.
+        arrival_s: When the request arrived, by `time.monotonic()` of the frontend's process.
+        timeout_s: Seconds from the arrival after which it fails; None: the engine's limit, if any.
+    """
+
+    request_id: str
     token_ids: list[int]
     params: SamplingParams
-    fields: dict[str, Any] = {}  # every sampler field, checked and resolved, by name
-    max_tokens: int  # resolved: never None, prompt and answer fit the model's length
-    seed: int  # resolved; with `child`, all the randomness of this request
-    child: int = 0  # which of the n answers to one prompt
-    stop_token_ids: tuple[int, ...] = ()  # the model's end-of-text ids and the caller's
-    thinking_end_token_id: int | None = None  # the form that is asked for begins behind this token
+    fields: dict[str, Any] = {}
+    max_tokens: int
+    seed: int
+    child: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    thinking_end_token_id: int | None = None
     adapter: AdapterRef | None = None
     media: tuple[MediaSpan, ...] = ()
     priority: int = 0
     cache_salt: str | None = None
-    arrival_s: float = 0.0  # time.monotonic() of the frontend
-    timeout_s: float | None = None  # from the arrival on; then the request fails
+    arrival_s: float = 0.0
+    timeout_s: float | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one position: the chosen token first, then the likeliest ones."""
+    """Log probabilities at one position.
+
+    Attributes:
+        token_ids: The chosen token first, then the likeliest ones.
+        logprobs: Of each of them.
+        rank: Of the chosen token; 1 is the likeliest.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
-    rank: int  # of the chosen token; 1 is the likeliest
+    rank: int
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """Why a request failed, as a person should read it."""
+    """Why a request failed, as a person should read it.
+
+    Attributes:
+        code: Stable name of the kind of error, as in `quire.errors`.
+        message: What happened.
+    """
 
     code: str
     message: str
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step added to one request."""
+    """What a step added to one request.
+
+    Attributes:
+        request_id: The request's.
+        token_ids: Generated in this step; earlier ones came in earlier outputs.
+        logprobs: Of these tokens, if the request asks for them.
+        prompt_logprobs: Of the prompt tokens that came next, if the request asks for them.
+        finish_reason: Why the request is over; None: it goes on.
+        stop_reason: The token id that ended it, if one did.
+        num_cached_tokens: Prompt tokens that were not computed, as the prefix cache had them.
+        error: Why it failed, if `finish_reason` is "error".
+    """
 
     request_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt tokens that came next
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None  # the token id that ended it, if one did
+    stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: ErrorReport | None = None
 

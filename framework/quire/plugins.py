@@ -175,23 +175,23 @@ def plugins_report(plugins: Plugins, *, detailed: bool = False) -> list[dict[str
         plugins: Those of this process.
         detailed: Add files and the story of each failure, which are not for strangers' eyes.
     """
-    contested = {
-        (registry.kind.name, name)
-        for registry in plugins.registries
-        for name in registry.contested()
-    }
-    return [_report(record, contested, detailed) for record in plugins.records]
+    return [_report(record, plugins.registries, detailed) for record in plugins.records]
 
 
-def entry_report(entry: Entry, is_contested: bool, *, detailed: bool = False) -> dict[str, Any]:
-    """Return what is known of one offered name as JSON data."""
+def entry_report(entry: Entry, registries: Registries, *, detailed: bool = False) -> dict[str, Any]:
+    """Return what is known of one offered name as JSON data.
+
+    `served_by` names the plugin that serves it; None where several offer it and none serves it.
+    """
+    served = registries[entry.kind.name].uncontested(entry.name)
     report = {
         "kind": entry.kind.name,
         "name": entry.name,
         "reference": entry.reference,
         "api": entry.api,
         "served_apis": list(entry.kind.apis),
-        "is_contested": is_contested,
+        "is_contested": served is None,
+        "served_by": None if served is None else served.source.plugin,
         "capabilities": _as_json(entry.capabilities),
     }
     return report | {"file": locate(entry.reference)} if detailed else report
@@ -260,9 +260,7 @@ def _apply_preferences(registries: Registries, preferences: Iterable[str]) -> No
         registries[kind].prefer(name, plugin)
 
 
-def _report(
-    record: PluginRecord, contested: Collection[tuple[str, str]], detailed: bool
-) -> dict[str, Any]:
+def _report(record: PluginRecord, registries: Registries, detailed: bool) -> dict[str, Any]:
     source = record.source
     report = {
         "name": source.plugin,
@@ -271,10 +269,7 @@ def _report(
         "version": source.version,
         "reference": record.reference,
         "hooks": list(record.hooks),
-        "offers": [
-            entry_report(entry, (entry.kind.name, entry.name) in contested, detailed=detailed)
-            for entry in record.entries
-        ],
+        "offers": [entry_report(entry, registries, detailed=detailed) for entry in record.entries],
         "error": record.error,
     }
     if not detailed:

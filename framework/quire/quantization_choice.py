@@ -6,7 +6,7 @@ What costs accuracy is chosen by nobody but the user.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from quire.choosing import ASKED_FOR, AUTO, NONE, check_present, ours
+from quire.choosing import ASKED_FOR, AUTO, NONE, check_present
 from quire.composition import Choice, Rejection
 from quire.discovery import locate
 from quire.errors import RefusedError, UnknownNameError
@@ -177,7 +177,7 @@ def _exact(
     able: list[Entry] = []
     rejected: list[Rejection] = []
     for name in registry:
-        entry = ours(registry, name)
+        entry = registry.uncontested(name)
         reason = "several plugins offer it" if entry is None else _flaw_of_exact(entry, query)
         if entry is None or reason is not None:
             rejected.append(Rejection(name, str(reason)))

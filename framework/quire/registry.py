@@ -7,7 +7,7 @@ optional dependency hurts only who asks for it.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar, cast
@@ -22,6 +22,7 @@ from quire.errors import (
 
 T = TypeVar("T")
 
+OWN_DISTRIBUTION = "quire"
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -62,20 +63,32 @@ class Source:
         """What a user may call the plugin: its name, its entry point's, its distribution's."""
         return frozenset({self.plugin, self.plugin.partition("@")[0], self.distribution})
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it ships with quire: its distribution tells, for a plugin's name is free."""
+        return self.distribution == OWN_DISTRIBUTION
+
     def __str__(self) -> str:
         return f"{self.plugin} ({self.distribution} {self.version})"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name that one plugin offers."""
+    """One name that one plugin offers.
+
+    Attributes:
+        reference: Import string, "package.module:attribute".
+        passed_over: Others that offer the name, too, and for which the user has not decided; set
+            on what a registry returns.
+    """
 
     kind: Kind
     name: str
-    reference: str  # "package.module:attribute"
+    reference: str
     source: Source
     api: int = 1
     capabilities: Any = None
+    passed_over: tuple[Source, ...] = ()
 
 
 class Registrar(Generic[T]):
@@ -138,44 +151,73 @@ class Registry(Generic[T]):
     def prefer(self, name: str, plugin: str) -> None:
         """Let `plugin` serve a name that several offer; the user's word, never a plugin's.
 
+        Args:
+            name: The name.
+            plugin: The plugin's name, or another of `Source.names` if only one of them has it.
+
         Raises:
             UnknownNameError: That plugin does not offer the name.
+            ContestedNameError: Several plugins that offer it are called so.
         """
         offers = self._offers.get(name, [])
         if not offers:
             raise UnknownNameError(self._unknown(name))
-        if all(entry.source.plugin != plugin for entry in offers):
-            who = " and ".join(str(entry.source) for entry in offers)
+        meant = [entry for entry in offers if entry.source.plugin == plugin]
+        meant = meant or [entry for entry in offers if plugin in entry.source.names]
+        if not meant:
             raise UnknownNameError(
-                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it comes from {who}"
+                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it comes from "
+                f"{_listed(offers)}"
             )
-        self._preferred[name] = plugin
+        if len(meant) > 1:
+            raise ContestedNameError(
+                f"{plugin!r} may be {_listed(meant)}, and each offers {self.kind.title} {name!r}; "
+                f"{_choice_between(meant)}"
+            )
+        self._preferred[name] = meant[0].source.plugin
 
     def entry(self, name: str) -> Entry:
         """Return who serves `name`, without importing it.
 
         Raises:
             UnknownNameError: No plugin offers the name.
-            ContestedNameError: Several plugins do, and the user preferred none.
+            ContestedNameError: Several plugins do, none of them quire's, and the user preferred
+                none.
         """
         offers = self._offers.get(name, [])
         if not offers:
             raise UnknownNameError(self._unknown(name))
+        entry = self.uncontested(name)
+        if entry is None:
+            raise ContestedNameError(
+                f"{self.kind.title} {name!r} is offered by {_listed(offers)}; "
+                f"{_choice_between(offers)}"
+            )
+        return entry
+
+    def uncontested(self, name: str) -> Entry | None:
+        """Return who serves a name that is offered; None where only strangers contest it.
+
+        Between several the user's preference decides. Without one quire's own part serves: what is
+        merely installed neither takes its place nor stops it.
+        """
+        offers = self._offers[name]
         if name in self._preferred:
             return next(e for e in offers if e.source.plugin == self._preferred[name])
-        if len(offers) > 1:
-            claims = " and ".join(str(offer.source) for offer in offers)
-            raise ContestedNameError(
-                f"{self.kind.title} {name!r} is offered by {claims}; {_choice_between(offers)}"
-            )
-        return offers[0]
+        if len(offers) == 1:
+            return offers[0]
+        ours = next((entry for entry in offers if entry.source.is_ours), None)
+        if ours is None:
+            return None
+        others = tuple(entry.source for entry in offers if entry is not ours)
+        return replace(ours, passed_over=others)
 
     def get(self, name: str) -> T:
         """Import and return the code behind `name`.
 
         Raises:
             UnknownNameError: No plugin offers the name.
-            ContestedNameError: Several plugins do.
+            ContestedNameError: Several plugins do, none of them quire's.
             ApiVersionError: The code speaks a version of the interface that this quire does not.
             PluginLoadError: The import fails, the cause is chained; or what it gives is no
                 subclass of the kind's interface.
@@ -191,11 +233,11 @@ class Registry(Generic[T]):
         return cast("T", found)
 
     def contested(self) -> dict[str, list[Entry]]:
-        """Return the names that several plugins offer and the user has not decided."""
+        """Return the names that several plugins offer, so that none serves them."""
         return {
             name: list(offers)
             for name, offers in self._offers.items()
-            if len(offers) > 1 and name not in self._preferred
+            if self.uncontested(name) is None
         }
 
     def offers(self) -> Iterator[Entry]:
@@ -269,6 +311,10 @@ def _check_interface(found: object, interface: type | None, what: str) -> None:
     elif not (isinstance(found, type) and issubclass(found, interface)):
         wanted = f"{interface.__module__}.{interface.__name__}"
         raise PluginLoadError(f"{what} is not a subclass of {wanted}")
+
+
+def _listed(offers: Iterable[Entry]) -> str:
+    return " and ".join(str(offer.source) for offer in offers)
 
 
 def _choice_between(offers: Iterable[Entry]) -> str:

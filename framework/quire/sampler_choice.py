@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from quire.choosing import default_entry
 from quire.composition import Choice
 from quire.config import DEFAULT_DRAWS, DEFAULT_SAMPLERS
-from quire.discovery import OWN_DISTRIBUTION
 from quire.errors import RefusedError, SettingsError
 from quire.interfaces.sampling import STAGES, RequestField
 from quire.plugins import Registries
@@ -23,7 +21,7 @@ def choose_samplers(
         kernels: What they may run: "torch", "triton" or "native".
 
     Raises:
-        PluginError: Nobody offers a step, or several do, or it needs kernels that are off.
+        PluginError: Nobody offers a step, only strangers contest it, or it needs other kernels.
         SettingsError: Not exactly one of them draws, or two mean different things by one field.
     """
     names: dict[str, str] = {}
@@ -32,12 +30,7 @@ def choose_samplers(
             names |= dict.fromkeys((*DEFAULT_SAMPLERS, DEFAULT_DRAWS[kernels]), "built in")
         else:
             names[name] = "asked for"
-    entries = [
-        default_entry(registries.samplers, name)
-        if why == "built in"
-        else registries.samplers.entry(name)
-        for name, why in names.items()
-    ]
+    entries = [registries.samplers.entry(name) for name in names]
     for entry in entries:
         needed = entry.capabilities.needs_kernels
         if needed not in (None, kernels):
@@ -69,7 +62,7 @@ def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     found = tuple(
         index
         for index, step in enumerate(samplers[:-1])
-        if step.name in names and step.entry.source.distribution == OWN_DISTRIBUTION
+        if step.name in names and step.entry.source.is_ours
     )
     return found if tuple(samplers[index].name for index in found) == names else ()
 

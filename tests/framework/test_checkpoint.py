@@ -6,11 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from installed import sites
 
 from quire.checkpoint import Checkpoint, find_checkpoint, read_config
 from quire.config import ModelSettings
-from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, ContestedNameError
 from quire.plugins import load_plugins
+
+site = pytest.fixture(sites)
 
 CONFIG = {"architectures": ["AcmeForCausalLM"], "hidden_size": 8}
 
@@ -35,11 +38,41 @@ def test_a_folder_is_found(folder, shipped):
     assert checkpoint.folder == folder
     assert checkpoint.architecture == "AcmeForCausalLM"
     assert checkpoint.adapters == {}
+    assert checkpoint.entry is None
 
 
 def test_a_folder_in_the_home_directory_is_found(folder, shipped, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     assert find(f"~/{folder.name}", shipped).config == CONFIG
+
+
+SHIPS = """
+    from quire import hookimpl
+
+    @hookimpl
+    def register_checkpoints(registry):
+        registry.add("{name}", "{module}:ship")
+
+    def ship():
+        raise RuntimeError("the stranger's")
+"""
+
+
+def test_quires_own_checkpoint_is_found_though_a_stranger_offers_its_name(site):
+    site.install("acme", SHIPS.format(name="demo", module="acme"))
+    checkpoint = find("demo", load_plugins().registries.checkpoints)
+    assert checkpoint.architecture == "Qwen3ForCausalLM"
+    assert checkpoint.entry.source.plugin == "quire_demo"
+    assert [source.plugin for source in checkpoint.entry.passed_over] == ["acme"]
+
+
+def test_a_checkpoint_that_two_strangers_ship_is_contested_when_it_is_named(site):
+    for name in ("acme", "other"):
+        site.install(name, SHIPS.format(name="tiny", module=name))
+    shipped = load_plugins().registries.checkpoints
+    assert find("demo", shipped).entry.passed_over == ()
+    with pytest.raises(ContestedNameError, match="checkpoint 'tiny' is offered by acme"):
+        find("tiny", shipped)
 
 
 def test_a_shipped_name_stands_for_a_folder_in_a_package(shipped):

@@ -592,3 +592,104 @@ def test_the_log_says_what_runs_and_in_what(caplog):
         "CUDA graphs: none: --enforce-eager"
     )
     assert line in caplog.messages
+
+
+RIVAL = """
+    from importlib.metadata import entry_points
+    from quire import hookimpl
+    from quire.hookspecs import KINDS
+
+    OWN = [p.load() for p in entry_points(group="quire") if p.dist.name == "quire"]
+
+    def offer_the_same(hook):
+        def register(registry):
+            for module in OWN:
+                if hook in vars(module):
+                    vars(module)[hook](registry)
+        return register
+
+    for kind in KINDS:
+        hook = f"register_{kind.name}"
+        vars()[hook] = hookimpl(offer_the_same(hook))
+"""
+NAMED = {
+    "attention_backend": "torch_sdpa",
+    "samplers": ["default", "min_p"],
+    "structured_output": "outlines",
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "think_tags",
+    "enable_lora": True,
+    "lora_source": "peft",
+    "executor": "in_process",
+    "scheduling_policy": "priority",
+    "kv_store": "host_memory",
+    "quantization": "none",
+}
+
+
+@pytest.mark.parametrize("options", [{}, NAMED], ids=["chosen", "named"])
+def test_who_offers_all_of_quires_names_changes_nothing(site, options):
+    before = composed(HERMES_TEMPLATE, machine=COMPILES, **options)
+    site.install("acme", RIVAL)
+    composition = composed(HERMES_TEMPLATE, machine=COMPILES, **options)
+    assert composition.fingerprint() == before.fingerprint()
+    for choice in composition.choices:
+        assert [str(source) for source in choice.entry.passed_over] == ["acme (acme 1.0)"]
+        assert reasons(choice) == {
+            rejection.name: rejection.reason for rejection in choice.rejected
+        }
+
+
+def test_of_names_that_others_offer_the_log_warns_once_each_and_says_the_way(site, caplog):
+    site.install("acme", RIVAL)
+    site.install("other", RIVAL)
+    composition = composed(HERMES_TEMPLATE)
+    assert caplog.messages == []
+    log_composition(composition)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    of_specs = [line for line in warnings if line.startswith("KV-cache spec 'full_attention'")]
+    assert of_specs == [
+        "KV-cache spec 'full_attention' is also offered by acme (acme 1.0) and other (other 1.0); "
+        "quire's own is used, and --prefer kv_cache_specs:full_attention=acme or --prefer "
+        "kv_cache_specs:full_attention=other would use another"
+    ]
+    contested = [line for line in warnings if "is also offered by" in line]
+    assert len(contested) == len(composition.choices)
+
+
+def test_a_choice_says_whose_offer_of_its_name_was_passed_over(site):
+    site.install("acme", RIVAL)
+    choice = composed().model
+    (other,) = choice.as_dict()["rejected"]
+    assert other["name"] == "LlamaForCausalLM of acme (acme 1.0)"
+    assert other["reason"].endswith("--prefer models:LlamaForCausalLM=acme would use it")
+
+
+def test_a_preference_takes_the_strangers_part_and_warns_of_nothing(site):
+    site.install("acme", RIVAL)
+    composition = composed(prefer=["models:LlamaForCausalLM=acme", "samplers:min_p=acme"])
+    assert composition.model.entry.source.plugin == "acme"
+    by_name = {choice.name: choice.entry for choice in composition.samplers}
+    assert by_name["min_p"].source.plugin == "acme"
+    assert by_name["min_p"].passed_over == ()
+    assert by_name["temperature"].source.is_ours
+
+
+def test_without_quires_own_a_name_that_is_needed_is_contested_by_strangers(site):
+    site.install("acme", SPEC)
+    site.install("other", SPEC)
+    with pytest.raises(ContestedNameError, match=r"KV-cache spec 'full_attention' is offered by"):
+        composed(plugins=["no:quire_kv_cache_specs"])
+    prefer = ["kv_cache_specs:full_attention=other"]
+    composition = composed(plugins=["no:quire_kv_cache_specs"], prefer=prefer)
+    assert composition.kv_cache_specs[0].entry.source.plugin == "other"
+
+
+SPEC = """
+    from quire import hookimpl
+    from quire.interfaces.kv_cache import KVSpecCapabilities
+
+    @hookimpl
+    def register_kv_cache_specs(registry):
+        registry.add("full_attention", "json:loads", capabilities=KVSpecCapabilities())
+"""

@@ -249,8 +249,18 @@ def test_a_preference_decides_a_contested_name(site):
 
 def test_a_plugin_cannot_take_our_name_on_its_own_word(site):
     site.install("acme", OFFERS_APPLE.replace("apple", "peft"))
-    with pytest.raises(ContestedNameError, match="quire_lora"):
-        load_plugins().registries.lora_sources.get("peft")
+    entry = load_plugins().registries.lora_sources.entry("peft")
+    assert entry.source.plugin == "quire_lora"
+    assert entry.passed_over == (Source("acme", "acme", "1.0"),)
+
+
+def test_a_stranger_that_calls_itself_like_our_plugin_takes_neither_its_place_nor_its_name(site):
+    source = OFFERS_APPLE.replace("apple", "peft")
+    site.install("acme-quire", source, module="acme", point="quire_lora")
+    plugins = load(prefer=("lora_sources:peft=quire_lora",))
+    assert record_of(plugins, "quire_lora").source.distribution == "quire"
+    assert record_of(plugins, "quire_lora@acme-quire").state == "loaded"
+    assert plugins.registries.lora_sources.entry("peft").source.distribution == "quire"
 
 
 @pytest.mark.parametrize(
@@ -346,9 +356,25 @@ def test_the_report_is_json_and_says_what_became_of_each(site):
     assert "file" not in reports["acme"]
     (offer,) = reports["acme"]["offers"]
     assert (offer["kind"], offer["name"], offer["is_contested"]) == ("lora_sources", "apple", True)
+    assert offer["served_by"] is None
     steps = {offer["name"]: offer for offer in reports["quire_samplers"]["offers"]}
     (field,) = steps["min_p"]["capabilities"]["fields"]
     assert (field["name"], field["type"], field["maximum"]) == ("min_p", "float", 1.0)
+
+
+def test_the_report_says_who_serves_a_name_that_others_offer_too(site):
+    site.install("acme", OFFERS_APPLE.replace("apple", "peft"))
+
+    def offers(**settings):
+        reports = {r["name"]: r["offers"] for r in plugins_report(load(**settings))}
+        return [
+            (offer["served_by"], offer["is_contested"])
+            for name in ("acme", "quire_lora")
+            for offer in reports[name]
+        ]
+
+    assert offers() == [("quire_lora", False)] * 2
+    assert offers(prefer=("lora_sources:peft=acme",)) == [("acme", False)] * 2
 
 
 def test_the_detailed_report_has_files_and_tracebacks(site):

@@ -92,6 +92,70 @@ def test_a_name_of_two_plugins_is_contested_and_names_both_and_the_way_out():
     assert list(registry.contested()) == ["apple"]
 
 
+OURS = Source("any_plugin", "quire", "0.1.0")
+FORGED = Source("quire_fruits", "dist-forged", "0.1.0")
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_of_a_name_that_quire_offers_too_quires_own_serves_whoever_came_first(position):
+    groups = [offered(ONE, "apple"), offered(FORGED, "apple")]
+    groups.insert(position, offered(OURS, "apple", "pear", api=3))
+    registry = registry_of(*groups)
+    entry = registry.entry("apple")
+    assert (entry.source, entry.passed_over) == (OURS, (ONE, FORGED))
+    assert registry.uncontested("apple") == entry
+    assert registry.contested() == {}
+    assert registry.entry("pear").passed_over == ()
+    assert registry.get("apple")
+
+
+def test_the_users_preference_goes_before_quires_own():
+    registry = registry_of(offered(OURS, "apple"), offered(ONE, "apple"))
+    registry.prefer("apple", "one")
+    assert (registry.entry("apple").source, registry.entry("apple").passed_over) == (ONE, ())
+    registry.prefer("apple", "any_plugin")
+    assert (registry.entry("apple").source, registry.entry("apple").passed_over) == (OURS, ())
+
+
+def test_strangers_that_contest_a_name_leave_it_to_nobody():
+    registry = registry_of(offered(ONE, "apple"), offered(FORGED, "apple", "pear"))
+    assert registry.uncontested("apple") is None
+    assert [e.source for e in registry.contested()["apple"]] == [ONE, FORGED]
+    assert registry.uncontested("pear").source == FORGED
+
+
+def test_only_the_distribution_makes_a_part_quires_own():
+    assert OURS.is_ours
+    assert not FORGED.is_ours
+    assert not Source("quire", "quire-extras", "0.1.0").is_ours
+
+
+def test_a_preference_may_name_the_distribution_or_the_entry_point():
+    shared = Source("fruits@dist-shared", "dist-shared", "1.0")
+    for plugin in ("fruits", "dist-shared", "fruits@dist-shared"):
+        registry = registry_of(offered(ONE, "apple"), offered(shared, "apple"))
+        registry.prefer("apple", plugin)
+        assert registry.entry("apple").source == shared
+
+
+def test_a_preference_that_two_plugins_could_mean_is_refused_with_both():
+    first = Source("fruits@first", "first", "1.0")
+    second = Source("fruits@second", "second", "1.0")
+    registry = registry_of(offered(first, "apple"), offered(second, "apple"))
+    with pytest.raises(ContestedNameError) as caught:
+        registry.prefer("apple", "fruits")
+    message = str(caught.value)
+    assert "'fruits' may be fruits@first (first 1.0) and fruits@second (second 1.0)" in message
+    assert "--prefer fruits:apple=fruits@second" in message
+
+
+def test_a_plugins_own_name_counts_before_what_else_it_may_be_called():
+    plain, other = Source("fruits", "quire", "0.1"), Source("fruits@other", "other", "1.0")
+    registry = registry_of(offered(plain, "apple"), offered(other, "apple"))
+    registry.prefer("apple", "fruits")
+    assert registry.entry("apple").source == plain
+
+
 def test_a_contested_name_hurts_no_other_name():
     registry = registry_of(offered(ONE, "apple", "pear", api=3), offered(TWO, "apple"))
     assert callable(registry.get("pear"))

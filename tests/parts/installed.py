@@ -1,7 +1,7 @@
 """Distributions as pip leaves them, in a folder: modules and metadata, found through sys.path."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -9,18 +9,37 @@ import pytest
 
 
 def write_distribution(
-    folder: Path, name: str, entry_points: dict[str, str], version: str = "1.0", **modules: str
+    folder: Path,
+    name: str,
+    entry_points: dict[str, str],
+    version: str = "1.0",
+    *,
+    group: str = "quire",
+    requires: Sequence[str] = (),
+    **modules: str,
 ) -> Path:
     """Write a distribution whose modules (by name, `__` for a dot) have the given source.
+
+    Args:
+        folder: Where to.
+        name: The distribution's.
+        entry_points: References by name; none: it has no file of them.
+        version: The distribution's.
+        group: Of the entry points.
+        requires: What it depends on.
+        modules: Their source.
 
     Returns:
         The folder, to be put on sys.path or PYTHONPATH.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [f"{point} = {reference}" for point, reference in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[quire]", *lines, ""]))
+    facts = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    facts += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (info / "METADATA").write_text("\n".join([*facts, ""]))
+    if entry_points:
+        lines = [f"{point} = {reference}" for point, reference in entry_points.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     for module, source in modules.items():
         path = folder.joinpath(*module.split("__")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from quire.frontend.answer import AnswerParsers, ParserChoice
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.intake import Intake
+from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.reasoning import (
     ContentDelta,
@@ -169,6 +170,7 @@ def make_frontend(
     tokenizer: Tokenizer,
     core: ScriptedCore,
     parsers: AnswerParsers | None = None,
+    received_hooks: Sequence[RequestHook] = (),
     **options: Any,
 ) -> AsyncFrontend:
     intake = Intake(
@@ -179,6 +181,7 @@ def make_frontend(
             RequestField("temperature", float, 1.0),
             RequestField("warmth", float, 0.0, minimum=0.0, maximum=2.0),
         ],
+        hooks=received_hooks,
         has_priorities=True,
     )
     return AsyncFrontend(

@@ -8,14 +8,17 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import grimp
 import pytest
 
+from quire import messages
 from quire.cli.options import all_options
 from quire.discovery import ENTRY_POINT_GROUP, locate
 from quire.hookspecs import KINDS
 from quire.interfaces.model import ModelCapabilities
 from quire.isolation import known_hooks
 from quire.plugins import Registries, load_plugins
+from quire.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -112,6 +115,26 @@ def test_every_kind_has_a_hook_a_registry_an_interface_and_a_docs_section(kind):
 def test_every_hook_has_a_docs_section():
     headings = re.findall(r"^## (\w+)\(", (ROOT / "docs/hooks.md").read_text(), re.MULTILINE)
     assert headings == known_hooks()
+
+
+def test_every_attribute_that_a_request_hook_may_read_stands_in_the_docs_with_its_meaning():
+    text = (ROOT / "docs/hooks.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL))
+    for name in ("EngineRequest", "EngineOutput", "SamplingParams", "AdapterRef", "MediaSpan"):
+        struct = SamplingParams if name == "SamplingParams" else vars(messages)[name]
+        rows = re.findall(r"^\| `(\w+)` \| `.+` \| \S.* \|$", sections[name], re.MULTILINE)
+        assert rows == list(struct.__struct_fields__), name
+    for hook in ("request_received(request: EngineRequest)", "output: EngineOutput)"):
+        assert hook in text
+
+
+def test_no_two_modules_import_each_other_not_even_for_types():
+    graph = grimp.build_graph("quire", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    pairs = [
+        {one, other} for one, found in imports.items() for other in found if one in imports[other]
+    ]
+    assert pairs == []
 
 
 def test_every_option_stands_in_the_docs_with_its_meaning():

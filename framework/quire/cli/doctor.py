@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.discovery import locate, shadowed_distributions, unreadable_distributions
+from quire.discovery import (
+    ENTRY_POINT_GROUP,
+    Stray,
+    locate,
+    shadowed_distributions,
+    stray_distributions,
+    unreadable_distributions,
+)
 from quire.errors import ApiVersionError, ContestedNameError
 from quire.interfaces.model import ModelCapabilities
 from quire.plugins import Plugins
@@ -43,7 +50,9 @@ def examine(plugins: Plugins) -> list[Problem]:
         *_dangling(plugins),
         *_shadowed(),
         *_unreadable(),
+        *_stray(),
         *_unknown_blocks(plugins),
+        *_passed_over(plugins),
         *_heavy(plugins),
         *_idle(plugins),
     ]
@@ -113,6 +122,42 @@ def _unreadable() -> Iterator[Problem]:
         )
 
 
+def _stray() -> Iterator[Problem]:
+    for stray in stray_distributions():
+        yield _misplaced(stray) if stray.points else _without_points(stray)
+
+
+def _misplaced(stray: Stray) -> Problem:
+    points = ", ".join(f"{p.name} = {p.value} in {p.group!r}" for p in stray.points)
+    first = stray.points[0]
+    return Problem(
+        "wrong_group",
+        f"distribution {stray.name} {stray.version} has entry points in groups that quire does "
+        f"not read: {points}",
+        _line_to_add(first.name, first.value),
+        is_fatal=not stray.has_plugins,
+    )
+
+
+def _without_points(stray: Stray) -> Problem:
+    example = _line_to_add(stray.module, f"{stray.module}.plugin")
+    return Problem(
+        "no_entry_point",
+        f"distribution {stray.name} {stray.version} depends on quire and has no entry point in "
+        f"its group {ENTRY_POINT_GROUP!r}, so it offers nothing",
+        f"if it is only a program that uses quire, all is well; if it has a plugin: {example}",
+        is_fatal=False,
+    )
+
+
+def _line_to_add(name: str, reference: str) -> str:
+    return (
+        f"the group is {ENTRY_POINT_GROUP!r}: write under [project.entry-points."
+        f'{ENTRY_POINT_GROUP}] in its pyproject.toml, for example, {name} = "{reference}", and '
+        "install it again"
+    )
+
+
 def _unknown_blocks(plugins: Plugins) -> Iterator[Problem]:
     names = {name for record in plugins.records for name in record.source.names}
     for name in plugins.unknown_blocks:
@@ -122,6 +167,23 @@ def _unknown_blocks(plugins: Plugins) -> Iterator[Problem]:
             f"{did_you_mean(name, names)}",
             "see `quire plugins list`",
         )
+
+
+def _passed_over(plugins: Plugins) -> Iterator[Problem]:
+    for registry in plugins.registries:
+        for name in registry:
+            entry = registry.uncontested(name)
+            if entry is None or not entry.passed_over:
+                continue
+            kind, others = registry.kind, entry.passed_over
+            ways = [f"--prefer {kind.name}:{name}={who.plugin}" for who in others]
+            yield Problem(
+                "passed_over",
+                f"{kind.title} {name!r} of {entry.source} is also offered by "
+                f"{' and '.join(map(str, others))}; quire's own is used",
+                f"to use another, say {' or '.join(ways)}",
+                is_fatal=False,
+            )
 
 
 def _heavy(plugins: Plugins) -> Iterator[Problem]:

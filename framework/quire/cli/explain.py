@@ -16,6 +16,7 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
 from quire.plugins import load_plugins
+from quire.registry import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(composition: Composition) -> dict[str, Any]:
     """Return the facts of a composition that are not parts."""
-    description = composition.description
+    description, shipped = composition.description, composition.checkpoint.entry
     return {
         "model": composition.checkpoint.name,
+        "shipped_by": None if shipped is None else _shipper(shipped),
         "folder": str(composition.checkpoint.folder),
         "architecture": description.architecture,
         "parameters": description.num_params,
@@ -60,6 +62,15 @@ def describe(composition: Composition) -> dict[str, Any]:
         "max_model_len": composition.max_model_len,
         "block_size": composition.block_size,
     }
+
+
+def _shipper(shipped: Entry) -> str:
+    """Return who ships the checkpoint, and who else offers its name."""
+    ways = (
+        f"not {who}, which --prefer {shipped.kind.name}:{shipped.name}={who.plugin} would use"
+        for who in shipped.passed_over
+    )
+    return "; ".join((str(shipped.source), *ways))
 
 
 def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dict[str, Any]:
@@ -98,14 +109,15 @@ def _lines(
     composition: Composition, memory: MemoryEstimate, scheduler: SchedulerSettings
 ) -> Iterator[str]:
     for name, value in describe(composition).items():
-        yield f"{name.replace('_', ' '):<18} {value}"
+        if value is not None:
+            yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
     yield from _memory_lines(memory, scheduler)
     yield ""
     for choice in composition.choices:
         yield f"{choice.role:<26} {choice.name}"
         yield f"{'':<26}   from {choice.entry.source}; {choice.why}"
-        for rejection in choice.rejected:
+        for rejection in choice.others:
             yield f"{'':<26}   not {rejection.name}: {rejection.reason}"
 
 

@@ -16,7 +16,8 @@ ACTIONS = {
     "show": "everything about one plugin, or one name that a plugin offers",
     "doctor": "what is wrong, and the way out; exit status 1 if anything is",
 }
-CONTESTED = "*"
+CONTESTED, PASSED_OVER = "*", "~"
+WIDTH = 24  # of a label, a capability's for the most part
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +54,11 @@ def _list(arguments: argparse.Namespace, plugins: Plugins) -> int:
         first, *rest = _offers(report) or [""]
         rows += [(*about, first), *(("", "", "", line) for line in rest)]
     _print_table(rows)
-    if any(offer["is_contested"] for report in reports for offer in report["offers"]):
+    marks = {_mark(report, offer) for report in reports for offer in report["offers"]}
+    if CONTESTED in marks:
         print(f"\n{CONTESTED} several plugins offer it; see `quire plugins doctor`")
+    if PASSED_OVER in marks:
+        print(f"\n{PASSED_OVER} another plugin serves it; see `quire plugins doctor`")
     if plugins.failed:
         print("\nWhat failed, and why: `quire plugins doctor`")
     return 0
@@ -66,11 +70,17 @@ def _offers(report: dict[str, Any]) -> list[str]:
         return [report["error"]]
     names: dict[str, list[str]] = {}
     for offer in report["offers"]:
-        mark = CONTESTED if offer["is_contested"] else ""
-        names.setdefault(offer["kind"], []).append(offer["name"] + mark)
+        names.setdefault(offer["kind"], []).append(offer["name"] + _mark(report, offer))
     lines = [f"{kind}: {', '.join(found)}" for kind, found in names.items()]
     requests = [hook for hook in report["hooks"] if not hook.startswith("register_")]
     return lines + ([f"hooks: {', '.join(requests)}"] if requests else [])
+
+
+def _mark(report: dict[str, Any], offer: dict[str, Any]) -> str:
+    """Return what is put behind a name that the plugin of the report does not serve."""
+    if offer["is_contested"]:
+        return CONTESTED
+    return "" if offer["served_by"] == report["name"] else PASSED_OVER
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -84,7 +94,7 @@ def _show(arguments: argparse.Namespace, plugins: Plugins) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
         return 0
-    print("\n\n".join("\n".join(_lines(report)) for report in (*found["plugins"], *found["names"])))
+    print("\n\n".join("\n".join(lines(report)) for report in (*found["plugins"], *found["names"])))
     return 0
 
 
@@ -116,14 +126,13 @@ def _names(offer: Entry) -> tuple[str, str]:
 
 
 def _offer_report(plugins: Plugins, offer: Entry) -> dict[str, Any]:
-    is_contested = offer.name in plugins.registries[offer.kind.name].contested()
     source = offer.source
     about = {
         "plugin": source.plugin,
         "distribution": source.distribution,
         "version": source.version,
     }
-    report = entry_report(offer, is_contested, detailed=True)
+    report = entry_report(offer, plugins.registries, detailed=True)
     return {"name": report.pop("name"), "kind": report.pop("kind")} | about | report
 
 
@@ -148,12 +157,12 @@ def _print_problems(problems: Iterable[Problem], num_plugins: int) -> None:
     print(f"{num_plugins} plugins, {num_fatal} problem{'' if num_fatal == 1 else 's'}")
 
 
-def _lines(report: dict[str, Any], indent: str = "") -> Iterator[str]:
+def lines(report: dict[str, Any], indent: str = "") -> Iterator[str]:
     """Lay out JSON data for people; what is empty is left out."""
     for key, value in report.items():
         if value is None or value == []:
             continue
-        label = f"{indent}{key.replace('_', ' '):<20}"
+        label = f"{indent}{key.replace('_', ' '):<{WIDTH}} "
         if key == "offers":
             yield label.rstrip()
             yield from (f"{indent}  {o['kind']}:{o['name']}  {o['reference']}" for o in value)
@@ -162,7 +171,7 @@ def _lines(report: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield from (f"{indent}  | {line}" for line in value.rstrip().splitlines())
         elif isinstance(value, dict):
             yield label.rstrip()
-            yield from _lines(value, indent + "  ")
+            yield from lines(value, indent + "  ")
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
             yield label.rstrip()
             yield from (f"{indent}  {json.dumps(item)}" for item in value)

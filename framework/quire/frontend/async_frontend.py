@@ -17,9 +17,10 @@ from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.dispatch import Dispatch
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.engine_thread import STOP_TIMEOUT_S
-from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.intake import Intake
 from quire.frontend.output import Answers
 from quire.frontend.prompt import EncodedPrompt
+from quire.frontend.request_hooks import FailingPlugin, RequestHook
 from quire.frontend.throughput import Done
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.tool_parsing import CallGrammar
@@ -212,6 +213,11 @@ class AsyncFrontend:
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and none was finished for too long."""
         return self._dispatch.stalled_s > self._stall_limit_s
+
+    @property
+    def failing_plugins(self) -> list[FailingPlugin]:
+        """The plugins that make every request fail."""
+        return self.intake.failing_plugins
 
     def check_health(self) -> None:
         """Return if the engine lives.

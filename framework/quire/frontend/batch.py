@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quire.errors import EngineDeadError, InvalidRequestError
 from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.intake import Intake
 from quire.frontend.output import Answers
+from quire.frontend.request_hooks import RequestHook
 from quire.frontend.shared_core import SharedCore
 from quire.frontend.tokenizer import Tokenizer
 from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats

@@ -8,7 +8,7 @@ window.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.frontend.spelling import byte_level_bytes, flat_steps, single_byte
 from quire.frontend.text_stream import (
@@ -19,20 +19,18 @@ from quire.frontend.text_stream import (
     TextStream,
     WindowStream,
 )
-
-if TYPE_CHECKING:
-    from quire.frontend.tokenizer import TokenizerBackend
+from quire.frontend.tokenizer_backend import TokenizerBackend
 
 
 class Decoding(ABC):
     """How the tokens of one tokenizer become text."""
 
-    def __init__(self, backend: "TokenizerBackend") -> None:
+    def __init__(self, backend: TokenizerBackend) -> None:
         self.backend = backend
         self.special_token_ids = backend.special_token_ids()
 
     @staticmethod
-    def of(backend: "TokenizerBackend") -> "Decoding":
+    def of(backend: TokenizerBackend) -> "Decoding":
         """Return the decoding that a tokenizer's description asks for."""
         steps = [*flat_steps(backend.decoder(), "decoders")]
         if [step["type"] for step in steps] == ["ByteLevel"]:
@@ -52,7 +50,7 @@ class Decoding(ABC):
 class ByteLevelDecoding(Decoding):
     """Tokens are bytes, written in an alphabet of 256 printable characters."""
 
-    def __init__(self, backend: "TokenizerBackend") -> None:
+    def __init__(self, backend: TokenizerBackend) -> None:
         super().__init__(backend)
         self._every = cache(lambda token_id: byte_level_bytes(backend.id_to_token(token_id) or ""))
         self._shown = cache(lambda i: b"" if i in self.special_token_ids else self._every(i))
@@ -70,7 +68,7 @@ class ByteLevelDecoding(Decoding):
 class PieceDecoding(Decoding):
     """Tokens are text in which a mark stands for the blank."""
 
-    def __init__(self, backend: "TokenizerBackend", rules: PieceRules) -> None:
+    def __init__(self, backend: TokenizerBackend, rules: PieceRules) -> None:
         super().__init__(backend)
         self._rules = rules
         self._every = cache(self._piece)

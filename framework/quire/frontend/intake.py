@@ -22,12 +22,12 @@ from quire.errors import (
     RequestFailedError,
 )
 from quire.frontend.prompt import EncodedPrompt, check_token_ids, prompt_parts
+from quire.frontend.request_hooks import FailingPlugin, RequestHook, RequestHooks
 from quire.frontend.thinking import Thinking
 from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
 from quire.outputs import Prompt
-from quire.registry import Source
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 SEED_BITS = 63
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 MAX_TIMEOUT_S = 1e9
-
-RequestHook = tuple[Source, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class Intake:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._fields = {field.name: field for field in fields}
-        self._hooks = tuple(hooks)
+        self._hooks = RequestHooks(hooks)
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
@@ -89,6 +87,11 @@ class Intake:
         """Fields that plugins add to the request; over HTTP, further fields of the body."""
         known = SamplingParams.__struct_fields__
         return tuple(field for field in self._fields.values() if field.name not in known)
+
+    @property
+    def failing_plugins(self) -> list[FailingPlugin]:
+        """The plugins whose `request_received` fails on every request."""
+        return self._hooks.failing()
 
     def admit(
         self,
@@ -138,7 +141,7 @@ class Intake:
         )
         requests = (first, *_others(first, request_id))
         for request in requests:
-            self._run_hooks(request)
+            self._hooks.received(request)
         return Admission(request_id, encoded, requests)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
@@ -260,18 +263,6 @@ class Intake:
                     f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
                     param=str(name),
                 )
-
-    def _run_hooks(self, request: EngineRequest) -> None:
-        for source, hook in self._hooks:
-            try:
-                hook(request=request)
-            except RequestError:
-                raise
-            except Exception as error:
-                logger.exception("plugin %s failed in request_received", source)
-                raise RequestFailedError(
-                    f"plugin {source} failed on this request; the server's log says how"
-                ) from error
 
 
 def _others(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from quire.errors import QuireError
 from quire.frontend.detokenizer import Detokenizer
 from quire.frontend.engine_client import error_of
-from quire.frontend.intake import Admission, RequestHook
+from quire.frontend.intake import Admission
 from quire.frontend.logprob_row import LogprobRow
+from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
 from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from quire.outputs import (

@@ -16,6 +16,7 @@ from quire.kernel_choice import NATIVE_DTYPE
 from quire.messages import LoadFailures
 from quire.native.waiting import wait_asleep
 from quire.plugins import Plugins, load_plugins
+from quire.registry import Entry
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,21 @@ def log_composition(composition: Composition) -> None:
         logger.info(
             "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why
         )
+    for entry in composition.passed_over:
+        _warn_of_others(entry)
+
+
+def _warn_of_others(entry: Entry) -> None:
+    """Say that plugins offer a name of quire's own, which serves all the same."""
+    kind, name = entry.kind, entry.name
+    ways = " or ".join(f"--prefer {kind.name}:{name}={who.plugin}" for who in entry.passed_over)
+    logger.warning(
+        "%s %r is also offered by %s; quire's own is used, and %s would use another",
+        kind.title,
+        name,
+        " and ".join(map(str, entry.passed_over)),
+        ways,
+    )
 
 
 def _missed_kernels(composition: Composition) -> str | None:

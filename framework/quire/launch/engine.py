@@ -11,7 +11,8 @@ from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
 from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.intake import Intake, RequestHook
+from quire.frontend.intake import Intake
+from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import Composed, compose_engine, log_composition

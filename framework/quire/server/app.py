@@ -58,7 +58,7 @@ def _routes(frontend: AsyncFrontend, health: HealthRoutes) -> list[Route]:
     return [
         Route("/livez", health.livez),
         Route("/readyz", health.readyz),
-        Route("/health", health.readyz),
+        Route("/health", health.health),
         Route("/version", health.version),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model:path}", models.retrieve_model),

@@ -36,7 +36,7 @@ class HealthRoutes:
         del request
         return json_response({"status": "alive"})
 
-    async def readyz(self, request: Request) -> Response:
+    async def health(self, request: Request) -> Response:
         """The engine is loaded and well, its steps come to an end, new requests are taken."""
         del request
         if self._lifecycle.is_draining:
@@ -46,6 +46,17 @@ class HealthRoutes:
         if not self._frontend.is_ready():
             return json_response({"status": "not ready"}, 503)
         return json_response({"status": "ready"})
+
+    async def readyz(self, request: Request) -> Response:
+        """The same, and no plugin makes every request fail: a restart would not mend that."""
+        health = await self.health(request)
+        failing = self._frontend.failing_plugins
+        if health.status_code != 200 or not failing:
+            return health
+        plugins = [
+            {"plugin": each.source.plugin, "failures": each.num_failures} for each in failing
+        ]
+        return json_response({"status": "failing", "plugins": plugins}, 503)
 
     async def version(self, request: Request) -> Response:
         """The version of quire."""

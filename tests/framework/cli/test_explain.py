@@ -7,12 +7,15 @@ import sys
 
 import pytest
 from gpu_driver import build_driver
+from installed import sites
 
 from quire.cli.explain import describe_memory
 from quire.cli.main import main
 from quire.config import SchedulerSettings
 from quire.launch.estimate import MemoryEstimate
 from quire.testing.checkpoints import write_checkpoint
+
+site = pytest.fixture(sites)
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +249,44 @@ def test_options_of_a_kv_store_that_cannot_work_are_refused(capsys, given, messa
     assert main(["explain", "demo", *store, "--kv-store-options", given]) != 0
     assert message in capsys.readouterr().err
     assert explained(capsys, "demo", *store, "--kv-store-options", "max_bytes=1GiB")[0] == 0
+
+
+OFFERS_OURS = """
+    from quire import hookimpl
+    import quire_demo.plugin
+    import quire_kv_cache_specs.plugin
+
+    @hookimpl
+    def register_checkpoints(registry):
+        quire_demo.plugin.register_checkpoints(registry)
+
+    @hookimpl
+    def register_kv_cache_specs(registry):
+        quire_kv_cache_specs.plugin.register_kv_cache_specs(registry)
+"""
+
+
+def test_who_ships_the_checkpoint_and_whose_offers_were_passed_over_is_told(site, capsys):
+    site.install("acme", OFFERS_OURS)
+    status, out = explained(capsys, "demo")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert status == 0
+    assert (
+        "shipped by quire_demo (quire 0.1.0); not acme (acme 1.0), which --prefer "
+        "checkpoints:demo=acme would use"
+    ) in lines
+    assert (
+        "not full_attention of acme (acme 1.0): quire's own is used; --prefer "
+        "kv_cache_specs:full_attention=acme would use it"
+    ) in lines
+    prefer = ("--prefer", "checkpoints:demo=acme", "--prefer", "kv_cache_specs:full_attention=acme")
+    _, out = explained(capsys, "demo", *prefer)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "shipped by acme (acme 1.0)" in lines
+    assert any(line.startswith("from acme (acme 1.0); named by the model") for line in lines)
+    assert "would use it" not in out
+
+
+def test_a_folder_is_shipped_by_nobody(mixed, capsys):
+    _, out = explained(capsys, mixed)
+    assert "shipped by" not in out

@@ -1,10 +1,14 @@
 import json
+import re
 import sys
 
 import pytest
 from installed import sites, write_distribution
 
 from quire.cli.main import main
+from quire.cli.plugins import find, lines
+from quire.hookspecs import KINDS
+from quire.plugins import load_plugins
 
 site = pytest.fixture(sites)
 
@@ -198,6 +202,135 @@ def test_the_doctor_finds_a_distribution_whose_entry_points_cannot_be_read(quire
 def test_the_doctor_finds_a_name_that_leaves_nothing_out(quire):
     problem = problems(quire, "-p", "no:quire_model")["unknown_block"]
     assert "did you mean 'quire_models'?" in problem["what"]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "quire.plugins",
+        "quire_plugins",
+        "quire-plugin",
+        "Quire",
+        "quireplugins",
+        "acme.quire",
+        "QUIRE",
+    ],
+)
+def test_the_doctor_finds_entry_points_in_a_group_that_only_looks_like_ours(quire, site, group):
+    points = {"acme": "acme_parts.plugin", "more": "acme_parts.more"}
+    write_distribution(site.folder, "acme", points, group=group, requires=["quire"])
+    found = problems(quire)
+    problem = found["wrong_group"]
+    assert problem["is_fatal"] is True
+    assert "distribution acme 1.0 has entry points" in problem["what"]
+    assert f"acme = acme_parts.plugin in {group!r}" in problem["what"]
+    assert f"more = acme_parts.more in {group!r}" in problem["what"]
+    assert "[project.entry-points.quire]" in problem["way_out"]
+    assert 'acme = "acme_parts.plugin"' in problem["way_out"]
+    assert "no_entry_point" not in found
+
+
+@pytest.mark.parametrize("group", ["squire", "acme.plugins", "console_scripts", "requires.things"])
+def test_the_doctor_leaves_the_groups_of_others_alone(quire, site, group):
+    write_distribution(site.folder, "acme", {"acme": "acme"}, group=group)
+    assert problems(quire) == {}
+
+
+def test_a_plugin_may_have_groups_of_its_own(quire, site):
+    site.install("acme", OFFERS_APPLE)
+    points = "[quire]\nacme = acme\n[quire_acme.steps]\nstep = acme\n"
+    (site.folder / "acme-1.0.dist-info" / "entry_points.txt").write_text(points)
+    problem = problems(quire)["wrong_group"]
+    assert problem["is_fatal"] is False
+    assert "step = acme in 'quire_acme.steps'" in problem["what"]
+    assert "acme = acme in" not in problem["what"]
+
+
+@pytest.mark.parametrize(
+    "requirement", ["quire", "Quire>=0.1", "quire[dev] (>=0.1)", 'quire ; python_version > "3"']
+)
+def test_the_doctor_notes_who_depends_on_quire_and_offers_nothing(quire, site, requirement):
+    requires = ["torch", requirement]
+    write_distribution(site.folder, "Acme.Parts", {}, "1.2", requires=requires)
+    (site.folder / "Acme.Parts-1.2.dist-info" / "top_level.txt").write_text("acme\nother\n")
+    found = problems(quire)
+    assert list(found) == ["no_entry_point"]
+    problem = found["no_entry_point"]
+    assert problem["is_fatal"] is False
+    assert "distribution Acme.Parts 1.2 depends on quire and has no entry" in problem["what"]
+    assert "[project.entry-points.quire]" in problem["way_out"]
+    assert 'acme = "acme.plugin"' in problem["way_out"]
+
+
+def test_without_a_list_of_modules_the_example_is_made_of_the_distributions_name(quire, site):
+    write_distribution(site.folder, "acme-quire", {}, requires=["quire"])
+    assert 'acme_quire = "acme_quire.plugin"' in problems(quire)["no_entry_point"]["way_out"]
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    ["quire-tools", "squire", "quire.extras", 'quire; extra == "serving"', "torch (quire)"],
+)
+def test_who_does_not_need_quire_owes_no_entry_point(quire, site, requirement):
+    write_distribution(site.folder, "acme", {}, requires=[requirement])
+    assert problems(quire) == {}
+
+
+def test_who_has_an_entry_point_is_not_told_to_have_one(quire, site):
+    write_distribution(site.folder, "acme", {"acme": "acme"}, requires=["quire"], acme=OFFERS_APPLE)
+    assert problems(quire) == {}
+
+
+def test_a_shadowed_copy_is_not_told_to_have_entry_points(quire, site, tmp_path, monkeypatch):
+    site.install("acme", OFFERS_APPLE)
+    stale = write_distribution(tmp_path / "stale", "acme", {}, "0.9", requires=["quire"])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(stale)])
+    assert list(problems(quire)) == ["shadowed"]
+
+
+def test_the_doctor_notes_whose_offers_of_quires_names_are_passed_over(quire, site):
+    site.install("acme", OFFERS_APPLE.replace("apple", "peft"))
+    problem = problems(quire)["passed_over"]
+    assert problem["is_fatal"] is False
+    assert problem["what"] == (
+        "LoRA source 'peft' of quire_lora (quire 0.1.0) is also offered by acme (acme 1.0); "
+        "quire's own is used"
+    )
+    assert "--prefer lora_sources:peft=acme" in problem["way_out"]
+    assert problems(quire, "--prefer", "lora_sources:peft=acme") == {}
+
+
+def test_the_list_marks_names_that_another_plugin_serves(quire, site):
+    site.install("acme", OFFERS_APPLE.replace("apple", "peft"))
+    out = quire("list")[1]
+    assert "lora_sources: peft~" in out
+    assert out.count("~") == 2
+    assert "~ another plugin serves it; see `quire plugins doctor`" in out
+    (ours, theirs) = json.loads(quire("show", "lora_sources:peft", "--json")[1])["names"]
+    assert (ours["plugin"], ours["served_by"]) == ("quire_lora", "quire_lora")
+    assert (theirs["plugin"], theirs["served_by"]) == ("acme", "quire_lora")
+
+
+def test_every_label_is_apart_from_its_value_whatever_a_kind_declares():
+    plugins = load_plugins()
+    seen = set()
+    for registry in plugins.registries:
+        for name in registry:
+            (report,) = find(plugins, f"{registry.kind.name}:{name}")["names"]
+            seen.add(registry.kind.capabilities)
+            shown = list(lines(report))
+            for key, value in (report | (report["capabilities"] or {})).items():
+                label = key.replace("_", " ")
+                if isinstance(value, bool | int | str):
+                    pattern = rf" *{label} +{re.escape(str(value))}"
+                    assert any(re.fullmatch(pattern, line) for line in shown), (name, label)
+    assert seen == {kind.capabilities for kind in KINDS}
+
+
+def test_a_long_capability_is_readable(quire):
+    lines = quire("show", "LlamaForCausalLM")[1].splitlines()
+    assert "  supports tensor parallel True" in lines
+    assert any(line.startswith("plugin                   quire_models") for line in lines)
 
 
 def test_the_doctor_notes_a_plugin_without_hooks_but_does_not_fail(quire, site):

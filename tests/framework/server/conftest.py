@@ -1,7 +1,7 @@
 """A real frontend over an engine that answers from a script, behind a real server."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Served, Texts, make_frontend, start_server, stop_servers
 
 from quire.frontend.answer import AnswerParsers
+from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
 
 Serve = Callable[..., Served]
@@ -26,10 +27,16 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
     running: list[Served] = []
 
     def start(
-        *, parsers: AnswerParsers | None = None, stall_limit_s: float = 60.0, **settings: Any
+        *,
+        parsers: AnswerParsers | None = None,
+        received_hooks: Sequence[RequestHook] = (),
+        stall_limit_s: float = 60.0,
+        **settings: Any,
     ) -> Served:
         core = ScriptedCore(Texts(tokenizer))
-        frontend = make_frontend(tokenizer, core, parsers, stall_limit_s=stall_limit_s)
+        frontend = make_frontend(
+            tokenizer, core, parsers, received_hooks, stall_limit_s=stall_limit_s
+        )
         running.append(start_server(core, frontend, **settings))
         return running[-1]
 

@@ -13,6 +13,7 @@ import pytest
 
 from quire.config import ServerSettings
 from quire.errors import SettingsError
+from quire.registry import Source
 from quire.server.serve import listening_socket
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -81,6 +82,24 @@ def test_a_step_that_hangs_is_not_ready(serve, wait_for):
     thread.join()
     assert results[0].status_code == 200
     assert wait_for(lambda: httpx.get(f"{served.url}/readyz").status_code == 200)
+
+
+def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve):
+    def received(*, request):
+        if request.params.seed is not None:
+            raise RuntimeError("a detail that is nobody's business")
+
+    served = serve(received_hooks=[(Source("acme", "acme-quire", "1.0"), received)])
+    ready = f"{served.url}/readyz"
+    assert [post(served, seed=number).status_code for number in range(4)] == [500] * 4
+    assert httpx.get(ready).status_code == 200
+    post(served, seed=4)
+    answer = httpx.get(ready)
+    failing = {"status": "failing", "plugins": [{"plugin": "acme", "failures": 5}]}
+    assert (answer.status_code, answer.json()) == (503, failing)
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ready"}
+    assert post(served).status_code == 200
+    assert httpx.get(ready).json() == {"status": "ready"}
 
 
 def test_livez_answers_at_once_while_a_step_computes(served, wait_for):
