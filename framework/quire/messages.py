@@ -65,10 +65,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """Why a request failed, as a person should read it."""
+    """Why a request failed.
+
+    Attributes:
+        code: That of the error which it becomes.
+        message: What a client may read.
+        cause: What a plugin raised, for the program that runs the engine and never for a client:
+            the exception itself, or its traceback as text if it comes from another process.
+    """
 
     code: str
     message: str
+    cause: Any = None
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
