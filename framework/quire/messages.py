@@ -26,6 +26,7 @@ class AdapterRef(msgspec.Struct, frozen=True):
     name: str
     path: str
     content_hash: str = ""  # part of the prefix-cache key; set by us, never by a client
+    source: str = ""  # name of the LoRA source that reads it; empty: the chosen one
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
