@@ -28,7 +28,6 @@ from quire.choosing import (
 from quire.composition import Choice, Composition
 from quire.config import (
     DEFAULT_EXECUTOR,
-    DEFAULT_LORA_SOURCE,
     DEFAULT_SCHEDULING_POLICY,
     DEFAULT_STRUCTURED_OUTPUT,
     Settings,
@@ -50,6 +49,7 @@ from quire.kernel_choice import (
     choose_kernels,
     recording_flaw,
 )
+from quire.lora_choice import choose_lora, choose_shipped_lora
 from quire.machine import Machine
 from quire.messages import LoadFailures
 from quire.plugins import Plugins, Registries
@@ -91,6 +91,7 @@ def compose(
     tp_size = settings.parallel.tensor_parallel_size
     given = _Given(settings, registries, description, machine, device, dtype)
     parts = settings.parts
+    lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
         quire_version=version("quire"),
         checkpoint=checkpoint,
@@ -110,7 +111,8 @@ def compose(
         reasoning_parser=choose_parser(
             registries.reasoning_parsers, parts.reasoning_parser, chat_template
         ),
-        lora_source=_choose_lora(registries, settings, model),
+        lora_source=lora_source,
+        shipped_lora_source=choose_shipped_lora(registries, lora_source, checkpoint.adapters),
         scheduling_policy=choose_named(
             registries.scheduling_policies,
             settings.scheduler.scheduling_policy,
@@ -225,14 +227,6 @@ def _choose_specs(registries: Registries, description: ModelDescription) -> tupl
         Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
         for name in names
     )
-
-
-def _choose_lora(registries: Registries, settings: Settings, model: Choice) -> Choice | None:
-    if not settings.lora.enable_lora:
-        return None
-    if not model.entry.capabilities.supports_lora:
-        raise RefusedError(f"model {model.name!r} does not support LoRA; leave out --enable-lora")
-    return choose_optional(registries.lora_sources, settings.lora.lora_source, DEFAULT_LORA_SOURCE)
 
 
 def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:

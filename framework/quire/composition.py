@@ -95,6 +95,8 @@ class Composition:
         graphs_why: Why so many.
         recording_flaw: Why the calls of decode steps are not recorded and repeated, as they are on
             a CPU; None: they are.
+        shipped_lora_source: Reads the adapters that come with the checkpoint; None if there are
+            none, or if `lora_source` does.
     """
 
     quire_version: str
@@ -123,6 +125,7 @@ class Composition:
     tool_parser: Choice | None
     reasoning_parser: Choice | None
     lora_source: Choice | None
+    shipped_lora_source: Choice | None
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
@@ -147,7 +150,7 @@ class Composition:
         """Every part, in the order in which a request meets them."""
         optional = (
             self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
-            self.scheduling_policy, self.kv_store, self.executor,
+            self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
         )  # fmt: skip
         parts = (
             self.model, self.quantization, *self.attention_backends, *self.kv_cache_specs,

@@ -187,9 +187,7 @@ class CacheSettings:
         size = self.block_size
         if size is not None and (size < 1 or size & (size - 1)):
             raise SettingsError(f"block_size must be a power of two, got {size}")
-        for given in self.kv_store_options:
-            if not given.partition("=")[0] or "=" not in given:
-                raise SettingsError(f"kv_store_options are KEY=VALUE each, got {given!r}")
+        _check_pairs("kv_store_options", self.kv_store_options)
 
     def kv_dtype(self, compute_dtype: str) -> str:
         """Return the element type of the cache, a key of `interfaces.kv_cache.DTYPE_BYTES`."""
@@ -285,10 +283,22 @@ class LoRASettings:
     lora_source: str = option(
         DEFAULT_LORA_SOURCE, "Name of the source that finds and reads adapters."
     )
+    lora_source_options: tuple[str, ...] = option(
+        (), "Repeatable: KEY=VALUE, an option of the LoRA source.", is_repeated=True, is_pairs=True
+    )
+    strict_adapters: bool = option(
+        False, "Refuse adapters that were made for another base model; else there is a warning."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
+        _check_pairs("lora_source_options", self.lora_source_options)
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """`lora_source_options`, by key; the last one counts."""
+        return dict(given.split("=", 1) for given in self.lora_source_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +472,12 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_pairs(name: str, values: Iterable[str]) -> None:
+    for given in values:
+        if not given.partition("=")[0] or "=" not in given:
+            raise SettingsError(f"{name} are KEY=VALUE each, got {given!r}")
 
 
 def _check_at_least(name: str, value: float | None, low: int) -> None:

@@ -26,9 +26,15 @@
     - OverloadedError           the queue is full
     - RequestTimeoutError       the request did not finish within its time
     - RequestFailedError        a plugin or the model failed while this request ran
+  + PromptsError                some prompts of one call failed; it has the others' outputs
+  + RemoteError                 what was raised in another process, as text; always a cause
 """
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from quire.outputs import RequestOutput
 
 
 class QuireError(Exception):
@@ -142,6 +148,7 @@ class RequestError(QuireError):
 
     Attributes:
         param: The field of the request that is to blame, as the client wrote it.
+        output: What was generated before it failed, if it ran: set by `LLM` and `AsyncEngine.chat`.
     """
 
     code = "invalid_request"
@@ -149,6 +156,7 @@ class RequestError(QuireError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.output: RequestOutput | None = None
 
 
 class InvalidRequestError(RequestError):
@@ -195,3 +203,31 @@ class RequestFailedError(RequestError):
     """A plugin or the model failed while this request ran."""
 
     code = "request_failed"
+
+
+class PromptsError(QuireError):
+    """Some prompts of one call failed; the error of the first of them is its cause.
+
+    Attributes:
+        outputs: The output of each prompt, in order; None where it failed.
+        errors: Why prompts failed, by their indexes.
+    """
+
+    code = "prompts_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        outputs: Sequence["RequestOutput | None"] = (),
+        errors: Mapping[int, QuireError] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)
+        self.errors = dict(errors or {})
+
+
+class RemoteError(QuireError):
+    """What was raised in another process, as text, its traceback included; always a cause."""
+
+    code = "remote_error"

@@ -5,6 +5,7 @@ descriptor that does.
 """
 
 import os
+import traceback
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from quire.errors import EngineDeadError, QuireError
 T = TypeVar("T")
 
 _UNREADABLE = (msgspec.MsgspecError, QuireError, RecursionError, UnicodeDecodeError)
-_UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
+_UNSENDABLE = (TypeError, NotImplementedError, ValueError, OverflowError, RecursionError)
 
 
 class UnreadableError(QuireError):
@@ -27,13 +28,13 @@ class UnreadableError(QuireError):
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as msgpack.
+    """Return a message as msgpack; an exception in it becomes the text of its traceback.
 
     Raises:
         QuireError: It holds what msgpack cannot carry: a foreign type, or a number of over 64 bits.
     """
     try:
-        return msgspec.msgpack.encode(message)
+        return msgspec.msgpack.encode(message, enc_hook=_exception_as_text)
     except _UNSENDABLE as error:
         raise QuireError(f"a {type(message).__name__} cannot be sent: {error}") from error
 
@@ -131,6 +132,17 @@ class Channel:
         """
         if self._finalizer.detach() is not None:
             _hang_up(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
+
+
+def _exception_as_text(thing: Any) -> str:
+    """Return what stands for an exception on the wire.
+
+    Raises:
+        NotImplementedError: It is none, but another thing that msgpack does not know.
+    """
+    if not isinstance(thing, BaseException):
+        raise NotImplementedError(f"objects of type {type(thing).__name__} are not supported")
+    return "".join(traceback.format_exception(thing)).rstrip()
 
 
 def _hang_up(

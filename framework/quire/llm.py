@@ -1,21 +1,23 @@
 """`LLM`: the engine for Python programs that have lists of prompts and wait for the answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar, overload
 
 from quire.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
-from quire.errors import EngineDeadError, InvalidRequestError
+from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
 from quire.frontend.answer import split_answer
-from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend
+from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend, Finish, Outcome
 from quire.frontend.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
-from quire.messages import AdapterRef, EngineStats, ResetPrefixCache
+from quire.messages import AdapterRef, EngineStats, LoadAdapter, ResetPrefixCache
 from quire.outputs import LoRARequest, Messages, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
 Adapter = str | LoRARequest | None
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class LLM:
@@ -43,6 +45,7 @@ class LLM:
 
     def _own(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
+        self._usable = set(engine.adapters.values())
         self._batch = BatchFrontend(
             engine.core,
             engine.tokenizer,
@@ -56,6 +59,12 @@ class LLM:
         """Which plugin serves which part, and why."""
         return self._running.composition
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and completion together, at most: what fits the model and its cache."""
+        return self._running.composition.max_model_len
+
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -64,8 +73,34 @@ class LLM:
         lora_request: Adapter | Sequence[Adapter] = None,
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: Literal[False] = False,
         use_tqdm: bool = False,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: Literal[True],
+        use_tqdm: bool = False,
+    ) -> list[Outcome]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput] | list[Outcome]:
         """Continue each prompt; all of them are one batch.
 
         Args:
@@ -75,17 +110,57 @@ class LLM:
             priority: Smaller goes first, with the scheduling policy `priority`; for all prompts or
                 one for each.
             timeout_s: Seconds that each prompt may take, all its waiting included; for all prompts
-                or one for each. One that takes longer ends the call with a `RequestTimeoutError`.
+                or one for each. One that takes longer fails with a `RequestTimeoutError`.
+            return_errors: Return the error of a prompt that is wrong or fails in its place.
             use_tqdm: Show a progress bar, on a terminal.
 
         Raises:
-            RequestError: A prompt or its parameters are wrong, or a request failed.
+            PromptsError: Prompts of a list are wrong, and then none ran; or some failed, and the
+                others have come to their end: its `outputs` and `errors` say which.
+            RequestError: The prompt is not in a list, and is wrong or failed.
+            InvalidRequestError: An argument has another number of entries than there are prompts.
             EngineDeadError: The engine was closed, perhaps while this ran, or has died.
         """
-        several = _as_list(prompts)
         return self._run(
-            several, sampling_params, lora_request, use_tqdm, priority=priority, timeout_s=timeout_s
+            _as_list(prompts),
+            sampling_params,
+            lora_request,
+            priority=priority,
+            timeout_s=timeout_s,
+            return_errors=return_errors,
+            use_progress=use_tqdm,
+            is_one=_is_one_prompt(prompts),
         )
+
+    @overload
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        return_errors: Literal[False] = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: Adapter | Sequence[Adapter] = None,
+        priority: Sequence[int] | int = 0,
+        timeout_s: Sequence[float | None] | float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        return_errors: Literal[True],
+        use_tqdm: bool = False,
+    ) -> list[Outcome]: ...
 
     def chat(
         self,
@@ -97,8 +172,9 @@ class LLM:
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        return_errors: bool = False,
         use_tqdm: bool = False,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput] | list[Outcome]:
         """Answer each conversation; thinking and tool calls are split from the text.
 
         Args:
@@ -109,28 +185,43 @@ class LLM:
             priority: For all, or one for each; see `generate`.
             timeout_s: For all, or one for each; see `generate`.
             chat_template_kwargs: Further names for the chat template.
+            return_errors: Return the error of a conversation in its place; see `generate`.
             use_tqdm: Show a progress bar, on a terminal.
 
         Raises:
-            RequestError: A conversation or its parameters are wrong, or a request failed.
+            PromptsError: Conversations of a list are wrong or failed; see `generate`.
+            RequestError: The only conversation, not in a list, is wrong or failed.
+            InvalidRequestError: An argument has another number of entries than there are
+                conversations.
             EngineDeadError: The engine was closed, perhaps while this ran, or has died.
         """
         conversations = _as_conversations(messages)
         engine = self._running
         each_tools = _tools_for_each(tools, len(conversations))
-        texts = [
-            engine.chat_template.render(conversation, offered, chat_template_kwargs)
-            for conversation, offered in zip(conversations, each_tools, strict=True)
-        ]
-        prompts: list[Prompt] = [{"prompt": t, "add_special_tokens": False} for t in texts]
-        results = self._run(
-            prompts, sampling_params, lora_request, use_tqdm, priority=priority, timeout_s=timeout_s
-        )
-        for text, offered, result in zip(texts, each_tools, results, strict=True):
+
+        def render(index: int) -> Prompt:
+            text = engine.chat_template.render(
+                conversations[index], each_tools[index], chat_template_kwargs
+            )
+            return {"prompt": text, "add_special_tokens": False}
+
+        def split(index: int, result: RequestOutput) -> None:
             for output in result.outputs:
-                parser = engine.answer_parsers(text, with_tools=bool(offered))
+                with_tools = bool(each_tools[index])
+                parser = engine.answer_parsers(result.prompt or "", with_tools=with_tools)
                 split_answer(output, parser)
-        return results
+
+        return self._run(
+            [_attempt(render, index) for index in range(len(conversations))],
+            sampling_params,
+            lora_request,
+            priority=priority,
+            timeout_s=timeout_s,
+            return_errors=return_errors,
+            finish=split,
+            use_progress=use_tqdm,
+            is_one=_is_one_conversation(messages),
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -186,40 +277,81 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | QuireError],
         params: SamplingParams | Sequence[SamplingParams] | None,
         adapters: Adapter | Sequence[Adapter],
-        use_tqdm: bool,
-        priority: Sequence[int] | int = 0,
-        timeout_s: Sequence[float | None] | float | None = None,
-    ) -> list[RequestOutput]:
-        resolve = self._running.resolve_adapter
-        refs: AdapterRef | list[AdapterRef | None] | None
+        *,
+        priority: Sequence[int] | int,
+        timeout_s: Sequence[float | None] | float | None,
+        return_errors: bool,
+        use_progress: bool,
+        is_one: bool,
+        finish: Finish | None = None,
+    ) -> list[Outcome]:
+        """Generate; a prompt that is not in a list raises its own error."""
+        try:
+            return self._batch.generate(
+                prompts,
+                params if params is not None else SamplingParams(),
+                adapters=self._resolve(adapters, len(prompts)),
+                priority=priority,
+                timeout_s=timeout_s,
+                return_errors=return_errors,
+                finish=finish,
+                use_progress=use_progress,
+            )
+        except PromptsError as error:
+            if not is_one:
+                raise
+            failure = error.errors[0]
+        raise failure
+
+    def _resolve(
+        self, adapters: Adapter | Sequence[Adapter], num_prompts: int
+    ) -> list[AdapterRef | QuireError | None]:
+        """Return the adapter of each prompt, or why there is none; each is looked at once."""
+        each: Sequence[Adapter]
         if isinstance(adapters, str | LoRARequest | None):
-            refs = resolve(adapters)
+            each = [adapters] * num_prompts
         else:
-            found = {adapter: resolve(adapter) for adapter in set(adapters)}  # hashes files
-            refs = [found[adapter] for adapter in adapters]
-        chosen = params if params is not None else SamplingParams()
-        return self._batch.generate(
-            prompts,
-            chosen,
-            adapters=refs,
-            priority=priority,
-            timeout_s=timeout_s,
-            use_progress=use_tqdm,
-        )
+            each = adapters
+        found = {adapter: _attempt(self._find, adapter) for adapter in set(each)}  # hashes files
+        return [found[adapter] for adapter in each]
+
+    def _find(self, adapter: Adapter) -> AdapterRef | None:
+        """Return an adapter that can be used; one that a `LoRARequest` brings is loaded first."""
+        ref = self._running.resolve_adapter(adapter)
+        if ref is not None and ref not in self._usable:
+            self._batch.control(LoadAdapter(ref))
+            self._usable.add(ref)
+        return ref
+
+
+def _attempt(call: Callable[[T], R], argument: T) -> R | QuireError:
+    """Call something for one prompt, and return its error; only the engine's death is raised."""
+    try:
+        return call(argument)
+    except EngineDeadError:
+        raise
+    except QuireError as error:
+        return error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    return [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item, return-value]
+
+
+def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Tell one prompt from several: a list of ids is one, a list of anything else several."""
-    is_one = isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
-    return [prompts] if is_one else prompts  # type: ignore[list-item, return-value]
+    return isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
 
 
 def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    is_one = bool(messages) and isinstance(messages[0], Mapping)
-    return [messages] if is_one else messages  # type: ignore[list-item, return-value]
+    return [messages] if _is_one_conversation(messages) else messages  # type: ignore[list-item, return-value]
+
+
+def _is_one_conversation(messages: Messages | Sequence[Messages]) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping)
 
 
 def _tools_for_each(

@@ -27,11 +27,13 @@ class AdapterRef(msgspec.Struct, frozen=True):
         name: What requests call it.
         path: Where its files lie.
         content_hash: Of its files, part of the prefix-cache key; set by us, never by a client.
+        source: Name of the LoRA source that reads it; empty: the chosen one.
     """
 
     name: str
     path: str
     content_hash: str = ""
+    source: str = ""
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -101,15 +103,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """Why a request failed, as a person should read it.
+    """Why a request failed.
 
     Attributes:
-        code: Stable name of the kind of error, as in `quire.errors`.
-        message: What happened.
+        code: Stable name of the kind of error that it becomes, as in `quire.errors`.
+        message: What a client may read.
+        cause: What a plugin raised, for the program that runs the engine and never for a client:
+            the exception itself, or its traceback as text if it comes from another process.
     """
 
     code: str
     message: str
+    cause: Any = None
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from quire.errors import (
     CheckpointNotFoundError,
     GrammarError,
     InvalidRequestError,
+    PromptsError,
     PromptTooLongError,
     RefusedError,
     RequestError,
@@ -164,18 +165,19 @@ def the_engine_goes_on(request):
 
 def test_a_prompt_longer_than_the_model_is_refused_with_both_numbers(llm):
     with pytest.raises(PromptTooLongError, match=r"70 tokens .* takes 64 tokens"):
-        llm.generate([[5] * 70], GREEDY)
+        llm.generate([5] * 70, GREEDY)
 
 
 @pytest.mark.parametrize("prompt", ["", []])
 def test_an_empty_prompt_is_refused(llm, prompt):
-    with pytest.raises(InvalidRequestError, match="prompt"):
-        llm.generate([prompt], GREEDY)
+    with pytest.raises(PromptsError, match="prompt 1: ") as caught:
+        llm.generate(["x", prompt], GREEDY)
+    assert isinstance(caught.value.errors[1], InvalidRequestError)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [10**9], [True], [2.5]])
 def test_token_ids_that_do_not_exist_are_refused(llm, prompt):
-    with pytest.raises(InvalidRequestError, match="whole numbers from 0 to 319"):
+    with pytest.raises(PromptsError, match=r"prompt 0: .*whole numbers from 0 to 319"):
         llm.generate([prompt], GREEDY)
 
 
@@ -271,7 +273,7 @@ def test_every_request_error_is_one(llm):
 
 def test_a_cache_that_is_too_small_for_the_model_shortens_it_or_says_what_fits(folder):
     with LLM(str(folder), num_kv_blocks=9) as llm:  # eight usable blocks of 16 tokens
-        assert llm.composition.max_model_len == 129
+        assert llm.max_model_len == llm.composition.max_model_len == 129
         assert len(llm.generate("x" * 20, SamplingParams(max_tokens=None))[0].outputs) == 1
     with pytest.raises(CapacityError, match=r"200 tokens .* 8 blocks .* at most 129"):
         LLM(str(folder), num_kv_blocks=9, max_model_len=200)

@@ -4,7 +4,13 @@ import pytest
 from kernel_ways import OWN_BACKEND
 
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams, StructuredOutputsParams
-from quire.errors import EngineDeadError, GrammarError, InvalidRequestError, UnknownModelError
+from quire.errors import (
+    EngineDeadError,
+    GrammarError,
+    InvalidRequestError,
+    PromptsError,
+    UnknownModelError,
+)
 from quire.testing.checkpoints import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -80,9 +86,9 @@ def test_a_form_and_free_text_share_a_batch(llm):
 def test_a_form_that_cannot_be_kept_is_refused_before_anything_runs(llm):
     form = StructuredOutputsParams(json={"type": "integer", "multipleOf": 3})
     before = llm.get_tokenizer().encode("x")
-    with pytest.raises(GrammarError, match="'multipleOf'") as caught:
+    with pytest.raises(PromptsError, match="'multipleOf'") as caught:
         llm.generate(["x", "y"], [GREEDY, SamplingParams(structured_outputs=form)])
-    assert caught.value.param == "structured_outputs"  # the intake's word, not the engine's
+    assert caught.value.errors[1].param == "structured_outputs"  # the intake's, not the engine's
     assert llm.stats().num_running == llm.stats().num_waiting == 0
     assert llm.generate({"prompt_token_ids": before}, GREEDY)[0].finished
 

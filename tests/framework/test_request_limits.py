@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire import LLM, AsyncEngine, SamplingParams
-from quire.errors import InvalidRequestError, RequestTimeoutError
+from quire.errors import InvalidRequestError, PromptsError, RequestTimeoutError
 from quire.testing.checkpoints import write_checkpoint
 
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -75,15 +75,16 @@ def test_a_list_of_another_length_is_told_by_its_public_name(llm):
 
 
 def test_a_priority_that_nobody_reads_is_refused(llm):
-    with pytest.raises(InvalidRequestError, match="--scheduling-policy priority"):
+    with pytest.raises(PromptsError, match=r"prompt 1: .*--scheduling-policy priority"):
         llm.generate(["a", "b"], SHORT, priority=[0, 1])
     assert llm.generate("a", SHORT, priority=0)[0].finished
 
 
 def test_what_takes_too_long_ends_with_numbers_and_leaves_nothing(llm):
-    with pytest.raises(RequestTimeoutError, match=r"of at most 900 tokens") as caught:
+    with pytest.raises(PromptsError, match=r"prompt 1: .* of at most 900 tokens") as caught:
         llm.generate(["a", "b"], [SHORT, LONG], timeout_s=[None, 0.02])
-    assert caught.value.code == "request_timeout"
+    assert isinstance(caught.value.errors[1], RequestTimeoutError)
+    assert caught.value.outputs[0].finished
     stats = llm.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
     assert llm.generate("a", SHORT, timeout_s=60)[0].outputs[0].finish_reason == "length"

@@ -15,6 +15,7 @@ from quire.config import DEFAULT_MODEL, SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
+from quire.lora_choice import load_sources
 from quire.plugins import load_plugins
 from quire.registry import Entry
 
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the composition and the memory plan."""
     settings = read_settings(arguments)
     composed = compose_engine(settings, load_plugins(settings.plugins), with_weights=False)
+    if settings.lora.lora_source_options:
+        load_sources(settings.lora, composed.composition, composed.plugins.registries)
     memory = estimate_memory(composed)
     facts = describe(composed.composition)
     if arguments.json:

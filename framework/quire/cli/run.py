@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _generate(llm: LLM, arguments: argparse.Namespace, params: Any) -> RequestOutput:
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if arguments.raw or not llm.has_chat_template:
-        return llm.generate([prompt], params, lora_request=arguments.adapter)[0]
+        return llm.generate(prompt, params, lora_request=arguments.adapter)[0]
     messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
     messages.append({"role": "user", "content": prompt})
     tools = read_json_file(Path(arguments.tools)) if arguments.tools else None

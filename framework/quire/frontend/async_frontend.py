@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from quire.errors import EngineDeadError, OverloadedError, UnknownModelError
+from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.answer import AnswerParser
 from quire.frontend.answer_stream import AnswerStream
 from quire.frontend.chat_template import ChatTemplate
@@ -169,8 +169,12 @@ class AsyncFrontend:
             prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
         )
         async with stream:
-            async for _ in stream:
-                pass
+            try:
+                async for _ in stream:
+                    pass
+            except RequestError as error:
+                error.output = stream.result()
+                raise
             return stream.result()
 
     def render_chat(

@@ -1,31 +1,56 @@
 """Offline, the caller's thread runs the steps: no event loop and no thread of ours.
 
 All prompts are checked before the first one runs. Then as many as the engine's queue holds are in
-flight; whatever ends this early (an error, Ctrl-C) leaves the engine clean for the next call.
-Calls of several threads take turns.
+flight. A request that fails ends alone: the other prompts are computed to the end, and each prompt
+has its output or its error. Whatever ends the call early (Ctrl-C, the engine's death) leaves the
+engine clean for the next one. Calls of several threads take turns.
 """
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quire.errors import EngineDeadError, InvalidRequestError
+from quire.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    PromptsError,
+    QuireError,
+    RemoteError,
+    RequestError,
+    RequestFailedError,
+)
 from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.intake import Intake
 from quire.frontend.output import Answers
 from quire.frontend.request_hooks import RequestHook
 from quire.frontend.shared_core import SharedCore
 from quire.frontend.tokenizer import Tokenizer
-from quire.messages import AdapterRef, Control, EngineOutputs, EngineStats
+from quire.messages import (
+    AdapterRef,
+    Control,
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    EngineStats,
+)
 from quire.outputs import Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
 MAX_IN_FLIGHT = 1024
+MAX_TOLD = 8  # failures in the message of one error
 
 T = TypeVar("T")
+Outcome = RequestOutput | QuireError  # of one prompt
+Finish = Callable[[int, RequestOutput], None]  # what is done with the output of a prompt, by index
+
+
+logger = logging.getLogger(__name__)
 
 
 class BatchFrontend:
@@ -57,27 +82,32 @@ class BatchFrontend:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | QuireError],
         params: SamplingParams | Sequence[SamplingParams],
         *,
-        adapters: Sequence[AdapterRef | None] | AdapterRef | None = None,
+        adapters: Sequence[AdapterRef | QuireError | None] | AdapterRef | QuireError | None = None,
         priority: Sequence[int] | int = 0,
         timeout_s: Sequence[float | None] | float | None = None,
+        return_errors: bool = False,
+        finish: Finish | None = None,
         use_progress: bool = False,
-    ) -> list[RequestOutput]:
-        """Return the answers to each prompt, in order.
+    ) -> list[Outcome]:
+        """Return what became of each prompt, in order.
 
         Args:
-            prompts: Each as `Intake.admit` takes it.
+            prompts: Each as `Intake.admit` takes it; one that cannot even be asked is its error.
             params: For all prompts, or one for each.
-            adapters: For all prompts, or one for each.
+            adapters: For all prompts, or one for each; one that cannot be used is its error.
             priority: For all prompts, or one for each; smaller goes first.
             timeout_s: Seconds that each may take, for all prompts, or one for each.
+            return_errors: Compute what can be, and return errors in the places of their prompts.
+            finish: Called with each output; what it raises becomes the prompt's error.
             use_progress: Show a progress bar, on a terminal.
 
         Raises:
-            RequestError: A prompt or its parameters are wrong (then nothing ran), or a request
-                failed while it ran (then the others are aborted).
+            InvalidRequestError: An argument has another number of entries than there are prompts.
+            PromptsError: Without `return_errors`: prompts were refused, and then nothing ran; or
+                some failed, after all others came to their end.
             EngineDeadError: The engine cannot go on, or was closed; also while this call runs.
         """
         each_params = _for_each(params, len(prompts), "sampling_params")
@@ -86,11 +116,16 @@ class BatchFrontend:
         each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
         asked = zip(prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True)
         with self._core.turn() as core:
-            every = [self._admit(*each) for each in asked]
-            run = _Run(core, every, self._max_in_flight)
-            with _progress(len(prompts), use_progress) as show:
-                run.to_the_end(show)
-        return [answers.result() for answers in every]
+            tasks = [self._admit(*each) for each in asked]
+            if return_errors or not any(task.error for task in tasks):
+                with _progress(len(prompts), use_progress) as show:
+                    _Run(core, tasks, self._max_in_flight).to_the_end(show)
+                for index, task in enumerate(tasks):
+                    task.finish(index, finish)
+        errors = {index: task.error for index, task in enumerate(tasks) if task.error}
+        if errors and not return_errors:
+            raise _summary([task.output for task in tasks], errors) from next(iter(errors.values()))
+        return [task.error or task.whole_output() for task in tasks]
 
     def stats(self) -> EngineStats:
         """Return a few numbers about the engine, between two calls.
@@ -112,27 +147,86 @@ class BatchFrontend:
 
     def _admit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | QuireError,
         params: SamplingParams,
-        adapter: AdapterRef | None,
+        adapter: AdapterRef | QuireError | None,
         priority: int,
         timeout_s: float | None,
-    ) -> Answers:
-        admission = self._intake.admit(
-            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
-        )
-        return Answers(admission, self._tokenizer, self._finished_hooks)
+    ) -> "_Task":
+        """Check a prompt; one that is refused has its error."""
+        try:
+            for given in (prompt, adapter):
+                if isinstance(given, QuireError):
+                    raise given
+            admission = self._intake.admit(
+                prompt,  # type: ignore[arg-type]
+                params,
+                adapter=adapter,  # type: ignore[arg-type]
+                priority=priority,
+                timeout_s=timeout_s,
+            )
+        except QuireError as error:
+            return _Task(error=error)
+        return _Task(Answers(admission, self._tokenizer, self._finished_hooks))
+
+
+@dataclass(slots=True)
+class _Task:
+    """One prompt of a call.
+
+    Attributes:
+        answers: Its completions, as they grow; None if it was refused.
+        output: All of them, at the end; None if it failed.
+        error: Why it failed; of several completions the first failure.
+    """
+
+    answers: Answers | None = None
+    output: RequestOutput | None = None
+    error: QuireError | None = None
+
+    @property
+    def requests(self) -> Sequence[EngineRequest]:
+        """What the engine is asked."""
+        return () if self.answers is None else self.answers.admission.requests
+
+    def fail(self, error: QuireError) -> None:
+        """Keep the first failure."""
+        self.error = self.error or error
+
+    def finish(self, index: int, finish: Finish | None) -> None:
+        """Take the output; that of a failed prompt goes with its error."""
+        if self.answers is None:
+            return
+        try:
+            output = self.answers.result()
+        except Exception as error:  # ours, but only this prompt may suffer from it
+            logger.exception("prompt %d: a completion could not be decoded", index)
+            self.fail(_undecodable(error))
+            return
+        try:
+            if finish is not None:
+                finish(index, output)
+        except QuireError as error:
+            self.fail(error)
+        if self.error is None:
+            self.output = output
+        elif isinstance(self.error, RequestError):
+            self.error.output = output
+
+    def whole_output(self) -> RequestOutput:
+        """Return the output of a prompt that did not fail."""
+        if self.output is None:
+            raise RuntimeError("a prompt has neither an output nor an error")
+        return self.output
 
 
 class _Run:
     """One call: what waits, and what the engine has."""
 
-    def __init__(self, core: SharedCore, every: Sequence[Answers], max_in_flight: int) -> None:
+    def __init__(self, core: SharedCore, tasks: Sequence[_Task], max_in_flight: int) -> None:
         self._core = core
-        self._waiting = deque(
-            (request, answers) for answers in every for request in answers.admission.requests
-        )
-        self._in_flight: dict[str, Answers] = {}
+        self._waiting = deque((request, task) for task in tasks for request in task.requests)
+        self._in_flight: dict[str, _Task] = {}
         self._max_in_flight = max_in_flight
 
     def to_the_end(self, show: Progress) -> None:
@@ -148,8 +242,8 @@ class _Run:
 
     def _add(self) -> None:
         while self._waiting and len(self._in_flight) < self._max_in_flight:
-            request, answers = self._waiting.popleft()
-            self._in_flight[request.request_id] = answers
+            request, task = self._waiting.popleft()
+            self._in_flight[request.request_id] = task
             self._core.add(request)
 
     def _step(self) -> EngineOutputs | None:
@@ -165,16 +259,57 @@ class _Run:
         if outputs is None:
             return num_finished
         for output in outputs.outputs:
-            answers = self._in_flight.get(output.request_id)
-            if answers is None:
+            task = self._in_flight.get(output.request_id)
+            if task is None or task.answers is None or not self._ends(task, task.answers, output):
                 continue
-            answer = answers.take(output)
-            if answer.finish_reason is not None:
-                if answer.must_abort:
-                    self._core.abort([output.request_id])
-                del self._in_flight[output.request_id]
-                num_finished += answers.is_finished
+            del self._in_flight[output.request_id]
+            num_finished += task.answers.is_finished
         return num_finished
+
+    def _ends(self, task: _Task, answers: Answers, output: EngineOutput) -> bool:
+        """Take what a step said of one completion; whether that is over. A failure ends it."""
+        try:
+            answer = answers.take(output)
+        except QuireError as error:
+            task.fail(error)
+            return True
+        except Exception as error:  # ours, but only this prompt may suffer from it
+            logger.exception("request %s could not be decoded", output.request_id)
+            task.fail(_undecodable(error))
+            self._core.abort([output.request_id])
+            return True
+        if answer.must_abort:
+            self._core.abort([output.request_id])
+        return answer.finish_reason is not None
+
+
+def _undecodable(error: Exception) -> RequestFailedError:
+    """Return the failure of a completion whose tokens could not be made text."""
+    failure = RequestFailedError("the completion could not be decoded")
+    failure.__cause__ = error
+    return failure
+
+
+def _summary(
+    outputs: Sequence[RequestOutput | None], errors: Mapping[int, QuireError]
+) -> PromptsError:
+    """Return the error that names each prompt that failed, and why."""
+    reasons = [f"prompt {index}: {_reason(error)}" for index, error in errors.items()]
+    told = "; ".join(islice(reasons, MAX_TOLD))
+    more = f"; and {len(reasons) - MAX_TOLD} more" if len(reasons) > MAX_TOLD else ""
+    return PromptsError(
+        f"{len(errors)} of {len(outputs)} prompt(s) failed: {told}{more}",
+        outputs=outputs,
+        errors=errors,
+    )
+
+
+def _reason(error: QuireError) -> str:
+    """Return an error's message, with what a plugin raised."""
+    cause = error.__cause__
+    lines = str(cause or "").splitlines() or [""]
+    detail = lines[-1] if isinstance(cause, RemoteError) else lines[0]
+    return f"{error} ({detail})" if detail else str(error)
 
 
 def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:

@@ -12,6 +12,7 @@ from quire.errors import (
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
+    RemoteError,
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
@@ -97,5 +98,8 @@ def death_by(error: BaseException) -> EngineDeadError:
 
 
 def error_of(report: ErrorReport) -> RequestError:
-    """Return the exception for an error that came out of the engine."""
-    return _ERRORS.get(report.code, RequestFailedError)(report.message)
+    """Return the exception for an error that came out of the engine, with what caused it."""
+    error = _ERRORS.get(report.code, RequestFailedError)(report.message)
+    cause = report.cause
+    error.__cause__ = RemoteError(cause) if isinstance(cause, str) else cause
+    return error

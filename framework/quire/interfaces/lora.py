@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from quire.errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,15 +29,43 @@ class AdapterModule:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter, as read."""
+    """One adapter, as read.
+
+    Attributes:
+        modules: Its matrices, by the checkpoint's names.
+        base_model: The model that it says it was trained on, a hub id or a folder's path; the host
+            compares it with the one that is served.
+        content_hash: As `LoRASource.content_hash` returns it.
+    """
 
     modules: Mapping[str, AdapterModule]
-    base_model: str | None  # what it says it was trained on
+    base_model: str | None
     content_hash: str
 
 
 class LoRASource(ABC):
-    """Find adapters by name, and read them."""
+    """Find adapters by name, and read them.
+
+    It gets the adapters that the user names. Those that a plugin ships with a checkpoint are in
+    peft's layout, and go to quire's own source whichever one is chosen.
+    """
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Build a source, before anything is loaded and again in each worker.
+
+        Args:
+            options: `--lora-source-options`, by key; by default a source has none.
+
+        Raises:
+            SettingsError: An option is unknown or cannot work.
+        """
+        if options:
+            raise SettingsError(
+                f"the LoRA source {cls.__module__}.{cls.__qualname__} has no options; "
+                f"lora_source_options gives it {', '.join(options)}"
+            )
+        return cls()
 
     @abstractmethod
     def resolve(self, name: str) -> Path:

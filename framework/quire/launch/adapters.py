@@ -1,14 +1,18 @@
 """An adapter is its name and the content of its files, read here once and never from a client."""
 
+import logging
 from collections.abc import Mapping
 
 from quire.composition import Composition
-from quire.config import Settings
+from quire.config import DEFAULT_LORA_SOURCE, Settings
 from quire.errors import AdapterError, UnknownModelError
 from quire.interfaces.lora import LoRASource
+from quire.lora_choice import load_sources
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
 from quire.plugins import Registries
+
+logger = logging.getLogger(__name__)
 
 
 def find_adapters(
@@ -16,22 +20,29 @@ def find_adapters(
 ) -> dict[str, AdapterRef]:
     """Find the adapters that the user names and those that ship with the checkpoint.
 
+    A name of `lora_modules` without a path is the checkpoint's own adapter, if it has one of that
+    name, and else what the source knows by it.
+
     Raises:
         AdapterError: The files of one are missing, or its source does not say what is in them.
+        SettingsError: An option of the source is unknown or cannot work.
     """
-    source = _source(composition, registries)
-    if source is None:
+    choice = composition.lora_source
+    if choice is None:
         return {}
-    wanted = {name: str(path) for name, path in composition.checkpoint.adapters.items()}
+    sources = load_sources(settings.lora, composition, registries)
+    found = _shipped_adapters(composition, sources)
     for module in settings.lora.lora_modules:
         name, _, path = module.partition("=")
-        wanted[name] = path or wanted.get(name, name)
-    return {name: _ref(source, name, path) for name, path in wanted.items()}
+        if path or name not in found:
+            found[name] = _ref(sources, choice.name, name, path or name)
+    return found
 
 
 def resolve_adapter(
     adapter: str | LoRARequest,
     offered: Mapping[str, AdapterRef],
+    settings: Settings,
     composition: Composition,
     registries: Registries,
 ) -> AdapterRef:
@@ -46,26 +57,39 @@ def resolve_adapter(
             known = ", ".join(offered) or "none; start with enable_lora and lora_modules"
             raise UnknownModelError(f"there is no adapter {adapter!r} (offered: {known})")
         return offered[adapter]
-    source = _source(composition, registries)
-    if source is None:
-        raise UnknownModelError("LoRA is off; start with enable_lora=True")
-    return _ref(source, adapter.lora_name, adapter.lora_path)
-
-
-def _source(composition: Composition, registries: Registries) -> LoRASource | None:
     choice = composition.lora_source
-    return None if choice is None else registries.lora_sources.load(choice.entry)()
+    if choice is None:
+        raise UnknownModelError("LoRA is off; start with enable_lora=True")
+    sources = load_sources(settings.lora, composition, registries)
+    return _ref(sources, choice.name, adapter.lora_name, adapter.lora_path)
 
 
-def _ref(source: LoRASource, name: str, path: str) -> AdapterRef:
+def _shipped_adapters(
+    composition: Composition, sources: Mapping[str, LoRASource]
+) -> dict[str, AdapterRef]:
+    """Find the adapters that come with the checkpoint; without a source for them there are none."""
+    shipped = composition.checkpoint.adapters
+    for choice in (composition.shipped_lora_source, composition.lora_source):
+        if choice is not None and choice.name == DEFAULT_LORA_SOURCE:
+            return {name: _ref(sources, choice.name, name, str(at)) for name, at in shipped.items()}
+    if shipped:
+        logger.warning(
+            "the checkpoint's own adapters are not offered (%s): nobody serves the LoRA source %r, "
+            "which reads them",
+            ", ".join(shipped),
+            DEFAULT_LORA_SOURCE,
+        )
+    return {}
+
+
+def _ref(sources: Mapping[str, LoRASource], source_name: str, name: str, path: str) -> AdapterRef:
     """Return an adapter by its content: KV that was computed with other files is never its own."""
+    source = sources[source_name]
     folder = source.resolve(path)
     content_hash = source.content_hash(folder)
     if not isinstance(content_hash, str) or not content_hash:
-        kind = type(source)
         raise AdapterError(
-            f"the LoRA source {kind.__module__}.{kind.__qualname__} gave {content_hash!r} as the "
-            f"content hash of adapter {name!r} in {folder}; it must be a text that changes with "
-            "the files, as KV in the cache is found by it"
+            f"{source} gave {content_hash!r} as the content hash of adapter {name!r} in {folder}; "
+            "it must be a text that changes with the files, as KV in the cache is found by it"
         )
-    return AdapterRef(name, str(folder), content_hash)
+    return AdapterRef(name, str(folder), content_hash, source_name)

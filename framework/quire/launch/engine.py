@@ -56,7 +56,7 @@ class Engine:
         if adapter is None:
             return None
         registries = self.plugins.registries
-        return resolve_adapter(adapter, self.adapters, self.composition, registries)
+        return resolve_adapter(adapter, self.adapters, self.settings, self.composition, registries)
 
     @property
     def finished_hooks(self) -> list[RequestHook]:

@@ -7,6 +7,7 @@ silence.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.errors import AdapterError
+from quire.errors import AdapterError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterBatch, AdapterModule, LoRASource
 from quire.interfaces.model import Model
 from quire.layers.linear import ParallelLinear
 from quire.messages import AdapterRef
+from quire.worker.base_model import BaseModel
 from quire.worker.loading import as_module
 from quire.worker.uploads import upload
 
@@ -41,11 +43,24 @@ class AdapterManager:
         source: Reads adapters from their folders.
         max_loras: Places.
         max_rank: Largest rank that a place has room for.
+        sources: Further ones, by the names that adapters may have for theirs.
+        base: The model that adapters should be made for; None: it is not looked at.
     """
 
-    def __init__(self, model: Model, source: LoRASource, max_loras: int, max_rank: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        source: LoRASource,
+        max_loras: int,
+        max_rank: int,
+        *,
+        sources: Mapping[str, LoRASource] | None = None,
+        base: BaseModel | None = None,
+    ) -> None:
         self.model = model
         self.source = source
+        self._sources = sources or {}
+        self._base = base
         self.max_loras = max_loras
         self.max_rank = max_rank
         self.targets = adapted_matrices(model)
@@ -66,8 +81,8 @@ class AdapterManager:
             in_use: Adapters that must keep their places.
 
         Raises:
-            AdapterError: It cannot be used with this model, has changed on disk since it was
-                resolved, or all places are in use.
+            AdapterError: It cannot be used with this model or in this mode, has changed on disk
+                since it was resolved, or all places are in use.
         """
         key = _key(ref)
         if key not in self._places:
@@ -75,6 +90,9 @@ class AdapterManager:
             index = self._free_place({_key(other) for other in in_use}, ref)
             try:
                 self._write(index, adapter)
+            except RefusedError as error:
+                self._clear(index)
+                raise AdapterError(f"adapter {ref.name!r} cannot be used: {error}") from error
             except BaseException:
                 self._clear(index)  # what counts as free holds nothing
                 raise
@@ -105,13 +123,16 @@ class AdapterManager:
         return self._last[1]
 
     def _read(self, ref: AdapterRef) -> Adapter:
-        adapter = self.source.read(Path(ref.path), self.max_rank)
+        source = self._sources.get(ref.source, self.source)
+        adapter = source.read(Path(ref.path), self.max_rank)
         if ref.content_hash and adapter.content_hash != ref.content_hash:
             raise AdapterError(
                 f"adapter {ref.name!r}: the files in {ref.path!r} have changed since it was "
                 "registered; register it again"
             )
         self._check(ref.name, adapter.modules)
+        if self._base is not None:
+            self._base.check(ref, adapter.base_model)
         return adapter
 
     def _check(self, name: str, modules: Mapping[str, AdapterModule]) -> None:
@@ -124,10 +145,11 @@ class AdapterManager:
             )
         for module, matrices in modules.items():
             self._check_shape(name, module, matrices)
+            _check_numbers(name, module, matrices)
 
     def _check_shape(self, name: str, module: str, matrices: AdapterModule) -> None:
         layer, part = self.targets[module]
-        rank = matrices.a.shape[0]
+        rank = len(matrices.a) if matrices.a.dim() else 0
         if rank > self.max_rank:
             raise AdapterError(
                 f"adapter {name!r} has rank {rank} at {module}; max_lora_rank is {self.max_rank}"
@@ -185,6 +207,17 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
             f"{type(model).__name__} has no linear layers of quire.layers, so it cannot serve LoRA"
         )
     return targets
+
+
+def _check_numbers(name: str, module: str, matrices: AdapterModule) -> None:
+    for matrix in (matrices.a, matrices.b):
+        if not matrix.is_floating_point() or not matrix.isfinite().all():
+            raise AdapterError(
+                f"adapter {name!r} is damaged at {module}: A and B must hold finite floating-point "
+                f"numbers, and one of them ({matrix.dtype}) does not"
+            )
+    if not math.isfinite(matrices.scale):
+        raise AdapterError(f"adapter {name!r} has the scale {matrices.scale} at {module}")
 
 
 def _batch(indexes: Sequence[int], query_lens: Sequence[int], device: torch.device) -> AdapterBatch:

@@ -1,5 +1,6 @@
 """What a step says to the engine, once its tokens have reached the host."""
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,23 @@ class LaunchedStep:
 
 
 def failure(what: str, error: Exception) -> ErrorReport:
-    """Name the kind of failure; what a client may not see stays in the log."""
+    """Name the kind of failure; what a client may not see is its cause."""
     if isinstance(error, QuireError):
-        return ErrorReport(error.code, str(error))
-    return ErrorReport(RequestFailedError.code, f"{what} failed: {type(error).__name__}")
+        return ErrorReport(error.code, str(error), _without_frames(error.__cause__))
+    message = f"{what} failed: {type(error).__name__}"
+    return ErrorReport(RequestFailedError.code, message, _without_frames(error))
+
+
+def _without_frames(error: BaseException | None) -> BaseException | None:
+    """Keep an exception's traceback as a note: frames would keep a step's tensors."""
+    if error is None:
+        return None
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def _results(slots: Sequence[int], drawn: Drawn, drawn_by: str) -> list[SlotResult]:

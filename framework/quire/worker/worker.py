@@ -20,6 +20,7 @@ from quire.interfaces.quantization import Quantization
 from quire.layers.context import LayerContext
 from quire.layers.parallel import TensorParallelGroup
 from quire.layers.prepacked import Prepacked
+from quire.lora_choice import load_sources
 from quire.messages import (
     RowBitmask,
     StepPlan,
@@ -31,6 +32,7 @@ from quire.plugins import Registries
 from quire.weight_bytes import weight_bytes
 from quire.worker.adapters import AdapterManager
 from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
+from quire.worker.base_model import BaseModel, names_of
 from quire.worker.binding import LayerBinding
 from quire.worker.failed_parts import PartLibraries, replace_failed
 from quire.worker.first_steps import COMPILED, FEW, compute_first_steps
@@ -272,9 +274,17 @@ class ModelWorker(Worker):
         choice = self.composition.lora_source
         if choice is None:
             return None
-        source = self.registries.lora_sources.load(choice.entry)()
         lora = self.settings.lora
-        return AdapterManager(model, source, lora.max_loras, lora.max_lora_rank)
+        sources = load_sources(lora, self.composition, self.registries)
+        base = BaseModel(names_of(self.composition.checkpoint), is_strict=lora.strict_adapters)
+        return AdapterManager(
+            model,
+            sources[choice.name],
+            lora.max_loras,
+            lora.max_lora_rank,
+            sources=sources,
+            base=base,
+        )
 
     def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
         """Allocate the cache; layers of several groups share bytes.

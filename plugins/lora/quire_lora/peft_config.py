@@ -19,6 +19,7 @@ from quire.errors import AdapterError
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
 MAX_PATTERN_QUANTIFIERS = 3
+MAX_NUMBER = 1e9  # no scale comes near it
 
 USED = frozenset({"peft_type", "lora_alpha", "use_rslora", "alpha_pattern", "init_lora_weights"})
 # They say how the adapter was trained or which modules it has; its tensors say the same.
@@ -118,8 +119,8 @@ def _check_options(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _number(folder: Path, what: str, value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
-        raise AdapterError(f"{folder / CONFIG}: {what} must be a number, got {value!r}")
+    if not is_number or not abs(value) <= MAX_NUMBER:  # type: ignore[arg-type]
+        raise AdapterError(f"{folder / CONFIG}: {what} must be a number, got {value!r:.100}")
     return float(value)  # type: ignore[arg-type]
 
 

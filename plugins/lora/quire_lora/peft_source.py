@@ -111,6 +111,8 @@ def _read_matrices(file: Path, max_rank: int) -> dict[str, dict[str, Tensor]]:
                 matrices.setdefault(module, {})[side] = tensors.get_tensor(key)
     except SafetensorError as error:
         raise AdapterError(f"{file} is damaged: {error}") from error
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error}") from error
     if not matrices:
         raise AdapterError(f"{file} holds no tensors")
     return matrices

@@ -1,13 +1,17 @@
-"""Offline: all prompts in order, errors before anything runs, and a clean engine afterwards."""
+"""Offline: each prompt has its output or its error, in order; then the engine is clean."""
 
 import pytest
 from engine_parts import make_core
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import (
+    AdapterError,
     EngineDeadError,
+    GrammarError,
     InvalidRequestError,
+    PromptsError,
     PromptTooLongError,
+    RemoteError,
     RequestFailedError,
 )
 from quire.frontend.batch import BatchFrontend
@@ -36,11 +40,28 @@ def test_each_prompt_can_have_its_own_parameters(tokenizer, intake):
         frontend.generate(["fox", "dog"], [WHOLE])
 
 
-def test_nothing_runs_if_one_prompt_is_wrong(tokenizer, intake):
+def test_nothing_runs_if_one_prompt_is_wrong_and_every_wrong_one_is_named(tokenizer, intake):
     core = ScriptedCore(echo)
-    with pytest.raises(PromptTooLongError):
-        BatchFrontend(core, tokenizer, intake).generate(["fox", [1] * 999], WHOLE)
+    prompts = ["fox", [1] * 999, "dog", ""]
+    with pytest.raises(
+        PromptsError, match=r"2 of 4 .* prompt 1: .* 999 tokens.* prompt 3: "
+    ) as caught:
+        BatchFrontend(core, tokenizer, intake).generate(prompts, WHOLE)
     assert core.num_steps == 0
+    assert caught.value.outputs == [None] * 4
+    kinds = {index: type(error) for index, error in caught.value.errors.items()}
+    assert kinds == {1: PromptTooLongError, 3: InvalidRequestError}
+    assert caught.value.__cause__ is caught.value.errors[1]
+
+
+def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(tokenizer, intake):
+    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    wrong, missing = GrammarError("no such form"), AdapterError("no such file")
+    outcomes = frontend.generate(
+        ["fox", wrong, "dog"], WHOLE, adapters=[None, None, missing], return_errors=True
+    )
+    assert outcomes[0].outputs[0].text == "fox"
+    assert outcomes[1:] == [wrong, missing]
 
 
 @pytest.mark.parametrize("is_real", [False, True])
@@ -58,8 +79,11 @@ def test_more_prompts_than_the_queue_holds_wait_their_turn(tokenizer, intake, is
 
 def test_what_the_engine_refuses_is_an_error(tokenizer, intake):
     frontend = BatchFrontend(make_core(num_blocks=3)[0], tokenizer, intake)
-    with pytest.raises(PromptTooLongError, match="KV blocks"):
-        frontend.generate(["fox"], SamplingParams(max_tokens=100))
+    params = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=100)]
+    with pytest.raises(PromptsError, match=r"prompt 1: .* KV blocks") as caught:
+        frontend.generate(["fox", "fox"], params)
+    assert type(caught.value.errors[1]) is PromptTooLongError
+    assert caught.value.outputs[0].finished
 
 
 def test_a_stop_string_aborts_in_the_engine(tokenizer, intake):
@@ -71,17 +95,133 @@ def test_a_stop_string_aborts_in_the_engine(tokenizer, intake):
     assert len(core.aborted) == 1
 
 
-def test_a_failed_request_leaves_the_engine_clean(tokenizer, intake):
-    def script(request):
-        is_bad = request.token_ids == tokenizer.encode("bad")
-        return Reply([], ErrorReport("x", "it broke")) if is_bad else echo(request)
+def fails_on(tokenizer, text, report, child=None, num_tokens=0):
+    """A script that fails a prompt, or one of its completions, after some tokens."""
+    token_ids = tokenizer.encode(text)
 
-    core = ScriptedCore(script)
+    def script(request):
+        if request.token_ids == token_ids and child in (None, request.child):
+            return Reply(token_ids[:num_tokens], report)
+        return echo(request)
+
+    return ScriptedCore(script)
+
+
+BROKEN = ErrorReport("x", "sampler 'y' of acme failed: TypeError", TypeError("no\nsuch thing"))
+
+
+def test_a_failed_prompt_loses_no_other_and_is_named_with_its_cause(tokenizer, intake):
+    core = fails_on(tokenizer, "bad fox", BROKEN, num_tokens=1)
     frontend = BatchFrontend(core, tokenizer, intake)
-    with pytest.raises(RequestFailedError, match="it broke"):
-        frontend.generate(["the fox", "bad", "dog"], WHOLE)
+    with pytest.raises(PromptsError) as caught:
+        frontend.generate(["the fox", "bad fox", "dog"], WHOLE)
+    told = "1 of 3 prompt(s) failed: prompt 1: sampler 'y' of acme failed: TypeError (no)"
+    assert str(caught.value) == told
+    first, none, last = caught.value.outputs
+    assert (first.outputs[0].text, none, last.outputs[0].text) == ("the fox", None, "dog")
+    error = caught.value.errors[1]
+    assert caught.value.__cause__ is error
+    assert error.__cause__ is BROKEN.cause
+    assert error.output.outputs[0].token_ids == tokenizer.encode("bad fox")[:1]
+    assert error.output.outputs[0].finish_reason == "error"
     assert not core.has_work()
     assert frontend.generate(["fox"], WHOLE)[0].outputs[0].text == "fox"
+
+
+def test_errors_come_back_in_the_places_of_their_prompts(tokenizer, intake):
+    core = fails_on(tokenizer, "bad", BROKEN)
+    prompts = ["bad", "the fox", [1] * 999, "dog"]
+    outcomes = BatchFrontend(core, tokenizer, intake).generate(prompts, WHOLE, return_errors=True)
+    assert [type(outcomes[0]), type(outcomes[2])] == [RequestFailedError, PromptTooLongError]
+    assert [outcomes[i].outputs[0].text for i in (1, 3)] == ["the fox", "dog"]
+
+
+def test_the_other_completions_of_a_failed_prompt_stand_in_its_error(tokenizer, intake):
+    core = fails_on(tokenizer, "the fox", BROKEN, child=1)
+    frontend = BatchFrontend(core, tokenizer, intake)
+    params = SamplingParams(n=3, max_tokens=None)
+    (error,) = frontend.generate(["the fox"], params, return_errors=True)
+    assert type(error) is RequestFailedError
+    assert [c.finish_reason for c in error.output.outputs] == ["stop", "error", "stop"]
+    assert [c.text for c in error.output.outputs] == ["the fox", "", "the fox"]
+
+
+def test_the_first_failure_of_a_prompts_completions_is_its_error(tokenizer, intake):
+    def script(request):
+        return Reply([5] * (3 - request.child), ErrorReport("x", f"completion {request.child}"))
+
+    frontend = BatchFrontend(ScriptedCore(script), tokenizer, intake)
+    (error,) = frontend.generate(["fox"], SamplingParams(n=3), return_errors=True)
+    assert str(error) == "completion 2"
+
+
+def test_what_another_process_raised_is_told_by_its_last_line(tokenizer, intake):
+    report = ErrorReport(
+        "x", "sampling failed: TypeError", "Traceback ...\nTypeError: no such thing"
+    )
+    frontend = BatchFrontend(fails_on(tokenizer, "bad", report), tokenizer, intake)
+    with pytest.raises(PromptsError, match=r"\(TypeError: no such thing\)$") as caught:
+        frontend.generate(["bad"], WHOLE)
+    cause = caught.value.errors[0].__cause__
+    assert (type(cause), str(cause)) == (RemoteError, report.cause)
+
+
+def test_a_message_names_a_few_of_many_failures(tokenizer, intake):
+    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    with pytest.raises(PromptsError, match=r"20 of 20 .*prompt 7: [^;]*; and 12 more$") as caught:
+        frontend.generate([""] * 20, WHOLE)
+    assert sorted(caught.value.errors) == list(range(20))
+
+
+def test_what_is_done_with_an_output_may_fail_for_its_prompt_alone(tokenizer, intake):
+    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+
+    def finish(index, output):
+        if index == 1:
+            raise RequestFailedError(f"parser failed on {output.outputs[0].text}")
+        output.outputs[0].text += "!"
+
+    with pytest.raises(PromptsError, match="prompt 1: parser failed on dog") as caught:
+        frontend.generate(["fox", "dog"], WHOLE, finish=finish)
+    assert caught.value.outputs[0].outputs[0].text == "fox!"
+    assert caught.value.errors[1].output.outputs[0].text == "dog"
+
+
+def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, intake):
+    core = ScriptedCore(lambda request: Reply([-1] if len(request.token_ids) > 2 else [5, 6]))
+    params = SamplingParams(max_tokens=2, ignore_eos=True, stop=["never"])
+    fine, error = BatchFrontend(core, tokenizer, intake).generate(
+        [[5, 6], [5, 6, 7]], params, return_errors=True
+    )
+    assert len(fine.outputs[0].token_ids) == 2
+    assert str(error) == "the completion could not be decoded"
+    assert error.__cause__ is not None
+    assert not core.has_work()
+
+
+class Interrupting(ScriptedCore):
+    """Ctrl-C comes in its second step."""
+
+    def step(self):
+        outputs = super().step()
+        if self.num_steps == 2:
+            raise KeyboardInterrupt
+        return outputs
+
+
+def test_an_interrupt_ends_the_call_and_leaves_nothing_in_the_engine(tokenizer, intake):
+    core = Interrupting(echo)
+    frontend = BatchFrontend(core, tokenizer, intake)
+    with pytest.raises(KeyboardInterrupt):
+        frontend.generate(["the lazy dog", ""], WHOLE, return_errors=True)
+    assert not core.has_work()
+    assert frontend.generate(["fox"], WHOLE)[0].outputs[0].text == "fox"
+
+
+def test_an_engine_that_dies_is_no_fault_of_any_prompt(tokenizer, intake):
+    core = ScriptedCore(lambda request: Reply(request.token_ids[:1], RuntimeError("smoke")))
+    with pytest.raises(EngineDeadError, match="smoke"):
+        BatchFrontend(core, tokenizer, intake).generate(["fox", ""], WHOLE, return_errors=True)
 
 
 def test_an_engine_that_forgets_a_request_is_dead(tokenizer, intake):

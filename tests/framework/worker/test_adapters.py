@@ -7,11 +7,12 @@ import pytest
 import torch
 from model_parts import load_model, logits_of, random_tokens
 
-from quire.errors import AdapterError
+from quire.errors import AdapterError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.adapters import AdapterManager
+from quire.worker.adapters import AdapterManager, adapted_matrices
+from quire.worker.base_model import BaseModel
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 SHAPES = {Q_PROJ: (64, 64), "model.layers.1.mlp.down_proj": (64, 112)}
@@ -171,6 +172,112 @@ def test_an_adapter_of_another_base_is_refused_and_nothing_changes(manager, modu
     assert module in str(caught.value)
     torch.testing.assert_close(logits(manager, index), before, rtol=0, atol=0)
     assert manager.load(ref("b")) != index
+
+
+@pytest.mark.parametrize(
+    ("shapes", "named"),
+    [
+        (((), (64, 2)), r"shapes \[\]"),
+        (((2,), (64, 2)), r"shapes \[2\]"),
+        (((2, 64), (64,)), r"and \[64\]"),
+        (((2, 64), ()), r"and \[\]"),
+        (((2, 64, 1), (64, 2)), r"\[2, 64, 1\]"),
+        (((2, 64), (64, 3)), r"\[64, 3\]"),
+        (((64, 2), (2, 64)), "max_lora_rank"),
+    ],
+)
+def test_what_is_no_pair_of_matrices_is_refused_with_its_shapes(manager, shapes, named):
+    wrong = AdapterModule(torch.ones(shapes[0]), torch.ones(shapes[1]), 1.0)
+    manager.source.adapters["wrong"] = Adapter({Q_PROJ: wrong}, None, "wrong")
+    with pytest.raises(AdapterError, match=named):
+        manager.load(ref("wrong"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: replace(m, a=m.a * float("nan")),
+        lambda m: replace(m, b=m.b / 0),
+        lambda m: replace(m, a=torch.ones(2, 64, dtype=torch.int64)),
+        lambda m: replace(m, b=torch.ones(64, 2, dtype=torch.bool)),
+        lambda m: replace(m, scale=float("nan")),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(manager, change):
+    good = drawn_adapter("wrong")
+    broken = {**good.modules, Q_PROJ: change(good.modules[Q_PROJ])}
+    manager.source.adapters["wrong"] = replace(good, modules=broken)
+    with pytest.raises(AdapterError, match=rf"'wrong' .* {Q_PROJ}"):
+        manager.load(ref("wrong"))
+    assert manager.load(ref("a")) == 0, "the place is free"
+
+
+def test_an_adapter_is_read_by_the_source_that_found_it(written):
+    torch.set_num_threads(1)
+    chosen, other = Drawn(), Drawn()
+    manager = AdapterManager(load_model(written), chosen, 2, 4, sources={"other": other})
+    manager.load(replace_source(ref("a"), "other"))
+    assert (chosen.num_read, other.num_read) == (0, 1)
+    manager.load(ref("b"))
+    assert (chosen.num_read, other.num_read) == (1, 1)
+
+
+def replace_source(adapter: AdapterRef, source: str) -> AdapterRef:
+    return AdapterRef(adapter.name, adapter.path, adapter.content_hash, source)
+
+
+def test_an_adapter_of_another_base_model_is_refused_where_that_is_asked_for(written):
+    torch.set_num_threads(1)
+    base = BaseModel(["demo"], is_strict=True)
+    manager = AdapterManager(load_model(written), Drawn(), 2, 4, base=base)
+    manager.source.adapters["x"] = replace(drawn_adapter("x"), base_model="another/model")
+    with pytest.raises(AdapterError, match="made for 'another/model'"):
+        manager.load(ref("x"))
+    assert manager.load(ref("a")) == 0
+
+
+def test_a_product_that_cannot_keep_the_promise_of_the_mode_is_refused_at_load(
+    manager, monkeypatch
+):
+    base = logits_of(manager.model, TOKENS)
+    last = manager.targets["model.layers.1.mlp.down_proj"].layer
+
+    def refuse(index, parts):
+        if parts:
+            raise RefusedError("batch-invariant mode: an adapter's product with A")
+        type(last).set_adapter(last, index, parts)
+
+    monkeypatch.setattr(last, "set_adapter", refuse)
+    with pytest.raises(AdapterError, match="'a' cannot be used: batch-invariant mode") as caught:
+        manager.load(ref("a"))
+    assert isinstance(caught.value.__cause__, RefusedError)
+    torch.testing.assert_close(logits(manager, 0), base, rtol=0, atol=0)
+    monkeypatch.undo()
+    assert manager.load(ref("b")) == 0
+
+
+def test_a_place_that_is_given_to_another_adapter_is_cleared_of_the_one_before(manager):
+    for name in ("a", "b"):
+        manager.load(ref(name))
+    small = Adapter({Q_PROJ: drawn_adapter("small", 1).modules[Q_PROJ]}, None, "small")
+    manager.source.adapters["small"] = small
+    index = manager.load(ref("small"), in_use={ref("b"), ref("small")})
+    down = manager.targets["model.layers.1.mlp.down_proj"].layer
+    out = torch.zeros(3, 64)
+    down.lora.add(out, torch.ones(3, 112), manager.batch([index], [3]))
+    assert not out.any()
+
+
+def test_a_model_without_linear_layers_cannot_serve_lora():
+    with pytest.raises(AdapterError, match="Linear has no linear layers of quire"):
+        adapted_matrices(torch.nn.Linear(2, 2))
+
+
+def test_batches_of_other_lengths_have_other_rows(manager):
+    assert manager.batch([0, -1], [1, 2]).rows[0][1].tolist() == [0]
+    assert manager.batch([0, -1], [2, 1]).rows[0][1].tolist() == [0, 1]
+    assert manager.batch([-1, 0], [2, 1]).rows[0][1].tolist() == [2]
+    assert not manager.batch([0, -1], [2, 1]).covers_all
 
 
 def test_a_batch_without_adapters_is_none(manager):

@@ -1,0 +1,122 @@
+"""Who reads LoRA adapters: the source that was chosen, and quire's own for those of a checkpoint.
+
+The adapters that a plugin ships with a checkpoint are in peft's layout, which quire's own source
+reads. A source that the user names gets what the user names, and nothing else: its layout and its
+names may be others.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from quire.choosing import choose_optional
+from quire.composition import Choice, Composition
+from quire.config import DEFAULT_LORA_SOURCE, LoRASettings
+from quire.errors import AdapterError, PluginError, QuireError, RefusedError
+from quire.interfaces.lora import Adapter, LoRASource
+from quire.plugins import Registries
+
+R = TypeVar("R")
+
+
+def choose_lora(registries: Registries, settings: LoRASettings, model: Choice) -> Choice | None:
+    """Choose the source of adapters; None if LoRA is off.
+
+    Raises:
+        RefusedError: The model does not support LoRA.
+        PluginError: Nobody serves the source's name, or several do.
+    """
+    if not settings.enable_lora:
+        return None
+    if not model.entry.capabilities.supports_lora:
+        raise RefusedError(f"model {model.name!r} does not support LoRA; leave out --enable-lora")
+    return choose_optional(registries.lora_sources, settings.lora_source, DEFAULT_LORA_SOURCE)
+
+
+def choose_shipped_lora(
+    registries: Registries, chosen: Choice | None, adapters: Mapping[str, Path]
+) -> Choice | None:
+    """Choose the source of a checkpoint's own adapters, where the chosen one is not for them.
+
+    Returns:
+        None if there are none, if the chosen source reads them, or if no other can.
+    """
+    if chosen is None or not adapters or chosen.name == DEFAULT_LORA_SOURCE:
+        return None
+    try:
+        entry = registries.lora_sources.entry(DEFAULT_LORA_SOURCE)
+    except PluginError:  # left out, or contested: nobody named it
+        return None
+    return Choice("LoRA source (shipped)", entry, "for the adapters that come with the checkpoint")
+
+
+def load_sources(
+    settings: LoRASettings, composition: Composition, registries: Registries
+) -> dict[str, LoRASource]:
+    """Return the sources of an engine by name, the chosen one first; their failures name them.
+
+    Raises:
+        PluginError: The code of one cannot be loaded.
+        SettingsError: An option of the chosen one is unknown or cannot work.
+    """
+    sources: dict[str, LoRASource] = {}
+    for choice in (composition.lora_source, composition.shipped_lora_source):
+        if choice is not None:
+            options = settings.source_options if choice is composition.lora_source else {}
+            kind = registries.lora_sources.load(choice.entry)
+            sources[choice.name] = NamedSource(kind.from_options(options), choice)
+    return sources
+
+
+class NamedSource(LoRASource):
+    """A source whose failures name its plugin.
+
+    Args:
+        source: Finds and reads adapters.
+        choice: Whose it is.
+    """
+
+    def __init__(self, source: LoRASource, choice: Choice) -> None:
+        self._source = source
+        self._choice = choice
+
+    def __str__(self) -> str:
+        return str(self._choice)
+
+    def resolve(self, name: str) -> Path:
+        """Find an adapter.
+
+        Raises:
+            AdapterError: There is none, or the source failed.
+        """
+        folder = self._ask(f"to find adapter {name!r}", lambda: self._source.resolve(name))
+        if not isinstance(folder, Path):
+            raise AdapterError(f"{self} gave {folder!r} as the folder of adapter {name!r}")
+        return folder
+
+    def content_hash(self, folder: Path) -> str:
+        """Hash an adapter.
+
+        Raises:
+            AdapterError: A file is missing, or the source failed.
+        """
+        return self._ask(f"to hash {folder}", lambda: self._source.content_hash(folder))
+
+    def read(self, folder: Path, max_rank: int) -> Adapter:
+        """Read an adapter.
+
+        Raises:
+            AdapterError: It cannot be honoured, or the source failed.
+        """
+        adapter = self._ask(f"to read {folder}", lambda: self._source.read(folder, max_rank))
+        if not isinstance(adapter, Adapter):
+            raise AdapterError(f"{self} read {adapter!r} from {folder}, and no Adapter")
+        return adapter
+
+    def _ask(self, what: str, call: Callable[[], R]) -> R:
+        try:
+            return call()
+        except QuireError:
+            raise
+        except Exception as error:
+            raise AdapterError(f"{self} failed {what}: {type(error).__name__}: {error}") from error
