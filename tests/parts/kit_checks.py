@@ -17,10 +17,6 @@ import pytest
 
 REJECTIONS = (AssertionError, pytest.fail.Exception)
 ASSERTING = ("_check", "check_blocks", "assert_")  # how names of asserting functions begin
-    "_check",
-    "check_blocks",
-    "assert_",
-)  # beginnings of the names of functions that assert
 
 
 @dataclass(frozen=True, slots=True)
