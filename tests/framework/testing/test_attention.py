@@ -241,6 +241,31 @@ class OneHeadTooFew(TorchSDPABackend):
         return super().forward(q, k, v, kv_cache, metadata, layer)[:, 1:]
 
 
+class SlightlyOff(TorchSDPABackend):
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        return super().forward(q, k, v, kv_cache, metadata, layer) + 1e-4
+
+
+class WrongForTheFifth(TorchSDPABackend):
+    """Right for four requests in a step."""
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        out = super().forward(q, k, v, kv_cache, metadata, layer)
+        out[sum(metadata.step.query_lens_host[:4]) :] += 1
+        return out
+
+
+def wrong_beyond(length):
+    """Return a backend that is wrong in steps with a longer context."""
+
+    class WrongBeyond(TorchSDPABackend):
+        def forward(self, q, k, v, kv_cache, metadata, layer):
+            out = super().forward(q, k, v, kv_cache, metadata, layer)
+            return out + (max(metadata.step.seq_lens_host) > length)
+
+    return WrongBeyond
+
+
 class DropsThePadding(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         out = super().forward(q, k, v, kv_cache, metadata, layer)
@@ -381,6 +406,10 @@ FAULTS = [
     (ReadsOneTooFew, SIZES_WORK, CONTRACT, 2),
     (ReadsOneTooMany, SIZES_WORK, CONTRACT, 1),
     *((broken, SIZES_WORK, CONTRACT, 1) for broken in (WritesToTheNeighbour, HidesWhatItReads)),
+    *((broken, SIZES_WORK, CONTRACT, 1) for broken in (SlightlyOff, WrongForTheFifth)),
+    (wrong_beyond(4 * SIZES.block_size - 1), SIZES_WORK, CONTRACT, 1),
+    (wrong_beyond(4 * SIZES.block_size), SIZES_WORK, CONTRACT, 2),
+    (wrong_beyond(256), UNEVEN, CONTRACT, 1),
     (ForgetsTheContext, PREFIX, CONTRACT, 1),
     (ForgetsTheContext, MIXED, CONTRACT, 3),
     (ForgetsTheContext, CHUNKED, CONTRACT, 1),
@@ -518,6 +547,8 @@ def test_sizes_types_and_captured_steps_are_tried_as_declared():
     assert not cases_of("scaled_dtype", kv_dtypes=frozenset({"float32", "int8"}))
     assert cases_of("reach")[0] == SIZES
     assert len(cases_of("reach")) == 9
+    assert {1, SIZES.block_size} <= set(cases_of("window"))
+    assert max(cases_of("window")) > 2 * SIZES.block_size
     assert cases_of("rotary")
     assert not cases_of("captured")
     assert cases_of("captured", graphs="decode")

@@ -227,6 +227,23 @@ class PlansTooLittle(FullAttentionSpec):
         return self.blocks_needed(num_tokens) - 1
 
 
+class PlansBeforeTheStep(FullAttentionSpec):
+    """Plans what is held when the last step begins."""
+
+    def max_blocks_held(self, num_tokens, max_step_tokens):
+        return self.blocks_needed((num_tokens - 1) // max_step_tokens * max_step_tokens)
+
+
+class PlansTheWindowAlone(SlidingWindowSpec):
+    def max_blocks_held(self, num_tokens, max_step_tokens):
+        return min(self.blocks_of(num_tokens), self.max_blocks_under(self.window))
+
+
+class FindsFiveAtMost(FullAttentionSpec):
+    def cached_prefix(self, is_cached):
+        return min(5, super().cached_prefix(is_cached))
+
+
 class CountsPastAGap(FullAttentionSpec):
     def cached_prefix(self, is_cached):
         return sum(is_cached)
@@ -294,7 +311,10 @@ FAULTS = [
     (HoldsLessInTheEnd, HELD, 1),
     (HoldsLessInLongSteps, HELD, 2),
     (PlansTooLittle, "test_no_request_holds_more_than_was_planned", 1),
+    (PlansBeforeTheStep, "test_no_request_holds_more_than_was_planned", 1),
+    (PlansTheWindowAlone, "test_no_request_holds_more_than_was_planned", 1),
     (CountsPastAGap, LONGEST, 1),
+    (FindsFiveAtMost, LONGEST, 1),
     (GivesUpTooEarly, LONGEST, 1),
     (FindsNothingThere, LONGEST, 2),
     (LooksNoFurther, "test_a_hit_that_ends_at_the_first_gap_says_so", 1),

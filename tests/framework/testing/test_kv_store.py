@@ -11,11 +11,19 @@ import pytest
 from kit_checks import Check, checks, rejecting
 
 from quire.errors import SettingsError
-from quire.interfaces.kv_transfer import KVLookup, column_bytes
+from quire.interfaces.kv_transfer import KVLookup, column_bytes, column_pieces
 from quire.messages import TransferReport
 from quire.testing import kv_store, kv_store_scene
 from quire.testing.kv_store import ROOM, KVStoreContract
-from quire.testing.kv_store_scene import POISON, StoreScene, three_groups_plan
+from quire.testing.kv_store_scene import (
+    NUM_BLOCKS,
+    POISON,
+    StoreScene,
+    chain,
+    content,
+    one_group_plan,
+    three_groups_plan,
+)
 from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 from quire_kv_stores.orders import StepOrders, decode, encode
@@ -605,6 +613,43 @@ def run(name, broken, folder):
     getattr(kit, name)(**{each: given[each] for each in wanted})
 
 
+class AnswersLater(HostMemoryScheduler):
+    """Is asked twice before it knows."""
+
+    num_asked = 0
+
+    def lookup(self, request_id, block_hashes):
+        self.num_asked += 1
+        if self.num_asked % 2:
+            return KVLookup(is_pending=True)
+        return super().lookup(request_id, block_hashes)
+
+
+class ReportsLater(HostMemory):
+    """Reports what ended a step later."""
+
+    late = TransferReport()
+
+    def report(self):
+        report, self.late = self.late, super().report()
+        return report
+
+
+class SchedulerEndsOnce(HostMemoryScheduler):
+    is_over = False
+
+    def shutdown(self):
+        if self.is_over:
+            raise RuntimeError("it is over already")
+        self.is_over = True
+
+
+class WorkerEndsOnce(HostMemory):
+    def shutdown(self):
+        self._copies.wait()
+        super().shutdown()
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(kv_store_scene, "MAX_WAIT_S", 0.1)
@@ -623,6 +668,37 @@ def module_with_torch(tmp_path, monkeypatch):
 def test_a_right_store_passes(name, tmp_path):
     if name != NO_TORCH:  # which the shipped store's own tests run
         run(name, HostMemory, tmp_path)
+
+
+@pytest.mark.parametrize("name", [SAVED, GAPS, BESIDE, EVICTED, RESET])
+def test_a_right_store_may_take_its_time(name, tmp_path):
+    run(name, (AnswersLater, ReportsLater), tmp_path)
+
+
+@pytest.mark.parametrize("broken", [SchedulerEndsOnce, WorkerEndsOnce])
+def test_a_half_that_cannot_end_twice_is_noticed(broken, tmp_path):
+    with pytest.raises((RuntimeError, AttributeError)):
+        run(SHUTDOWN, broken, tmp_path)
+
+
+@pytest.mark.parametrize("build", [one_group_plan, three_groups_plan])
+def test_scenes_hold_what_follows_from_the_hash(build):
+    plan = build()
+    scene = StoreScene(HostMemoryScheduler, HostMemory, {}, plan)
+    one, other, *_ = chain("prompt", 3)
+    assert len(set(chain("prompt", 3) + chain("another", 3))) == 6
+    held = [content(name, column_bytes(plan)).tolist() for name in (one, other)]
+    assert held[0] != held[1]
+    scene.start_save([one])
+    (column,) = scene.open[1].columns
+    stored = [
+        scene.tensors[piece.tensor][column.block_ids[piece.group]].tolist()
+        for piece in column_pieces(plan)
+    ]
+    assert [byte for piece in stored for byte in piece] == held[0]
+    assert scene.num_free_blocks == NUM_BLOCKS - 1 - len(plan.groups)
+    scene.settle()
+    assert scene.num_free_blocks == NUM_BLOCKS - 1
 
 
 @pytest.mark.parametrize(("broken", "name", "where"), [(b, n, w) for b, n, *w in FAULTS])

@@ -103,6 +103,20 @@ class OneHeadTooFew(DeviceMLA):
         return super().forward(*args)[:, 1:]
 
 
+class SlightlyOff(DeviceMLA):
+    def forward(self, *args):
+        return super().forward(*args) + 1e-4
+
+
+class WrongForTheFifth(DeviceMLA):
+    """Right for four requests in a step."""
+
+    def forward(self, q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale):
+        out = super().forward(q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale)
+        out[sum(metadata.query_lens_host[:4]) :] += 1
+        return out
+
+
 class AnswersInDouble(DeviceMLA):
     def forward(self, *args):
         return super().forward(*args).double()
@@ -218,6 +232,7 @@ FAULTS = [
     *((wrong_at(n), WHOLE, n) for n in range(1, 4)),
     (KeepsTheFirstStep, SINGLE, 3),
     (KeepsTheFirstStep, WHOLE, 2),
+    *((broken, SIZES_WORK, 1) for broken in (SlightlyOff, WrongForTheFifth)),
     (ForgetsTheRotatedKey, SIZES_WORK, 1),
     (HidesWhatItReads, SIZES_WORK, 1),
     (wrong_at(1), SIZES_WORK, "MLABackendContract._check", 1),
