@@ -35,7 +35,7 @@ class DeviceAttention(AttentionBackend):
         blocks, offsets = metadata.slot_mapping // size, metadata.slot_mapping % size
         kv_cache[blocks, 0, :, offsets] = k
         kv_cache[blocks, 1, :, offsets] = v
-        owner, is_seen = self._seen(metadata, len(q), layer.sliding_window)
+        owner, is_seen = seen_slots(metadata, len(q), size, layer.sliding_window)
         context = kv_cache[metadata.block_table.long()]  # [R, M, 2, K, S, D]
         context = context.movedim(2, 0).transpose(3, 4).flatten(2, 3)[:, owner]  # [2, T, L, K, D]
         group = q.shape[1] // k.shape[1]
@@ -54,16 +54,17 @@ class DeviceAttention(AttentionBackend):
         q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
         return self.forward(q, k, v, kv_cache, metadata, layer)
 
-    def _seen(self, step, num_tokens, window):
-        """Return whose each token is, [T], and which slots of the table it sees, [T, L]."""
-        device = step.seq_lens.device
-        tokens = torch.arange(num_tokens, device=device)
-        owner = torch.searchsorted(step.query_start, tokens, right=True) - 1
-        owner = owner.clamp_(max=len(step.seq_lens) - 1)
-        behind = step.query_start[owner + 1] - tokens  # of the request, this token included
-        positions = step.seq_lens[owner] - behind
-        slots = torch.arange(step.block_table.shape[1] * self.shape.block_size, device=device)
-        is_seen = slots <= positions[:, None]
-        if window is not None:
-            is_seen &= slots > positions[:, None] - window
-        return owner, is_seen
+
+def seen_slots(step, num_tokens, block_size, window=None):
+    """Return whose each token is, [T], and which slots of the table it sees, [T, L]."""
+    device = step.seq_lens.device
+    tokens = torch.arange(num_tokens, device=device)
+    owner = torch.searchsorted(step.query_start, tokens, right=True) - 1
+    owner = owner.clamp_(max=len(step.seq_lens) - 1)
+    behind = step.query_start[owner + 1] - tokens  # of the request, this token included
+    positions = step.seq_lens[owner] - behind
+    slots = torch.arange(step.block_table.shape[1] * block_size, device=device)
+    is_seen = slots <= positions[:, None]
+    if window is not None:
+        is_seen &= slots > positions[:, None] - window
+    return owner, is_seen

@@ -140,10 +140,10 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
     def test_a_block_is_contiguous_and_outermost(self) -> None:
         """The engine copies and frees whole blocks without knowing the layout."""
         scene = self._scene(self._plain())
+        assert len(scene.kv_cache) == len(scene.raw), "the first dimension of kv_view must be B"
         scene.raw.zero_()
         scene.kv_cache[3].fill_(1)
         changed = scene.raw.any(1).nonzero().flatten().tolist()
-        assert len(scene.kv_cache) == len(scene.raw), "the first dimension of kv_view must be B"
         assert changed == [3], f"writing kv_view[3] changed the bytes of blocks {changed}"
 
     def test_layers_share_the_metadata_of_a_step(self) -> None:

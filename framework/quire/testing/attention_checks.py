@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import ClassVar
 
 import pytest
@@ -97,4 +98,6 @@ def assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the a
     """Compare an answer with the truth, number by number."""
     assert answer.shape == truth.shape, f"{what} has shape {answer.shape}, not {truth.shape}"
     difference = (answer.double() - truth.double()).abs().max().item()
-    assert difference <= limit, f"{what} is off by {difference:.2e}, allowed are {limit:.0e}"
+    assert difference <= limit, f"{what} is off by {difference:.2e}, allowed are {limit:.0e}" + (
+        ": bytes were read that nobody wrote, or no query sees" if isnan(difference) else ""
+    )

@@ -31,6 +31,12 @@ MAX_TOKENS = 640  # of one step
 POISON = 0xFF  # all bits set are not a number in every type of the cache; in int8, in its scales
 
 
+def assert_like(out: Tensor, q: Tensor) -> None:
+    """See that an answer has a row for each query, padding included, and the queries' type."""
+    assert out.shape == q.shape, f"an answer {[*out.shape]} came for queries {[*q.shape]}"
+    assert out.dtype == q.dtype, f"an answer in {out.dtype} came for queries in {q.dtype}"
+
+
 @dataclass(slots=True)
 class SceneRequest:
     """One request: what its tokens will ask and hold, and where they lie."""
@@ -150,11 +156,14 @@ class AttentionScene:
         """Let the backend prepare a step and run one layer of it; nothing else changes."""
         metadata = self.backend.prepare(layout)
         if self.turning is None:
-            return self.backend.forward(*heads, self.kv_cache, metadata, layer)
-        eps = self.turning.norm_eps
-        rotary = RotaryStep(self._table, positions, self._norm_weight, eps)
-        qkv = torch.cat(heads, 1)
-        return self.backend.forward_rotary(qkv, rotary, self.kv_cache, metadata, layer)
+            out = self.backend.forward(*heads, self.kv_cache, metadata, layer)
+        else:
+            eps = self.turning.norm_eps
+            rotary = RotaryStep(self._table, positions, self._norm_weight, eps)
+            qkv = torch.cat(heads, 1)
+            out = self.backend.forward_rotary(qkv, rotary, self.kv_cache, metadata, layer)
+        assert_like(out, heads[0])
+        return out
 
     def computed(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[Tensor]:
         """Count the tokens of a step as computed, and cut its answers by request."""

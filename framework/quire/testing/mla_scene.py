@@ -20,6 +20,7 @@ from quire.interfaces.attention import StepLayout
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.mla import MLABackend, MLAShape
 from quire.plugins import load_plugins
+from quire.testing.attention_scene import assert_like
 from quire.testing.attention_sizes import Padding
 
 POOL_TOKENS = 1024
@@ -157,7 +158,9 @@ class MLAScene:
     def attend(self, layout: StepLayout, inputs: StepRows) -> Tensor:  # [T, H, C]
         """Run the backend."""
         metadata = self.backend.prepare(layout)
-        return self.backend.forward(*inputs, self.kv_cache, metadata, SCALE)
+        out = self.backend.forward(*inputs, self.kv_cache, metadata, SCALE)
+        assert_like(out, inputs[0])
+        return out
 
     def computed(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Count the tokens of a plan as computed; return answers beside truths, as `step` does."""

@@ -137,3 +137,5 @@ def test_the_buffers_of_a_captured_step_stay_where_they_are():
     assert step._layout.block_table.data_ptr() == before
     assert step._layout.seq_lens.tolist() == [2, 0, 0, 0]
     assert step._layout.query_start.tolist() == [0, 1, 1, 1, 1]
+    assert step._layout.max_query_len == 1
+    assert CapturedStep(scene, 4, 9)._layout.max_query_len == 9

@@ -8,7 +8,7 @@ from model_parts import greedy, load_model, random_tokens
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from quire.testing.checkpoints import write_checkpoint
+from quire.testing.checkpoints import tensor_shapes, write_checkpoint
 
 ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"]
 
@@ -81,6 +81,56 @@ def test_an_unknown_layout_is_refused(tmp_path):
 def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least 259"):
         write_checkpoint(tmp_path, "LlamaForCausalLM", vocab_size=200)
+
+
+def test_a_vocabulary_with_room_for_all_bytes_and_no_more_will_do(tmp_path):
+    write_checkpoint(tmp_path, "LlamaForCausalLM", vocab_size=259)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 259
+
+
+def test_what_is_given_takes_the_place_of_the_defaults(tmp_path):
+    written = write_checkpoint(
+        tmp_path / "a" / "b", "Qwen2ForCausalLM", head_dim=24, hidden_size=32
+    )
+    assert json.loads((written.folder / "config.json").read_text()) == written.config
+    assert (written.config["head_dim"], written.config["hidden_size"]) == (24, 32)
+    assert written.weights["model.layers.0.self_attn.q_proj.weight"].shape == (4 * 24, 32)
+    assert written.weights["model.layers.0.self_attn.v_proj.bias"].shape == (2 * 24,)
+    assert written.num_params == sum(map(torch.numel, written.weights.values()))
+
+
+def test_a_head_has_its_part_of_the_hidden_size_by_default(tmp_path):
+    assert write_checkpoint(tmp_path, "LlamaForCausalLM").config["head_dim"] == 64 // 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_norms", "has_bias"),
+    [
+        ("LlamaForCausalLM", 2, False),
+        ("Qwen2ForCausalLM", 2, True),
+        ("Qwen3ForCausalLM", 4, False),
+        ("Gemma3ForCausalLM", 6, False),
+    ],
+)
+def test_a_layout_has_its_norms_and_biases(architecture, num_norms, has_bias):
+    layout = architecture.removesuffix("ForCausalLM").lower()
+    sizes = {"tie_word_embeddings": False, "num_hidden_layers": 1, "vocab_size": 300}
+    sizes |= dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 8)
+    sizes |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
+    names = tensor_shapes(layout, sizes)
+    assert sum("layers.0" in name and "norm" in name for name in names) == num_norms
+    assert any(name.endswith("q_proj.bias") for name in names) == has_bias
+    assert not any(name.endswith("o_proj.bias") for name in names)
+    assert "lm_head.weight" in names
+    assert "lm_head.weight" not in tensor_shapes(layout, sizes | {"tie_word_embeddings": True})
+
+
+def test_an_answer_ends_with_the_token_that_the_tokenizer_names(tmp_path):
+    written = write_checkpoint(tmp_path, "LlamaForCausalLM")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    named = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert tokenizer.token_to_id(named["eos_token"]) == written.config["eos_token_id"]
+    assert tokenizer.token_to_id(named["pad_token"]) == written.config["pad_token_id"]
 
 
 def test_shards_hold_the_same_tensors(tmp_path):

@@ -24,6 +24,7 @@ def spec(chunk, block_size=4):
 
 class TestAlignedChunk(KVCacheSpecContract):
     spec_class = ChunkedLocalAttentionSpec
+    other_layers = (layer(7),)
     layer = layer(32)
 
 

@@ -16,6 +16,7 @@ def layer(encoder_len=50):
 
 class TestCrossAttention(KVCacheSpecContract):
     spec_class = CrossAttentionSpec
+    other_layers = (layer(20),)
     layer = layer()
     has_prefix_hits = False
 

@@ -25,6 +25,7 @@ def spec(block_size=4, **params):
 
 class TestWithSnapshots(KVCacheSpecContract):
     spec_class = RecurrentStateSpec
+    other_layers = (layer(snapshots=False),)
     layer = layer(state_dtype="float32")
 
 

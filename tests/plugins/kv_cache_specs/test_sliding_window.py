@@ -24,6 +24,7 @@ def spec(window, block_size=4):
 
 class TestNarrow(KVCacheSpecContract):
     spec_class = SlidingWindowSpec
+    other_layers = (layer(6), layer(100))
     layer = layer(5)
 
 

@@ -1,0 +1,44 @@
+"""A column is cut into pieces, each with a place of its own."""
+
+import inspect
+
+from quire.interfaces.kv_transfer import (
+    ColumnPiece,
+    KVLookup,
+    KVStoreScheduler,
+    KVStoreWorker,
+    column_bytes,
+    column_pieces,
+)
+from quire.testing.kv_store_scene import one_group_plan, three_groups_plan
+
+
+def test_a_piece_belongs_to_the_group_whose_layer_lies_in_the_tensor():
+    assert column_pieces(three_groups_plan()) == (
+        ColumnPiece(group=0, tensor=0, offset=0, num_bytes=128),
+        ColumnPiece(group=0, tensor=1, offset=128, num_bytes=128),
+        ColumnPiece(group=1, tensor=0, offset=256, num_bytes=128),
+        ColumnPiece(group=1, tensor=1, offset=384, num_bytes=128),
+        ColumnPiece(group=2, tensor=0, offset=512, num_bytes=128),
+    )
+
+
+def test_pieces_stand_after_each_other_and_end_at_the_columns_bytes():
+    for plan in (one_group_plan(), three_groups_plan()):
+        last = column_pieces(plan)[-1]
+        assert last.offset + last.num_bytes == column_bytes(plan)
+    assert column_bytes(one_group_plan()) == 96 + 160
+
+
+def test_a_lookup_that_says_nothing_found_nothing_and_is_final():
+    assert KVLookup() == KVLookup(num_blocks=0, is_pending=False)
+
+
+def test_a_store_need_not_hear_of_options_ends_and_requests():
+    for half, names in (
+        (KVStoreScheduler, ("check_options", "forget_request", "shutdown")),
+        (KVStoreWorker, ("shutdown",)),
+    ):
+        assert not set(names) & half.__abstractmethods__
+    KVStoreScheduler.check_options({"anything": "goes"})
+    assert inspect.isabstract(KVStoreScheduler)
