@@ -1,4 +1,4 @@
-"""A body is read within bounds of time, depth and number, and becomes exactly what its type says."""
+"""A body is read within bounds of time, depth and number, and becomes what its type says."""
 
 import asyncio
 import threading

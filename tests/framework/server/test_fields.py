@@ -73,6 +73,6 @@ def test_an_object_has_no_field_that_its_type_lacks():
     check_known({"include_usage": True}, StreamOptions, "stream_options")
     check_known(None, StreamOptions, "stream_options")
     check_known(["odd"], StreamOptions, "stream_options")
-    with pytest.raises(InvalidRequestError, match="no field 'odd'.*include_usage") as caught:
+    with pytest.raises(InvalidRequestError, match=r"no field 'odd'.*include_usage") as caught:
         check_known({"include_usage": True, "odd": 1}, StreamOptions, "stream_options")
     assert caught.value.param == "stream_options"
