@@ -154,6 +154,11 @@ class ScriptedCore:
     def shutdown(self) -> None:
         self.is_shut_down = True
 
+    def num_cached_of(self, request: EngineRequest) -> int:
+        """Prompt tokens that a request finds in the cache; the same for all, unless overridden."""
+        del request
+        return self.num_cached_tokens
+
     def _refusal(self, request: EngineRequest) -> ErrorReport | None:
         if len(request.token_ids) + request.max_tokens > self.max_request_tokens:
             return ErrorReport(CapacityError.code, "prompt and answer can never fit the cache")
@@ -204,7 +209,7 @@ class ScriptedCore:
             token_ids=taken,
             logprobs=_rows(taken, params.logprobs),
             prompt_logprobs=prompt_rows,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self.num_cached_of(request),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )

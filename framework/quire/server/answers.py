@@ -62,9 +62,9 @@ class WholeAnswer(Response):
                 await send(piece | {"more_body": end < len(body)})
 
 
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(body: Any, status: int = 200) -> Response:
     """Return a struct, or plain data, as a JSON response."""
-    return Response(json_of(body), status, headers, media_type="application/json")
+    return Response(json_of(body), status, media_type="application/json")
 
 
 def json_of(body: Any) -> bytes:

@@ -17,6 +17,5 @@ class CacheRoutes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget all cached prefixes, between two steps; what runs goes on."""
         del request
-        self._frontend.check_health()
         await self._frontend.control(ResetPrefixCache())
         return json_response({"status": "reset"})

@@ -50,6 +50,5 @@ class Echo:
         if self._octets.startswith(octets, start):
             self._end += len(octets)
         elif token_id not in self._tokenizer.special_token_ids:  # blanks or letters were rewritten
-            rest = octets.lstrip(b" ") if start == 0 else octets
-            self._end = min(start + len(rest), len(self._octets))
+            self._end += len(octets.lstrip(b" ") if start == 0 else octets)
         self._num_characters += num_characters(self._octets[start : self._end])

@@ -35,7 +35,6 @@ class Guard:
         self._app = app
         self._key = settings.api_key and _digest(settings.api_key.encode())
         self._checks_host = is_loopback(settings.host)
-        self._own_host = settings.host.lower()
         self._max_body_bytes = settings.max_body_bytes
         self._lifecycle = lifecycle
 
@@ -85,7 +84,7 @@ class Guard:
         """On a loopback address, a foreign Host is a web page that rebound its name to us."""
         for value in _values(scope, b"host"):
             host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
-            if not (is_loopback(host) or (host and host == self._own_host)):
+            if not is_loopback(host):
                 raise HTTPError(
                     403,
                     "this server listens on a loopback address and answers only to its own name; "
@@ -186,7 +185,7 @@ def _is_netloc(value: str) -> bool:
         parts.port  # noqa: B018 - raises if it is no number
     except ValueError:
         return False
-    return parts.netloc == value and not parts.username and "@" not in value
+    return parts.netloc == value and "@" not in value
 
 
 def _digest(text: bytes) -> bytes:

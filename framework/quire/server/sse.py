@@ -5,6 +5,7 @@ While nothing happens, comments keep proxies from closing the connection.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -15,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from quire.server.answers import READ_TIMEOUT_S
 from quire.server.disconnect import run_until
 from quire.server.errors import error_json, error_response, log_failure
+
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -121,4 +124,5 @@ class EventStream(Response):
                     piece = {"type": "http.response.body", "body": body, "more_body": not is_last}
                     await send(piece)
             except TimeoutError:  # what it would still get is held for nobody
+                logger.warning("a client read nothing for %g s: closing", READ_TIMEOUT_S)
                 raise ClientDisconnect from None

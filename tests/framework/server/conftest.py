@@ -1,17 +1,21 @@
 """A real frontend over an engine that answers from a script, behind a real server."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Served, Texts, make_frontend, start_server, stop_servers
 
 from quire.frontend.answer import AnswerParsers
+from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 Serve = Callable[..., Served]
 
@@ -52,19 +56,51 @@ def module_server(serve: Serve) -> Served:
 @pytest.fixture
 def served(module_server: Served) -> Served:
     """The module's server, its script empty."""
-    core = module_server.core
-    module_server.texts.by_prompt = {}
+    reset(module_server.core)
+    return module_server
+
+
+def reset(core: ScriptedCore) -> None:
+    """Make a core as new."""
+    core.script.by_prompt = {}
     core.step_s, core.tokens_per_step, core.max_queued = 0.0, 1, 1000
     core.prompt_chunk, core.num_cached_tokens, core.max_num_seqs = 1000, 0, 1000
     core.controls.clear()
     core.requests.clear()
     core.aborted.clear()
-    return module_server
+
+
+@pytest.fixture(scope="module")
+def module_core(tokenizer: Tokenizer) -> ScriptedCore:
+    return ScriptedCore(Texts(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def module_frontend(tokenizer: Tokenizer, module_core: ScriptedCore) -> Iterator[AsyncFrontend]:
+    frontend = make_frontend(tokenizer, module_core)
+    yield frontend
+    asyncio.run(frontend.shutdown())
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[OpenAI]:
+def core(module_core: ScriptedCore) -> ScriptedCore:
+    """The core of `frontend`, its script empty."""
+    reset(module_core)
+    return module_core
+
+
+@pytest.fixture
+def frontend(module_frontend: AsyncFrontend, core: ScriptedCore) -> AsyncFrontend:
+    """A frontend over a script, without any server."""
+    del core
+    return module_frontend
+
+
+@pytest.fixture
+def client(served: Served) -> "Iterator[OpenAI]":
     """OpenAI's own client, which checks the types of every answer."""
+    from openai import OpenAI  # takes seconds, and most tests do without
+
     with OpenAI(
         base_url=f"{served.url}/v1",
         api_key="none",

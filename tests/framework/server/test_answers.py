@@ -1,13 +1,14 @@
 """A whole answer leaves in pieces, as its client reads; what it held is given back at every end."""
 
 import asyncio
+import threading
 
 import pytest
 from starlette.requests import ClientDisconnect
 
 from quire.errors import RequestFailedError
 from quire.server import answers, sse
-from quire.server.answers import PIECE_BYTES, WholeAnswer
+from quire.server.answers import PIECE_BYTES, WholeAnswer, in_thread_if, json_of, json_response
 from quire.server.sse import EventStream
 
 BODY = bytes(range(256)) * (PIECE_BYTES // 256 * 2) + b"end"
@@ -109,3 +110,34 @@ def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
         assert over == [1]  # and by then nothing makes events any more
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_bytes", [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1])
+def test_the_last_piece_says_that_it_is_the_last(num_bytes):
+    async def make_some():
+        return b"x" * num_bytes
+
+    async def main():
+        case = Case(make_some, wire := Wire())
+        await case.run()
+        _, *pieces = wire.sent
+        assert sum(len(piece["body"]) for piece in pieces) == num_bytes
+        assert [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+        assert len(pieces) == -(-num_bytes // PIECE_BYTES)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_what_takes_long_is_done_beside_the_event_loop(is_large):
+    name = asyncio.run(in_thread_if(is_large, lambda: threading.current_thread().name))
+    assert (name != threading.current_thread().name) is is_large
+
+
+def test_an_answer_in_json_has_its_status_and_type():
+    response = json_response({"a": 1}, 503)
+    assert (response.status_code, response.body) == (503, b'{"a":1}')
+    assert response.media_type == "application/json"
+    assert json_response([]).status_code == 200
+    with pytest.raises(NotImplementedError, match="object cannot be written"):
+        json_of(object())

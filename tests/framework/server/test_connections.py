@@ -88,14 +88,29 @@ def is_alive(connection):
     return answer.startswith(b"HTTP/1.1 200")
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(served, monkeypatch, caplog):
+def test_one_connection_too_many_is_closed_and_the_others_go_on(
+    served, monkeypatch, caplog, wait_for
+):
+    assert wait_for(lambda: not served.server.server_state.connections)  # of earlier tests
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
     with connect(served) as first, connect(served) as second:
         assert is_alive(first)
         assert is_alive(second)
-        monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
         with connect(served) as third:
             assert third.recv(65536) == b""
         assert is_alive(first)
     assert "closing the newest" in caplog.text
     monkeypatch.undo()
     assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_the_clock_of_a_connection_ends_with_it(served, wait_for):
+    known = served.server.server_state.connections
+    assert wait_for(lambda: not known)
+    with connect(served):
+        assert wait_for(lambda: len(known) == 1)
+        (connection,) = known
+        clock = connection._deadline
+        assert not clock.cancelled()
+    assert wait_for(lambda: not known)
+    assert clock.cancelled()

@@ -33,6 +33,21 @@ def test_too_many_for_any_answer_are_a_fault_of_the_request():
     assert caught.value.param == "prompt_logprobs"
 
 
+def test_the_largest_answer_and_the_last_of_the_budget_are_given():
+    budget = LogprobBudget(MAX_OF_AN_ANSWER + 3)
+    assert budget.take(MAX_OF_AN_ANSWER, 1).num == MAX_OF_AN_ANSWER
+    with pytest.raises(OverloadedError, match="would add 4"):
+        budget.take(2, 2)
+    share = budget.take(3, 1)
+    assert budget.num_free == 0
+    share.give_back()
+    share.give_back()
+    assert budget.num_free == 3
+    with pytest.raises(InvalidRequestError, match="too many for one answer"):
+        budget.take(MAX_OF_AN_ANSWER + 1, 1)
+    assert budget.num_free == 3
+
+
 def reader_of_nothing(url):
     """Send a large request; return the connection, from which nobody reads."""
     address = urlsplit(url)

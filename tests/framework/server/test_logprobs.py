@@ -1,7 +1,13 @@
 """Log probabilities lose no candidate, and their offsets are places in the text."""
 
 from quire.outputs import Delta, Logprob
-from quire.server.logprobs import chat_logprobs, completion_logprobs
+from quire.server.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    joined,
+    num_characters,
+    token_name,
+)
 
 
 def token_of(tokenizer, octets):
@@ -37,3 +43,45 @@ def test_chats_have_the_bytes_beside_the_text(tokenizer):
     part = token_of(tokenizer, b"\xf0")
     (position,) = chat_logprobs(delta_of({part: -0.5}), 1, tokenizer).content
     assert (position.token, position.bytes) == ("\ufffd", [0xF0])
+
+
+def test_the_chosen_token_is_told_whether_or_not_it_is_likely(tokenizer):
+    a, b, c = (token_of(tokenizer, octet) for octet in (b"a", b"b", b"c"))
+    row = {a: -5.0, b: -1.0, c: -2.0}
+    for num_top, top in ((0, {}), (1, {"b": -1.0}), (2, {"b": -1.0, "c": -2.0})):
+        shown, _ = completion_logprobs(delta_of(row), num_top, 0, tokenizer)
+        assert (shown.tokens, shown.token_logprobs) == (["a"], [-5.0])
+        assert shown.top_logprobs == [top | {"a": -5.0}]
+        (position,) = chat_logprobs(delta_of(row), num_top, tokenizer).content
+        assert (position.token, position.logprob) == ("a", -5.0)
+        assert {found.token: found.logprob for found in position.top_logprobs} == top
+
+
+def test_of_two_tokens_of_one_text_the_likelier_is_told(tokenizer):
+    class Same:
+        """A tokenizer two of whose tokens are the same text."""
+
+        def token_bytes(self, token_id):
+            return {1: b"x", 2: b"x", 3: b"y"}[token_id]
+
+    row = {3: -9.0, 1: -1.0, 2: -2.0}
+    shown, _ = completion_logprobs(delta_of(row), 3, 0, Same())
+    assert shown.top_logprobs == [{"x": -1.0, "y": -9.0}]
+
+
+def test_characters_are_counted_where_they_begin():
+    for text in ("", "abc", "é漢👩"):
+        assert num_characters(text.encode()) == len(text)
+    assert num_characters(b"\x9f\x98") == 0
+    assert [token_name(octets) for octets in (b"a", b"\xe2\x80")] == ["a", r"bytes:\xe2\x80"]
+
+
+def test_pieces_are_joined_in_their_order(tokenizer):
+    a, b = (token_of(tokenizer, octet) for octet in (b"a", b"b"))
+    first, offset = completion_logprobs(delta_of({a: -1.0}), 0, 5, tokenizer)
+    second, _ = completion_logprobs(delta_of({b: -2.0}, {a: -3.0}), 0, offset, tokenizer)
+    whole = joined([first, second])
+    assert whole.tokens == ["a", "b", "a"]
+    assert whole.token_logprobs == [-1.0, -2.0, -3.0]
+    assert whole.top_logprobs == [{"a": -1.0}, {"b": -2.0}, {"a": -3.0}]
+    assert whole.text_offset == [5, 6, 7]

@@ -1,20 +1,27 @@
 """Listening, health, and stopping well."""
 
+import asyncio
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from scripted_core import ScriptedCore
+from server_parts import Texts, make_frontend
 
 from quire.config import ServerSettings
-from quire.errors import SettingsError
+from quire.errors import EngineDeadError, SettingsError
 from quire.registry import Source
-from quire.server.serve import listening_socket
+from quire.server import serve as serve_module
+from quire.server.serve import HTTPServer, listening_socket, url_of
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -55,6 +62,76 @@ def test_a_port_in_use_is_a_typed_error(served):
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=f"port {port}.*--port"):
         listening_socket(ServerSettings(port=port))
+
+
+def test_a_socket_that_cannot_be_bound_is_closed(served):
+    port = int(served.url.rpartition(":")[2])
+    listener = socket.socket()
+    with pytest.raises(OSError, match="in use"):
+        serve_module._bound(listener, ("127.0.0.1", port))
+    assert listener.fileno() == -1
+
+
+def test_of_several_addresses_the_ipv4_one_is_taken(monkeypatch):
+    four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    for found in ([six, four], [four, six]):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: list(found))
+        with listening_socket(ServerSettings(host="localhost", port=0)) as listener:
+            assert listener.family == socket.AF_INET
+
+
+def test_an_address_is_a_url():
+    for address, url in (
+        (("127.0.0.1", 80), "http://127.0.0.1:80"),
+        (("::1", 8000, 0, 0), "http://[::1]:8000"),
+    ):
+        assert url_of(SimpleNamespace(getsockname=lambda given=address: given)) == url
+
+
+def test_answers_do_not_name_the_software_and_requests_are_no_log_lines(served):
+    headers = httpx.get(f"{served.url}/livez").headers
+    assert "server" not in headers
+    assert "date" in headers
+    assert not logging.getLogger("uvicorn.access").propagate
+
+
+def test_a_server_that_stops_shuts_its_engine_down_and_mourns_nobody(serve, caplog):
+    served = serve()
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+    served.server.stop()
+    served.thread.join(5)
+    assert not served.thread.is_alive()
+    assert served.core.is_shut_down
+    assert served.server.engine_death is None
+    assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
+    served.server.stop()  # once more does no harm
+
+
+def test_a_server_in_a_loop_of_somebody_else_leaves_nothing_there(tokenizer):
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
+    settings = ServerSettings(port=0)
+    urls = []
+
+    async def main():
+        server = HTTPServer(frontend, settings, list, urls.append)
+        running = asyncio.create_task(server.serve([listening_socket(settings)]))
+        while not urls:
+            await asyncio.sleep(0.005)
+        server.stop()
+        await asyncio.wait_for(running, 10)
+        await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()
+
+
+def test_an_engine_that_dies_is_an_error_of_serving(tokenizer, monkeypatch):
+    monkeypatch.setattr(serve_module, "DEATH_NOTICE_S", 0.01)
+    core = ScriptedCore(Texts(tokenizer))
+    core.is_dead = True
+    with pytest.raises(EngineDeadError, match="in its sleep"):
+        serve_module.serve(make_frontend(tokenizer, core), ServerSettings(port=0), list)
 
 
 def test_models_and_adapters_are_listed(client, served):

@@ -46,6 +46,31 @@ def test_a_model_without_a_cache_uses_none_of_it():
     assert "usage: 0.0%" in StatsLine(0.0).next(EngineStats(num_running=1), Done(), 1.0)
 
 
+def test_two_looks_at_one_moment_are_one():
+    line = StatsLine(10.0)
+    assert line.next(STATS, Done(1, 8, 1), 10.0) is None
+
+
+def test_either_what_runs_or_what_waits_is_told():
+    for stats in (EngineStats(num_running=1), EngineStats(num_waiting=1)):
+        assert StatsLine(0.0).next(stats, Done(), 10.0) is not None
+
+
+def test_a_full_cache_is_used_in_whole():
+    stats = EngineStats(num_running=1, num_blocks=200, num_used_blocks=200)
+    assert "usage: 100.0%" in StatsLine(0.0).next(stats, Done(), 1.0)
+
+
+def test_preemptions_are_told_once_also_behind_a_silence():
+    line = StatsLine(0.0)
+    stats = EngineStats(num_preemptions=3)
+    assert line.next(stats, Done(), 10.0) is None
+    assert line.next(stats, Done(1, 8, 1), 20.0).endswith("preemptions: 0")
+    assert "computed: 0.8 tokens/s" in line.next(
+        EngineStats(num_preemptions=5, num_running=1), Done(2, 16, 2), 30.0
+    )
+
+
 def test_a_busy_server_writes_lines_and_an_idle_one_none(served, caplog):
     async def generate():
         params = SamplingParams(max_tokens=5, ignore_eos=True)
