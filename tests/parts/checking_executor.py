@@ -54,6 +54,7 @@ class Flight:
     result: StepResult
     slots: set[int] = field(default_factory=set)
     blocks: set[int] = field(default_factory=set)  # that it reads or writes
+    written: set[int] = field(default_factory=set)
 
 
 class CheckingExecutor(Executor):
@@ -71,6 +72,7 @@ class CheckingExecutor(Executor):
         epoch: How often the prefix cache was reset.
         max_accepted: Drafts that are accepted in a step, at most.
         failing_seed: Of a request whose next share fails.
+        interrupted_verb: Whose next call is interrupted; what is in flight is lost then.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class CheckingExecutor(Executor):
         self.epoch = 0
         self.max_accepted = 99
         self.failing_seed: int | None = None
+        self.interrupted_verb = ""
         self.last_plan: StepPlan | None = None
         self.bound: set[int] = set()
         self._unmasked: set[int] = set()
@@ -98,6 +101,7 @@ class CheckingExecutor(Executor):
     def allocate(self, plan: KVPlan) -> None: ...
 
     def execute(self, plan: StepPlan) -> None:
+        self._may_be_interrupted("execute")
         flight = Flight(plan, StepResult(plan_id=plan.plan_id, results=[]))
         for given in plan.assignments:
             self._assign(given)
@@ -114,6 +118,7 @@ class CheckingExecutor(Executor):
         self.last_plan = plan
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
+        self._may_be_interrupted("sample")
         flight = self.flights[-1]
         if flight.plan.plan_id != plan_id:
             raise AssertionError("a step is sampled that is not the last one launched")
@@ -124,6 +129,7 @@ class CheckingExecutor(Executor):
         flight.result = StepResult(plan_id=plan_id, results=results, transfers=report)
 
     def collect(self, plan_id: int) -> StepResult:
+        self._may_be_interrupted("collect")
         flight = self.flights.popleft()
         if flight.plan.plan_id != plan_id:
             raise AssertionError("steps are collected out of order")
@@ -135,6 +141,16 @@ class CheckingExecutor(Executor):
     def check_health(self) -> None: ...
 
     def shutdown(self) -> None: ...
+
+    def _may_be_interrupted(self, verb: str) -> None:
+        """Raise once, if asked for; what the lost steps wrote is garbage then."""
+        if verb != self.interrupted_verb:
+            return
+        self.interrupted_verb = ""
+        for flight in self.flights:
+            self.memory.spoil(sorted(flight.written))
+        self.flights.clear()
+        raise KeyboardInterrupt
 
     def _assign(self, given: SlotAssignment) -> None:
         if any(given.slot in flight.slots for flight in self.flights):
@@ -159,6 +175,7 @@ class CheckingExecutor(Executor):
         for group, table in enumerate(row.blocks):
             blocks = self.memory.blocks_used(group, table, start, end)
             flight.blocks.update(blocks)
+            flight.written.update(self._written(group, table, start, end))
             if not row.has_failed:
                 self.memory.check_read(group, table, path, start, end, row.epoch)
             self._check_written(group, table, start, end)

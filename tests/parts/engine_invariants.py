@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from quire.engine.kv_transfers import MAX_LOADS
 from quire.engine.request import Request, Status
+from quire.messages import EngineStats
 
 if TYPE_CHECKING:
     from engine_trial import EngineTrial
 
+    from quire.engine.kv_transfers import KVTransfers
     from quire.messages import StepPlan
 
 
@@ -20,6 +23,11 @@ def check_all(trial: EngineTrial) -> None:
     _check_names(trial)
     _check_flights(trial)
     _check_requests(trial)
+    _check_places(trial)
+    _check_running_set(trial)
+    _check_sharing(trial)
+    _check_store(trial)
+    _check_gone(trial)
 
 
 def _check_pool(trial: EngineTrial) -> None:
@@ -70,7 +78,94 @@ def _check_requests(trial: EngineTrial) -> None:
             assert request.slot is None
 
 
+def _check_places(trial: EngineTrial) -> None:
+    """See that each request is where its status says, and nowhere else."""
+    scheduler, core = trial.scheduler, trial.core
+    by_status: dict[Status, list[Request]] = {status: [] for status in Status}
+    for request in scheduler.requests.values():
+        by_status[request.status].append(request)
+    assert not by_status[Status.FINISHED], "one that is over is not forgotten"
+    for status, queue in (
+        (Status.WAITING, scheduler.waiting),
+        (Status.RUNNING, scheduler.running),
+    ):
+        assert list(queue) == sorted(by_status[status], key=lambda r: r.key), status
+    preparing = {request.request_id for request in by_status[Status.PREPARING]}
+    assert preparing == core._preparing
+    assert core._num_grammars == sum(r.has_grammar for r in scheduler.requests.values())
+    assert set(by_status[Status.ASKING]) == set(scheduler._store._asked)
+    loading = [] if trial.transfers is None else _loading(trial.transfers)
+    assert sorted(by_status[Status.LOADING], key=id) == sorted(loading, key=id)
+    assert set(scheduler._store._answers) <= set(scheduler.requests.values())
+    assert sorted(map(id, trial.policy.running)) == sorted(map(id, scheduler.running))
+
+
+def _loading(transfers: KVTransfers) -> list[Request]:
+    """Return those that wait for a load, or for the word that it will not come."""
+    return [*transfers._open._waited_for, *transfers._stranded]
+
+
+def _check_running_set(trial: EngineTrial) -> None:
+    running = trial.scheduler._running
+    leaving = [left.slot for left in running._leaving]
+    slots = [request.slot for request in running.requests]
+    assert sorted([*slots, *leaving, *running._free_slots]) == list(range(trial.scene.max_seqs))
+    for request in running.requests:
+        assert running.by_slot[request.slot or 0] is request
+    assert not any(running.by_slot[slot] for slot in running._free_slots)
+    adapters = Counter(r.adapter for r in running.requests if r.adapter is not None)
+    assert running._adapters == adapters
+    assert len(adapters) <= 2
+    assert running.num_leaving_blocks == sum(left.num_blocks for left in running._leaving)
+    assert bool(leaving) <= bool(trial.executor.flights), "what left waits for nothing"
+
+
+def _check_sharing(trial: EngineTrial) -> None:
+    """See that every follower has a leader that computes what it waits for."""
+    requests, leaders = trial.scheduler.requests.values(), trial.scheduler._sharing._leaders
+    promised = {name: r for r in requests for name in r.promises}
+    assert promised == leaders
+    assert all(leader.status is Status.RUNNING for leader in leaders.values())
+    for request in requests:
+        is_following = request.status is Status.FOLLOWING
+        assert (request.leader is not None) == (request.awaited is not None) == is_following
+        if request.leader is not None:
+            assert request in request.leader.followers
+            assert leaders[request.awaited or b""] is request.leader
+        for follower in request.followers:
+            assert trial.scheduler.requests.get(follower.request_id) is follower, "it is gone"
+            assert follower.leader is request
+
+
+def _check_store(trial: EngineTrial) -> None:
+    if trial.transfers is None:
+        return
+    opened = trial.transfers._open
+    assert opened._num_blocks == sum(len(transfer.block_ids) for transfer in opened.values())
+    assert opened._unsent.keys() <= opened._open.keys()
+    for request, transfer in opened._waited_for.items():
+        assert transfer.request is request
+        assert transfer.is_load
+        assert opened.find(transfer.transfer_id) is transfer
+    assert all(r.num_loads <= MAX_LOADS for r in trial.scheduler.requests.values())
+
+
+def _check_gone(trial: EngineTrial) -> None:
+    """See that a request which is over owns nothing, waits for nothing and leads nobody."""
+    there = set(trial.scheduler.requests.values())
+    gone, trial.seen = trial.seen - there, there
+    for request in gone:
+        assert request.status is Status.FINISHED
+        assert request.slot is None
+        assert not any(request.block_ids)
+        assert not (request.promises or request.followers or request.leader)
+
+
 def _check_running(trial: EngineTrial, request: Request) -> None:
+    room = min(len(table) for table in request.block_ids) * trial.kv.block_size
+    assert request.checkpoint <= request.last_computed
+    if not any(trial.memory.is_state(group) for group in range(len(trial.kv.specs))):
+        assert request.checkpoint <= room, "its tables do not reach its checkpoint"
     row = trial.executor.rows[request.slot or 0]
     assert row.given.seed == request.message.seed, "a slot has two owners"
     for mine, theirs in zip(request.block_ids, row.blocks, strict=True):
@@ -97,6 +192,37 @@ def check_budgets(trial: EngineTrial, plan: StepPlan) -> None:
         assert len(chunks) <= scene.max_partial, "too many prompts are in pieces"
 
 
+def check_stats(trial: EngineTrial, stats: EngineStats, plan: StepPlan | None) -> None:
+    """See that what a step says of the engine is so."""
+    scheduler, pool, counts = trial.scheduler, trial.kv.pool, trial.counts
+    store_hits = 0 if trial.transfers is None else trial.transfers.num_hits
+    num_tokens = 0 if plan is None else sum(share.num_tokens for share in plan.requests)
+    requests = scheduler.requests.values()
+    num_running = sum(request.status is Status.RUNNING for request in requests)
+    usable = range(1, pool.num_blocks)
+    assert stats == EngineStats(
+        num_running=num_running,
+        num_waiting=len(requests) - num_running,
+        num_scheduled_tokens=num_tokens,
+        num_blocks=len(usable),
+        num_used_blocks=sum(bool(pool.references(block)) for block in usable),
+        num_cached_blocks=len(pool.cached_blocks()),
+        num_preemptions=scheduler.num_preemptions,
+        num_evictions=pool.num_evictions,
+        num_prefix_queries=counts["prefix queries"],
+        num_prefix_hits=counts["prefix hits"],
+        prefix_hit_rate=stats.prefix_hit_rate,
+        num_store_hits=store_hits,
+    )
+
+
+def check_late(trial: EngineTrial, began_s: float) -> None:
+    """See that no request is there whose time was up when the step began."""
+    for request in trial.scheduler.requests.values():
+        timeout_s = request.message.timeout_s
+        assert timeout_s is None or began_s < request.arrival_s + timeout_s, "it is late"
+
+
 def check_as_new(trial: EngineTrial) -> None:
     scheduler, running = trial.scheduler, trial.scheduler._running
     assert trial.kv.pool.num_used == 0, "blocks are left behind"
@@ -108,5 +234,6 @@ def check_as_new(trial: EngineTrial) -> None:
     assert not scheduler._sharing._leaders, "a promise is left"
     assert len(scheduler.waiting) == len(scheduler.running) == len(scheduler.requests) == 0
     assert not scheduler._store.is_waiting
+    assert not scheduler._store._answers
     assert sorted(trial.grammars.released) == sorted(trial.grammars.submitted)
     assert trial.core._num_grammars == 0

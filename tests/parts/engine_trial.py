@@ -7,16 +7,18 @@ generator, which goes a long way.
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from checking_executor import CheckingExecutor
 from counting_grammars import CountingGrammars
-from engine_invariants import check_all, check_as_new, check_budgets
+from engine_invariants import check_all, check_as_new, check_budgets, check_late, check_stats
 from fickle_store import NEVER, FickleStore, FickleStoreWorker
 from kv_contents import KVContents
 from kv_memory import KVMemory
-from trial_scene import MIXES, POLICIES, Scene, make_spec, settings_of
+from plan_invariants import check_plan
+from trial_scene import MIXES, POLICIES, Accounted, Scene, make_spec, settings_of
 from trial_wishes import ADAPTERS, Wish, message_of
 
 from quire.engine.core import EngineCore
@@ -30,6 +32,7 @@ from quire.messages import (
     EngineOutput,
     EngineRequest,
     ResetPrefixCache,
+    StepPlan,
 )
 
 MUCH_LATER_S = 10_000.0
@@ -66,9 +69,11 @@ class EngineTrial:
         transfers = KVTransfers(self.store, kv, scene.store_timeout_s, "fickle") if worker else None
         if transfers is not None and scene.num_blocks in (12, 20):  # else hardly a load would fit
             transfers._open.most_blocks = kv.pool.num_usable
-        policy = POLICIES[scene.policy]()
+        self.policy = Accounted(POLICIES[scene.policy]())
         self.kv, self.memory, self.transfers = kv, memory, transfers
-        self.scheduler = Scheduler(settings_of(scene), kv, policy, 2, transfers)
+        self.scheduler = Scheduler(settings_of(scene), kv, self.policy, 2, transfers)
+        self._schedule = self.scheduler.schedule
+        self.scheduler.schedule = self._plan  # type: ignore[method-assign]
         self.executor = CheckingExecutor(memory, kv.pool, worker)
         self.grammars = CountingGrammars()
         self.core = EngineCore(
@@ -79,6 +84,7 @@ class EngineTrial:
         self.old_names: list[str] = []
         self.num_added = 0
         self.num_idle = 0
+        self.seen: set[Request] = set()  # those that were there after the last event
         self.passed_s = 0.0  # on the trial's clock and on no other
         self.counts: Counter[str] = Counter()
 
@@ -105,16 +111,26 @@ class EngineTrial:
         """Let the engine step, and look at what it says and did."""
         had_work, is_stuck = self.core.has_work(), bool(self.grammars.due)
         self.executor.last_plan = None
-        with patch("time.monotonic", self.now_s):
-            outputs = self.core.step().outputs
-        for output in outputs:
+        began_s, said = self.now_s(), None
+        with patch("time.monotonic", self.now_s), suppress(KeyboardInterrupt):
+            said = self.core.step()
+        self.counts["steps"] += 1
+        if said is None:
+            self.counts["interrupts"] += 1
+            return
+        for output in said.outputs:
             self._take(output)
         plan = self.executor.last_plan
         if plan is not None:
             check_budgets(self, plan)
-        self.counts["steps"] += 1
-        has_moved = bool(outputs or (plan is not None and plan.requests))
+        check_stats(self, said.stats, plan)
+        check_late(self, began_s)
+        has_moved = bool(said.outputs or (plan is not None and plan.requests))
         self._watch(has_moved or is_stuck or not had_work)
+
+    def interrupt(self, verb: str) -> None:
+        """Let Ctrl-C come in the next call of a verb of the workers, and that step end there."""
+        self.executor.interrupted_verb = verb
 
     def step_much_later(self) -> None:
         """Step when every deadline has passed."""
@@ -226,6 +242,20 @@ class EngineTrial:
         )
 
     # -- the account -----------------------------------------------------------------------------
+
+    def _plan(self) -> StepPlan:
+        """Let the scheduler plan a step, and look at the plan before anything else happens."""
+        num_preemptions = self.scheduler.num_preemptions
+        plan = self._schedule()
+        check_plan(self, plan, self.scheduler.num_preemptions - num_preemptions)
+        for given in plan.assignments:
+            request = self.scheduler.request_in(given.slot)
+            if request is not None and request.num_preemptions == 0:
+                assert request.num_cached_tokens == given.num_computed_tokens
+                if self.kv.has_cache and request.reads_cache:
+                    self.counts["prefix queries"] += request.num_prompt_tokens
+                    self.counts["prefix hits"] += given.num_computed_tokens
+        return plan
 
     def _add(self, name: str, wish: Wish, child: int) -> None:
         version = self.versions[ADAPTERS[wish.adapter] or ""]

@@ -69,7 +69,9 @@ def random_event(rng: random.Random, trial: EngineTrial) -> None:
         trial.fail_grammar(rng.randrange(100))
     elif kind < 0.95:
         trial.fail_in_worker(rng.randrange(100))
-    elif kind < 0.955:
+    elif kind < 0.953:
+        trial.interrupt(rng.choice(("execute", "sample", "collect")))
+    elif kind < 0.956:
         trial.step_much_later()
     elif kind < 0.965:
         trial.reset()

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.config import SchedulerSettings
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
-from quire.interfaces.scheduling import ScheduledView
+from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire_kv_cache_specs.chunked_local import ChunkedLocalAttentionSpec
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 from quire_kv_cache_specs.recurrent_state import RecurrentStateSpec
@@ -35,6 +36,33 @@ class Contrary(FirstComeFirstServed):
 
     def victim(self, running: Sequence[ScheduledView]) -> int:
         return 0
+
+
+class Accounted(SchedulingPolicy):
+    """Another policy, with an account of what it is told.
+
+    Attributes:
+        running: Those that began and have not ended.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.running: list[ScheduledView] = []
+        self._policy = policy
+
+    def order(self, request: ScheduledView) -> Any:
+        return self._policy.order(request)
+
+    def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
+        return self._policy.admits(request, running)
+
+    def victim(self, running: Sequence[ScheduledView]) -> int:
+        return self._policy.victim(running)
+
+    def began(self, request: ScheduledView) -> None:
+        self.running.append(request)
+
+    def ended(self, request: ScheduledView) -> None:
+        self.running.remove(request)
 
 
 POLICIES = (FirstComeFirstServed, PriorityFirst, Contrary)

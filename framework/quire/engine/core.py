@@ -115,10 +115,11 @@ class EngineCore:
         plan = self.scheduler.schedule()
         outputs, self._outbox = self._outbox, []
         try:
-            outputs += self._advance(plan, has_news=bool(outputs))
+            self._advance(plan, outputs)
         except BaseException:  # Ctrl-C too: whoever goes on must not build on half a step
             self._in_flight.clear()
             self.scheduler.forget_steps()
+            self._outbox = outputs + self._outbox  # the next step says it
             raise
         num_tokens = sum([share.num_tokens for share in plan.requests])
         return EngineOutputs(outputs, self.scheduler.stats(num_tokens))
@@ -161,28 +162,30 @@ class EngineCore:
         computes = any(launched.requests for launched in (plan, *self._in_flight))
         return not (computes or plan.kv_loads or plan.kv_saves)
 
-    def _advance(self, plan: StepPlan, *, has_news: bool) -> list[EngineOutput]:
-        """Launch a plan, if there is anything in it, and take in the steps that are due."""
-        outputs: list[EngineOutput] = []
-        max_in_flight = 0
+    def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
+        """Launch a plan, if there is anything in it, and take in the steps that are due.
+
+        Args:
+            plan: The step.
+            outputs: What is to be said; extended in place, so that an interrupt loses none of it.
+        """
+        max_in_flight, has_news = 0, bool(outputs)
         if has_work(plan):
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
-            outputs += self._launch(plan)
+            self._launch(plan, outputs)
             max_in_flight = self._max_in_flight
         elif not self._in_flight and not has_news and self.scheduler.is_waiting_for_store:
             time.sleep(STORE_POLL_S)
         while len(self._in_flight) > max_in_flight:
-            outputs += self._land()
-        return outputs
+            self._land(outputs)
 
-    def _launch(self, plan: StepPlan) -> list[EngineOutput]:
+    def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan: its forward pass and, when the masks are there, the draw of its tokens.
 
         Masks are filled while the model computes. They follow from the tokens before, so where the
         step before has not landed, it does while this one computes.
         """
-        outputs: list[EngineOutput] = []
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
             self.executor.execute(plan)
@@ -193,21 +196,20 @@ class EngineCore:
         else:
             self.executor.execute(plan)
             while self._in_flight:
-                outputs += self._land()
+                self._land(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
         self.executor.sample(plan.plan_id, masks)
         self._in_flight.append(plan)
-        return outputs
 
-    def _land(self) -> list[EngineOutput]:
+    def _land(self, outputs: list[EngineOutput]) -> None:
         """Wait for the tokens of the oldest step in flight, and take them in."""
         plan = self._in_flight.popleft()
         result = self.executor.collect(plan.plan_id)
         bound = self._bound_requests(plan) if self._num_grammars else {}
-        outputs = self.scheduler.update(plan, result)
+        said = self.scheduler.update(plan, result)
+        outputs += said
         if bound:
-            self._advance_grammars(bound, outputs)
-        return outputs
+            self._advance_grammars(bound, said)
 
     def _bound_requests(self, plan: StepPlan) -> dict[str, Request]:
         """Return the requests of a step that have a grammar, by id."""

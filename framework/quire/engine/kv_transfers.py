@@ -8,7 +8,8 @@ request that computes. A save holds full blocks, which nobody writes any more, u
 Whatever the store does, a block of a transfer returns to the pool only when the worker has reported
 the transfer, or was never told of it. A store that raises, answers nonsense or ends nothing for too
 long is switched off. The worker is told, its half then lets go of every block, and what was open
-comes back as failed.
+comes back as failed, or ends with that step. A store whose transfers were open when a step was
+interrupted is switched off too, as nobody knows which orders and reports were lost.
 """
 
 import logging
@@ -192,6 +193,27 @@ class KVTransfers:
         for request in late:
             request.num_loads = MAX_LOADS
         return late
+
+    def interrupt(self) -> None:
+        """Give the store up if a transfer is open: its orders or reports may be lost.
+
+        What the worker's half was told, and what it has ended, is not known after a step that was
+        interrupted. A load could be missing, or a save never end.
+        """
+        if self._open and not self.store.is_off:
+            logger.error(
+                "%s had %d open transfers when a step was interrupted, and is switched off",
+                self.name, len(self._open),
+            )  # fmt: skip
+            self.store.switch_off()
+
+    def end_all(self) -> None:
+        """End what is open: the worker's half has stopped, and writes to no block any more.
+
+        It has reported what it knew of; what is left was lost on the way.
+        """
+        for transfer in self._open.values():
+            self._open.end(transfer)
 
     def abandon(self, request: Request) -> None:
         """The request is over: nobody waits for its load any more."""

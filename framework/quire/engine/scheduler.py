@@ -128,8 +128,7 @@ class Scheduler:
             self._waiting.remove(request)
         elif request.status is Status.FOLLOWING:
             self._sharing.leave(request)
-        elif request.status in (Status.ASKING, Status.LOADING):
-            self._store.leave(request)
+        self._store.leave(request)
         request.status = Status.FINISHED
         if self.transfers is not None:
             self.transfers.forget_request(request)
@@ -345,6 +344,8 @@ class Scheduler:
             self.make_ready(request)
         for request in self._waiting:
             request.num_tokens_on_their_way = 0
+        if self.transfers is not None:
+            self.transfers.interrupt()
 
     # -- take in what a step computed ------------------------------------------------------------
 
@@ -357,6 +358,8 @@ class Scheduler:
         if result.transfers is not None and self.transfers is not None:
             for request in self.transfers.take(result.transfers):
                 self.make_ready(request)
+        if plan.stop_kv_store and self.transfers is not None:
+            self.transfers.end_all()
         return outputs
 
     def _settle_chunks(self, chunks: Sequence[Chunk]) -> None:

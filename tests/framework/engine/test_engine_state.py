@@ -129,6 +129,10 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_in_worker(self, index):
         self.trial.fail_in_worker(index)
 
+    @rule(verb=st.sampled_from(["execute", "sample", "collect"]))
+    def interrupt(self, verb):
+        self.trial.interrupt(verb)
+
     @rule()
     def step_much_later(self):
         self.trial.step_much_later()

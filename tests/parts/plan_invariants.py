@@ -1,0 +1,59 @@
+"""What must hold for every plan, at the moment in which it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.engine.request import Request, Status
+
+if TYPE_CHECKING:
+    from engine_trial import EngineTrial
+
+    from quire.messages import StepPlan
+
+
+def check_plan(trial: EngineTrial, plan: StepPlan, num_preemptions: int) -> None:
+    """See that a plan is fair and complete.
+
+    Args:
+        trial: Whose plan it is; nothing has happened since it was made.
+        plan: The plan.
+        num_preemptions: Those that it took.
+    """
+    begun = [_owner(trial, given.slot) for given in plan.assignments]
+    planned = [_owner(trial, share.slot) for share in plan.requests]
+    assert {*begun} <= {*planned}, "a request begins without a share"
+    num_left = trial.scene.budget - sum(share.num_tokens for share in plan.requests)
+    for waiting in trial.scheduler.waiting:
+        passed = [request for request in begun if request.key > waiting.key]
+        for request in passed:
+            assert _may_pass(trial, request, waiting, num_left), f"{request.request_id} passes"
+    if not num_preemptions:
+        for request in trial.scheduler.running:
+            assert request in planned or _must_pause(trial, request, num_left), "one stands still"
+
+
+def _owner(trial: EngineTrial, slot: int) -> Request:
+    request = trial.scheduler.request_in(slot)
+    assert request is not None, f"slot {slot} is planned and nobody's"
+    assert (request.status, request.slot) == (Status.RUNNING, slot), "one that is gone is planned"
+    return request
+
+
+def _may_pass(trial: EngineTrial, request: Request, waiting: Request, num_left: int) -> bool:
+    """Whether one may begin before another that came first: only where that costs it nothing."""
+    if waiting.num_tokens_on_their_way:
+        return False
+    if waiting.adapter is not None and request.adapter is None:
+        return True  # it may wait for a place for its adapter
+    return trial.scene.is_chunked and len(waiting.token_ids) > num_left  # or for its turn
+
+
+def _must_pause(trial: EngineTrial, request: Request, num_left: int) -> bool:
+    """Whether there is a reason to leave a running request out of a step."""
+    if request.num_drafts_in_flight or num_left <= 0:
+        return True
+    if request.num_computed_tokens >= request.last_computed:
+        return True
+    wanted = max(request.num_computed_tokens + 1, len(request.token_ids))
+    return trial.kv.missing(request, wanted) > trial.kv.pool.num_free
