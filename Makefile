@@ -5,16 +5,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Processes that share the suite: as many as cores and free memory allow; `make test PROCESSES=1` has one.
+# Each begins with a stretch of neighbouring tests, so that what a module or a folder builds for all
+# its tests (checkpoints, servers, a wheel) is built once, and who has finished takes half of what
+# another has left. By modules (loadscope, loadfile) the longest module would be one process's alone;
+# test by test (load) every process would build everything.
+PROCESSES ?= $(shell $(BIN)/python tests/processes.py)
+SHARED = $(patsubst %,-n % --dist worksteal,$(filter-out 1,$(PROCESSES)))
+
 .PHONY: run test test-slow test-gpu mutants sanitize lint docs clean
 
 run: $(READY)
 	$(BIN)/python examples/tour.py
 
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q $(SHARED) -m "not slow"
 
 test-slow: $(READY)
-	$(BIN)/pytest -q -m "slow or not slow"
+	$(BIN)/pytest -q $(SHARED) -m "slow or not slow"
 
 # On a machine with a GPU: what only a GPU shows, and the kernels' own tests compiled. Processes share
 # the GPU, for compiling takes longest; what measures its memory has it alone.
