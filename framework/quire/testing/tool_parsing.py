@@ -12,6 +12,7 @@ pytest collects the tests of the contract with the class.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import ClassVar
 
 from quire.interfaces.tool_parsing import (
@@ -91,6 +92,21 @@ def _expect(is_true: bool, message: str) -> None:
         raise AssertionError(message)
 
 
+def _is_text_of(answer: ReadAnswer, text: str, sample: ToolSample) -> bool:
+    """Whether a broken-off answer says what the whole says, and then what is broken off.
+
+    Once all calls of the whole have ended, nothing is broken off. A call that was announced and has
+    no end is.
+    """
+    if len(answer.calls) == len(sample.calls):
+        return sample.content.startswith(answer.content)
+    shared = len(commonprefix([answer.content, sample.content]))
+    last = len(answer.content) - bool(answer.num_void)
+    return any(
+        text.endswith(answer.content[start:]) for start in range(min(shared, last), -1, -1)
+    )
+
+
 class ToolParserContract:
     """Inherit from it, name the parser and give samples; pytest does the rest.
 
@@ -140,13 +156,24 @@ class ToolParserContract:
             )
 
     def test_half_an_answer_raises_nothing(self) -> None:
-        """Every beginning of an answer can be its end, and its calls are calls of the whole."""
+        """Every beginning of an answer can be its end, and what it says is part of the whole."""
         for sample in self.samples:
             for end in range(len(sample.text)):
-                calls = tuple(self.read([sample.text[:end]]).calls)
+                beginning = sample.text[:end]
+                answer = self.read([beginning])
                 _expect(
-                    calls == sample.calls[: len(calls)],
-                    f"{sample.text[:end]!r} has calls that the whole has not: {calls}",
+                    self.read(beginning) == answer,
+                    f"{beginning!r}, the beginning of an answer, changes with its cut",
+                )
+                _expect(
+                    tuple(answer.calls) == sample.calls[: len(answer.calls)],
+                    f"{beginning!r} has calls that the whole has not: {answer.calls}",
+                )
+                _expect(
+                    _is_text_of(answer, beginning, sample),
+                    f"{beginning!r}, the beginning of an answer, gives the text "
+                    f"{answer.content!r}: neither the beginning of {sample.content!r}, nor that "
+                    "and the broken call behind it",
                 )
 
     def test_a_lost_character_raises_nothing(self) -> None:
@@ -154,7 +181,9 @@ class ToolParserContract:
         for sample in self.samples:
             for lost in range(len(sample.text)):
                 text = sample.text[:lost] + sample.text[lost + 1 :]
-                _expect(self.read(text) == self.read([text]), f"{text!r} changes with its cut")
+                _expect(
+                    self.read(text) == self.read([text]), f"garbled {text!r} changes with its cut"
+                )
 
     def test_parsers_share_no_state(self) -> None:
         """Two answers read in turns do not mix."""

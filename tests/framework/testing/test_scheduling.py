@@ -1,4 +1,4 @@
-"""The kit sees policies that break the contract."""
+"""The kit of scheduling policies: right ones pass, and each fault is seen where it should be."""
 
 import pytest
 
@@ -6,16 +6,67 @@ from quire.interfaces.scheduling import SchedulingPolicy
 from quire.testing.scheduling import SchedulingPolicyContract
 
 
-class Fickle(SchedulingPolicy):
+class Arrival(SchedulingPolicy):
+    def order(self, request):
+        return request.arrival_s
+
+
+class KeepsAccounts(Arrival):
+    """Lets two requests of an adapter run, and takes the one that needs most."""
+
     def __init__(self):
-        self.calls = 0
+        self.running = {}
+
+    def admits(self, request, running):
+        return sum(each.adapter_name == request.adapter_name for each in running) < 2
+
+    def victim(self, running):
+        return max(range(len(running)), key=lambda index: running[index].max_total_tokens)
+
+    def began(self, request):
+        if request.request_id in self.running:
+            raise KeyError(request.request_id)
+        self.running[request.request_id] = request
+
+    def ended(self, request):
+        del self.running[request.request_id]
+
+
+class ComparesSometimes(SchedulingPolicy):
+    """Keys of any kind have a place among each other."""
 
     def order(self, request):
-        self.calls += 1
-        return self.calls
+        length = request.num_prompt_tokens
+        return (request.priority, request.adapter_name, None if length < 9 else length)
 
 
-class Incomparable(SchedulingPolicy):
+class OneAtATime(Arrival):
+    def admits(self, request, running):
+        return False
+
+
+class TestKeepsAccounts(SchedulingPolicyContract):
+    policy = KeepsAccounts
+
+
+class TestComparesSometimes(SchedulingPolicyContract):
+    policy = ComparesSometimes
+
+
+class TestOneAtATime(SchedulingPolicyContract):
+    policy = OneAtATime
+
+
+class Fickle(SchedulingPolicy):
+    def __init__(self):
+        self.num_calls = 0
+
+    def order(self, request):
+        self.num_calls += 1
+        return self.num_calls
+
+
+class NotANumber(SchedulingPolicy):
     def order(self, request):
         return float("nan")
 
@@ -25,64 +76,131 @@ class NoPlainData(SchedulingPolicy):
         return (request.priority, {request.adapter_name})
 
 
-class ComparesSometimes(SchedulingPolicy):
-    def order(self, request):
-        length = request.num_prompt_tokens
-        return (request.priority, request.adapter_name, None if length < 9 else length)
+class NamesOneBehindTheLast(Arrival):
+    def victim(self, running):
+        return len(running)
 
 
-class CountsItsQuestions(SchedulingPolicy):
+class CountsFromTheEnd(Arrival):
+    def victim(self, running):
+        return -1
+
+
+class NamesTheRequest(Arrival):
+    """Only of many that run."""
+
+    def victim(self, running):
+        return running[-1].num_prompt_tokens if len(running) > 30 else 0
+
+
+class CountsItsQuestions(Arrival):
     def __init__(self):
         self.num_asked = 0
-
-    def order(self, request):
-        return 0
 
     def admits(self, request, running):
         self.num_asked += 1
         return self.num_asked < 20
 
 
-class ChoosesNobody(SchedulingPolicy):
+class AgesThoseThatWait(Arrival):
+    def __init__(self):
+        self.num_asked = 0
+
     def order(self, request):
-        return 0
-
-    def victim(self, running):
-        return len(running)
-
-
-class AdmitsNobodyBeside(SchedulingPolicy):
-    def order(self, request):
-        return 0
+        return self.num_asked
 
     def admits(self, request, running):
-        return False
+        self.num_asked += 1
+        return True
 
 
-def contract(kind):
-    return type("Contract", (SchedulingPolicyContract,), {"policy": kind})()
+class BeginsOnce(KeepsAccounts):
+    """Forgets that a preempted request begins again."""
+
+    def ended(self, request):
+        pass
 
 
-@pytest.mark.parametrize("kind", [Fickle, Incomparable, NoPlainData])
-def test_keys_without_an_order_are_seen(kind):
-    with pytest.raises(AssertionError, match="key"):
-        contract(kind).test_keys_can_be_compared_and_do_not_change()
+class EndsTwice(KeepsAccounts):
+    """Takes a request out where it is chosen to go, and again where it goes."""
+
+    def victim(self, running):
+        index = super().victim(running)
+        self.running.pop(running[index].request_id)
+        return index
 
 
-def test_a_victim_that_does_not_run_is_seen():
-    with pytest.raises(AssertionError, match="victim"):
-        contract(ChoosesNobody).test_the_victim_is_one_of_those_that_run()
+class SortsTheRunning(Arrival):
+    def victim(self, running):
+        running.sort(key=lambda request: request.priority)
+        return 0
 
 
-def test_one_at_a_time_is_slow_and_allowed():
-    contract(AdmitsNobodyBeside).test_everybody_gets_an_answer()
+class WritesToRequests(Arrival):
+    def admits(self, request, running):
+        request.num_preemptions = 0
+        return True
 
 
-def test_keys_that_compare_sometimes_have_a_place():
-    contract(ComparesSometimes).test_keys_can_be_compared_and_do_not_change()
-    contract(ComparesSometimes).test_everybody_gets_an_answer()
+class ReadsTokens(SchedulingPolicy):
+    def order(self, request):
+        return len(request.token_ids)
 
 
-def test_an_answer_that_wears_out_is_seen():
-    with pytest.raises(AssertionError, match="changed its mind"):
-        contract(CountsItsQuestions).test_a_request_may_be_asked_about_again()
+class AdmitsByAMap(KeepsAccounts):
+    """Knows three adapters, and a request may have none."""
+
+    def admits(self, request, running):
+        return {"one": True, "two": True, "three": True}[request.adapter_name]
+
+
+class NoOrderForSome(SchedulingPolicy):
+    def order(self, request):
+        return 10 // request.priority
+
+
+KEYS = "keys_can_be_compared_and_do_not_change"
+VICTIM = "the_victim_is_one_of_those_that_run"
+AGAIN = "a_request_may_be_asked_about_again"
+ENGINE = "it_raises_nothing_while_the_engine_runs"
+PROOFS = [
+    (Fickle, KEYS, "another key when it is asked again"),
+    (NotANumber, KEYS, "has no place: .* is NaN"),
+    (NoPlainData, KEYS, "has no place: .* not set"),
+    (NamesOneBehindTheLast, VICTIM, "index 1 of 1 requests"),
+    (CountsFromTheEnd, VICTIM, "index -1 of 1"),
+    (NamesTheRequest, VICTIM, "of 3[0-9] requests"),
+    (CountsItsQuestions, AGAIN, "admits changed its mind"),
+    (AgesThoseThatWait, AGAIN, "changed the key"),
+    (BeginsOnce, ENGINE, "raised in began"),
+    (EndsTwice, ENGINE, "raised in ended"),
+    (SortsTheRunning, ENGINE, "raised in victim"),
+    (AdmitsByAMap, ENGINE, "raised in admits"),
+]
+
+
+@pytest.mark.parametrize(("policy", "test", "reason"), PROOFS)
+def test_a_wrong_policy_is_seen(policy, test, reason):
+    contract = type("Contract", (SchedulingPolicyContract,), {"policy": policy})()
+    with pytest.raises(AssertionError, match=reason):
+        getattr(contract, f"test_{test}")()
+
+
+@pytest.mark.parametrize(
+    ("policy", "test"), [(WritesToRequests, AGAIN), (ReadsTokens, KEYS), (SortsTheRunning, VICTIM)]
+)
+def test_a_policy_that_does_more_than_look_fails_where_it_does(policy, test):
+    contract = type("Contract", (SchedulingPolicyContract,), {"policy": policy})()
+    with pytest.raises(AttributeError):
+        getattr(contract, f"test_{test}")()
+
+
+def test_a_policy_that_has_no_key_for_a_request_is_seen():
+    contract = type("Contract", (SchedulingPolicyContract,), {"policy": NoOrderForSome})()
+    with pytest.raises(ZeroDivisionError):
+        contract.test_keys_can_be_compared_and_do_not_change()
+
+
+def test_each_test_of_the_kit_has_a_policy_that_fails_it():
+    tests = {name for name in dir(SchedulingPolicyContract) if name.startswith("test_")}
+    assert tests == {f"test_{test}" for _, test, _ in PROOFS}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing import sampling
-from quire.testing.sampling import AbsorbingDrawContract
+from quire.testing import sampled_rows as sampled
+from quire.testing.drawing import AbsorbingDrawContract
 from quire_samplers import gumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.gumbel_kernels import CHUNK
@@ -24,7 +24,7 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
 CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
-sampled_rows = partial(sampling.sampled_rows, device=DEVICE.type)
+sampled_rows = partial(sampled.sampled_rows, device=DEVICE.type)
 ALL_KINDS = (
     {"temperature": 0.0},
     {"temperature": 1.0},

@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from quire.interfaces.sampling import STAGES, SamplerCapabilities
-from quire.testing.sampling import sampled_rows
+from quire.testing.sampled_rows import sampled_rows
 
 DEVICE = torch.device("cpu")
 VOCAB_SIZE = 120

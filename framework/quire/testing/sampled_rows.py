@@ -1,0 +1,119 @@
+"""Rows of logits and what a worker tells of them, for tests of sampler steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.interfaces.sampling import SampledRows, SamplerCapabilities
+
+COLUMN_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
+NUM_SLOTS = 16
+MAX_LEN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Known tokens of a request when its next one is sampled.
+
+    Attributes:
+        token_ids: Prompt and completion so far; the sampled token takes the position behind them.
+        num_prompt_tokens: Length of the prompt; the tokens behind it were sampled.
+    """
+
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+
+
+ANY_HISTORY = History((4, 8, 15, 16, 23, 42, 8), num_prompt_tokens=5)
+
+
+def sampled_rows(
+    capabilities: SamplerCapabilities,
+    fields: Sequence[Mapping[str, Any]],
+    *,
+    histories: Sequence[History] | None = None,
+    seeds: Sequence[int] | None = None,
+    children: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
+    stale_token: int = 0,
+    all_greedy: bool = False,
+    is_known_to_host: bool = True,
+    device: str = "cpu",
+) -> SampledRows:
+    """Build the rows of a draw, as a worker would.
+
+    Args:
+        capabilities: Whose request fields become columns.
+        fields: The values of each row; what is missing is the field's default.
+        histories: Known tokens of each row; None gives every row the same seven.
+        seeds: One a row; None counts from 0.
+        children: One a row; None is 0 everywhere.
+        positions: One a row; None is the length of its history.
+        slots: One a row; None counts from 0.
+        stale_token: Stands in the table of tokens wherever no history does.
+        all_greedy: What the host says about the rows.
+        is_known_to_host: Whether the rows carry `host_fields`.
+        device: Where their tensors lie.
+    """
+    slots = range(len(fields)) if slots is None else slots
+    histories = [ANY_HISTORY] * len(fields) if histories is None else histories
+    if positions is None:
+        positions = [len(history.token_ids) for history in histories]
+    full = [{f.name: row.get(f.name, f.default) for f in capabilities.fields} for row in fields]
+    num_slots = max(NUM_SLOTS, max(slots) + 1)
+
+    def column(values: Sequence[Any], dtype: torch.dtype) -> Tensor:  # [num_slots]
+        out = torch.zeros(num_slots, dtype=dtype)
+        out[list(slots)] = torch.tensor(values).to(dtype)
+        return out
+
+    columns = {
+        f.name: column([row[f.name] for row in full], COLUMN_DTYPES[f.type])
+        for f in capabilities.fields
+    }
+    columns["seed"] = column(range(len(full)) if seeds is None else seeds, torch.int64)
+    columns["child"] = column([0] * len(full) if children is None else children, torch.int64)
+    rows = SampledRows(
+        slots=torch.tensor(list(slots)),
+        positions=torch.tensor(list(positions)),
+        columns=columns,
+        token_ids=_token_table(num_slots, slots, histories, stale_token),
+        num_prompt_tokens=column([each.num_prompt_tokens for each in histories], torch.int64),
+        all_greedy=all_greedy,
+        host_fields=full if is_known_to_host else (),
+    )
+    return on_device(rows, torch.device(device))
+
+
+def on_device(rows: SampledRows, device: torch.device) -> SampledRows:
+    """Return the rows with their tensors on a device."""
+    return replace(
+        rows,
+        slots=rows.slots.to(device),
+        positions=rows.positions.to(device),
+        columns={name: column.to(device) for name, column in rows.columns.items()},
+        token_ids=rows.token_ids.to(device),
+        num_prompt_tokens=rows.num_prompt_tokens.to(device),
+    )
+
+
+def random_logits(num_rows: int, vocab_size: int, scale: float) -> Tensor:  # [N, V]
+    """Return logits, the same ones each time."""
+    random = torch.Generator().manual_seed(5)
+    return torch.randn(num_rows, vocab_size, generator=random) * scale
+
+
+def _token_table(
+    num_slots: int, slots: Sequence[int], histories: Sequence[History], stale_token: int
+) -> Tensor:  # [num_slots, max_len] int32
+    max_len = max([MAX_LEN, *(len(history.token_ids) + 1 for history in histories)])
+    table = torch.full((num_slots, max_len), stale_token, dtype=torch.int32)
+    for slot, history in zip(slots, histories, strict=True):
+        table[slot, : len(history.token_ids)] = torch.tensor(history.token_ids, dtype=torch.int32)
+    return table
