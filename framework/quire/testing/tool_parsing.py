@@ -102,9 +102,7 @@ def _is_text_of(answer: ReadAnswer, text: str, sample: ToolSample) -> bool:
         return sample.content.startswith(answer.content)
     shared = len(commonprefix([answer.content, sample.content]))
     last = len(answer.content) - bool(answer.num_void)
-    return any(
-        text.endswith(answer.content[start:]) for start in range(min(shared, last), -1, -1)
-    )
+    return any(text.endswith(answer.content[start:]) for start in range(min(shared, last), -1, -1))
 
 
 class ToolParserContract:
