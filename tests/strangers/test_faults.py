@@ -173,16 +173,24 @@ FAULTS = """
                 raise RuntimeError("attention fails on 41 tokens")
             return super().prepare(step)
 
+        def forward(self, q, k, v, kv_cache, metadata, layer):
+            out = super().forward(q, k, v, kv_cache, metadata, layer)
+            return out[:1] if 43 in metadata.query_lens_host else out
+
+    class BrokenAttention(PlainAttention):
+        def forward(self, q, k, v, kv_cache, metadata, layer):
+            raise RuntimeError("attention always fails")
+
     class FaultyStep(LogitsStep):
         def is_neutral(self, fields):
             if fields["fault_neutral"]:
                 raise RuntimeError("the question fails")
-            return not fields["fault_step"]
+            return not (fields["fault_step"] or fields["fault_shape"])
 
         def apply(self, logits, rows):
             if rows.field("fault_step").any():
                 raise RuntimeError("the step fails")
-            return logits
+            return logits[:1].double() if rows.field("fault_shape").any() else logits
 
     class FaultyCalls(AcmeCalls):
         def feed(self, delta):
@@ -199,12 +207,13 @@ FAULTS_PLUGIN = """
     FLOAT = frozenset({"float32"})
     ANY = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=FLOAT, kv_dtypes=FLOAT)
     FIELDS = tuple(
-        RequestField(name, bool, False) for name in ("fault_step", "fault_neutral", "fault_hook")
+        RequestField(f"fault_{name}", bool, False) for name in ("step", "shape", "neutral", "hook")
     )
 
     @hookimpl
     def register_attention_backends(registry):
         registry.add("faulty", "acme_faults.parts:FaultyAttention", capabilities=ANY)
+        registry.add("broken", "acme_faults.parts:BrokenAttention", capabilities=ANY)
 
     @hookimpl
     def register_samplers(registry):
@@ -290,6 +299,8 @@ FAILURES = {
     "step": {"fault_step": True},
     "neutral": {"fault_neutral": True},
     "attention": {"prompt": "x" * 41},
+    "shape of logits": {"fault_shape": True},
+    "shape of attention": {"prompt": "x" * 43},
 }
 
 
@@ -345,6 +356,34 @@ def test_the_client_sees_who_failed_and_the_log_says_how(served, fault, message,
     log = served.log.read_text()
     assert f"RuntimeError: {logged}" in log
     assert "acme_faults" in log
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "shape of logits",
+            "sampler 'faulty' of plugin acme_faults (acme-faults 1.0) returned a float64 tensor of "
+            "shape [1, 272] on cpu; it must return a float32 tensor of shape [1, 272] on cpu",
+        ),
+        (
+            "shape of attention",
+            "attention backend 'faulty' of plugin acme_faults (acme-faults 1.0) of layer layers.0",
+        ),
+    ],
+)
+def test_a_result_of_another_shape_or_type_is_no_answer(served, fault, message):
+    error = served.complete(**FAILURES[fault]).json()["error"]
+    assert message in error["message"]
+    assert error["code"] == "request_failed"
+
+
+def test_a_part_that_always_fails_is_never_ready(served, acme_site, checkpoint):
+    quire = Quire(acme_site, served.log.parent)
+    error = refusal(quire, "serve", checkpoint, "--attention-backend", "broken")
+    assert "attention backend 'broken' of plugin acme_faults (acme-faults 1.0)" in error
+    assert "RuntimeError: attention always fails" in error
+    assert "[refused]" in error
 
 
 def test_a_failure_in_a_stream_is_its_last_event(served):

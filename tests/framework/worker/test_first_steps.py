@@ -168,7 +168,7 @@ def test_so_they_do_where_the_host_gathers_and_nothing_is_recorded(folder, kerne
 
 
 def test_they_keep_to_small_limits(folder):
-    options = {"max_num_seqs": 1, "max_model_len": 1, "max_num_batched_tokens": 1}
+    options = {"max_num_seqs": 1, "max_model_len": 2, "max_num_batched_tokens": 2}
     with LLM(str(folder), kernels="torch", **options) as llm:
         compute_first_steps(runner_of(llm), 1, COMPILED)
 

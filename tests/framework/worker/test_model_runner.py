@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.errors import EngineDeadError
+from quire.errors import AdapterError, EngineDeadError
 from quire.interfaces.sampling import LogitsStep, SampledRows
-from quire.messages import AdapterRef
+from quire.messages import AdapterRef, StepPlan
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.drawn import Drawn
 from quire.worker.model_runner import ModelRunner
@@ -131,6 +131,90 @@ def test_an_adapter_source_that_raises_fails_its_request_only(llm):
                 reasons[output.request_id] = (output.finish_reason, output.error)
     assert reasons[good.request_id] == ("length", None)
     assert reasons[bad.request_id][1].message == "loading the adapter failed: KeyError"
+
+
+def test_two_requests_that_fail_together_are_both_tried_alone(llm):
+    runner = runner_of(llm)
+    forward = runner._forward_pass
+
+    class FailsForBatches(torch.nn.Module):
+        def forward(self, input_ids, positions, batch):
+            if len(input_ids) > 1:
+                raise RuntimeError("too many")
+            return forward(input_ids, positions, batch)
+
+    runner._forward_pass = FailsForBatches()
+    assert run(llm, [GREEDY, GREEDY]) == {0: "length", 1: "length"}
+
+
+class NotingManager:
+    """Has no adapters; notes what is asked of it, and fails for one name."""
+
+    def __init__(self):
+        self.in_use = []
+
+    def load(self, ref, in_use):
+        if ref.name == "absent":
+            raise AdapterError("adapter 'absent' is nowhere")
+        self.in_use.append(set(in_use))
+        return -1
+
+    def batch(self, indexes, query_lens):
+        return None
+
+
+def test_adapters_of_one_step_keep_their_places_and_one_that_fails_is_not_computed(llm):
+    runner = runner_of(llm)
+    manager = runner.adapters = NotingManager()
+    core, intake = llm._running.core, llm._running.intake
+    refs = [AdapterRef(name, name, name) for name in ("one", "other", "absent")]
+    requests = [intake.admit("a", GREEDY, adapter=ref).requests[0] for ref in refs]
+    computed = []
+    inputs_of = runner.inputs_of
+    runner.inputs_of = lambda shares: computed.append(len(shares)) or inputs_of(shares)
+    for request in requests:
+        core.add(request)
+    errors = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            if output.error is not None:
+                errors[output.request_id] = output.error
+    assert list(errors) == [requests[2].request_id]
+    assert errors[requests[2].request_id].code == "adapter_error"
+    assert "is nowhere" in errors[requests[2].request_id].message
+    assert set(refs[:2]) <= manager.in_use[0] == manager.in_use[1]
+    assert max(computed) == 2
+
+
+def test_a_number_that_no_column_holds_fails_its_request_only(llm):
+    core, intake = llm._running.core, llm._running.intake
+    (bad,) = intake.admit("a", GREEDY).requests
+    bad.fields["temperature"] = 1e300
+    (good,) = intake.admit("b", GREEDY).requests
+    core.add(bad)
+    core.add(good)
+    outcomes = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            if output.finish_reason:
+                outcomes[output.request_id] = output.error
+    assert outcomes[good.request_id] is None
+    assert outcomes[bad.request_id].message.startswith("reading the sampler fields failed: Float")
+
+
+def test_plans_are_drawn_and_collected_in_their_order(llm):
+    runner = runner_of(llm)
+    with pytest.raises(RuntimeError, match="plan 901 is not the one that was launched"):
+        runner.sample(901, ())
+    runner.execute(StepPlan(plan_id=902, requests=[]))
+    with pytest.raises(RuntimeError, match="plan 903 is not the one that was launched"):
+        runner.sample(903, ())
+    for plan_id in (904, 905):
+        runner.execute(StepPlan(plan_id=plan_id, requests=[]))
+        runner.sample(plan_id, ())
+    assert runner.collect(905).plan_id == 905, "nobody collected the one before"
+    with pytest.raises(RuntimeError, match="plan 904 is not the one to collect"):
+        runner.collect(904)
 
 
 def test_a_draw_that_fails_behind_the_sampling_is_made_again_in_its_place(llm, monkeypatch):

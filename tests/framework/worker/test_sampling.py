@@ -388,3 +388,34 @@ def test_warming_up_draws_greedily_and_at_random(is_greedy):
     pipeline = SamplingPipeline([], FailsWhere(VOCAB_SIZE, CPU), tables_with([{}]), ["the draw"])
     with pytest.raises(RequestFailedError, match="the draw failed"):
         pipeline.warm_up(random_logits(1))
+
+
+def test_what_may_change_the_likeliest_token_counts_for_greedy_requests():
+    requests = [{"temperature": 0.0, "bump": 1}, {"temperature": 0.0}]
+    for steps in ((Bump, Temperature, MinP, TopKTopP), (Temperature, MinP, TopKTopP, Bump)):
+        pipeline = pipeline_of(requests, steps)
+        if steps[0] is Bump:
+            assert run(pipeline, random_logits(2))[0] == 4
+        active = pipeline.active_steps(requests[0] | {"top_k": 5, "top_p": 0.5, "min_p": 0.1})
+        assert active == (1 << steps.index(Bump) if steps[0] is Bump else 0), "filters keep order"
+
+
+def test_one_request_of_many_may_not_end_yet():
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0}
+    pipeline = pipeline_of([{"temperature": 0.0}, stopping])
+    logits = random_logits(2)
+    logits[:, 6] = 100.0
+    first, second = run(pipeline, logits)
+    assert first == 6
+    assert second != 6
+
+
+@pytest.mark.parametrize("asks", [{"num_logprobs": 0}, {"num_logprobs": 2}])
+def test_a_captured_draw_is_not_for_those_who_ask_for_log_probabilities(asks):
+    pipeline = pipeline_of([{"temperature": 1.0}, {"temperature": 1.0, **asks}])
+    assert pipeline.is_absorbed([0], ())
+    assert not pipeline.is_absorbed([0, 1], ())
+
+
+def test_an_error_names_the_draw_as_the_pipeline_does():
+    assert pipeline_of(MIXED).drawn_by == "sampler Noting"

@@ -154,3 +154,40 @@ def test_recording_does_not_load_torchs_compiler():
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_chunk_is_filled_to_its_end_and_then_comes_the_next():
+    memory = StepMemory()
+    blocks = Blocks(memory)
+    half = CHUNK_BYTES // 2
+    kept = [blocks.take(half), blocks.take(half)]
+    assert len(memory._chunks) == 1
+    kept.append(blocks.take(1))
+    assert len(memory._chunks) == 2
+    assert len(blocks.addresses) == 3
+
+
+def test_what_is_larger_than_a_chunk_has_one_of_its_own():
+    memory = StepMemory()
+    block = Blocks(memory).take(CHUNK_BYTES + 1)
+    block[CHUNK_BYTES] = b"x"
+    assert [len(chunk) >= CHUNK_BYTES + 1 for chunk in memory._chunks] == [True]
+    memory.clear()
+    assert block[CHUNK_BYTES] == b"\0"
+
+
+def test_what_was_let_go_last_is_taken_again_first_and_by_its_size_alone():
+    blocks = Blocks(StepMemory())
+    one, other, small = blocks.take(256), blocks.take(256), blocks.take(64)
+    places = [ctypes.addressof(block) for block in (one, other, small)]
+    del one, other
+    assert blocks.addresses == {places[2]}
+    again = [blocks.take(250), blocks.take(193)]  # of as many lines of a cache
+    assert [ctypes.addressof(block) for block in again] == [places[1], places[0]]
+    assert ctypes.addressof(blocks.take(65)) not in places
+
+
+def test_steps_share_their_memory_from_its_beginning():
+    memory = StepMemory()
+    first, second = Blocks(memory).take(100), Blocks(memory).take(70)
+    assert ctypes.addressof(first) == ctypes.addressof(second)
