@@ -5,10 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from installed import sites
 
-from quire.checkpoint import Checkpoint, find_checkpoint, read_config
+from quire.checkpoint import MAX_CONFIG_BYTES, Checkpoint, find_checkpoint, read_config
 from quire.config import ModelSettings
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError, ContestedNameError
 from quire.plugins import load_plugins
@@ -29,8 +30,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def find(name, shipped, **options):
-    return find_checkpoint(ModelSettings(model=str(name)), shipped, **options)
+def find(name, shipped, revision=None, **options):
+    return find_checkpoint(ModelSettings(model=str(name), revision=revision), shipped, **options)
 
 
 def test_a_folder_is_found(folder, shipped):
@@ -188,3 +189,36 @@ def test_a_folder_that_is_no_checkpoint_does_not_hide_a_shipped_one(shipped, tmp
     assert find("demo", shipped).config["architectures"] == ["Qwen3ForCausalLM"]
     with pytest.raises(CheckpointCorruptError, match="no config"):
         find("./demo", shipped)
+
+
+def test_a_config_of_just_the_largest_size_is_read(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIG).ljust(MAX_CONFIG_BYTES))
+    assert read_config(folder) == CONFIG
+    path.write_text(json.dumps(CONFIG).ljust(MAX_CONFIG_BYTES + 1))
+    with pytest.raises(CheckpointCorruptError, match="is larger than"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a\\b", "./nowhere", "../nowhere", "/no/such/place"])
+def test_a_path_is_never_asked_of_the_hub(name, shipped):
+    with pytest.raises(CheckpointNotFoundError, match=r"^no such model folder: "):
+        find(name, shipped)
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_the_hub_is_asked_for_a_revision_and_only_for_files_that_are_needed(
+    shipped, folder, monkeypatch, with_weights
+):
+    asked = []
+
+    def snapshot_download(name, *, revision, allow_patterns):
+        asked.append(
+            (name, revision, "*.safetensors" in allow_patterns, "*.json" in allow_patterns)
+        )
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    checkpoint = find("acme/tiny", shipped, revision="v2", with_weights=with_weights)
+    assert checkpoint.folder == folder
+    assert asked == [("acme/tiny", "v2", with_weights)]

@@ -241,3 +241,17 @@ def test_a_full_disk_leaves_nothing_half_made(folder, monkeypatch, caplog):
     assert cached(("a",), Maker(), folder) == b"machine code"
     assert files(folder) == []
     assert "No space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_trusted"),
+    [(0o700, True), (0o755, True), (0o770, False), (0o720, False), (0o702, False)],
+)
+def test_a_folder_is_trusted_where_only_its_owner_writes(folder, mode, is_trusted):
+    folder.mkdir()
+    folder.chmod(mode)
+    make = Maker()
+    cached(("a",), make, folder)
+    cached(("a",), make, folder)
+    assert make.count == (1 if is_trusted else 2)
+    assert bool(files(folder)) is is_trusted

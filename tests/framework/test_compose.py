@@ -1,11 +1,11 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 from installed import sites
 
 from quire.checkpoint import Checkpoint
-from quire.compose import build_spec, compose
+from quire.compose import build_spec, compose, corrected
 from quire.config import Settings
 from quire.errors import (
     ApiVersionError,
@@ -16,9 +16,14 @@ from quire.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from quire.interfaces.executor import ExecutorCapabilities
+from quire.interfaces.model import ModelCapabilities
+from quire.kernel_choice import num_captures
 from quire.launch.composing import log_composition
 from quire.machine import Machine
-from quire.plugins import load_plugins
+from quire.messages import LoadFailures
+from quire.plugins import Plugins, Registries, load_plugins
+from quire.registry import Source
 
 site = pytest.fixture(sites)
 
@@ -693,3 +698,185 @@ SPEC = """
     def register_kv_cache_specs(registry):
         registry.add("full_attention", "json:loads", capabilities=KVSpecCapabilities())
 """
+
+
+def of_ours(registries, template="", config=(), machine=MACHINE, **options):
+    """Compose from what ships with quire; nothing is discovered anew."""
+    checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
+    settings = Settings.from_options(options)
+    return compose(settings, Plugins(registries), checkpoint, template, machine)
+
+
+def with_entries(registries, **entries):
+    """The registries of quire with some entries changed, by KIND__NAME."""
+    changed = Registries()
+    for registry in registries:
+        for entry in registry.offers():
+            edit = entries.get(f"{entry.kind.name}__{entry.name}", {})
+            changed[registry.kind.name].accept([replace(entry, **edit)])
+    return changed
+
+
+@pytest.mark.parametrize("length", [2, 127, 128])
+def test_every_length_up_to_the_models_is_taken(quire_registries, length):
+    assert of_ours(quire_registries, max_model_len=length).max_model_len == length
+
+
+@pytest.mark.parametrize("length", [129, 130, 1000])
+def test_a_length_beyond_the_models_is_refused(quire_registries, length):
+    with pytest.raises(SettingsError, match=f"max_model_len is {length}, but .* end at 128"):
+        of_ours(quire_registries, max_model_len=length)
+
+
+PARTS = {
+    "models__LlamaForCausalLM": {},
+    "kv_cache_specs__full_attention": {},
+    "samplers__temperature": {},
+    "structured_output__outlines": {},
+    "tool_parsers__hermes": {"tool_call_parser": "hermes"},
+    "reasoning_parsers__think_tags": {"reasoning_parser": "think_tags"},
+    "lora_sources__peft": {"enable_lora": True},
+    "scheduling_policies__fcfs": {},
+    "kv_stores__host_memory": {"kv_store": "host_memory"},
+    "executors__in_process": {},
+    "attention_backends__torch_sdpa": {"attention_backend": "torch_sdpa"},
+    "quantizations__int8": {"quantization": "int8", "machine": COMPILES, "dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_that_is_used_must_speak_its_interface(quire_registries, part):
+    registries = with_entries(quire_registries, **{part: {"api": 7}})
+    with pytest.raises(
+        ApiVersionError, match=rf"{part.partition('__')[2]}' of .* speaks version 7"
+    ):
+        of_ours(registries, **PARTS[part])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_that_is_used_must_be_there(quire_registries, part):
+    registries = with_entries(quire_registries, **{part: {"reference": "no_such_module:Part"}})
+    with pytest.raises(
+        PluginLoadError, match=r"'no_such_module:Part', and there is no such module"
+    ):
+        of_ours(registries, **PARTS[part])
+
+
+def test_a_model_of_another_version_is_not_even_asked_to_describe_itself(quire_registries):
+    there = ModelCapabilities(describe="no_such_module:describe")
+    edit = {"models__LlamaForCausalLM": {"api": 7, "capabilities": there}}
+    with pytest.raises(ApiVersionError):
+        of_ours(with_entries(quire_registries, **edit))
+
+
+def executes(registries, most):
+    edit = {"executors__in_process": {"capabilities": ExecutorCapabilities(most)}}
+    return with_entries(registries, **edit)
+
+
+def test_an_executor_runs_as_many_devices_as_it_says(quire_registries):
+    registries = executes(quire_registries, 2)
+    assert of_ours(registries, tensor_parallel_size=2).executor.name == "in_process"
+    with pytest.raises(RefusedError, match="runs at most 2 device"):
+        of_ours(registries, tensor_parallel_size=3)
+
+
+def test_it_is_the_heads_that_devices_share(quire_registries):
+    registries = executes(quire_registries, 8)
+    of_ours(registries, tensor_parallel_size=4)  # of 4 heads and 2 layers
+    with pytest.raises(SettingsError, match="does not divide the model's 6 attention heads"):
+        of_ours(registries, config={"num_attention_heads": 6, "num_hidden_layers": 4,
+                "num_key_value_heads": 2, "head_dim": 16}, tensor_parallel_size=4)  # fmt: skip
+
+
+def test_a_dtype_that_was_asked_for_gives_way_to_nothing(quire_registries):
+    with pytest.raises(RefusedError, match="the compute type is bfloat16; take --dtype float32"):
+        of_ours(quire_registries, machine=COMPILES, dtype="bfloat16", kernels="native")
+
+
+AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_flaw=None)
+
+
+def test_a_dtype_that_nobody_asked_for_gives_way_to_a_named_part(quire_registries):
+    assert of_ours(quire_registries, machine=AMX).dtype == "bfloat16"
+    native = of_ours(quire_registries, machine=AMX, kernels="native")
+    assert (native.dtype, native.dtype_why) == ("float32", "--kernels native computes in it")
+    named = of_ours(quire_registries, machine=AMX, attention_backend="cpu")
+    assert (named.dtype, named.dtype_why) == ("float32", "--attention-backend cpu computes in it")
+    kept = of_ours(quire_registries, machine=AMX, attention_backend="torch_sdpa")
+    assert kept.dtype == "bfloat16"
+
+
+def test_where_a_named_part_has_no_float32_either_the_machines_type_stays(quire_registries):
+    entry = quire_registries.attention_backends.entry("torch_sdpa")
+    half = replace(entry.capabilities, dtypes=frozenset({"float16"}))
+    registries = with_entries(
+        quire_registries, attention_backends__torch_sdpa={"capabilities": half}
+    )
+    with pytest.raises(RefusedError, match="dtype bfloat16 is not among float16"):
+        of_ours(registries, machine=AMX, attention_backend="torch_sdpa")
+
+
+def test_a_part_that_failed_while_it_loaded_is_not_chosen_again(quire_registries):
+    settings = Settings().for_device("cpu")
+    before = of_ours(quire_registries, machine=COMPILES)
+    assert backend_of(before).name == "cpu"
+
+    def after(**failures):
+        return corrected(before, settings, quire_registries, LoadFailures(**failures))
+
+    assert after() == before
+    assert after(samplers="no draw").samplers[-1].name == "categorical"
+    other = backend_of(after(attention_backends={"cpu": "no attention"}))
+    assert other.name == "torch_sdpa"
+    assert reasons(other)["cpu"] == "no attention"
+    without = after(quantization="no product\nand more")
+    assert without.quantization is None
+    assert without.weights == "float32 (bf16 has no kernels: no product)"
+    assert without.recording_flaw == "torch multiplies"
+    torch = after(kernels="no layers")
+    assert (torch.kernels, torch.kernels_why) == ("torch", "no layers")
+    assert backend_of(after(samplers="no draw")).name == "cpu"
+
+
+def test_a_parser_needs_all_of_its_markers(quire_registries):
+    there = replace(
+        quire_registries.tool_parsers.entry("hermes").capabilities, template_markers=("<a>", "<b>")
+    )
+    registries = with_entries(quire_registries, tool_parsers__hermes={"capabilities": there})
+    assert of_ours(registries, "<a> and <b>").tool_parser.name == "hermes"
+    assert of_ours(registries, "<a>").tool_parser is None
+    assert of_ours(registries, "<b>").tool_parser is None
+
+
+@pytest.mark.parametrize("api", [0, 2])
+def test_auto_takes_no_parser_of_an_older_or_newer_interface(quire_registries, api):
+    registries = with_entries(quire_registries, tool_parsers__hermes={"api": api})
+    assert of_ours(registries, HERMES_TEMPLATE).tool_parser is None
+
+
+def test_what_workers_compare_has_every_part_with_its_version(quire_registries):
+    composition = of_ours(quire_registries, HERMES_TEMPLATE, enable_lora=True)
+    source = Source("quire_samplers", "quire", "9.9")
+    other = of_ours(
+        with_entries(quire_registries, samplers__min_p={"source": source}),
+        HERMES_TEMPLATE,
+        enable_lora=True,
+    )
+    assert composition.fingerprint() != other.fingerprint()
+    kinds = [kind for kind, *_ in composition.fingerprint()]
+    assert {"kv_cache_specs", "samplers", "lora_sources", "tool_parsers"} <= set(kinds)
+    assert len(kinds) == len(composition.choices)
+
+
+def test_a_block_size_that_is_asked_for_is_taken(quire_registries):
+    assert of_ours(quire_registries, block_size=64).block_size == 64
+    assert of_ours(quire_registries).block_size == 16
+
+
+def test_graphs_of_steps_with_adapters_count_too(quire_registries):
+    gpu = {"machine": GPU, "device": "cuda", "max_num_seqs": 4, "config": {"hidden_size": 256}}
+    plain = of_ours(quire_registries, **gpu)
+    assert num_captures(plain) == 2 * 3  # of 1, 2 and 4 requests
+    assert num_captures(of_ours(quire_registries, enable_lora=True, **gpu)) == 4 * 3
+    assert num_captures(of_ours(quire_registries, enforce_eager=True, **gpu)) == 0

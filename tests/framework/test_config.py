@@ -143,16 +143,96 @@ def test_two_sizes_of_the_cache_are_refused():
     assert "num_kv_blocks 40 and kv_cache_memory_bytes 1000000 both say" in message
 
 
-def test_no_more_requests_run_than_a_step_has_tokens():
-    settings = Settings.from_options({"max_num_seqs": 8, "max_num_batched_tokens": 5})
-    assert settings.scheduler.max_running == 5
-    settings = Settings.from_options({"max_num_seqs": 8}).for_device("cpu")
-    assert settings.scheduler.max_running == 8
-
-
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", (64, 2048)), ("cuda", (256, 8192))])
 def test_the_device_decides_the_sizes_of_a_step_that_nobody_gave(device, sizes):
     scheduler = Settings().for_device(device).scheduler
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == sizes
     given = Settings.from_options({"max_num_seqs": 3}).for_device(device).scheduler
     assert (given.max_num_seqs, given.max_num_batched_tokens) == (3, sizes[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("max_model_len", 2), ("max_cuda_graph_size", 1), ("threads", 1), ("num_kv_blocks", 2),
+        ("kv_cache_memory_bytes", 1), ("max_num_partial_prefills", 1), ("max_num_queued", 1),
+        ("max_long_partial_prefills", 1), ("long_prefill_token_threshold", 0), ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0), ("tensor_parallel_size", 1), ("max_loras", 1),
+        ("max_lora_rank", 1), ("max_body_bytes", 1), ("shutdown_timeout_s", 0), ("port", 0),
+        ("block_size", 1),
+    ],
+)  # fmt: skip
+def test_the_least_number_is_taken_and_no_smaller_one(name, least):
+    Settings.from_options({name: least})
+    assert name in refusal(**{name: least - 1})
+
+
+@pytest.mark.parametrize("name", ["request_timeout_s", "grammar_timeout_s", "kv_store_timeout_s"])
+def test_a_time_limit_is_more_than_nothing(name):
+    Settings.from_options({name: 0.001})
+    assert f"{name} must be more than 0, got 0" in refusal(**{name: 0})
+    assert name in refusal(**{name: -1.0})
+
+
+def test_all_of_a_gpus_memory_may_be_used_and_no_more():
+    assert Settings.from_options({"gpu_memory_utilization": 1.0})
+    assert "at most 1, got 1.001" in refusal(gpu_memory_utilization=1.001)
+    assert "more than 0" in refusal(gpu_memory_utilization=0)
+
+
+@pytest.mark.parametrize(("port", "is_one"), [(65535, True), (65536, False)])
+def test_the_last_port_is_65535(port, is_one):
+    if is_one:
+        assert Settings.from_options({"port": port}).server.port == port
+    else:
+        assert "port must be from 0 to 65535, got 65536" in refusal(port=port)
+
+
+def test_a_store_needs_the_names_of_cached_blocks():
+    assert "needs enable_prefix_caching" in refusal(kv_store="s", enable_prefix_caching=False)
+    assert Settings.from_options({"kv_store": "s"}).cache.kv_store == "s"
+    assert Settings.from_options({"enable_prefix_caching": False}).cache.kv_store == "none"
+
+
+def test_a_stores_option_may_hold_an_equals_sign_and_the_last_one_counts():
+    given = ["path=/a=b", "size=1", "size=2"]
+    cache = Settings.from_options({"kv_store": "s", "kv_store_options": given}).cache
+    assert cache.store_options == {"path": "/a=b", "size": "2"}
+    assert "KEY=VALUE" in refusal(kv_store="s", kv_store_options=["=1"])
+    assert "KEY=VALUE" in refusal(kv_store="s", kv_store_options=["size"])
+    assert "none is chosen" in refusal(kv_store_options=["size=1"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored"),
+    [("auto", "bfloat16"), ("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn"),
+     ("int8", "int8"), ("float32", "float32")],
+)  # fmt: skip
+def test_the_cache_has_the_compute_type_or_what_is_asked_for(wanted, stored):
+    cache = Settings.from_options({"kv_cache_dtype": wanted}).cache
+    assert cache.kv_dtype("bfloat16") == stored
+
+
+def test_two_sizes_of_the_cache_contradict_each_other():
+    assert "give one of them" in refusal(num_kv_blocks=2, kv_cache_memory_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "sizes"), [("cpu", (64, 2048)), ("cuda", (256, 8192)), ("tpu", (64, 2048))]
+)
+def test_the_device_decides_sizes_that_the_user_leaves_open(device, sizes):
+    def sizes_of(**options):
+        scheduler = Settings.from_options(options).for_device(device).scheduler
+        return scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+
+    assert sizes_of() == sizes
+    assert sizes_of(max_num_seqs=3) == (3, sizes[1])
+    assert sizes_of(max_num_batched_tokens=3) == (sizes[0], 3)
+
+
+def test_no_more_requests_run_than_a_step_has_tokens():
+    def most(**options):
+        return Settings.from_options(options).scheduler.max_running
+
+    assert most(max_num_seqs=8, max_num_batched_tokens=5) == 5
+    assert most(max_num_seqs=5, max_num_batched_tokens=8) == 5

@@ -4,8 +4,15 @@ from itertools import pairwise
 
 import pytest
 
+from quire.config import Settings
 from quire.errors import RefusedError
-from quire.kernel_choice import choose_kernels, graph_sizes
+from quire.kernel_choice import (
+    check_batch_invariant,
+    choose_graphs,
+    choose_kernels,
+    graph_sizes,
+    recording_flaw,
+)
 from quire.machine import Machine
 
 
@@ -97,3 +104,34 @@ def test_less_than_a_third_of_a_large_step_is_padding(largest):
 def test_the_usual_sizes():
     assert graph_sizes(256) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
     assert len(graph_sizes(512)) == 15
+
+
+def graphs(device="cuda", kernels="triton", **options):
+    return choose_graphs(Settings.from_options(options).for_device(device), device, kernels, ())
+
+
+def flaw(device="cpu", kernels="native", packs=True, **options):
+    return recording_flaw(Settings.from_options(options), device, kernels, (), packs=packs)
+
+
+def test_devices_that_share_layers_run_step_by_step():
+    assert graphs(tensor_parallel_size=2) == (0, "none: several devices share each layer")
+    assert flaw(tensor_parallel_size=2) == "several devices share each layer"
+    assert graphs(tensor_parallel_size=1)[0] == 256
+    assert flaw(tensor_parallel_size=1) is None
+
+
+def test_graphs_are_no_larger_than_what_runs():
+    assert graphs(max_num_seqs=8, max_cuda_graph_size=64)[0] == 8
+    assert graphs(max_num_seqs=8, max_num_batched_tokens=4)[0] == 4
+    assert graphs(max_num_seqs=2000, max_num_batched_tokens=4000)[0] == 512
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_equal_bits_on_a_gpu_need_triton(kernels):
+    invariant = Settings.from_options({"batch_invariant": True})
+    with pytest.raises(RefusedError, match="leave out --batch-invariant"):
+        check_batch_invariant(invariant, "cuda", kernels)
+    check_batch_invariant(invariant, "cuda", "triton")
+    check_batch_invariant(invariant, "cpu", kernels)
+    check_batch_invariant(Settings(), "cuda", kernels)

@@ -1,17 +1,23 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from gpu_driver import build_driver
 
+from quire import machine
 from quire.machine import Machine
 
 OLD = Machine(frozenset({"avx2"}), has_cuda=False)
 NEW = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False)
 ARM = Machine(frozenset({"bf16"}), has_cuda=False)
 GPU = Machine(frozenset({"avx2"}), has_cuda=True)
+AMX = Machine(frozenset({"avx2", "avx512_bf16", "amx_bf16"}), has_cuda=False)
+AMX_COMPILES = replace(AMX, native_flaw=None)
+NEW_COMPILES = replace(NEW, native_flaw=None)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,11 @@ GPU = Machine(frozenset({"avx2"}), has_cuda=True)
         (OLD, "float16", "cpu", "float32"),
         (OLD, "float32", "cpu", "float32"),
         (NEW, "bfloat16", "cpu", "bfloat16"),
+        (AMX, "bfloat16", "cpu", "bfloat16"),
+        (AMX, "float16", "cpu", "float32"),
+        (AMX_COMPILES, "bfloat16", "cpu", "bfloat16"),
+        (NEW_COMPILES, "bfloat16", "cpu", "float32"),
+        (NEW_COMPILES, "float16", "cpu", "float32"),
         (NEW, "float16", "cpu", "float32"),
         (ARM, "bfloat16", "cpu", "bfloat16"),
         (GPU, "bfloat16", "cuda", "bfloat16"),
@@ -98,3 +109,35 @@ def test_a_gpu_that_is_hidden_is_not_there(tmp_path):
     there = "import quire.machine as m; m.NVIDIA_CONTROL = m.Path('/'); m.version = lambda _: '2'\n"
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     assert asked(code=there + ASK, **environment).startswith("None False")
+
+
+def test_the_checkpoints_own_type_is_nobodys_choice():
+    assert OLD.dtype("auto", "float32", "cpu") == ("float32", "the checkpoint's own")
+    assert GPU.dtype("auto", "float16", "cuda") == ("float16", "the checkpoint's own")
+    assert OLD.dtype("float16", "bfloat16", "cpu") == ("float16", "asked for")
+
+
+@pytest.mark.parametrize(
+    ("torch", "hidden", "has_cuda"),
+    [
+        ("2.11+cu128", "0", True),
+        ("2.11", None, True),
+        ("2.11+cpu", "0", False),
+        ("2.11", " ", False),
+    ],
+)
+def test_a_gpu_counts_where_it_is_seen_and_torch_can_use_it(monkeypatch, torch, hidden, has_cuda):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(machine, "NVIDIA_CONTROL", Path("/"))
+    monkeypatch.setattr(machine, "version", lambda _: torch)
+    assert Machine.here().has_cuda is has_cuda
+    monkeypatch.setattr(machine, "NVIDIA_CONTROL", Path("/no/such/device"))
+    assert Machine.here().has_cuda is False
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "cuda", "tpu"])
+def test_a_device_that_is_asked_for_is_the_one(wanted):
+    assert {GPU.device(wanted), OLD.device(wanted)} == {wanted}
+    assert (GPU.device("auto"), OLD.device("auto")) == ("cuda", "cpu")

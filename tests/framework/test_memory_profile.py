@@ -117,3 +117,25 @@ def test_layers_of_one_kind_are_one_group_and_of_several_as_many_as_the_smallest
         ("sliding_window", 3),
     ]
     assert groups_of([]) == []
+
+
+def test_the_last_token_of_a_request_is_never_stored():
+    page = full(0).page_bytes
+    assert least_cache_bytes([full(0)], settings(max_model_len=17)) == (1 + 1) * page
+    assert least_cache_bytes([full(0)], settings(max_model_len=18)) == (2 + 1) * page
+
+
+def test_a_model_has_at_most_so_many_groups():
+    specs = [full(0), *(window(index) for index in range(1, 40))]
+    assert [count for _, count in groups_of(specs)] == [1, 8]
+
+
+def test_of_two_limits_of_a_step_the_one_is_named_whose_memory_is_too_much():
+    forward = replace(PROFILE, forward_bytes=60 * GB, sampling_bytes=GB)
+    told = misfit(forward, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
+    assert "set max_num_batched_tokens to" in told
+    assert "max_num_seqs" not in told
+    sampling = replace(PROFILE, forward_bytes=GB, sampling_bytes=60 * GB)
+    told = misfit(sampling, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
+    assert "set max_num_seqs to" in told
+    assert "max_num_batched_tokens" not in told

@@ -111,10 +111,10 @@ def _attributes_hint(error: Exception, payload: EngineRequest) -> str:
     """Return what a hook may read instead, where it read an attribute that does not exist."""
     if not isinstance(error, AttributeError) or error.obj is not payload:
         return ""
-    names = payload.__struct_fields__
-    meant = next((name for name in names if error.name.endswith(f"_{name}")), None)
+    names, wrong = payload.__struct_fields__, str(error.name)
+    meant = next((name for name in names if wrong.endswith(f"_{name}")), None)
     hint = f"; did you mean {meant!r}?" if meant else ""
     return (
-        f": {type(payload).__name__} has no {error.name!r}{hint} (it has {', '.join(names)}; "
+        f": {type(payload).__name__} has no {wrong!r}{hint} (it has {', '.join(names)}; "
         "docs/hooks.md says what each is)"
     )

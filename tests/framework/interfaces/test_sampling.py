@@ -36,3 +36,23 @@ def test_a_step_that_needs_kernels_says_which_by_name():
     assert SamplerCapabilities(stage="draw", needs_kernels="native").needs_kernels == "native"
     with pytest.raises(PluginError, match="must be 'triton', 'native' or None, got True"):
         SamplerCapabilities(stage="draw", needs_kernels=True)
+
+
+@pytest.mark.parametrize(("kind", "values"), [(float, (0.0, 0.5, 2.0)), (int, (0, 1, 2))])
+def test_the_bounds_of_a_field_belong_to_it(kind, values):
+    field = RequestField("field", kind, kind(1), 0, 2)
+    assert [field.check(value) for value in values] == list(values)
+    for wrong in (kind(3), kind(-1)):
+        with pytest.raises(InvalidRequestError, match=r"field must be a .* from 0 to 2, got"):
+            field.check(wrong)
+
+
+def test_an_infinite_number_has_no_column_though_nothing_bounds_it():
+    for value in (float("inf"), float("-inf"), 3.5e38):
+        with pytest.raises(InvalidRequestError):
+            RequestField("field", float, 0.0).check(value)
+
+
+def test_a_misspelt_kind_of_kernels_is_refused():
+    with pytest.raises(PluginError, match="got 'tritn'"):
+        SamplerCapabilities(stage="filter", needs_kernels="tritn")
