@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.lora.lora_source_options:
         load_sources(settings.lora, composed.composition, composed.plugins.registries)
     memory = estimate_memory(composed)
-    facts = describe(composed.composition)
+    facts = describe(composed.composition, memory)
     if arguments.json:
         parts = [choice.as_dict() for choice in composed.composition.choices]
         memory_facts = describe_memory(memory, composed.settings.scheduler)
@@ -44,9 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if memory.problem else 0
 
 
-def describe(composition: Composition) -> dict[str, Any]:
-    """Return the facts of a composition that are not parts."""
+def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]:
+    """Return the facts of a composition that are not parts; `max_model_len` is that in force."""
     description = composition.description
+    plan = memory.plan
     return {
         "model": composition.checkpoint.name,
         "folder": str(composition.checkpoint.folder),
@@ -60,7 +61,8 @@ def describe(composition: Composition) -> dict[str, Any]:
         "kernels": f"{composition.kernels} ({composition.kernels_why})",
         "cuda_graphs": composition.graphs_why,
         "decode_steps": composition.decode_steps,
-        "max_model_len": composition.max_model_len,
+        "max_model_len": plan.max_model_len if plan else composition.max_model_len,
+        "model_length": description.max_model_len,
         "block_size": composition.block_size,
     }
 
@@ -100,7 +102,7 @@ def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dic
 def _lines(
     composition: Composition, memory: MemoryEstimate, scheduler: SchedulerSettings
 ) -> Iterator[str]:
-    for name, value in describe(composition).items():
+    for name, value in describe(composition, memory).items():
         yield f"{name.replace('_', ' '):<18} {value}"
     yield ""
     yield from _memory_lines(memory, scheduler)
