@@ -36,6 +36,11 @@ class AsyncEngine:
         self.composition = engine.composition
         self.frontend = engine.async_frontend()
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and completion together, at most: what fits the model and its cache."""
+        return self.frontend.max_model_len
+
     async def generate(
         self,
         prompt: Prompt,
@@ -55,7 +60,7 @@ class AsyncEngine:
             timeout_s: Seconds that it may take; then it fails with a `RequestTimeoutError`.
 
         Raises:
-            RequestError: The request is wrong or failed.
+            RequestError: The request is wrong or failed; its cause is what a plugin raised.
             EngineDeadError: The engine stopped.
         """
         params = sampling_params or SamplingParams()
@@ -78,7 +83,8 @@ class AsyncEngine:
         """Answer a conversation; thinking and tool calls are split from the text.
 
         Raises:
-            RequestError: The request is wrong or failed.
+            RequestError: The request is wrong or failed; its cause is what a plugin raised, and
+                its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
         text = self.frontend.render_chat(messages, tools)

@@ -20,7 +20,13 @@ class LoRARequest(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """One token that could stand at a position."""
+    """One token that could stand at a position.
+
+    Attributes:
+        logprob: Its log probability by the model: raw, before temperature, filters, masks and every
+            other sampling step.
+        rank: Its place by that among all tokens, from 1; None where it was not asked for.
+    """
 
     logprob: float
     rank: int | None = None
@@ -41,7 +47,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     Attributes:
         index: Which of the n answers.
         text: The whole answer; for `chat` without thinking and calls, which stand beside it.
-        logprobs: For each token, the candidates by token id, the chosen one first.
+        logprobs: For each token, the candidates by token id, the chosen one first; raw, see
+            `Logprob`.
         stop_reason: The stop string or stop token id that ended it; None for end-of-text.
     """
 

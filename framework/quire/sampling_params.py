@@ -70,7 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop_token_ids: Token ids that end the answer.
         include_stop_str_in_output: Keep the stop string.
         ignore_eos: Go on after the end-of-text token.
-        logprobs: Log probabilities of the chosen token and this many others a position.
+        logprobs: Log probabilities of the chosen token and this many others a position. They are
+            the model's own: raw, before temperature, filters, masks and every other sampling step.
         prompt_logprobs: The same for the tokens of the prompt. The prefix cache is not read then.
         skip_special_tokens: Leave special tokens out of the text.
         structured_outputs: A form that the answer must follow.

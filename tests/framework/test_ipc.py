@@ -3,6 +3,7 @@
 import os
 import pickle
 import socket
+import threading
 import time
 
 import msgspec
@@ -193,6 +194,52 @@ def test_bytes_that_are_not_even_zeromq_reach_nobody(address):
 def test_an_address_that_cannot_be_had_is_a_typed_error(tmp_path):
     with pytest.raises(QuireError, match="no socket can be had"):
         Channel(Ball, f"ipc://{tmp_path}/nowhere/a", is_listening=True)
+
+
+def test_waiting_takes_its_time_and_no_more(ends):
+    started = time.monotonic()
+    assert list(ends[0].wait(0.2)) == []
+    assert time.monotonic() - started > 0.15
+    assert ends[0].take(0.2) is None
+    assert time.monotonic() - started > 0.35
+
+
+def test_a_last_word_is_sent_before_hanging_up(address):
+    speaker = Channel(Ball, address, is_listening=False)
+    speaker.send(Ball(1))  # nobody listens yet
+    closing = threading.Thread(target=speaker.close, args=(5.0,))
+    closing.start()
+    time.sleep(0.05)
+    listener = Channel(Ball, address, is_listening=True)
+    assert listener.take(5.0) == Ball(1)
+    closing.join(5)
+    assert not closing.is_alive()
+    listener.close()
+
+
+def test_a_fork_that_hangs_up_closes_nothing(ends):
+    listening, connecting = ends
+    pid = os.fork()
+    if pid == 0:
+        listening.close()
+        connecting.close(1.0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    connecting.send(Ball(7))
+    assert listening.take(5.0) == Ball(7)
+
+
+def test_an_exception_becomes_the_text_of_its_traceback():
+    def fail():
+        raise ValueError("torn")
+
+    try:
+        fail()
+    except ValueError as error:
+        text = decode(encode([error]), list)[0]
+    assert text.startswith("Traceback")
+    assert "in fail" in text
+    assert text.endswith("ValueError: torn")
 
 
 def test_closing_twice_is_harmless(address):

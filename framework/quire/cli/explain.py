@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.lora.lora_source_options:
         load_sources(settings.lora, composed.composition, composed.plugins.registries)
     memory = estimate_memory(composed)
-    facts = describe(composed.composition)
+    facts = describe(composed.composition, memory)
     if arguments.json:
         parts = [choice.as_dict() for choice in composed.composition.choices]
         memory_facts = describe_memory(memory, composed.settings.scheduler)
@@ -45,9 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if memory.problem else 0
 
 
-def describe(composition: Composition) -> dict[str, Any]:
-    """Return the facts of a composition that are not parts."""
+def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]:
+    """Return the facts of a composition that are not parts; `max_model_len` is that in force."""
     description, shipped = composition.description, composition.checkpoint.entry
+    plan = memory.plan
     return {
         "model": composition.checkpoint.name,
         "shipped_by": None if shipped is None else _shipper(shipped),
@@ -62,7 +63,8 @@ def describe(composition: Composition) -> dict[str, Any]:
         "kernels": f"{composition.kernels} ({composition.kernels_why})",
         "cuda_graphs": composition.graphs_why,
         "decode_steps": composition.decode_steps,
-        "max_model_len": composition.max_model_len,
+        "max_model_len": plan.max_model_len if plan else composition.max_model_len,
+        "model_length": description.max_model_len,
         "block_size": composition.block_size,
     }
 
@@ -111,7 +113,7 @@ def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dic
 def _lines(
     composition: Composition, memory: MemoryEstimate, scheduler: SchedulerSettings
 ) -> Iterator[str]:
-    for name, value in describe(composition).items():
+    for name, value in describe(composition, memory).items():
         if value is not None:
             yield f"{name.replace('_', ' '):<18} {value}"
     yield ""

@@ -132,20 +132,28 @@ def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) 
     if settings.model.max_model_len is not None or longest < 2:
         raise CapacityError(_what_would_fit(plan, wanted, longest, step))
     logger.warning(
-        "max_model_len is %d, not the model's %d: that is what fits the KV cache", longest, wanted
+        "max_model_len is %d, not the model's %d: that is what fits the KV cache of %d blocks (%s "
+        "bytes). A larger one takes longer requests (kv_cache_memory_bytes, num_kv_blocks); with "
+        "max_model_len an engine starts with that length or not at all",
+        longest,
+        wanted,
+        plan.num_blocks - NULL_BLOCKS,
+        f"{plan.num_bytes:,}",
     )
     return longest
 
 
 def _what_would_fit(plan: KVPlan, wanted: int, longest: int, max_step_tokens: int) -> str:
-    num_blocks = blocks_held(plan, wanted - 1, max_step_tokens) + NULL_BLOCKS
+    needed = blocks_held(plan, wanted - 1, max_step_tokens)
+    num_blocks = needed + NULL_BLOCKS
     num_bytes = plan.num_bytes // plan.num_blocks * num_blocks
+    shorter = f"set max_model_len to at most {longest}, or " if longest > 1 else ""
     steps = ""
     if longest_request(plan, wanted, plan.block_size) > longest:
         steps = ", or compute in smaller steps (max_num_batched_tokens)"
     return (
-        f"one request of {wanted} tokens does not fit the KV cache of {plan.num_blocks - 1} blocks "
-        f"of {plan.block_size} tokens; set max_model_len to at most {longest}, or give the cache "
-        f"{num_bytes:,} bytes (kv_cache_memory_bytes) or {num_blocks:,} blocks (num_kv_blocks)"
-        f"{steps}"
+        f"one request of {wanted} tokens (max_model_len) needs {needed:,} blocks of "
+        f"{plan.block_size} tokens, and the KV cache has {plan.num_blocks - NULL_BLOCKS:,} blocks "
+        f"({plan.num_bytes:,} bytes); {shorter}give the cache {num_bytes:,} bytes "
+        f"(kv_cache_memory_bytes) or {num_blocks:,} blocks (num_kv_blocks){steps}"
     )

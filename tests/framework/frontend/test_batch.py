@@ -36,8 +36,9 @@ def test_each_prompt_can_have_its_own_parameters(tokenizer, intake):
     one, two = frontend.generate(["fox", "dog"], params, adapters=adapters)
     assert (len(one.outputs), len(one.outputs[0].token_ids), len(two.outputs)) == (1, 1, 2)
     assert (one.lora_request, two.lora_request.lora_name) == (None, "pirate")
-    with pytest.raises(InvalidRequestError, match="1 entries for 2 prompts"):
-        frontend.generate(["fox", "dog"], [WHOLE])
+    for wrong in (1, 3):
+        with pytest.raises(InvalidRequestError, match=f"{wrong} entries for 2 prompts"):
+            frontend.generate(["fox", "dog"], [WHOLE] * wrong, return_errors=True)
 
 
 def test_nothing_runs_if_one_prompt_is_wrong_and_every_wrong_one_is_named(tokenizer, intake):
@@ -66,7 +67,7 @@ def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(toke
 
 @pytest.mark.parametrize("is_real", [False, True])
 def test_more_prompts_than_the_queue_holds_wait_their_turn(tokenizer, intake, is_real):
-    core = ScriptedCore(echo, max_num_seqs=2, max_queued=4)
+    core = ScriptedCore(echo, max_num_seqs=1, max_queued=3)
     if is_real:
         core = make_core(max_num_seqs=2, max_num_queued=4)[0]
     frontend = BatchFrontend(core, tokenizer, intake, max_in_flight=4)

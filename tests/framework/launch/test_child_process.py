@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import tempfile
+import time
 
 import pytest
 from processes import eventually, is_running
@@ -98,6 +99,36 @@ def test_a_fork_of_the_parent_does_not_end_it(run):
             os._exit(0)
     os.waitpid(pid, 0)
     assert is_running(child.pid)
+
+
+def test_in_a_fork_nobody_waits_for_it_and_what_is_forgotten_there_lives_on(run):
+    child = run(SLEEP)
+    pid = os.fork()
+    if pid == 0:
+        began = time.monotonic()
+        child.end(20.0)
+        is_quick = time.monotonic() - began < 5
+        child._finalizer()  # as at the end of the fork's program
+        os._exit(0 if is_quick else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert is_running(child.pid)
+    child.kill()
+    assert "SIGKILL" in child.end(10.0)
+
+
+def test_it_does_not_know_the_servers_key(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    monkeypatch.setenv("QUIRE_MODEL", "demo")
+    code = "import os, sys; open(sys.argv[1], 'w').write(repr(sorted(os.environ)))"
+    assert run(code, tmp_path / "names").end(20.0).startswith("ended with exit code 0")
+    names = (tmp_path / "names").read_text()
+    assert "QUIRE_API_KEY" not in names
+    assert "QUIRE_MODEL" in names
+
+
+def test_one_that_ends_in_its_time_is_not_killed(run):
+    child = run("import time; time.sleep(0.3); raise SystemExit(5)")
+    assert child.end(20.0).startswith("ended with exit code 5")
 
 
 def test_a_terminals_interrupt_is_not_for_it(run):

@@ -5,9 +5,10 @@ import pytest
 import quire.errors
 from quire.config import GROUPS, Settings
 from quire.errors import CheckpointCorruptError, GrammarError, QuireError, RequestError
+from quire.frontend.engine_client import error_of
 from quire.ipc import UnreadableError, decode, encode
 from quire.launch.engine_wire import EncodedRequest, EngineConfig, ErrorMessage
-from quire.messages import AdapterRef, EngineRequest
+from quire.messages import AdapterRef, EngineRequest, ErrorReport
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 ERRORS = [
@@ -40,6 +41,18 @@ def test_an_error_of_a_plugin_arrives_as_the_nearest_of_ours():
     received = cross(ErrorMessage.of(TornError("in the middle"))).error()
     assert type(received) is CheckpointCorruptError
     assert str(received) == "in the middle"
+
+
+def test_a_plugins_error_that_has_a_name_of_ours_is_its_own_parent():
+    own = type("GrammarError", (CheckpointCorruptError,), {})
+    received = cross(ErrorMessage.of(own("borrowed"))).error()
+    assert type(received) is CheckpointCorruptError
+
+
+def test_a_cause_crosses_as_text():
+    report = cross(ErrorReport("x", "it failed", ValueError("torn")))
+    assert report == ErrorReport("x", "it failed", "ValueError: torn")
+    assert str(error_of(report).__cause__) == "ValueError: torn"
 
 
 def test_an_error_that_is_not_ours_keeps_its_name():

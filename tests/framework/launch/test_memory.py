@@ -96,19 +96,37 @@ def test_a_given_size_is_used_whole_where_prefixes_are_kept_in_it(tmp_path):
     assert planned(without).num_blocks == 3 * 7 + 1
 
 
-def test_requests_become_shorter_where_the_cache_is_small(tmp_path):
+def test_requests_become_shorter_where_the_cache_is_small_with_a_warning(tmp_path, caplog):
     plan = planned(composed(tmp_path, num_kv_blocks=5))
     assert plan.max_model_len == 4 * 16 + 1
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    told = "max_model_len is 65, not the model's 512: that is what fits the KV cache of 4 blocks"
+    assert record.getMessage().startswith(told)
+
+
+@pytest.mark.parametrize("size", [{"num_kv_blocks": 5}, {"kv_cache_memory_bytes": 70_000}, {}])
+def test_a_length_that_was_asked_for_is_never_lowered(tmp_path, caplog, size):
+    its = composed(tmp_path, max_model_len=66, **size)
+    with pytest.raises(CapacityError, match="at most 65"):
+        planned(its, available=5 * BLOCK_BYTES)
+    fits = composed(tmp_path / "fits", max_model_len=65, **size)
+    assert planned(fits, available=5 * BLOCK_BYTES).max_model_len == 65
+    whole = composed(tmp_path / "whole", max_model_len=512, num_kv_blocks=33)
+    assert planned(whole).max_model_len == 512, "the model's own length, and 32 blocks hold it"
+    assert not caplog.records
 
 
 def test_a_length_that_was_asked_for_and_does_not_fit_names_what_would(tmp_path):
     its = composed(tmp_path, num_kv_blocks=5, max_model_len=100)
     # 99 computed tokens are 7 blocks, and the null block.
-    with pytest.raises(
-        CapacityError, match=r"at most 65, .* 98,304 bytes .* or 8 blocks"
-    ) as caught:
+    with pytest.raises(CapacityError) as caught:
         planned(its)
-    assert "smaller steps" not in str(caught.value)
+    assert str(caught.value) == (
+        "one request of 100 tokens (max_model_len) needs 7 blocks of 16 tokens, and the KV cache "
+        "has 4 blocks (61,440 bytes); set max_model_len to at most 65, or give the cache 98,304 "
+        "bytes (kv_cache_memory_bytes) or 8 blocks (num_kv_blocks)"
+    )
     assert planned(composed(tmp_path, num_kv_blocks=8, max_model_len=100)).max_model_len == 100
 
 

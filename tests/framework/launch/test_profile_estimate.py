@@ -1,0 +1,69 @@
+"""What a GPU's memory would be used for, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.compose import layer_specs
+from quire.config import Settings
+from quire.launch.composing import compose_engine
+from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile
+from quire.nvml import DeviceMemory
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+
+MEMORY = DeviceMemory(total=10**10, free=8 * 10**9)
+TOKEN_BYTES = 4 * (2 * 64 + (64 + 2 * 32 + 6 * (64 + 32)) + 2 * 16)  # attention is the larger half
+
+
+@pytest.fixture(scope="module")
+def its(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("model"), "LlamaForCausalLM").folder
+    settings = Settings.from_options({"model": str(folder), "kernels": "torch"})
+    return compose_engine(settings, load_plugins(settings.plugins))
+
+
+def estimated(its, kernels="torch", graphs=0, **scheduler):
+    settings = replace(its.settings, scheduler=replace(its.settings.scheduler, **scheduler))
+    composition = replace(its.composition, kernels=kernels, max_graph_requests=graphs)
+    specs = layer_specs(settings, composition, its.plugins.registries)
+    return estimate_profile(settings, composition, 1000, specs, MEMORY)
+
+
+def with_mlp(its, size):
+    config = {**its.composition.description.config, "intermediate_size": size}
+    description = replace(its.composition.description, config=config)
+    return replace(its.composition, description=description)
+
+
+def test_a_token_takes_what_its_larger_half_does(its):
+    assert activation_bytes(its.settings, its.composition) == TOKEN_BYTES
+    # With an MLP of 1,000 the other half is the larger one.
+    wide = with_mlp(its, 1000)
+    assert activation_bytes(its.settings, wide) == 4 * (2 * 64 + 4 * 1000 + 2 * 16)
+
+
+def test_a_step_is_as_large_as_its_budget_or_as_all_requests_together(its):
+    assert estimated(its, max_num_batched_tokens=100).forward_bytes == 100 * TOKEN_BYTES
+    few = estimated(its, max_num_batched_tokens=5000, max_num_seqs=2)
+    assert few.forward_bytes == 2 * 512 * TOKEN_BYTES
+    assert few.sampling_bytes == 2 * 320 * 4 * 4
+
+
+def test_what_others_use_and_the_driver_are_counted(its):
+    profile = estimated(its)
+    assert profile.other_bytes == 2 * 10**9 + DRIVER_BYTES
+    assert (profile.total_bytes, profile.weight_bytes) == (10**10, 1000)
+    assert profile.is_estimated
+
+
+def test_only_kernels_that_gather_inputs_have_buffers_for_them(its):
+    plain = estimated(its, max_num_seqs=4, max_num_batched_tokens=100)
+    assert plain.table_bytes == 4 * (512 + 32) * 4
+    fused = estimated(its, "triton", max_num_seqs=4, max_num_batched_tokens=100)
+    assert fused.table_bytes - plain.table_bytes == 4 * 100 * 8 + 4 * (32 * 4 + 32)
+
+
+def test_captured_steps_keep_their_own(its):
+    assert estimated(its).graph_bytes == 0
+    assert estimated(its, "triton", graphs=8).graph_bytes > 8 * (TOKEN_BYTES // 2 + 320 * 4)
