@@ -156,3 +156,35 @@ def move(scene, transfer_id, columns, *, is_load):
     torch.cuda.synchronize()
     assert worker.report().done == [transfer_id]
     scheduler.finish(transfer_id, has_failed=False)
+
+
+def test_after_the_end_no_memory_is_held():
+    scene = make_scene()
+    scene.save(chain("prompt", 2))
+    pool = scene.worker.pool
+    assert pool.num_bytes
+    scene.shutdown()
+    assert pool.num_bytes == 0
+
+
+def test_a_slot_is_sound_again_when_its_new_content_is_there():
+    scene = make_scene()
+    (name,) = chain("prompt", 1)
+    scene.save([name])
+    index, pool = scene.scheduler.index, scene.worker.pool
+    slot = index.find(name).slot
+    index.forget([index.find(name)])
+    scene.start_save([name])
+    scene.worker.begin_step(scene.scheduler.plan_step())
+    assert not pool.is_sound(slot, name)
+    scene.worker.report()
+    assert pool.is_sound(slot, name)
+
+
+def test_steps_that_nobody_asked_about_are_reported_together():
+    scene = make_scene()
+    for name in ("first", "second"):
+        scene.start_save(chain(name, 1))
+        scene.worker.begin_step(scene.scheduler.plan_step())
+    assert scene.worker.report().done == [1, 2]
+    assert scene.worker.report().done == []
