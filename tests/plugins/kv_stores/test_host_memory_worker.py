@@ -188,3 +188,27 @@ def test_steps_that_nobody_asked_about_are_reported_together():
         scene.worker.begin_step(scene.scheduler.plan_step())
     assert scene.worker.report().done == [1, 2]
     assert scene.worker.report().done == []
+
+
+def test_a_step_moves_a_column_however_small_its_share_is():
+    options = {"max_bytes": str(8 * COLUMN), "step_bytes": "1"}
+    scene = StoreScene(HostMemoryScheduler, HostMemory, options, one_group_plan())
+    scene.start_save(chain("prompt", 3))
+    moved = []
+    while scene.open:
+        scene.step()
+        moved.append(scene.worker.saved_bytes // COLUMN)
+    assert moved == [1, 2, 3]
+
+
+def test_memory_that_stays_short_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
+    scene = make_scene(num_columns=6)
+    scene.save(chain("first", 2))
+    monkeypatch.setattr(scene.worker.pool, "column_bytes", 2**60)  # no machine has that
+    scene.start_save(chain("second", 2))
+    scene.settle()
+    scene.start_save(chain("third", 2))
+    scene.settle()
+    assert scene.failed == [2, 3]
+    assert sum("could not be allocated" in r.message for r in caplog.records) == 1
