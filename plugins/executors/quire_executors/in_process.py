@@ -24,9 +24,9 @@ class InProcessExecutor(Executor):
         grid = launch.grid
         if grid.tp_size * grid.pp_size != 1:
             raise RefusedError(
-                "executor 'in_process' runs one worker, tensor_parallel_size is "
-                f"{grid.tp_size}; choose an executor that starts processes with --executor, or "
-                "one device"
+                f"executor 'in_process' runs one worker, and {grid.tp_size * grid.pp_size} are to "
+                f"share the model (tensor_parallel_size is {grid.tp_size}); choose an executor "
+                "that starts processes with --executor, or one device"
             )
         super().__init__(launch)
         self._worker: Worker | None = None

@@ -69,13 +69,15 @@ class WritesTheNullBlock(KeepsTheCache):
 
 
 class WritesWhatItSaves(KeepsTheCache):
+    late = TransferReport()
+
     def begin_step(self, message):
         super().begin_step(message)
         for order in decode(message).saves:
             self.tensors[0][order.moves[0].block_ids[0]] += 1
 
     def report(self):
-        report, self.late = getattr(self, "late", TransferReport()), super().report()
+        report, self.late = self.late, super().report()
         return report
 
 
@@ -109,11 +111,12 @@ class NeverReports(HostMemory):
 class Reports(HostMemory):
     """Reports a transfer as failed if its subclass says so."""
 
+    blamed = frozenset()
+
     def begin_step(self, message):
         super().begin_step(message)
         orders = decode(message)
         all_of_them = [(o, True) for o in orders.loads] + [(o, False) for o in orders.saves]
-        self.blamed = getattr(self, "blamed", set())
         self.blamed |= {o.transfer_id for o, is_load in all_of_them if self.fails(o, is_load)}
 
     def report(self):
@@ -162,9 +165,7 @@ class FailsTheThirdSave(Reports):
 class NeverLoadsAgain(Reports):
     """Takes no column again whose load failed once."""
 
-    def begin_step(self, message):
-        self.bad = getattr(self, "bad", set())
-        super().begin_step(message)
+    bad = frozenset()
 
     def fails(self, order, is_load):
         names = {move.block_hash for move in order.moves}
@@ -303,8 +304,9 @@ class OffersHoles(HostMemoryScheduler):
 class RemembersHoles(HostMemoryScheduler):
     """Never stores what was not whole once."""
 
+    holes = frozenset()
+
     def start_save(self, transfer_id, columns):
-        self.holes = getattr(self, "holes", set())
         self.holes |= {c.block_hash for c in columns if not all(c.block_ids)}
         whole = [column for column in columns if column.block_hash not in self.holes]
         return super().start_save(transfer_id, whole)
@@ -392,16 +394,17 @@ class IgnoresFailedSaves(HostMemoryScheduler):
 class NeverSavesAgain(HostMemoryScheduler):
     """Stores no column again whose load failed once."""
 
+    bad = frozenset()
+
     def finish(self, transfer_id, *, has_failed):
         load = self._loads.get(transfer_id)
-        self.bad = getattr(self, "bad", set())
         if has_failed and load:
             self.bad |= {column.block_hash for column in load.columns}
         super().finish(transfer_id, has_failed=has_failed)
 
     def start_save(self, transfer_id, columns):
-        bad = getattr(self, "bad", set())
-        return super().start_save(transfer_id, [c for c in columns if c.block_hash not in bad])
+        good = [column for column in columns if column.block_hash not in self.bad]
+        return super().start_save(transfer_id, good)
 
 
 class Remembers(HostMemoryScheduler):
@@ -435,13 +438,15 @@ class RemembersWhatIsSaved(HostMemoryScheduler):
 class RemembersNames(HostMemoryScheduler):
     """After a reset it offers nothing, and still takes nothing that was there."""
 
+    gone = frozenset()
+
     def reset(self):
         self.gone = {*self.index._columns}
         super().reset()
 
     def start_save(self, transfer_id, columns):
-        gone = getattr(self, "gone", ())
-        return super().start_save(transfer_id, [c for c in columns if c.block_hash not in gone])
+        new = [column for column in columns if column.block_hash not in self.gone]
+        return super().start_save(transfer_id, new)
 
 
 class LoadsNothingAfterAReset(HostMemoryScheduler):

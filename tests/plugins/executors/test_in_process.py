@@ -141,6 +141,11 @@ def test_several_devices_are_refused():
         InProcessExecutor(WorkerLaunch(CountingWorker, grid=WorkerGrid(tp_size=2)))
 
 
+def test_several_stages_are_refused():
+    with pytest.raises(RefusedError, match="runs one worker, and 2 are to share the model"):
+        InProcessExecutor(WorkerLaunch(CountingWorker, grid=WorkerGrid(pp_size=2)))
+
+
 def test_it_declares_one_device():
     entry = load_plugins().registries.executors.entry("in_process")
     assert entry.capabilities.max_tensor_parallel_size == 1

@@ -55,6 +55,16 @@ def test_a_hit_ends_at_the_first_gap():
     assert spec.cached_prefix([True, True, False, True]) == 2
 
 
+def test_the_engine_need_not_look_behind_a_gap():
+    assert FullAttentionSpec.needs_whole_prefix
+
+
+@pytest.mark.parametrize(("heads", "dim", "what"), [(0, 8, "num_kv_heads"), (2, 0, "head_dim")])
+def test_heads_that_are_none_are_refused(heads, dim, what):
+    with pytest.raises(SettingsError, match=f"{what} of a must be at least 1, got 0"):
+        FullAttentionSpec(KVLayer("a", "full_attention", heads, dim), 16, "float32")
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(SettingsError, match=r"8 KV heads of layers\.0\.attn .* 3 devices"):
         FullAttentionSpec(LAYER, 16, "float32", 3)

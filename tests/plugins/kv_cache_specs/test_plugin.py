@@ -42,6 +42,21 @@ def test_the_parameters_that_a_backend_must_know_are_declared(registry, name):
     assert declared <= dict(PARAMS[name]).keys()
 
 
+def test_each_declares_what_a_backend_of_its_layers_must_know(registry):
+    declared = {
+        name: (it.layout, it.window_param, it.chunk_param)
+        for name, it in ((name, registry.entry(name).capabilities) for name in registry)
+    }
+    assert declared == {
+        "full_attention": ("kv", None, None),
+        "sliding_window": ("kv", "window", None),
+        "chunked_local_attention": ("kv", None, "chunk"),
+        "cross_attention": ("cross", None, None),
+        "mla_attention": ("mla", None, None),
+        "recurrent_state": ("state", None, None),
+    }
+
+
 def test_no_spec_loads_torch():
     modules = (
         "full_attention", "sliding_window", "chunked_local", "cross_attention", "mla_attention",

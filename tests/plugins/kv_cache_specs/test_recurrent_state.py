@@ -86,6 +86,29 @@ def test_without_prefix_hits_a_request_has_one_state():
     assert bare.with_block_size(64).blocks_needed(1000) == 1
 
 
+def test_without_prefix_hits_all_layers_are_alike_and_shared_as_before():
+    shared = RecurrentStateSpec(layer(), 16, "float32", 2)
+    assert shared.without_prefix_hits().page_bytes == shared.page_bytes
+    said = RecurrentStateSpec(layer(snapshots=True), 16, "float32", 2)
+    assert said.without_prefix_hits().key == shared.without_prefix_hits().key
+
+
+def test_lookahead_has_snapshots_of_its_own():
+    assert spec().blocks_needed(8, num_lookahead_tokens=1) == 3
+    assert spec(snapshots=False).blocks_needed(0, num_lookahead_tokens=1) == 1
+
+
+@pytest.mark.parametrize(("block_size", "tp_size"), [(0, 1), (16, 0)])
+def test_sizes_that_are_none_are_refused(block_size, tp_size):
+    with pytest.raises(SettingsError, match=r"of layers\.0\.mixer must be at least 1, got 0"):
+        RecurrentStateSpec(layer(), block_size, "float32", tp_size)
+
+
+def test_a_state_is_shared_along_its_first_dimension_or_not_at_all():
+    with pytest.raises(SettingsError, match=r"\(3, 2\) of layers\.0\.mixer .* 2 devices"):
+        RecurrentStateSpec(layer(state_shapes=((3, 2),)), 16, "float32", 2)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -110,3 +110,30 @@ def test_memory_that_was_used_is_used_again_before_more_is_taken():
     (a,) = stored(index, b"a")
     index.forget([a])
     assert index.claim(b"b").slot == a.slot
+
+
+def test_the_end_of_a_prompt_that_was_loaded_goes_before_its_beginning():
+    index = ColumnIndex(3)
+    columns = stored(index, b"1", b"2", b"3")
+    index.begin_reading(columns)
+    index.end_reading(columns)
+    stored(index, b"x", b"y")
+    assert [name in index for name in (b"1", b"2", b"3")] == [True, False, False]
+
+
+def test_what_is_forgotten_twice_is_forgotten_once():
+    index = ColumnIndex(2)
+    (old,) = stored(index, b"a")
+    index.forget([old])
+    (new,) = stored(index, b"a")
+    index.forget([old])
+    assert index.find(b"a") is new
+    assert count(index) == (1, 1, 0)
+
+
+def test_what_is_not_stored_any_more_cannot_be_touched():
+    index = ColumnIndex(1)
+    stored(index, b"a", b"b")
+    index.touch([b"a", b"b", b"c"])
+    assert count(index) == (0, 1, 0)
+    assert index.num_evicted == 1

@@ -146,3 +146,60 @@ def test_an_id_cannot_be_used_twice_at_a_time(scene):
 def test_an_empty_load_is_an_error(scene):
     with pytest.raises(ValueError, match="load 5 has no columns"):
         scene.scheduler.start_load(5, [])
+
+
+def test_what_is_being_written_is_not_offered(scene):
+    prompt = chain("prompt", 2)
+    scene.start_save(prompt)
+    assert scene.scheduler.lookup("early", prompt).num_blocks == 0
+
+
+def test_an_offer_keeps_what_it_names_for_longer():
+    scene = make_scene(num_columns=2)
+    old, new = chain("old", 1), chain("new", 1)
+    scene.save(old)
+    scene.save(new)
+    assert scene.save(old) == 0
+    scene.save(chain("third", 1))
+    assert (scene.lookup(old), scene.lookup(new)) == (1, 0)
+
+
+def test_a_load_that_is_lost_fails_in_a_step_of_its_own():
+    scene = make_scene(num_columns=2)
+    prompt = chain("prompt", 2)
+    scene.save(prompt)
+    scene.save(chain("other", 1))
+    load = scene.start_load(prompt)
+    assert scene.step().failed == [load]
+    assert scene.lookup(prompt[:1]) == 1
+
+
+@pytest.mark.parametrize("is_load", [True, False])
+def test_a_transfer_ends_once(scene, is_load):
+    prompt = chain("prompt", 2)
+    scene.save(prompt)
+    (scene.start_load if is_load else scene.start_save)(
+        [*prompt, *chain("more", 0 if is_load else 1)]
+    )
+    scene.settle()
+    with pytest.raises(ValueError, match="transfer 2 is not open"):
+        scene.scheduler.finish(2, has_failed=False)
+
+
+def test_the_first_save_that_fails_is_a_warning_and_the_others_are_details(scene, caplog):
+    caplog.set_level(logging.DEBUG)
+    for name in ("first", "second"):
+        scene.start_save(chain(name, 1))
+    for transfer_id in (1, 2):
+        scene.end(transfer_id, has_failed=True)
+    levels = [r.levelname for r in caplog.records if r.message.endswith("failed")]
+    assert levels == ["WARNING", "DEBUG"]
+    assert scene.scheduler.counts.num_failed == 2
+    assert scene.scheduler.counts.saved_bytes == 0
+    assert scene.scheduler.index.num_slots == 14, "their slots are not trusted any more"
+
+
+def test_the_log_says_how_much_has_room(caplog):
+    with caplog.at_level(logging.INFO):
+        make_scene(num_columns=3)
+    assert "host_memory: room for 12 tokens (3 columns of 256 bytes)" in caplog.messages

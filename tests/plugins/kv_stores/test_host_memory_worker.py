@@ -156,3 +156,59 @@ def move(scene, transfer_id, columns, *, is_load):
     torch.cuda.synchronize()
     assert worker.report().done == [transfer_id]
     scheduler.finish(transfer_id, has_failed=False)
+
+
+def test_after_the_end_no_memory_is_held():
+    scene = make_scene()
+    scene.save(chain("prompt", 2))
+    pool = scene.worker.pool
+    assert pool.num_bytes
+    scene.shutdown()
+    assert pool.num_bytes == 0
+
+
+def test_a_slot_is_sound_again_when_its_new_content_is_there():
+    scene = make_scene()
+    (name,) = chain("prompt", 1)
+    scene.save([name])
+    index, pool = scene.scheduler.index, scene.worker.pool
+    slot = index.find(name).slot
+    index.forget([index.find(name)])
+    scene.start_save([name])
+    scene.worker.begin_step(scene.scheduler.plan_step())
+    assert not pool.is_sound(slot, name)
+    scene.worker.report()
+    assert pool.is_sound(slot, name)
+
+
+def test_steps_that_nobody_asked_about_are_reported_together():
+    scene = make_scene()
+    for name in ("first", "second"):
+        scene.start_save(chain(name, 1))
+        scene.worker.begin_step(scene.scheduler.plan_step())
+    assert scene.worker.report().done == [1, 2]
+    assert scene.worker.report().done == []
+
+
+def test_a_step_moves_a_column_however_small_its_share_is():
+    options = {"max_bytes": str(8 * COLUMN), "step_bytes": "1"}
+    scene = StoreScene(HostMemoryScheduler, HostMemory, options, one_group_plan())
+    scene.start_save(chain("prompt", 3))
+    moved = []
+    while scene.open:
+        scene.step()
+        moved.append(scene.worker.saved_bytes // COLUMN)
+    assert moved == [1, 2, 3]
+
+
+def test_memory_that_stays_short_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
+    scene = make_scene(num_columns=6)
+    scene.save(chain("first", 2))
+    monkeypatch.setattr(scene.worker.pool, "column_bytes", 2**60)  # no machine has that
+    scene.start_save(chain("second", 2))
+    scene.settle()
+    scene.start_save(chain("third", 2))
+    scene.settle()
+    assert scene.failed == [2, 3]
+    assert sum("could not be allocated" in r.message for r in caplog.records) == 1

@@ -38,6 +38,7 @@ def test_what_is_no_size_is_refused_with_an_example(text):
 
 def test_the_default_is_four_gibibytes():
     assert read_options({}).max_bytes == 4 * 2**30
+    assert read_options({}).step_bytes == 64 * 2**20
 
 
 def test_an_unknown_option_is_refused_with_those_that_are_known():
@@ -51,6 +52,22 @@ def test_a_column_that_does_not_fit_is_refused_with_the_numbers(half):
     with pytest.raises(SettingsError, match=r"max_bytes is 255, .* 256 bytes"):
         half({"max_bytes": "255"}, plan)
     half({"max_bytes": "256"}, plan)
+
+
+def test_options_are_checked_before_there_is_a_store():
+    plan = one_group_plan()
+    with pytest.raises(SettingsError, match="no option 'max_byte'"):
+        HostMemoryScheduler.check_options({"max_byte": "1"})
+    HostMemoryScheduler.check_options({"max_bytes": "255"})
+    with pytest.raises(SettingsError, match="max_bytes is 255"):
+        HostMemoryScheduler.check_options({"max_bytes": "255"}, plan)
+    HostMemoryScheduler.check_options({"max_bytes": "256"}, plan)
+
+
+def test_the_largest_size_is_that_of_the_largest_machine():
+    assert read_options({"max_bytes": "1024TiB"}).max_bytes == 2**50
+    with pytest.raises(SettingsError, match="step_bytes must be from 1 to"):
+        read_options({"step_bytes": "0"})
 
 
 def test_a_column_has_a_page_of_every_layer_and_no_padding():

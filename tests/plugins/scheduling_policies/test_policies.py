@@ -1,3 +1,5 @@
+import pytest
+
 from quire.engine.request import Request
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
@@ -14,10 +16,10 @@ class TestPriorityFirst(SchedulingPolicyContract):
     policy = PriorityFirst
 
 
-def request(priority):
+def request(priority, num_tokens=1):
     message = EngineRequest(
         request_id="a",
-        token_ids=[1],
+        token_ids=[1] * num_tokens,
         params=SamplingParams(),
         max_tokens=1,
         seed=0,
@@ -35,6 +37,11 @@ def test_lower_priorities_go_first():
 def test_first_come_first_served_does_not_look_at_priorities():
     policy = FirstComeFirstServed()
     assert policy.order(request(5)) == policy.order(request(-5))
+
+
+@pytest.mark.parametrize("policy", [FirstComeFirstServed(), PriorityFirst()])
+def test_short_prompts_do_not_overtake_long_ones(policy):
+    assert policy.order(request(0)) == policy.order(request(0, num_tokens=9))
 
 
 def test_both_offer_their_names(quire_registries):
