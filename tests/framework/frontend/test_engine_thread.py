@@ -9,6 +9,7 @@ from scripted_core import ScriptedCore, echo
 
 from quire.errors import EngineDeadError
 from quire.frontend import engine_thread as engine_thread_module
+from quire.frontend.engine_client import death_by
 from quire.frontend.engine_thread import EngineThread
 from quire.sampling_params import SamplingParams
 
@@ -237,3 +238,12 @@ def test_a_program_that_leaves_stops_the_engines_that_run(monkeypatch, intake):
     assert known == [case.thread.stop]
     case.thread.stop()
     assert known == []
+
+
+def test_a_death_by_a_death_is_that_death():
+    death = EngineDeadError("gone")
+    assert death_by(death) is death
+    cause = KeyError("x")
+    found = death_by(cause)
+    assert str(found) == "the engine died: KeyError: 'x'"
+    assert found.__cause__ is cause
