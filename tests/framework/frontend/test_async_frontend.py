@@ -122,7 +122,7 @@ def test_names_of_the_model_and_its_adapters_are_known(serve):
 
 def test_an_abort_ends_the_one_request_that_it_names(serve):
     async def test(frontend, core):
-        prompt = "the lazy dog jumps over the fox"
+        prompt = "the lazy dog jumps over the fox " * 5
         streams = [await frontend.submit(prompt, WHOLE) for _ in range(3)]
         await anext(streams[0])
         frontend.abort(streams[1].request_id)
@@ -166,7 +166,8 @@ def test_who_still_reads_at_a_shutdown_is_told(tokenizer, intake):
 
     async def main():
         frontend = make(core, tokenizer, intake)
-        streams = [await frontend.submit("the lazy dog jumps over", WHOLE) for _ in range(2)]
+        prompt = "the lazy dog jumps over the fox " * 5
+        streams = [await frontend.submit(prompt, WHOLE) for _ in range(2)]
         await anext(streams[0])
         await frontend.shutdown()
         for stream in streams:
@@ -176,15 +177,21 @@ def test_who_still_reads_at_a_shutdown_is_told(tokenizer, intake):
 
 
 def test_the_stall_limit_is_the_one_that_was_given(serve):
+    let_go = threading.Event()
+
+    def script(request):
+        let_go.wait(20)
+        return echo(request)
+
     async def test(frontend, core):
-        core.step_s = 0.15
         task = asyncio.create_task(frontend.generate_whole("fox", SamplingParams(max_tokens=1)))
         await eventually(lambda: frontend.is_stalled, "it counts as stalled")
         assert not frontend.is_ready()
+        let_go.set()
         await task
         await eventually(frontend.is_ready, "it is ready again")
 
-    serve(test, stall_limit_s=0.02)
+    serve(test, script, stall_limit_s=0.02)
 
 
 @pytest.mark.parametrize(

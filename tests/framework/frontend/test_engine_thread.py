@@ -210,8 +210,8 @@ def test_a_step_that_hangs_is_killed_or_left_behind(start, wait_for, request_of,
     assert case.core.num_kills == 1
     assert case.thread._thread.is_alive() is not is_remote
     started = time.monotonic()
-    case.thread.stop(2.0)
-    assert time.monotonic() - started < 1.0  # nobody waits for it again
+    case.thread.stop(6.0)
+    assert time.monotonic() - started < 4.0  # nobody waits for it again
     assert case.core.num_kills == 1
     assert len(case.deaths) == 1
 

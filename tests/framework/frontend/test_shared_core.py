@@ -138,9 +138,7 @@ def test_a_core_that_nobody_has_is_woken_and_shut_down():
 
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_who_hangs_is_killed_or_shuts_the_core_down_at_last(monkeypatch, is_remote):
-    monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.05 if not is_remote else 2.0)
-    if is_remote:
-        monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.3)
+    monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.5 if is_remote else 0.02)
     shared = SharedCore(core := Noted(is_remote))
     has_turn = threading.Event()
 
