@@ -72,9 +72,8 @@ class Answer:
             raise error_of(output.error)
         if output.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        self._logprobs += [self._row(row).as_dict() for row in output.logprobs or ()]
         self._token_ids += output.token_ids
-        if output.logprobs is not None:
-            self._logprobs += [self._row(row).as_dict() for row in output.logprobs]
         if self.request.params.prompt_logprobs is not None:
             self._take_prompt_logprobs(output)
         if output.finish_reason is not None:
@@ -127,14 +126,18 @@ class Answer:
         return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
 
     def _decode(self, num_hidden: int = 0) -> None:
-        """Turn tokens into text, but the last few; behind a stop string nothing is the answer's."""
+        """Turn tokens into text, but the last few; behind a stop string nothing is the answer's.
+
+        A token that cannot be decoded is tried once, so that the answer can still be ended.
+        """
         detokenizer = self._detokenizer
-        for index in range(self._num_decoded, len(self._token_ids) - num_hidden):
+        first, self._num_decoded = self._num_decoded, len(self._token_ids)
+        for index in range(first, len(self._token_ids) - num_hidden):
             self._texts.append(detokenizer.feed(self._token_ids[index]))
             if detokenizer.stop_string is not None:
                 del self._token_ids[index + 1 :], self._logprobs[index + 1 :]
+                self._num_decoded = len(self._token_ids)
                 break
-        self._num_decoded = len(self._token_ids)
 
     def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
         """Take in that the engine ended the answer, unless a stop string did before."""

@@ -25,7 +25,9 @@ from quire.errors import (
 from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat_template import ChatTemplate
+from quire.frontend.intake import Intake
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
+from quire.registry import Source
 from quire.sampling_params import SamplingParams
 
 WHOLE = SamplingParams(max_tokens=None)
@@ -65,6 +67,156 @@ async def eventually(condition, what, timeout_s=5.0):
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         await asyncio.sleep(0.002)
+
+
+def hearing(heard):
+    def hook(*, request, output):
+        heard.append((request.child, output.finish_reason))
+
+    return [(Source("acme", "acme-quire", "1.0"), hook)]
+
+
+def test_what_is_asked_of_a_request_reaches_the_engine(tokenizer):
+    intake = Intake(
+        tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size, has_priorities=True
+    )
+    core, heard = ScriptedCore(echo), []
+
+    async def main():
+        frontend = make(core, tokenizer, intake, finished_hooks=hearing(heard))
+        asked = {"priority": -3, "timeout_s": 7.5, "adapter": "pirate"}
+        async with await frontend.submit("fox", WHOLE, **asked) as stream:
+            async for _ in stream:
+                pass
+        async for _ in frontend.generate("fox", WHOLE, **asked):
+            pass
+        await frontend.generate_whole("fox", WHOLE, **asked)
+        await frontend.generate_whole("fox", WHOLE, adapter="demo")
+        await frontend.shutdown()
+
+    asyncio.run(main())
+    *asked, plain = core.requests
+    for request in asked:
+        assert (request.priority, request.timeout_s) == (-3, 7.5)
+        assert request.adapter == AdapterRef("pirate", "path")
+    assert (plain.priority, plain.timeout_s, plain.adapter) == (0, None, None)
+    assert heard == [(0, "stop")] * 4
+
+
+def test_names_of_the_model_and_its_adapters_are_known(serve):
+    async def test(frontend, core):
+        assert frontend.resolve_adapter(None) is frontend.resolve_adapter("demo") is None
+        assert frontend.resolve_adapter("pirate") == AdapterRef("pirate", "path")
+        for name in ("", "Demo", "ghost"):
+            with pytest.raises(UnknownModelError, match="served: demo, pirate") as caught:
+                frontend.resolve_adapter(name)
+            assert caught.value.param == "model"
+        with pytest.raises(UnknownModelError) as caught:
+            frontend.resolve_adapter("x" * 10_000)
+        assert len(str(caught.value)) < 400
+        frontend.adapters["new"] = AdapterRef("new", "path")  # it may grow
+        assert frontend.resolve_adapter("new").name == "new"
+
+    serve(test)
+
+
+def test_an_abort_ends_the_one_request_that_it_names(serve):
+    async def test(frontend, core):
+        prompt = "the lazy dog jumps over the fox " * 5
+        streams = [await frontend.submit(prompt, WHOLE) for _ in range(3)]
+        await anext(streams[0])
+        frontend.abort(streams[1].request_id)
+        ends = [[delta async for delta in stream][-1].finish_reason for stream in streams]
+        assert ends == ["stop", "abort", "stop"]
+
+    serve(test, step_s=0.005)
+
+
+def test_a_shutdown_of_an_idle_engine_takes_no_time(tokenizer, intake):
+    async def main():
+        frontend = make(ScriptedCore(echo), tokenizer, intake)
+        started = time.monotonic()
+        await frontend.shutdown(30.0)
+        assert time.monotonic() - started < 10
+        assert not frontend.is_ready()
+
+    asyncio.run(main())
+
+
+def test_a_frontend_that_drains_is_not_ready_and_refuses_before_it_encodes(tokenizer, intake):
+    core = ScriptedCore(echo, step_s=0.01)
+
+    async def main():
+        frontend = make(core, tokenizer, intake)
+        stream = await frontend.submit("the lazy dog jumps over", WHOLE)
+        closing = asyncio.create_task(frontend.shutdown(30.0))
+        await asyncio.sleep(0)
+        assert not frontend.is_ready()
+        frontend.check_health()  # it lives
+        with pytest.raises(OverloadedError, match="shutting down"):
+            await frontend.submit("", WHOLE)
+        assert [delta async for delta in stream][-1].finish_reason == "stop"
+        await closing
+
+    asyncio.run(main())
+
+
+def test_who_still_reads_at_a_shutdown_is_told(tokenizer, intake):
+    core = ScriptedCore(echo, step_s=0.02)
+
+    async def main():
+        frontend = make(core, tokenizer, intake)
+        prompt = "the lazy dog jumps over the fox " * 5
+        streams = [await frontend.submit(prompt, WHOLE) for _ in range(2)]
+        await anext(streams[0])
+        await frontend.shutdown()
+        for stream in streams:
+            assert [delta async for delta in stream][-1].finish_reason == "abort"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_stall_limit_is_the_one_that_was_given(serve):
+    let_go = threading.Event()
+
+    def script(request):
+        let_go.wait(20)
+        return echo(request)
+
+    async def test(frontend, core):
+        task = asyncio.create_task(frontend.generate_whole("fox", SamplingParams(max_tokens=1)))
+        await eventually(lambda: frontend.is_stalled, "it counts as stalled")
+        assert not frontend.is_ready()
+        let_go.set()
+        await task
+        await eventually(frontend.is_ready, "it is ready again")
+
+    serve(test, script, stall_limit_s=0.02)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_beside"),
+    [
+        ([], False),
+        (["x" * 4096], False),
+        (["x" * 4097], True),
+        (["x" * 2048] * 2, False),
+        (["x" * 2048] * 2 + ["x"], True),
+        ([{"prompt": "x" * 5000, "prompt_token_ids": [1]}], True),
+        ([{"prompt": "x", "prompt_token_ids": [1] * 5000}], True),
+        ([(1,) * 5000], True),
+        ([7, None, {}], False),
+    ],
+)
+def test_work_is_counted_over_all_prompts(serve, prompts, is_beside):
+    async def test(frontend, core):
+        names = []
+        frontend.intake = Watched(frontend.intake, names)
+        with contextlib.suppress(PromptTooLongError, InvalidRequestError):
+            await frontend.encode(prompts)
+        assert (set(names) - {threading.current_thread().name} != set()) is is_beside
+
+    serve(test)
 
 
 def test_deltas_joined_are_the_answer(serve):

@@ -14,8 +14,11 @@ from quire.errors import (
     RemoteError,
     RequestFailedError,
 )
+from quire.frontend import batch as batch_module
 from quire.frontend.batch import BatchFrontend
-from quire.messages import AdapterRef, ErrorReport
+from quire.frontend.intake import Intake
+from quire.messages import AdapterRef, EngineOutput, EngineOutputs, ErrorReport
+from quire.registry import Source
 from quire.sampling_params import SamplingParams
 
 WHOLE = SamplingParams(max_tokens=None)
@@ -234,3 +237,109 @@ def test_an_engine_that_forgets_a_request_is_dead(tokenizer, intake):
 
 def test_no_prompts_are_no_work(tokenizer, intake):
     assert BatchFrontend(ScriptedCore(echo), tokenizer, intake).generate([], WHOLE) == []
+
+
+class Watched(ScriptedCore):
+    """Notes the most requests that it had at a time."""
+
+    most = 0
+
+    def add(self, request):
+        super().add(request)
+        self.most = max(self.most, len(self.waiting) + len(self.running))
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 3, 100])
+def test_the_engine_has_so_many_requests_at_a_time_and_no_more(tokenizer, intake, max_in_flight):
+    core = Watched(echo)
+    frontend = BatchFrontend(core, tokenizer, intake, max_in_flight=max_in_flight)
+    frontend.generate(["the fox"] * 5, SamplingParams(n=2, max_tokens=2))
+    assert core.most == min(max_in_flight, 10)
+    assert [request.child for request in core.requests] == [0, 1] * 5
+
+
+def test_each_prompt_has_its_priority_and_its_time(tokenizer):
+    intake = Intake(
+        tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size, has_priorities=True
+    )
+    core = ScriptedCore(echo)
+    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend.generate(["a", "b"], (WHOLE, WHOLE), priority=(-3, 4), timeout_s=[2.5, None])
+    assert [(r.priority, r.timeout_s) for r in core.requests] == [(-3, 2.5), (4, None)]
+    frontend.generate(["a", "b"], WHOLE, priority=5, timeout_s=9)
+    assert [(r.priority, r.timeout_s) for r in core.requests[2:]] == [(5, 9)] * 2
+    adapter = AdapterRef("pirate", "path")
+    frontend.generate(["a", "b"], WHOLE, adapters=adapter)
+    assert [r.adapter for r in core.requests[4:]] == [adapter] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"params": [WHOLE] * 3}, "sampling_params"),
+        ({"adapters": [None]}, "lora_request"),
+        ({"priority": [0]}, "priority"),
+        ({"timeout_s": []}, "timeout_s"),
+    ],
+)
+def test_a_list_has_an_entry_for_each_prompt(tokenizer, intake, fields, param):
+    frontend = BatchFrontend(core := ScriptedCore(echo), tokenizer, intake)
+    with pytest.raises(InvalidRequestError, match="entries for 2 prompts") as caught:
+        frontend.generate(["a", "b"], **{"params": WHOLE} | fields)
+    assert caught.value.param == param
+    assert core.num_steps == 0
+
+
+def test_plugins_hear_of_each_end(tokenizer, intake):
+    heard = []
+
+    def hook(*, request, output):
+        heard.append((request.child, output.finish_reason))
+
+    hooks = [(Source("acme", "acme-quire", "1.0"), hook)]
+    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake, finished_hooks=hooks)
+    frontend.generate(["fox"], SamplingParams(n=2, max_tokens=None))
+    assert heard == [(0, "stop"), (1, "stop")]
+
+
+def test_progress_counts_prompts(tokenizer, intake, monkeypatch):
+    counted = []
+    monkeypatch.setattr(
+        batch_module.Progress, "advance", lambda self, task, num: counted.append(num)
+    )
+    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend.generate(["fox", "the lazy dog"], SamplingParams(n=3, max_tokens=None))
+    assert counted == [1, 1]
+
+
+def test_an_output_behind_a_stop_string_is_dropped(tokenizer, intake):
+    class Surplus(ScriptedCore):
+        """Says more of a request that the frontend has ended."""
+
+        def step(self):
+            outputs = super().step()
+            more = [
+                EngineOutput(request_id=output.request_id, token_ids=[21])
+                for output in outputs.outputs
+            ]
+            return EngineOutputs([*outputs.outputs, *more], outputs.stats)
+
+    core = Surplus(echo, tokens_per_step=100)
+    params = SamplingParams(max_tokens=None, stop=["fox"])
+    (output,) = BatchFrontend(core, tokenizer, intake).generate(["the fox jumps"], params)
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("the ", "fox")
+    assert not core.has_work()
+
+
+def test_a_step_that_said_nothing_is_followed_by_another(tokenizer, intake):
+    class Silent(ScriptedCore):
+        """Was woken before the first step ended."""
+
+        silences = 2
+
+        def step(self):
+            self.silences -= 1
+            return super().step() if self.silences < 0 else None
+
+    (output,) = BatchFrontend(Silent(echo), tokenizer, intake).generate(["fox"], WHOLE)
+    assert output.outputs[0].text == "fox"

@@ -185,3 +185,87 @@ def test_a_template_that_is_no_jinja_is_named(tmp_path):
         ChatTemplate.load(tmp_path, tmp_path / "chat_template.jinja")
     with pytest.raises(SettingsError, match="nowhere"):
         ChatTemplate.load(tmp_path, tmp_path / "nowhere.jinja")
+
+
+def test_a_prompt_may_be_so_long_and_no_longer():
+    whole = "{{ messages[0].content }}"
+    in_pieces = "{% for c in messages[0].content %}{{ c }}{% endfor %}"
+    for template in (whole, in_pieces):
+        rendered = ChatTemplate(template, max_characters=10)
+        assert rendered.render([{"role": "user", "content": "x" * 10}]) == "x" * 10
+        said = r"^the chat template wrote more than 10 characters$"
+        with pytest.raises(ChatTemplateError, match=said) as caught:
+            rendered.render([{"role": "user", "content": "x" * 11}])
+        assert caught.value.param == "messages"
+
+
+def test_blocks_leave_neither_lines_nor_blanks():
+    text = "a\n  {% if true %}\nb\n  {% endif %}\nc"
+    assert ChatTemplate(text).render(USER) == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("tojson", '{"b": "é", "a": 1}'),
+        ("tojson(ensure_ascii=True)", '{"b": "\\u00e9", "a": 1}'),
+        ("tojson(indent=1)", '{\n "b": "é",\n "a": 1\n}'),
+        ("tojson(separators=(',', ':'))", '{"b":"é","a":1}'),
+        ("tojson(sort_keys=True)", '{"a": 1, "b": "é"}'),
+    ],
+)
+def test_json_is_written_as_the_template_asks(call, text):
+    template = ChatTemplate("{{ {'b': 'é', 'a': 1} | " + call + " }}")
+    assert template.render(USER) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["raise_exception", "strftime_now", "documents", "_x", "__class__"]
+)
+def test_names_of_the_template_cannot_be_set_without_special_tokens_either(name):
+    with pytest.raises(InvalidRequestError, match="cannot set") as caught:
+        ChatTemplate("x").render(USER, None, {name: "x"})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_template_sees_that_there_are_no_documents_and_no_tools():
+    text = "{{ documents is none }}{{ documents is defined }}{{ tools is none }}"
+    assert ChatTemplate(text).render(USER) == "TrueTrueTrue"
+
+
+def test_a_name_of_the_client_wins_over_nothing_of_ours():
+    template = ChatTemplate("{{ bos_token }}{{ mood }}", {"bos_token": "<s>"})
+    assert template.render(USER, None, {"mood": "x"}) == "<s>x"
+
+
+def test_of_several_templates_none_is_taken_that_was_not_asked_for():
+    tool = {"type": "function", "function": {"name": "f"}}
+    named = ChatTemplate({"rag": "r", "tool_use": "t"})
+    assert named.render(USER, [tool]) == "t"
+    with pytest.raises(ChatTemplateError, match="rag, tool_use and none is the default"):
+        named.render(USER)
+    plain = ChatTemplate({"rag": "r", "default": "d"})
+    assert plain.render(USER) == plain.render(USER, [tool]) == "d"
+
+
+@pytest.mark.parametrize("entry", [{"name": "a"}, {"template": "a"}, "a", None])
+def test_a_listed_template_without_a_name_or_a_text_is_named(tmp_path, entry):
+    config = {"chat_template": [entry]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointCorruptError, match=r"tokenizer_config\.json.*`name`"):
+        ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\xfa", b"{% for %}"])
+def test_a_template_of_the_caller_that_cannot_be_read_is_a_setting(tmp_path, content):
+    (tmp_path / "mine.jinja").write_bytes(content)
+    with pytest.raises(SettingsError, match="chat_template must be a Jinja file"):
+        ChatTemplate.load(tmp_path, tmp_path / "mine.jinja")
+
+
+def test_whatever_a_template_raises_blames_the_messages():
+    for text in ("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ messages[5].x.y }}"):
+        with pytest.raises(ChatTemplateError, match="cannot render this conversation") as caught:
+            ChatTemplate(text).render(USER)
+        assert caught.value.param == "messages"
+        assert caught.value.__cause__ is not None

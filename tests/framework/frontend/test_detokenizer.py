@@ -1,5 +1,6 @@
 """Tokens become text up to the first stop string."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,3 +52,29 @@ def test_the_text_ends_where_the_whole_has_the_stop_string(tokenizer, text, stop
     before, mark, _ = text.partition(stop)
     assert shown == before
     assert found == (mark or None)
+
+
+def letters(tokenizer, text):
+    """The ids of a text, one a byte."""
+    alphabet = {tokenizer.token_bytes(i): i for i in range(256)} | {
+        tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)
+    }
+    return [alphabet[bytes([octet])] for octet in text.encode()]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "found"),
+    [(0, "a", "b"), (1, "a", "b"), (2, "a", "b"), (3, "abcd", "b"), (5, "abcd", "b")],
+)
+def test_a_stop_string_counts_from_the_last_of_min_tokens_on(tokenizer, min_tokens, text, found):
+    ids = letters(tokenizer, "abcdb")
+    assert detokenize(tokenizer, ids, stop=["b"], min_tokens=min_tokens) == (text, found)
+
+
+def test_what_is_held_back_comes_at_the_end(tokenizer):
+    assert detokenize(tokenizer, letters(tokenizer, "abST"), stop=["STOP"]) == ("abST", None)
+    half = letters(tokenizer, "é")[:1]
+    assert detokenize(tokenizer, half) == ("\ufffd", None)
+    assert detokenize(tokenizer, half, stop=["\ufffd"]) == ("", "\ufffd")
+    kept = {"stop": ["cd"], "include_stop_str_in_output": True}
+    assert detokenize(tokenizer, letters(tokenizer, "abcde"), **kept) == ("abcd", "cd")

@@ -1,5 +1,7 @@
 """What comes out of the intake is complete; what is wrong never comes out."""
 
+import time
+
 import pytest
 
 from quire.errors import (
@@ -10,8 +12,11 @@ from quire.errors import (
     RequestFailedError,
 )
 from quire.frontend.intake import Intake
+from quire.frontend.prompt import EncodedPrompt
+from quire.frontend.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.interfaces.tool_parsing import CallGrammar
+from quire.messages import AdapterRef
 from quire.registry import Source
 from quire.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
 
@@ -240,3 +245,118 @@ def test_the_form_of_a_batch_is_checked_once(tokenizer):
     for _ in range(3):
         intake.admit("fox", params)
     assert checked == [params.structured_outputs]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 1, MAX_SEED, -MAX_SEED - 1])
+def test_any_seed_is_kept(intake, seed):
+    requests = intake.admit("fox", SamplingParams(seed=seed, n=2)).requests
+    assert [request.seed for request in requests] == [seed, seed]
+
+
+def test_ids_that_the_model_lacks_are_refused_from_text_too(tokenizer):
+    ids = tokenizer.encode("fox")
+    intake = make(tokenizer, vocab_size=max(ids))
+    for prompt in ("fox", ids, {"prompt": "fox"}):
+        with pytest.raises(InvalidRequestError, match=f"prompt holds {max(ids)}") as caught:
+            intake.admit(prompt, SamplingParams())
+        assert caught.value.param == "prompt"
+    assert make(tokenizer, vocab_size=max(ids) + 1).admit("fox", SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_bos"),
+    [
+        ({}, True),
+        ({"add_special_tokens": True}, True),
+        ({"add_special_tokens": None}, True),
+        ({"add_special_tokens": False}, False),
+    ],
+)
+def test_text_begins_as_the_tokenizer_says_unless_it_is_told_otherwise(tokenizer, fields, has_bos):
+    bos = Tokenizer(tokenizer.backend, special_tokens=tokenizer.special_tokens, add_bos_token=True)
+    prompt = {"prompt": "fox"} | fields
+    ids = make(bos).encode(prompt).token_ids
+    assert (ids[0] == tokenizer.backend.token_to_id("<|start|>")) is has_bos
+    assert make(bos).encode("fox").token_ids[0] == tokenizer.backend.token_to_id("<|start|>")
+
+
+def test_the_callers_list_stays_the_callers(intake):
+    ids = [1, 2, 3]
+    encoded = intake.encode(ids)
+    ids.append(4)
+    assert encoded.token_ids == [1, 2, 3]
+
+
+def test_min_tokens_may_fill_the_room_and_no_more(tokenizer):
+    intake = make(tokenizer)
+    params = SamplingParams(min_tokens=60, max_tokens=None)
+    assert intake.admit([1] * 4, params).requests[0].max_tokens == 60
+    with pytest.raises(InvalidRequestError) as caught:
+        intake.admit([1] * 5, params)
+    assert caught.value.param == "min_tokens"
+
+
+def test_each_form_is_checked_unless_it_was_the_last_one(tokenizer):
+    checked = []
+    intake = make(tokenizer, check_grammar=checked.append)
+    first, other = (
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex=text)) for text in "xy"
+    )
+    for params in (first, first, other, other, first):
+        intake.admit("fox", params)
+    assert [form.regex for form in checked] == ["x", "y", "x"]
+
+
+def test_a_form_that_was_refused_is_checked_again(tokenizer):
+    intake = make(tokenizer, check_grammar=refuse)
+    form = StructuredOutputsParams(regex="x")
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            intake.admit("fox", SamplingParams(structured_outputs=form))
+
+
+def test_a_field_that_a_backend_blames_stays_blamed(tokenizer):
+    def blame(form):
+        raise GrammarError("no", param="tools[3]")
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="x"))
+    with pytest.raises(GrammarError) as caught:
+        make(tokenizer, check_grammar=blame).admit("fox", params)
+    assert caught.value.param == "tools[3]"
+
+
+def test_an_adapter_a_salt_and_the_time_of_arrival_reach_every_request(intake):
+    adapter = AdapterRef("pirate", "path")
+    before_s = time.monotonic()
+    admission = intake.admit(
+        {"prompt": "fox", "cache_salt": "s"}, SamplingParams(n=2), adapter=adapter, timeout_s=5
+    )
+    assert admission.prompt.text == "fox"
+    for child, request in enumerate(admission.requests):
+        assert (request.adapter, request.cache_salt, request.timeout_s) == (adapter, "s", 5)
+        assert before_s <= request.arrival_s <= time.monotonic()
+        assert request.request_id == f"{admission.request_id}-{child}"
+
+
+def test_an_encoded_prompt_is_not_encoded_again(intake):
+    encoded = EncodedPrompt("shown", [1, 2], "salt")
+    admission = intake.admit(encoded, SamplingParams())
+    assert admission.prompt is encoded
+    assert (admission.requests[0].token_ids, admission.requests[0].cache_salt) == ([1, 2], "salt")
+
+
+def test_a_field_of_a_sampler_is_checked_wherever_it_comes_from(tokenizer):
+    fields = (RequestField("temperature", float, 1.0, 0.0, 1.5),)
+    with pytest.raises(InvalidRequestError, match=r"from 0 to 1\.5") as caught:
+        make(tokenizer, fields=fields).admit("fox", SamplingParams(temperature=2.0))
+    assert caught.value.param == "temperature"
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), OSError("secret")])
+def test_a_hook_that_fails_in_any_way_is_named(tokenizer, error):
+    def fail(*, request):
+        raise error
+
+    with pytest.raises(RequestFailedError, match="plugin acme") as caught:
+        make(tokenizer, hooks=[(ACME, fail)]).admit("fox", SamplingParams())
+    assert caught.value.__cause__ is error

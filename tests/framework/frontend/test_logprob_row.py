@@ -52,3 +52,28 @@ def test_a_candidate_takes_few_bytes():
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert taken / (width * len(rows)) < MAX_BYTES
+
+
+def test_ranks_count_from_the_likeliest_and_the_chosen_one_has_its_own():
+    row = LogprobRow(TokenLogprobs([7, 3, 9, 4], [-5.0, -0.1, -0.2, -0.3], 40), text_of)
+    assert {token_id: found.rank for token_id, found in row.items()} == {7: 40, 3: 1, 9: 2, 4: 3}
+    assert [*row] == [7, 3, 9, 4]
+    assert len(row) == 4
+    again = LogprobRow(TokenLogprobs([9, 3, 9], [-0.2, -0.1, -0.2], 2), text_of)
+    assert ([*again], len(again), len(again.as_dict())) == ([9, 3], 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (-1.5, -1.5),
+        (LOWEST_LOGPROB - 1, LOWEST_LOGPROB),
+        (float("-inf"), LOWEST_LOGPROB),
+        (float("inf"), LOWEST_LOGPROB),
+        (float("nan"), LOWEST_LOGPROB),
+        (0.0, 0.0),
+    ],
+)
+def test_a_number_is_one_that_json_has(number, shown):
+    row = LogprobRow(TokenLogprobs([7], [number], 1), text_of)
+    assert row[7].logprob == shown

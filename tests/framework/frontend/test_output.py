@@ -204,3 +204,131 @@ def test_plugins_hear_of_the_end_and_their_errors_change_nothing(intake, tokeniz
     take(answers, output(answers, [1], finish_reason="length"))
     assert seen == [(answers.admission.requests[0].request_id, "length")]
     assert "acme" in caplog.text
+
+
+def hooked(intake, tokenizer, heard, error=None, **params):
+    def hook(*, request, output):
+        heard.append((request.child, output.finish_reason))
+        if error is not None:
+            raise error
+
+    return start(intake, tokenizer, hooks=[(Source("acme", "acme-quire", "1.0"), hook)], **params)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("x"), KeyError("x"), OSError("x"), TypeError()])
+def test_plugins_hear_of_every_end_once_whatever_they_do(intake, tokenizer, caplog, error):
+    heard = []
+    answers = hooked(intake, tokenizer, heard, error, n=3)
+    assert take(answers, output(answers, [1], finish_reason="length"))[0].finish_reason == "length"
+    report = ErrorReport("x", "it broke")
+    with pytest.raises(RequestFailedError):
+        take(answers, output(answers, [], child=1, finish_reason="error", error=report))
+    assert len(answers.abort()) == 1
+    assert answers.abort() == []
+    assert heard == [(0, "length"), (1, "error"), (2, "abort")]
+    assert ("plugin acme" in caplog.text) is (error is not None)
+
+
+def test_a_stop_string_is_an_end_that_plugins_hear_of(intake, tokenizer):
+    heard = []
+    answers = hooked(intake, tokenizer, heard, stop=["dog"])
+    take(answers, output(answers, tokenizer.encode("dog")))
+    assert [child for child, _ in heard] == [0]
+
+
+def test_tokens_and_log_probabilities_end_with_the_stop_string(intake, tokenizer):
+    answers = start(intake, tokenizer, stop=["zy d"], logprobs=0)
+    ids = tokenizer.encode("lazy dog fox")
+    rows = [TokenLogprobs([token_id], [-1.0], rank=1) for token_id in ids]
+    delta, must_abort = take(answers, output(answers, ids, logprobs=rows))
+    assert must_abort
+    num = next(n for n in range(len(ids)) if "zy d" in tokenizer.decode(ids[:n]))
+    assert delta.token_ids == ids[:num]
+    assert [next(iter(row)) for row in delta.logprobs] == ids[:num]
+    completion = answers.result().outputs[0]
+    assert (completion.text, completion.token_ids, len(completion.logprobs)) == (
+        "la",
+        ids[:num],
+        num,
+    )
+
+
+def test_text_behind_a_stop_string_is_never_told(intake, tokenizer):
+    answers = start(intake, tokenizer, stop=["do"])
+    first = next(i for i in range(400) if tokenizer.token_bytes(i) == b"\xf0")
+    ids = [*tokenizer.encode("the dog"), first]
+    delta, _ = take(answers, output(answers, ids, finish_reason="length"))
+    assert (delta.text, delta.stop_reason, delta.finish_reason) == ("the ", "do", "stop")
+    assert answers.result().outputs[0].text == "the "
+
+
+def test_deltas_bring_what_is_new_and_nothing_twice(intake, tokenizer):
+    answers = start(intake, tokenizer, logprobs=0)
+    told = []
+    for token_id in (20, 21, 22):
+        row = TokenLogprobs([token_id], [-1.0], rank=1)
+        delta, _ = take(answers, output(answers, [token_id], logprobs=[row]))
+        told += [(list(delta.token_ids), [next(iter(row)) for row in delta.logprobs])]
+    assert told == [([20], [20]), ([21], [21]), ([22], [22])]
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "include", "shown"),
+    [("stop", False, ""), ("stop", True, " "), ("length", False, " "), ("length", True, " ")],
+)
+def test_a_stop_token_is_hidden_only_where_it_stopped(
+    intake, tokenizer, finish_reason, include, shown
+):
+    blank = tokenizer.encode(" ")[0]
+    answers = start(intake, tokenizer, stop_token_ids=[blank], include_stop_str_in_output=include)
+    delta, _ = take(answers, output(answers, [blank], finish_reason=finish_reason))
+    assert delta.text == shown
+    assert delta.stop_reason == (blank if finish_reason == "stop" else None)
+    assert answers.result().outputs[0].text == shown  # and it does not become text later
+    assert answers._answers[answers.admission.requests[0].request_id].delta().text == ""
+
+
+def test_cached_tokens_are_never_fewer_than_said(intake, tokenizer):
+    answers = start(intake, tokenizer)
+    for said, kept in ((4, 4), (0, 4), (6, 6), (5, 6)):
+        delta, _ = take(answers, output(answers, [20], num_cached_tokens=said))
+        assert delta.num_cached_tokens == kept
+    assert answers.result().num_cached_tokens == 6
+
+
+def test_a_result_shares_no_list_with_the_request(intake, tokenizer):
+    answers = start(intake, tokenizer, logprobs=0)
+    row = TokenLogprobs([20], [-1.0], rank=1)
+    take(answers, output(answers, [20], logprobs=[row]))
+    result = answers.result()
+    assert not result.finished
+    result.prompt_token_ids.clear()
+    result.outputs[0].token_ids.clear()
+    result.outputs[0].logprobs.clear()
+    again = answers.result()
+    assert again.prompt_token_ids == tokenizer.encode("the")
+    assert (again.outputs[0].token_ids, len(again.outputs[0].logprobs)) == ([20], 1)
+
+
+def test_only_what_is_not_over_is_unfinished(intake, tokenizer):
+    answers = start(intake, tokenizer, n=2)
+    ids = [request.request_id for request in answers.admission.requests]
+    assert answers.unfinished_ids == ids
+    take(answers, output(answers, [1], child=0, finish_reason="length"))
+    assert answers.unfinished_ids == ids[1:]
+    (delta,) = answers.abort()
+    assert (delta.index, delta.finish_reason) == (1, "abort")
+    assert answers.unfinished_ids == []
+    assert [c.finish_reason for c in answers.result().outputs] == ["length", "abort"]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_an_answer_that_cannot_be_decoded_can_still_be_ended(intake, tokenizer, logprobs):
+    answers = start(intake, tokenizer, logprobs=logprobs)
+    rows = None if logprobs is None else [TokenLogprobs([20], [-1.0], 1)] * 3
+    ids = [*tokenizer.encode("f"), "no id", *tokenizer.encode("x")]
+    with pytest.raises(TypeError):
+        take(answers, output(answers, ids, logprobs=rows))
+    (delta,) = answers.abort()
+    assert delta.finish_reason == "abort"
+    assert answers.is_finished

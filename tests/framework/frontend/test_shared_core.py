@@ -8,8 +8,10 @@ import warnings
 import pytest
 from scripted_core import Reply, ScriptedCore, echo
 
-from quire.errors import EngineDeadError, InvalidRequestError
+from quire.errors import AdapterError, EngineDeadError, InvalidRequestError
+from quire.frontend import shared_core as shared_core_module
 from quire.frontend.batch import BatchFrontend
+from quire.frontend.shared_core import SharedCore
 from quire.messages import ResetPrefixCache
 from quire.registry import Source
 from quire.sampling_params import SamplingParams
@@ -100,3 +102,114 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(tokenizer, inta
     caller.join(10)
     assert os.waitstatus_to_exitcode(ended[1]) == 7
     assert not core.is_shut_down
+
+
+class Noted(ScriptedCore):
+    """A core that notes what is done to it, and may hang in a step until it is killed."""
+
+    def __init__(self, is_remote=False):
+        super().__init__(echo)
+        self.done = []
+        self.is_remote = is_remote
+        self.released = threading.Event()
+
+    def wake(self):
+        self.done.append("wake")
+
+    def kill(self):
+        self.done.append("kill")
+        if self.is_remote:
+            self.released.set()
+        return self.is_remote
+
+    def shutdown(self):
+        self.done.append("shutdown")
+        super().shutdown()
+
+
+def test_a_core_that_nobody_has_is_woken_and_shut_down():
+    shared = SharedCore(core := Noted())
+    shared.close()
+    assert core.done == ["wake", "shutdown"]
+    shared.close()  # twice is no harm
+    with pytest.raises(EngineDeadError, match="closed"), shared.turn():
+        pass
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_who_hangs_is_killed_or_shuts_the_core_down_at_last(monkeypatch, is_remote):
+    monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.5 if is_remote else 0.02)
+    shared = SharedCore(core := Noted(is_remote))
+    has_turn = threading.Event()
+
+    def hold():
+        with shared.turn():
+            has_turn.set()
+            core.released.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert has_turn.wait(5)
+    shared.close()
+    assert core.done[:2] == ["wake", "kill"]
+    assert core.is_shut_down is is_remote
+    core.released.set()
+    holder.join(5)
+    assert core.is_shut_down
+
+
+def test_a_turn_ends_also_by_an_error_and_others_have_theirs():
+    shared = SharedCore(Noted())
+    with pytest.raises(KeyError), shared.turn():
+        raise KeyError("x")
+    with shared.turn() as core:
+        assert core is shared
+        with pytest.raises(InvalidRequestError, match="inside a call"), shared.turn():
+            pass
+    with shared.turn():
+        pass
+
+
+@pytest.mark.parametrize("error", [EngineDeadError("gone"), RuntimeError("out of smoke")])
+def test_a_dead_core_is_called_by_nobody(error):
+    shared = SharedCore(core := Noted())
+    core.control_error = error
+    with shared.turn(), pytest.raises(EngineDeadError) as caught:
+        shared.control(ResetPrefixCache())
+    assert caught.value is error or caught.value.__cause__ is error
+    core.control_error = None
+    calls = [
+        lambda: shared.control(ResetPrefixCache()),
+        shared.step,
+        shared.stats,
+        lambda: shared.add(None),
+    ]
+    for call in calls:
+        with pytest.raises(EngineDeadError, match=str(error)):
+            call()
+    core.abort = lambda request_ids: core.done.append("abort")
+    shared.abort(["x"])
+    assert (len(core.controls), core.num_steps, core.done) == (1, 0, [])
+    with pytest.raises(EngineDeadError), shared.turn():
+        pass
+
+
+def test_an_error_of_ours_is_no_death():
+    shared = SharedCore(core := Noted())
+    core.control_error = AdapterError("no such files")
+    for _ in range(2):
+        with shared.turn(), pytest.raises(AdapterError):
+            shared.control(ResetPrefixCache())
+    core.abort = lambda request_ids: core.done.append(request_ids)
+    shared.abort(["x"])
+    assert core.done == [["x"]]
+
+
+def test_what_was_closed_during_a_call_goes_with_it():
+    shared = SharedCore(core := Noted())
+    with shared.turn():
+        shared.close()
+        assert not core.is_shut_down
+        with pytest.raises(EngineDeadError, match="closed"):
+            shared.step()
+    assert core.done == ["wake", "shutdown"]

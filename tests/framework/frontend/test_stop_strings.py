@@ -62,3 +62,28 @@ def test_the_cut_changes_nothing(text, stops, include, data):
     longest = max((s for s in stops if text[: ends[0]].endswith(s)), key=len)
     assert found == longest
     assert shown == (text[: ends[0]] if include else text[: ends[0] - len(longest)])
+
+
+def test_nothing_is_told_behind_a_stop_string():
+    search = StopStrings(["b", "ccc"])
+    assert search.feed("xc") == "x"
+    assert search.feed("ab") == "ca"
+    assert (search.found, search.feed("more"), search.close()) == ("b", "", "")
+
+
+def test_what_was_held_back_is_told_once():
+    search = StopStrings(["ccc"])
+    assert search.feed("acc") == "a"
+    assert (search.close(), search.close(), search.feed("c")) == ("cc", "", "")
+
+
+@pytest.mark.parametrize(("stops", "held"), [(["ab"], 1), (["abc"], 2), (["x", "abcd"], 3)])
+def test_all_but_the_last_character_of_the_longest_is_held_back(stops, held):
+    search = StopStrings(stops)
+    assert search.feed("zabc"[: 1 + held]) == "z"
+
+
+def test_of_several_the_one_that_ends_first_counts_and_of_two_the_longer():
+    assert run(["cd", "ab"], ["xabcd"]) == ("x", "ab")
+    assert run(["d", "bcd", "cd"], ["abcd"]) == ("a", "bcd")
+    assert run([], ["abc"]) == ("abc", None)

@@ -17,3 +17,11 @@ def test_steps_add_up():
     throughput.take(step(3, [1], [2, 3], []))
     assert throughput.done == Done(2, 13, 3)
     assert first == Done(1, 10, 0)
+
+
+def test_tokens_are_counted_and_not_outputs():
+    throughput = Throughput()
+    throughput.take(step(7, [1, 2, 3], []))
+    assert throughput.done == Done(1, 7, 3)
+    throughput.take(step(0))
+    assert throughput.done == Done(2, 7, 3)

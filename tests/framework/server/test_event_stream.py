@@ -45,6 +45,14 @@ async def run(events, wire, **options):
     return wire
 
 
+async def silence(clock, wire):
+    """Say nothing until a comment has left."""
+    await asyncio.sleep(0)
+    clock.now_s += KEEP_ALIVE_S
+    while len(wire.sent) < 2:
+        await asyncio.sleep(KEEP_ALIVE_S)
+
+
 def test_events_that_come_often_enough_are_all_there_is(clock):
     async def events():
         for _ in range(4):
@@ -57,13 +65,13 @@ def test_events_that_come_often_enough_are_all_there_is(clock):
 
 
 def test_a_silence_is_broken_when_it_is_long_enough(clock):
+    wire = Wire()
+
     async def events():
-        await asyncio.sleep(0)
-        clock.now_s += KEEP_ALIVE_S
-        await asyncio.sleep(4 * KEEP_ALIVE_S)
+        await silence(clock, wire)
         yield b"{}"
 
-    wire = asyncio.run(run(events(), Wire(), keep_alive_s=KEEP_ALIVE_S))
+    asyncio.run(run(events(), wire, keep_alive_s=KEEP_ALIVE_S))
     assert wire.body == b": keep-alive\n\ndata: {}\n\ndata: [DONE]\n\n"
     assert (wire.status, wire.num_answers) == (200, 1)
 
@@ -103,14 +111,14 @@ def test_an_error_before_the_first_event_is_the_whole_answer():
 
 
 def test_an_error_after_a_comment_is_an_event(clock):
+    wire = Wire()
+
     async def events():
-        await asyncio.sleep(0)
-        clock.now_s += KEEP_ALIVE_S
-        await asyncio.sleep(4 * KEEP_ALIVE_S)
+        await silence(clock, wire)
         raise OverloadedError("full")
         yield b""
 
-    wire = asyncio.run(run(events(), Wire(), keep_alive_s=KEEP_ALIVE_S))
+    asyncio.run(run(events(), wire, keep_alive_s=KEEP_ALIVE_S))
     assert (wire.status, wire.num_answers) == (200, 1)
     assert b'"code":"overloaded"' in wire.body
     assert wire.body.endswith(b"data: [DONE]\n\n")

@@ -57,7 +57,7 @@ def test_answers_are_numbered_prompt_by_prompt(frontend, core):
 
 @pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
 def test_a_stream_that_ends_without_its_answer_is_an_error(frontend, core, texts):
-    core.script.by_prompt = {"": "a long answer of many words"}
+    core.script.by_prompt = {"": "word " * 100}
     watched = Watched(frontend)
 
     async def main():

@@ -1,6 +1,7 @@
 """Each state of a server has one status, and nothing that asks for it computes."""
 
 import asyncio
+import threading
 
 import pytest
 from asgi_parts import get
@@ -16,11 +17,23 @@ from quire.server.lifecycle import Lifecycle
 REPORT = [{"name": "scripted", "state": "loaded"}, {"name": "other", "state": "failed"}]
 
 
+class Hanging(ScriptedCore):
+    """A core whose steps hang until they are let go."""
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.let_go = threading.Event()
+
+    def step(self):
+        self.let_go.wait(20)
+        return super().step()
+
+
 class Case:
     """An application, and what its answers depend on."""
 
     def __init__(self, tokenizer):
-        self.core = ScriptedCore(Texts(tokenizer))
+        self.core = Hanging(Texts(tokenizer))
         self.frontend = make_frontend(tokenizer, self.core, stall_limit_s=0.02)
         self.lifecycle = Lifecycle()
         settings = ServerSettings()
@@ -35,7 +48,7 @@ class Case:
 def case(tokenizer):
     made = Case(tokenizer)
     yield made
-    made.core.step_s = 0.0
+    made.core.let_go.set()
     asyncio.run(made.frontend.shutdown())
 
 
@@ -54,7 +67,6 @@ def test_a_server_that_drains_is_alive_and_not_ready(case):
 
 def test_an_engine_whose_step_hangs_is_stalled(case, wait_for):
     async def main():
-        case.core.step_s = 0.3
         await case.frontend.submit("x", SamplingParams(max_tokens=2))
 
     asyncio.run(main())
