@@ -30,9 +30,10 @@ from quire.sampling_params import SamplingParams
 from quire.testing.whole_context import WholeContext
 
 EOS = 0
+BLOCK_SIZE = 4
 
 
-def make_plan(num_blocks: int, block_size: int = 4, num_layers: int = 2) -> KVPlan:
+def make_plan(num_blocks: int, block_size: int = BLOCK_SIZE, num_layers: int = 2) -> KVPlan:
     layers = [KVLayer(f"layers.{i}", "whole", 1, 8) for i in range(num_layers)]
     return fixed_plan([WholeContext(layer, block_size, "float32") for layer in layers], num_blocks)
 
@@ -66,6 +67,10 @@ class CountingExecutor(Executor):
             self.blocks[added.slot][added.group] += added.block_ids
         for share in plan.requests:
             self.computed[share.slot] += share.num_tokens
+            if any(
+                BLOCK_SIZE * len(b) < self.computed[share.slot] for b in self.blocks[share.slot]
+            ):
+                raise AssertionError(f"slot {share.slot} computes beyond its blocks")
             is_last = self.computed[share.slot] == len(self.tokens[share.slot])
             if share.num_samples != int(is_last):
                 raise AssertionError(f"slot {share.slot} samples at the wrong time")
@@ -146,6 +151,13 @@ class InOrder(SchedulingPolicy):
     """First come, first served."""
 
     def order(self, request: ScheduledView) -> int:
+        return 0
+
+
+class FirstHasToGo(InOrder):
+    """Chooses the first as the victim."""
+
+    def victim(self, running: Sequence[ScheduledView]) -> int:
         return 0
 
 
