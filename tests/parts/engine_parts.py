@@ -52,6 +52,8 @@ class CountingExecutor(Executor):
         self.results: deque[StepResult] = deque()
         self.num_tokens_per_step: list[int] = []
         self.masks: list[RowBitmask] = []
+        self.num_checks = 0
+        self.is_shut_down = False
 
     def start(self) -> WorkerInfo:
         return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
@@ -93,9 +95,11 @@ class CountingExecutor(Executor):
     def control(self, message: WorkerControl) -> Any:
         return message
 
-    def check_health(self) -> None: ...
+    def check_health(self) -> None:
+        self.num_checks += 1
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        self.is_shut_down = True
 
     def _draw(self, slot: int) -> SlotResult:
         last = self.tokens[slot][-1]
@@ -116,6 +120,8 @@ class ScriptedGrammars:
         self.accepted: dict[str, list[int]] = {}
         self.released: list[str] = []
         self.inactive: set[str] = set()
+        self.num_waits = 0
+        self.is_shut_down = False
         self._rows: list[tuple[int, str]] = []
 
     def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
@@ -130,7 +136,8 @@ class ScriptedGrammars:
         ready, self.ready = self.ready, []
         return ready
 
-    def wait_for_compile(self, timeout_s: float) -> None: ...
+    def wait_for_compile(self, timeout_s: float) -> None:
+        self.num_waits += 1
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         self.accepted.setdefault(request_id, []).extend(token_ids)
@@ -144,7 +151,8 @@ class ScriptedGrammars:
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        self.is_shut_down = True
 
 
 class InOrder(SchedulingPolicy):
