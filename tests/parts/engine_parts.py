@@ -30,9 +30,10 @@ from quire.sampling_params import SamplingParams
 from quire.testing.whole_context import WholeContext
 
 EOS = 0
+BLOCK_SIZE = 4
 
 
-def make_plan(num_blocks: int, block_size: int = 4, num_layers: int = 2) -> KVPlan:
+def make_plan(num_blocks: int, block_size: int = BLOCK_SIZE, num_layers: int = 2) -> KVPlan:
     layers = [KVLayer(f"layers.{i}", "whole", 1, 8) for i in range(num_layers)]
     return fixed_plan([WholeContext(layer, block_size, "float32") for layer in layers], num_blocks)
 
@@ -51,6 +52,8 @@ class CountingExecutor(Executor):
         self.results: deque[StepResult] = deque()
         self.num_tokens_per_step: list[int] = []
         self.masks: list[RowBitmask] = []
+        self.num_checks = 0
+        self.is_shut_down = False
 
     def start(self) -> WorkerInfo:
         return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
@@ -66,6 +69,10 @@ class CountingExecutor(Executor):
             self.blocks[added.slot][added.group] += added.block_ids
         for share in plan.requests:
             self.computed[share.slot] += share.num_tokens
+            if any(
+                BLOCK_SIZE * len(b) < self.computed[share.slot] for b in self.blocks[share.slot]
+            ):
+                raise AssertionError(f"slot {share.slot} computes beyond its blocks")
             is_last = self.computed[share.slot] == len(self.tokens[share.slot])
             if share.num_samples != int(is_last):
                 raise AssertionError(f"slot {share.slot} samples at the wrong time")
@@ -88,9 +95,11 @@ class CountingExecutor(Executor):
     def control(self, message: WorkerControl) -> Any:
         return message
 
-    def check_health(self) -> None: ...
+    def check_health(self) -> None:
+        self.num_checks += 1
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        self.is_shut_down = True
 
     def _draw(self, slot: int) -> SlotResult:
         last = self.tokens[slot][-1]
@@ -111,6 +120,8 @@ class ScriptedGrammars:
         self.accepted: dict[str, list[int]] = {}
         self.released: list[str] = []
         self.inactive: set[str] = set()
+        self.num_waits = 0
+        self.is_shut_down = False
         self._rows: list[tuple[int, str]] = []
 
     def submit(self, request_id: str, params: Any, *, is_active: bool = True) -> None:
@@ -125,7 +136,8 @@ class ScriptedGrammars:
         ready, self.ready = self.ready, []
         return ready
 
-    def wait_for_compile(self, timeout_s: float) -> None: ...
+    def wait_for_compile(self, timeout_s: float) -> None:
+        self.num_waits += 1
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         self.accepted.setdefault(request_id, []).extend(token_ids)
@@ -139,13 +151,21 @@ class ScriptedGrammars:
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        self.is_shut_down = True
 
 
 class InOrder(SchedulingPolicy):
     """First come, first served."""
 
     def order(self, request: ScheduledView) -> int:
+        return 0
+
+
+class FirstHasToGo(InOrder):
+    """Chooses the first as the victim."""
+
+    def victim(self, running: Sequence[ScheduledView]) -> int:
         return 0
 
 

@@ -136,15 +136,13 @@ class Admission:
         num_hit_blocks = 0 if hit is None else hit.num_blocks
         needed = self._kv.needed_to_begin(request, hit)
         request.last_look = LastLook(self._num_steps, num_hit_blocks, needed)
-        pending = self._num_lacking(request, num_hit_blocks)
-        share = limits.share(request, pending, step)
+        share = limits.share(request, self._num_lacking(request, num_hit_blocks), step)
         if not share:
             return limits.may_be_passed
         running = self._running.requests
         if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
         if self._place(request, hit, share):
-            limits.count(pending, share)
             self._num_spare_blocks -= needed + len(self._kv.specs)
             step.joined.append(request)
             step.add(request, share)

@@ -28,6 +28,9 @@ class PartialPrefills:
     def share(self, request: Request, pending: int, step: StepInProgress) -> int:
         """Return how many tokens a request that lacks so many may begin with; 0: it must wait.
 
+        It may begin with all that it lacks, or with all that is left: so nobody begins in a step
+        behind one that began in pieces.
+
         The limits do not hold up a request that goes before one of the running prompts.
         """
         left = step.budget_left
@@ -50,12 +53,6 @@ class PartialPrefills:
         starve if it waited for an empty step.
         """
         return self._settings.enable_chunked_prefill
-
-    def count(self, pending: int, share: int) -> None:
-        """Note a request that has begun."""
-        if share < pending:
-            self._num_partial += 1
-            self._num_long += self._is_long(pending)
 
     def _is_long(self, pending: int) -> bool:
         return 0 < self._settings.long_prefill_token_threshold < pending

@@ -1,8 +1,17 @@
 import msgspec
 import pytest
-from engine_parts import InOrder, make_core, make_message, make_request, make_scheduler, run_to_end
+from engine_parts import (
+    FirstHasToGo,
+    InOrder,
+    make_core,
+    make_message,
+    make_request,
+    make_scheduler,
+    run_to_end,
+)
 
-from quire.engine.request import Request
+from quire.engine.admission import LOOK_EVERY
+from quire.engine.request import LastLook, Request, Status
 from quire.errors import InvalidRequestError
 from quire.messages import SlotResult, StepResult
 from quire_scheduling_policies.priority import PriorityFirst
@@ -200,13 +209,6 @@ class OneAtATime(InOrder):
         return False
 
 
-class FirstHasToGo(InOrder):
-    """Chooses the first as the victim."""
-
-    def victim(self, running):
-        return 0
-
-
 def test_a_policy_decides_who_may_begin_and_nothing_stops():
     core, executor, _ = make_core(policy=OneAtATime())
     for name in "abc":
@@ -264,3 +266,167 @@ def test_a_policy_hears_who_begins_and_who_ends():
     step(scheduler)
     scheduler.remove("b")
     assert diary.notes == [("began", "a"), ("began", "b"), ("ended", "a"), ("ended", "b")]
+
+
+def test_an_urgent_request_that_waits_for_its_adapter_does_not_stop_those_that_run():
+    scheduler = make_scheduler(policy=PriorityFirst(), max_adapters=1, max_num_batched_tokens=20)
+    for name, adapter, priority in (("low", "one", 1), ("urgent", "two", 0)):
+        message = make_message(name, prompt=range(100), adapter=adapter)
+        scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+        if name == "low":
+            step(scheduler)
+    plan = scheduler.schedule()
+    assert [share.num_tokens for share in plan.requests] == [20]
+    (low,) = scheduler.running
+    assert len(low.block_ids[0]) == 10
+    assert [block for new in plan.new_blocks for block in new.block_ids] == low.block_ids[0][5:]
+    land(scheduler, plan)
+    assert step(scheduler) == {"low": 20}
+
+
+def test_an_adapter_that_was_waited_for_begins_when_there_is_a_place():
+    core, _, _ = make_core(max_adapters=1)
+    for name, adapter in (("a", "one"), ("b", "two"), ("c", "three")):
+        core.add(make_message(name, adapter=adapter))
+    assert run_to_end(core) == dict.fromkeys("abc", [13, 14, 15, 16])
+
+
+def test_an_urgent_prompt_takes_what_it_can_use_and_leaves_the_others_a_token():
+    scheduler = make_scheduler(500, policy=PriorityFirst(), max_num_batched_tokens=20)
+    add(scheduler, "low", 400, priority=1)
+    step(scheduler)
+    add(scheduler, "urgent", 50)
+    assert step(scheduler) == {"low": 1, "urgent": 19}
+    assert step(scheduler) == {"urgent": 20}, "now that both run, the better rank goes first"
+
+
+def test_nothing_is_kept_for_a_prompt_of_a_worse_rank():
+    scheduler = make_scheduler(500, policy=PriorityFirst(), max_num_batched_tokens=20)
+    add(scheduler, "usual", 100)
+    step(scheduler)
+    add(scheduler, "low", 50, priority=1)
+    assert step(scheduler) == {"usual": 20}
+
+
+def test_the_next_token_of_each_that_runs_keeps_its_block():
+    scheduler = make_scheduler(num_blocks=6)
+    add(scheduler, "runs", 8, max_tokens=9)
+    step(scheduler)
+    add(scheduler, "waits", 12)
+    assert step(scheduler) == {"runs": 1}, "three blocks are free, and one is spoken for"
+
+
+@pytest.mark.parametrize(("length", "begins"), [(8, True), (9, False)])
+def test_the_rest_of_a_prompt_in_pieces_keeps_its_blocks(length, begins):
+    """Of 7 blocks the first chunk has 2, the rest and the next token need 3: so 2 are spare."""
+    scheduler = make_scheduler(num_blocks=8, max_num_batched_tokens=8)
+    add(scheduler, "pieces", 16, max_tokens=9)
+    step(scheduler)
+    add(scheduler, "other", length, max_tokens=2)
+    step(scheduler)
+    assert ("other" in names(scheduler.running)) == begins
+
+
+def test_a_small_request_never_goes_past_one_that_lacks_blocks():
+    scheduler = make_scheduler(num_blocks=11)
+    add(scheduler, "runs", 8, max_tokens=20)
+    step(scheduler)
+    add(scheduler, "large", 36, max_tokens=4)
+    add(scheduler, "small", 2)
+    for _ in range(5):  # its first look, and what is remembered of it
+        assert step(scheduler) == {"runs": 1}
+    assert names(scheduler.waiting) == ["large", "small"]
+
+
+def test_nobody_goes_past_one_whose_token_is_on_its_way():
+    scheduler = make_scheduler()
+    for name in "ab":
+        add(scheduler, name, 4)
+    scheduler.requests["a"].num_tokens_on_their_way = 1
+    assert not scheduler.schedule().requests
+    scheduler.requests["a"].num_tokens_on_their_way = 0
+    assert step(scheduler) == {"a": 4, "b": 4}
+
+
+def test_what_was_seen_of_one_that_waits_is_looked_at_again_in_time():
+    scheduler = make_scheduler()
+    add(scheduler, "runs", 4, max_tokens=90)
+    step(scheduler)
+    add(scheduler, "waits", 4)
+    scheduler.requests["waits"].last_look = LastLook(scheduler._admission._num_steps, 0, 10**6)
+    num_steps = 0
+    while "waits" not in step(scheduler):
+        num_steps += 1
+    assert num_steps == LOOK_EVERY - 1
+
+
+def test_one_that_was_seen_to_lack_blocks_begins_when_nobody_runs():
+    scheduler = make_scheduler()
+    add(scheduler, "waits", 4)
+    scheduler.requests["waits"].last_look = LastLook(1, 0, 10**6)
+    assert step(scheduler) == {"waits": 4}
+    assert scheduler.running[0].last_look is None
+
+
+def test_one_that_finds_no_room_behind_its_hit_leaves_the_hit_as_it_was():
+    scheduler = make_scheduler(num_blocks=12, enable_prefix_caching=True)
+    add(scheduler, "known", 9, max_tokens=1)
+    step(scheduler)
+    pool = scheduler.kv.pool
+    taken = pool.take(8)
+    add(scheduler, "waits", 20, max_tokens=2)
+    (request,) = scheduler.waiting
+    assert not scheduler.schedule().requests, "a block is blank and two are the hit"
+    assert (request.status, request.num_computed_tokens) == (Status.WAITING, 0)
+    assert (request.block_ids, request.num_settled_blocks) == ([[]], 0)
+    assert (pool.num_used, pool.num_cached) == (8, 2)
+    pool.give_back(taken)
+    plan = scheduler.schedule()
+    assert [(s.num_tokens, s.num_samples) for s in plan.requests] == [(12, 1)]
+    assert plan.assignments[0].num_computed_tokens == 8
+    (output,) = land(scheduler, plan)
+    assert output.num_cached_tokens == 8
+
+
+def test_a_prompt_in_pieces_leaves_nothing_of_the_step():
+    scheduler = make_scheduler(max_num_batched_tokens=12, max_num_partial_prefills=3)
+    for name in "ab":
+        add(scheduler, name, 80)
+    assert step(scheduler) == {"a": 12}
+
+
+def test_a_long_prompt_is_one_beyond_the_threshold():
+    scheduler = make_scheduler(
+        max_num_batched_tokens=12,
+        max_num_partial_prefills=3,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=50,
+    )
+    for name, num_tokens in (("long", 200), ("just not", 50), ("just so", 51)):
+        add(scheduler, name, num_tokens)
+        step(scheduler)
+    step(scheduler)
+    assert names(scheduler.running) == ["long", "just not"]
+    assert names(scheduler.waiting) == ["just so"]
+
+
+def test_without_chunks_nobody_goes_past_a_prompt_that_waits_for_an_empty_step():
+    scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    add(scheduler, "runs", 2, max_tokens=4)
+    step(scheduler)
+    for name, length in (("long", 20), ("small", 1)):
+        add(scheduler, name, length)
+    assert [step(scheduler) for _ in range(3)] == [{"runs": 1}] * 3
+    assert step(scheduler) == {"long": 8}
+
+
+def test_a_hit_does_not_count_against_the_budget():
+    scheduler = make_scheduler(
+        enable_prefix_caching=True, max_num_batched_tokens=12, enable_chunked_prefill=False
+    )
+    add(scheduler, "known", 9, max_tokens=1)
+    step(scheduler)
+    add(scheduler, "runs", 2)
+    step(scheduler)
+    add(scheduler, "hits", 16)
+    assert step(scheduler) == {"runs": 1, "hits": 8}

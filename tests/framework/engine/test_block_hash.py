@@ -109,3 +109,39 @@ def test_a_long_image_is_in_the_name_of_each_of_its_blocks():
     one = names(with_image("cat", position=0, length=6))
     other = names(with_image("dog", position=0, length=6))
     assert not set(one[1:]) & set(other[1:])
+
+
+@pytest.mark.parametrize(
+    ("position", "length", "parts"),
+    [
+        (2, 2, [b"", b"cat@0", b""]),  # ends where the block does
+        (4, 2, [b"", b"", b"cat@0"]),  # begins where the block before ends
+        (1, 2, [b"cat@1", b"cat@-1", b""]),
+        (1, 1, [b"cat@1", b"", b""]),
+        (0, 6, [b"cat@0", b"cat@-2", b"cat@-4"]),
+    ],
+)
+def test_a_block_names_the_media_that_stands_in_it_and_no_other(position, length, parts):
+    hashes = names(with_image("cat", position, length))
+    for index, part in enumerate(parts):
+        tokens = struct.pack("<2i", *TOKENS[2 * index : 2 * index + 2])
+        assert hashes[index + 1] == sha256(hashes[index] + tokens + part).digest()
+
+
+def test_two_images_in_one_block_are_told_apart_by_their_order():
+    spans = (MediaSpan(2, 1, "cat"), MediaSpan(3, 1, "dog"))
+    other = (MediaSpan(2, 1, "dog"), MediaSpan(3, 1, "cat"))
+    one, two = (
+        names(msgspec.structs.replace(make_message("a", prompt=TOKENS), media=media))
+        for media in (spans, other)
+    )
+    assert one[1] == two[1]
+    assert one[2] != two[2]
+
+
+def test_parts_of_the_first_name_cannot_pass_for_each_other():
+    """The root is one byte longer, and the adapter's content begins with that byte."""
+    assert (
+        names(with_adapter("one", "1"), root=b"model")[0]
+        != (names(make_message("a", prompt=TOKENS), root=b"modeladapter:1")[0])
+    )

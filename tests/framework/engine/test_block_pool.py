@@ -132,3 +132,47 @@ def test_reviving_cached_blocks_costs_free_ones():
     before = pool.num_free
     pool.share([used, cached])
     assert pool.num_free == before - 1
+
+
+def test_a_block_has_one_content():
+    pool, (block,) = kept_pool(4, b"a")
+    pool.keep(block, 0, b"b")
+    assert (pool.find(0, b"a"), pool.find(0, b"b")) == (block, None)
+    pool.give_back([block])
+    pool.take(3)
+    assert pool.find(0, b"a") is None
+
+
+def test_all_blocks_can_be_had_at_once():
+    pool = BlockPool(4)
+    assert len(pool.take(3)) == 3
+    assert pool.take(0) == []
+
+
+def test_a_taken_block_has_one_owner_whatever_it_was_before():
+    pool, (block,) = kept_pool(2, b"a")
+    pool.share([block])
+    pool.give_back([block])
+    pool.give_back([block])
+    assert pool.take(1) == [block]
+    assert pool.references(block) == 1
+
+
+def test_after_a_reset_a_content_is_kept_anew():
+    pool, (block,) = kept_pool(4, b"a")
+    pool.forget_all()
+    assert pool.content(block) is None
+    pool.keep(block, 0, b"a")
+    assert pool.find(0, b"a") == block
+    pool.give_back([block])
+    assert pool.num_cached == 1
+    assert sorted(pool.take(3)) == [1, 2, 3]
+
+
+def test_after_a_reset_cached_blocks_are_blank_once():
+    pool, blocks = kept_pool(4, b"a", b"b")
+    pool.give_back(blocks)
+    pool.forget_all()
+    assert (pool.num_blank, pool.num_cached, pool.num_free) == (3, 0, 3)
+    assert sorted(pool.take(3)) == [1, 2, 3]
+    assert pool.num_evictions == 0

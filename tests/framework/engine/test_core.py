@@ -10,8 +10,17 @@ from engine_parts import (
 )
 
 from quire.engine.core import EngineCore
+from quire.engine.request import Request, Status
 from quire.errors import GrammarError, InvalidRequestError
-from quire.messages import AdapterRef, ErrorReport, SlotResult, StepResult
+from quire.messages import (
+    AdapterRef,
+    ErrorReport,
+    LoadAdapter,
+    ResetPrefixCache,
+    SlotResult,
+    StepResult,
+    TokenLogprobs,
+)
 from quire.sampling_params import StructuredOutputsParams
 
 CHOICE = StructuredOutputsParams(choice=("yes", "no"))
@@ -164,3 +173,336 @@ def test_an_adapter_without_content_fails_its_request_alone():
     assert "no content hash" in outputs["odd"].error.message
     assert outputs["other"].error is None
     assert list(core.scheduler.requests) == ["other"]
+
+
+def said(core):
+    """What the next step says, by request."""
+    return {output.request_id: output for output in core.step().outputs}
+
+
+# -- an interrupt ----------------------------------------------------------------------------------
+
+
+class Interrupted(CountingExecutor):
+    """Workers that are interrupted once, in one verb, and have lost what was in flight then."""
+
+    def __init__(self, verb, call):
+        super().__init__()
+        self.verb, self.calls_left = verb, call
+
+    def execute(self, plan):
+        self._call("execute")
+        super().execute(plan)
+
+    def sample(self, plan_id, masks):
+        self._call("sample")
+        super().sample(plan_id, masks)
+
+    def collect(self, plan_id):
+        self._call("collect")
+        return super().collect(plan_id)
+
+    def _call(self, verb):
+        if verb == self.verb:
+            self.calls_left -= 1
+            if not self.calls_left:
+                self.plans.clear()
+                self.results.clear()
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("call", [1, 2, 4])
+@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, is_ahead):
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=7)
+    core = EngineCore(scheduler, Interrupted(verb, call), ScriptedGrammars(), is_ahead=is_ahead)
+    for index in range(3):
+        prompt = range(100 * index + 1, 100 * index + 7)
+        core.add(make_message(f"r{index}", prompt=prompt, max_tokens=5))
+    answers = {f"r{index}": [] for index in range(3)}
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            for name, output in said(core).items():
+                answers[name] += output.token_ids
+    assert list(scheduler.running) == []
+    assert scheduler.is_settled
+    for name, tokens in run_to_end(core).items():
+        answers[name] += tokens
+    assert answers == {f"r{i}": list(range(100 * i + 7, 100 * i + 12)) for i in range(3)}
+    assert scheduler.kv.pool.num_used == 0
+
+
+def test_what_was_to_be_said_before_an_interrupt_is_said_after_it():
+    core = EngineCore(make_scheduler(num_blocks=9), Interrupted("execute", 1), ScriptedGrammars())
+    core.add(make_message("a"))
+    core.add(make_message("big", max_tokens=10_000))
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    outputs = said(core)
+    assert outputs["big"].error.code == "out_of_capacity"
+    assert outputs["a"].token_ids == [13]
+    assert said(core).keys() == {"a"}, "and said once"
+
+
+def test_a_token_that_was_taken_in_before_an_interrupt_is_said_after_it():
+    executor, grammars = Interrupted("sample", 2), ScriptedGrammars()
+    core = EngineCore(make_scheduler(), executor, grammars, is_ahead=True)
+    core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))
+    grammars.ready = [("bound", None)]
+    core.step()
+    with pytest.raises(KeyboardInterrupt):
+        core.step()  # the first token is taken in, as the second one's mask follows from it
+    assert run_to_end(core) == {"bound": [21, 22, 23]}
+    assert grammars.accepted == {"bound": [21, 22]}
+
+
+# -- what is said and counted ----------------------------------------------------------------------
+
+
+def test_there_is_work_as_long_as_something_is_to_be_said_or_in_flight():
+    core, _, _ = make_core(num_blocks=3)
+    assert not core.has_work()
+    core.add(make_message("big", max_tokens=100))
+    assert core.has_work()
+    assert said(core).keys() == {"big"}
+    assert not core.has_work()
+    assert said(core) == {}
+
+
+def test_a_refusal_of_an_aborted_request_is_not_said():
+    core, _, _ = make_core(num_blocks=3)
+    for name in ("a", "b"):
+        core.add(make_message(name, max_tokens=100))
+    core.abort(["a", "unknown"])
+    assert said(core).keys() == {"b"}
+
+
+def test_a_step_says_how_many_tokens_it_computed():
+    core, _, _ = make_core(max_num_batched_tokens=8)
+    for name in "ab":
+        core.add(make_message(name, prompt=range(1, 7)))
+    assert [core.step().stats.num_scheduled_tokens for _ in range(3)] == [8, 5, 2]
+    assert core.stats().num_scheduled_tokens == 0
+    assert core.stats().num_running == 2
+
+
+def test_the_queue_takes_as_many_as_it_may():
+    core, _, _ = make_core(max_num_queued=2, max_num_seqs=1)
+    for name in "abcd":
+        core.add(make_message(name))
+    outputs = said(core)
+    assert outputs["d"].error.code == "overloaded"
+    assert "2 requests are queued" in outputs["d"].error.message
+    assert run_to_end(core).keys() == {"a", "b", "c"}
+
+
+def test_a_reset_is_the_engine_s_and_other_controls_are_the_workers():
+    core, _, _ = make_core(enable_prefix_caching=True)
+    core.add(make_message("a", prompt=range(1, 10), max_tokens=1))
+    run_to_end(core)
+    assert core.stats().num_cached_blocks == 2
+    assert core.control(ResetPrefixCache()) is None
+    assert core.stats().num_cached_blocks == 0
+    message = LoadAdapter(AdapterRef("one", "somewhere"))
+    assert core.control(message) is message
+
+
+def test_workers_are_asked_for_their_health_and_stopped():
+    core, executor, grammars = make_core()
+    core.check_health()
+    assert executor.num_checks == 1
+    core.shutdown()
+    assert executor.is_shut_down
+    assert grammars.is_shut_down
+
+
+# -- grammars --------------------------------------------------------------------------------------
+
+
+def bound_core(*names, **options):
+    core, executor, grammars = make_core(**options)
+    for name in names:
+        core.add(make_message(name, prompt=[20], max_tokens=3, structured_outputs=CHOICE))
+    return core, executor, grammars
+
+
+def test_an_engine_waits_for_a_grammar_if_there_is_nothing_else():
+    core, _, grammars = bound_core("bound")
+    core.step()
+    assert grammars.num_waits == 1
+    core.add(make_message("big", max_tokens=10_000))
+    core.step()
+    assert grammars.num_waits == 1, "there is something to say"
+    core.add(make_message("free", max_tokens=9))
+    core.step()
+    assert grammars.num_waits == 1, "another one runs"
+    core.abort(["free"])
+    core.step()
+    assert grammars.num_waits == 2
+    core.abort(["bound"])
+    core.step()
+    assert grammars.num_waits == 2, "nobody waits for one"
+    assert not core.has_work()
+
+
+def test_a_request_with_a_grammar_does_not_run_before_it_is_ready():
+    core, executor, _ = bound_core("bound")
+    for _ in range(3):
+        core.step()
+    assert executor.num_tokens_per_step == []
+    assert core.scheduler.requests["bound"].status is Status.PREPARING
+
+
+def test_rows_that_do_not_draw_have_no_mask():
+    core, executor, grammars = make_core(max_num_batched_tokens=4)
+    core.add(make_message("bound", prompt=range(1, 7), max_tokens=2, structured_outputs=CHOICE))
+    grammars.ready = [("bound", None)]
+    asked = []
+    ask = grammars.request_masks
+    grammars.request_masks = lambda rows: asked.append(list(rows)) or ask(rows)
+    while core.has_work():
+        core.step()
+    assert asked == [[(0, "bound")], [(0, "bound")]], "of the end of the prompt, and a token"
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token(is_ahead):
+    core, _, grammars = bound_core("bad", "good", is_ahead=is_ahead)
+    grammars.ready = [("bad", None), ("good", None)]
+    told = {"bad": [], "good": []}
+    for name, output in said(core).items():
+        told[name] += output.token_ids
+    collect = grammars.collect_masks
+
+    def fail():
+        grammars.ready = [("bad", GrammarError("not so"))]
+        grammars.collect_masks = collect
+        return collect()
+
+    grammars.collect_masks = fail
+    errors = {}
+    while core.has_work():
+        for name, output in said(core).items():
+            told[name] += output.token_ids
+            if output.error is not None:
+                errors[name] = output.error.message
+    assert errors == {"bad": "not so"}
+    assert told == {"bad": [21], "good": [21, 22, 23]}
+    assert grammars.released == ["bad", "good"]
+    assert core._num_grammars == 0
+
+
+def test_a_step_ahead_draws_with_the_masks_of_the_tokens_before():
+    core, executor, grammars = bound_core("bound", is_ahead=True)
+    grammars.ready = [("bound", None)]
+    counts = []
+    collect = grammars.collect_masks
+    grammars.collect_masks = lambda: (
+        counts.append(len(grammars.accepted.get("bound", []))) or (collect())
+    )
+    slots = []
+    while core.has_work():
+        core.step()
+        slots.append([mask.slot for mask in executor.masks])
+    assert counts == [0, 1, 2], "each mask follows all tokens before it"
+    assert slots[:3] == [[0], [0], [0]]
+
+
+def test_masks_are_not_asked_for_a_request_that_had_to_go():
+    core, _, grammars = bound_core("bound", is_ahead=True)
+    grammars.ready = [("bound", None)]
+    core.step()
+    plan = core.scheduler.schedule()
+    assert core._request_masks(plan)
+    core.scheduler.requests["bound"].status = Status.WAITING
+    assert not core._request_masks(plan)
+
+
+def test_without_grammars_nobody_is_asked_for_masks():
+    core, _, grammars = make_core()
+    grammars.request_masks = None
+    core.add(make_message("free"))
+    assert len(run_to_end(core)["free"]) == 4
+    core.add(make_message("bound", structured_outputs=CHOICE))
+    core.abort(["bound"])
+    core.add(make_message("free"))
+    assert len(run_to_end(core)["free"]) == 4
+
+
+def test_a_late_request_gives_its_grammar_back():
+    core, _, grammars = make_core()
+    late = make_message("late", structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(late, arrival_s=-1e6, timeout_s=1.0))
+    assert said(core)["late"].error.code == "request_timeout"
+    assert grammars.released == ["late"]
+    assert (core._num_grammars, core._preparing) == (0, set())
+    assert not core.has_work()
+
+
+def test_only_the_token_that_ends_the_thinking_lets_the_form_begin():
+    core, _, grammars = make_core()
+    message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
+    core.add(msgspec.structs.replace(message, thinking_end_token_id=23))
+    assert grammars.inactive == {"bound"}
+    grammars.ready = [("bound", None)]
+    core.step()
+    core.step()
+    assert grammars.inactive == {"bound"}
+    core.step()
+    assert grammars.inactive == set()
+    run_to_end(core)
+    assert grammars.accepted == {"bound": [24]}
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+LOGPROBS = TokenLogprobs([7, 8], [-0.5, -1.0], 1)
+
+
+def take_rows(scheduler, *rows):
+    plan = scheduler.schedule()
+    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
+
+
+def test_logprobs_come_with_their_tokens_and_end_with_the_answer():
+    scheduler = make_scheduler()
+    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=4, stop_token_ids=(9,)), 1))
+    (first,) = take_rows(scheduler, SlotResult(0, [7], [LOGPROBS]))
+    assert (first.token_ids, first.logprobs, first.finish_reason) == ([7], [LOGPROBS], None)
+    assert scheduler.set_drafts("a", [8, 9])
+    (rest,) = take_rows(scheduler, SlotResult(0, [8, 9, 7], [LOGPROBS] * 3))
+    assert (rest.token_ids, rest.logprobs) == ([8, 9], [LOGPROBS] * 2)
+    assert (rest.finish_reason, rest.stop_reason) == ("stop", 9)
+    assert not scheduler.requests
+
+
+def test_logprobs_of_the_prompt_come_once_in_chunks_and_with_a_token():
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(Request(make_message("a", prompt=range(1, 8), prompt_logprobs=1), 1))
+    (first,) = take_rows(scheduler, SlotResult(0, [], prompt_logprobs=[LOGPROBS] * 4))
+    assert (first.token_ids, first.prompt_logprobs) == ([], [LOGPROBS] * 4)
+    (second,) = take_rows(scheduler, SlotResult(0, [7], prompt_logprobs=[LOGPROBS] * 2))
+    assert (second.token_ids, second.prompt_logprobs) == ([7], [LOGPROBS] * 2)
+    scheduler.forget_steps()  # all is computed again
+    (third,) = take_rows(scheduler, SlotResult(0, [], prompt_logprobs=[LOGPROBS] * 4))
+    (fourth,) = take_rows(scheduler, SlotResult(0, [8], prompt_logprobs=[LOGPROBS] * 2))
+    assert (third.prompt_logprobs, fourth.prompt_logprobs) == ([], [])
+    assert fourth.token_ids == [8]
+
+
+def test_a_result_for_a_slot_that_nobody_has_is_an_error_of_the_worker():
+    scheduler = make_scheduler()
+    scheduler.add(Request(make_message("a"), 1))
+    with pytest.raises(RuntimeError, match="slot 3 has a result and no request"):
+        take_rows(scheduler, SlotResult(3, [7]))
+
+
+def test_an_answer_ends_at_its_length_also_within_a_stop_s_min_tokens():
+    scheduler = make_scheduler()
+    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=2, min_tokens=2), 1))
+    assert take_rows(scheduler, SlotResult(0, [0]))[0].finish_reason is None
+    (last,) = take_rows(scheduler, SlotResult(0, [0]))
+    assert (last.finish_reason, last.stop_reason) == ("length", None)
+    assert not scheduler.requests

@@ -6,10 +6,12 @@ socket and those that keep it, an interrupt leaves it to the garbage collector, 
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import time
+from collections import Counter
 
 import pytest
 from processes import workers_of
@@ -31,19 +33,22 @@ class InterruptAt:
     """Raises KeyboardInterrupt before one line of the engine's grammar modules.
 
     Args:
-        line: Which of those that run, from 0.
+        line: Which of those that run, from 0; None: it counts them and never raises.
 
     Attributes:
         is_over: Whether it was raised.
+        num_lines: Lines that ran.
     """
 
-    def __init__(self, line):
+    def __init__(self, line=None):
         self.is_over = False
-        self._num_lines_left = line
+        self.num_lines = 0
+        self._line = line
 
     def __enter__(self):
         self._outer = sys.gettrace()
         sys.settrace(self._trace)
+        return self
 
     def __exit__(self, kind, error, traceback):
         sys.settrace(self._outer)
@@ -54,8 +59,8 @@ class InterruptAt:
         if event == "call":
             return self._trace if is_ours else None
         if event == "line" and not self.is_over:
-            self._num_lines_left -= 1
-            if self._num_lines_left < 0:
+            self.num_lines += 1
+            if self._line is not None and self.num_lines > self._line:
                 self.is_over = True
                 raise KeyboardInterrupt
         return self._trace
@@ -150,42 +155,53 @@ def test_a_step_that_was_broken_off_writes_no_row_of_the_next_one(host):
     assert step(host) == MASKS[0]
 
 
+def interrupts():
+    """Yield an interrupt for each line of what is done with it, until one finds no line left."""
+    for line in itertools.count():
+        interrupt = InterruptAt(line)
+        yield interrupt
+        if not interrupt.is_over:
+            return
+
+
+def processes_of(host):
+    return workers_of(host._parts[0]._nursery.pid)
+
+
 def test_an_interrupt_at_any_line_of_a_step_leaves_the_next_ones_right(host):
     join(host)
     step(host)
     accept(host)
-    line, interrupt = 0, InterruptAt(0)
-    while True:
+    num_lost = Counter()
+    for interrupt in interrupts():
+        before = processes_of(host)
         with interrupt:
             step(host)
-        assert step(host, ("letters", "digits")) == MASKS[1], line
-        assert host.poll() == [], line
-        if not interrupt.is_over:
-            break
-        line += 1
-        interrupt = InterruptAt(line)
-    assert line > 60  # the frames of two turns were cut at each of their parts
+        assert step(host, ("letters", "digits")) == MASKS[1], interrupt.num_lines
+        assert host.poll() == [], interrupt.num_lines
+        num_lost[len(set(before) - set(processes_of(host)))] += 1
+    assert num_lost.keys() == {0, 1, 2}, "turns of no process, of one and of both were broken off"
 
 
 def test_an_interrupt_at_any_line_of_a_life_leaves_the_next_ones_right(host):
-    line, interrupt = 0, InterruptAt(0)
-    while True:
+    num_alive = Counter()
+    for interrupt in interrupts():
         with interrupt:
             whole_life(host)
         leave(host)
-        assert whole_life(host) == MASKS, line
-        if not interrupt.is_over:
-            break
-        line += 1
-        interrupt = InterruptAt(line)
-    assert line > 200
+        num_alive[0 if host._started is None else len(processes_of(host))] += 1
+        assert whole_life(host) == MASKS, interrupt.num_lines
+    assert num_alive[0], "one came before anything was started"
+    assert num_alive[2], "and one when both were compiled"
 
 
-@pytest.mark.parametrize("line", range(0, 160, 20))
-def test_shutdown_after_an_interrupt_is_clean(line):
+@pytest.mark.parametrize("part", [0.0, 0.2, 0.4, 0.6, 0.8])
+def test_shutdown_after_an_interrupt_is_clean(part):
     host = GrammarHost(lambda: VOCABULARY, max_rows=2)
     whole_life(host)
-    interrupt = InterruptAt(line)
+    with InterruptAt() as counted:
+        whole_life(host)
+    interrupt = InterruptAt(int(part * counted.num_lines))
     with interrupt:
         whole_life(host)
     assert interrupt.is_over

@@ -179,3 +179,10 @@ def test_a_stage_may_have_nothing_of_a_group():
     assert names(last) == [(), (), ("w1",)]
     assert last.tensors == [(PAGE, ("w1",))]
     assert [leader.layer.name for leader in last.leaders] == ["f0", "w0", "w1"]
+
+
+def test_layers_of_several_block_sizes_meet_at_the_largest():
+    specs = [full("a"), window("b").with_block_size(16), state("s", 4, 16)]
+    assert [spec.block_size for spec in with_common_blocks(specs)] == [16] * 3
+    alone = [state("s", 4, 16), state("t", 4, 33).with_block_size(8)]
+    assert [spec.block_size for spec in with_common_blocks(alone)] == [8, 8]

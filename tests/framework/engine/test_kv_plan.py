@@ -12,6 +12,7 @@ from quire.engine.kv_plan import (
     longest_request,
     plan_kv_cache,
     plan_stages,
+    requests_that_fit,
 )
 from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVLayer
@@ -215,3 +216,38 @@ def test_every_stage_fits_and_one_block_more_would_not(stages, available):
             a_block = plan.num_bytes // plan.num_blocks
             spare.append(stage.available_bytes - plan.num_bytes - a_block)
     assert min(spare) < 0, "the poorest stage has no room for a block more"
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_tokens", "num_requests"),
+    [
+        (1 + 6, 1, 6),  # one token, which is computed, takes a block
+        (1 + 6, 2, 6),  # of two the second never is
+        (1 + 6, 5, 6),  # four are computed: one block
+        (1 + 6, 6, 3),
+        (1 + 6, 24, 1),
+        (1 + 6, 25, 1),
+        (1 + 6, 26, 0),
+        (1 + 7, 21, 1),  # five blocks, and two are left
+    ],
+)
+def test_so_many_requests_fit_as_the_blocks_hold(num_blocks, num_tokens, num_requests):
+    assert requests_that_fit(make_plan(num_blocks), num_tokens, 4) == num_requests
+
+
+def test_one_of_those_that_fit_is_in_its_largest_step():
+    plan = fixed_plan([window("w", size=8)], 1 + 13)
+    # A step of 16: 7 + 16 = 23 tokens in 7 blocks. A decode: 8 tokens in 1 + ceil(7 / 4) = 3.
+    assert requests_that_fit(plan, 1000, max_step_tokens=16) == 1 + (13 - 7) // 3 == 3
+    assert requests_that_fit(fixed_plan([window("w")], 1 + 7), 1000, 16) == 1
+    assert requests_that_fit(fixed_plan([window("w")], 1 + 6), 1000, 16) == 0
+
+
+def test_any_number_of_requests_fits_where_nothing_is_kept():
+    assert requests_that_fit(fixed_plan([], 1), 1000, 16) is None
+
+
+def test_a_pool_of_the_null_block_holds_a_token_that_is_never_computed():
+    assert longest_request(make_plan(1), 100) == 1
+    assert longest_request(make_plan(2), 100) == 5
+    assert longest_request(make_plan(2), 3) == 3

@@ -3,13 +3,22 @@
 import time
 
 import pytest
-from engine_parts import make_core, make_message, make_plan, make_request
+from engine_parts import make_core, make_message, make_plan, make_request, run_to_end
 
+from quire.engine import store_queue
+from quire.engine.block_pool import BlockPool
 from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_transfers import MAX_LOADS, KVTransfers
-from quire.engine.request import Status
+from quire.engine.kv_plan import fixed_plan
+from quire.engine.kv_transfers import MAX_LOADS, MIN_SILENT_STEPS, KVTransfers
+from quire.engine.load_columns import take_columns
+from quire.engine.open_transfers import OpenTransfers
+from quire.engine.request import Request, Status
 from quire.engine.store_queue import FRESH_S, MAX_ASKED, MAX_PAUSE_S, StoreQueue
-from quire.interfaces.kv_transfer import KVLookup, KVStoreScheduler
+from quire.interfaces.kv_cache import KVLayer
+from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.messages import TransferReport
+from quire_kv_cache_specs.full_attention import FullAttentionSpec
+from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 
 LATER = KVLookup(is_pending=True)
 NOTHING = KVLookup()
@@ -22,6 +31,10 @@ class Oracle(KVStoreScheduler):
         self.answer = LATER
         self.asked = []
         self.num_loads = 0
+        self.saved = []
+        self.finished = []
+        self.over = []
+        self.num_new = 0
 
     def lookup(self, request_id, block_hashes):
         self.asked.append(request_id)
@@ -31,12 +44,17 @@ class Oracle(KVStoreScheduler):
         self.num_loads += 1
 
     def start_save(self, transfer_id, columns):
-        return 0
+        self.saved += columns
+        return self.num_new
 
     def plan_step(self):
         return b""
 
-    def finish(self, transfer_id, *, has_failed): ...
+    def finish(self, transfer_id, *, has_failed):
+        self.finished.append((transfer_id, has_failed))
+
+    def forget_request(self, request_id):
+        self.over.append(request_id)
 
     def reset(self): ...
 
@@ -44,19 +62,25 @@ class Oracle(KVStoreScheduler):
 class Queue(StoreQueue):
     """With its store, and a clock that the test moves."""
 
-    def __init__(self, num_blocks=100, timeout_s=10.0):
-        self.kv = KVCacheManager(make_plan(num_blocks))
+    def __init__(self, num_blocks=100, timeout_s=10.0, plan=None):
+        self.kv = KVCacheManager(plan or make_plan(num_blocks))
         self.oracle = Oracle()
         self.transfers = KVTransfers(self.oracle, self.kv, timeout_s, "oracle")
         super().__init__(self.kv, self.transfers)
 
     def request(self, name="a", length=21):
-        request = make_request(name, prompt=range(1, 1 + length))
+        message = make_message(name, prompt=range(1, 1 + length))
+        request = Request(message, len(self.kv.specs))
         self.kv.prepare(request)
         return request
 
     def ask(self, request, num_running=0):
         return self.sets_aside(request, self.kv.find_prefix(request), num_running)
+
+    def end(self, *, done=(), failed=()):
+        """Tell the worker's half of what is open, and hear that some of it has ended."""
+        self.transfers.plan_step()
+        return self.transfers.take(TransferReport(list(done), list(failed)))
 
 
 @pytest.fixture
@@ -239,3 +263,341 @@ def test_what_is_open_costs_a_step_nothing(monkeypatch):
         return 1e6 * min(times)
 
     assert cost_us(2000) < 5 * cost_us(5) + 20
+
+
+# -- loads -----------------------------------------------------------------------------------------
+
+
+def loading(queue, num_blocks=3):
+    """A request that waits for a load."""
+    queue.oracle.answer = KVLookup(num_blocks)
+    request = queue.request()
+    assert queue.ask(request) is Status.LOADING
+    return request
+
+
+def test_a_load_that_ended_is_found_with_its_end_to_be_evicted_first(queue):
+    request = loading(queue)
+    assert queue.end(done=[1]) == [request]
+    assert queue.oracle.finished == [(1, False)]
+    assert queue.kv.find_prefix(request).num_blocks == 3
+    assert queue.kv.pool.num_used == 0
+    found = [queue.kv.pool.find(0, name) for name in request.hashes[1:4]]
+    assert queue.kv.pool.cached_blocks() == found[::-1]
+    assert queue.transfers.num_hits == 12
+    assert not queue.is_waiting
+
+
+def test_a_load_that_failed_is_not_tried_again(queue):
+    request = loading(queue)
+    assert queue.end(failed=[1]) == [request]
+    assert queue.oracle.finished == [(1, True)]
+    assert queue.kv.find_prefix(request) is None
+    assert (queue.kv.pool.num_used, queue.transfers.num_hits) == (0, 0)
+    assert request.num_loads == MAX_LOADS
+    assert queue.ask(request) is None, "it computes"
+    assert queue.ask(queue.request("b")) is Status.LOADING, "another one may"
+
+
+def test_what_is_evicted_again_and_again_is_loaded_so_many_times(queue):
+    queue.oracle.answer = KVLookup(3)
+    request = queue.request()
+    for count in range(1, MAX_LOADS + 1):
+        assert queue.ask(request) is Status.LOADING
+        queue.end(done=[count])
+        queue.kv.reset()
+        assert len(queue.oracle.asked) == count, "the answer of the last time is not believed"
+    assert queue.ask(request) is None
+    assert queue.oracle.num_loads == MAX_LOADS
+
+
+def test_who_waits_for_a_load_of_a_store_that_is_off_computes(queue):
+    request = loading(queue)
+    queue.transfers.store.switch_off()
+    assert queue.is_waiting, "it is to hear of that"
+    assert queue.call_back(0.0) == [request]
+    assert queue.call_back(0.0) == []
+    assert request.num_loads == MAX_LOADS
+    assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0), "it was never sent"
+
+
+def test_who_is_over_does_not_come_back_when_its_load_will_not_come(queue):
+    request = loading(queue)
+    queue.transfers.store.switch_off()
+    queue.leave(request)
+    assert queue.call_back(0.0) == []
+
+
+def test_who_is_over_does_not_come_back_when_its_load_ends(queue):
+    request = loading(queue)
+    queue.leave(request)
+    assert queue.end(done=[1]) == []
+    assert queue.kv.find_prefix(request).num_blocks == 3, "others find it"
+
+
+def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queue):
+    loading(queue)
+    queue.transfers.plan_step()
+    queue.transfers.store.switch_off()
+    assert queue.kv.pool.num_used == 3, "the worker's half may still write them"
+    told = queue.transfers.plan_step()
+    assert (told.is_open, told.is_stopped, told.loads) == (True, True, ())
+    queue.transfers.end_all()
+    assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0)
+
+
+def test_after_an_interrupt_a_store_with_open_transfers_is_given_up(queue, caplog):
+    queue.transfers.interrupt()
+    assert not queue.transfers.store.is_off, "nothing was open"
+    request = loading(queue)
+    queue.transfers.plan_step()
+    queue.transfers.interrupt()
+    assert queue.transfers.store.is_off
+    assert "oracle had 1 open transfers when a step was interrupted" in caplog.text
+    assert queue.call_back(0.0) == [request]
+
+
+def test_a_late_load_calls_its_request_at_its_deadline(queue, clock):
+    request = loading(queue)
+    assert queue.call_back(clock[0] + 9.99) == []
+    assert queue.call_back(clock[0] + 10.0) == [request]
+    assert request.num_loads == MAX_LOADS
+    assert queue.end(done=[1]) == [], "nobody waits any more"
+
+
+def test_an_unknown_transfer_in_a_report_is_logged(queue, caplog):
+    request = loading(queue)
+    assert queue.end(done=[99, 1]) == [request]
+    assert "oracle reports an unknown transfer" in caplog.text
+
+
+def test_a_load_that_just_fits_beside_those_that_run_begins():
+    for num_free, status in ((7, Status.LOADING), (6, None)):
+        queue = Queue()
+        queue.oracle.answer = KVLookup(5)
+        queue.kv.pool.take(99 - num_free)
+        assert queue.ask(queue.request(), num_running=1) is status, "six blocks, and one to go on"
+
+
+def test_one_that_nobody_runs_beside_loads_what_fits():
+    queue = Queue(num_blocks=30)
+    queue.oracle.answer = KVLookup(5)
+    queue.kv.pool.take(27)
+    assert queue.ask(queue.request()) is Status.LOADING
+    assert queue.kv.pool.num_free == 0
+
+
+def test_a_silent_store_is_off_after_its_time_and_so_many_steps(queue, clock):
+    clock[0] += 1000.0
+    loading(queue)
+    for _ in range(MIN_SILENT_STEPS - 1):
+        queue.transfers.plan_step()
+    queue.transfers.late(clock[0] + 1e6)
+    assert not queue.transfers.store.is_off, "a step may take long"
+    queue.transfers.plan_step()
+    queue.transfers.late(clock[0] + 9.99)
+    assert not queue.transfers.store.is_off
+    queue.transfers.late(clock[0] + 10.0)
+    assert queue.transfers.store.is_off
+
+
+def test_a_store_that_is_heard_is_not_silent(queue, clock):
+    loading(queue)
+    queue.ask(queue.request("b"))
+    for _ in range(9):
+        queue.transfers.plan_step()
+    clock[0] += 9.0
+    queue.end(done=[1])
+    queue.transfers.late(clock[0] + 9.0)
+    assert not queue.transfers.store.is_off
+
+
+# -- saves -----------------------------------------------------------------------------------------
+
+
+def mixed_plan(num_blocks=41):
+    """Full attention, and a window of five tokens."""
+    window = KVLayer("layers.1", "spec", 1, 8, (("window", 5),))
+    specs = [
+        FullAttentionSpec(KVLayer("layers.0", "spec", 1, 8), 4, "float32"),
+        SlidingWindowSpec(window, 4, "float32"),
+    ]
+    return fixed_plan(specs, num_blocks)
+
+
+def saving(queue, num_blocks=3):
+    """A request whose tables have so many blocks."""
+    request = queue.request()
+    request.block_ids = [queue.kv.pool.take(num_blocks) for _ in queue.kv.specs]
+    return request
+
+
+def test_only_whole_columns_are_saved():
+    queue = Queue(plan=mixed_plan())
+    queue.oracle.num_new = 1
+    request = saving(queue)
+    full, window = request.block_ids
+    queue.kv.pool.give_back(window[:1])
+    window[0] = 0
+    queue.transfers.offer(request, range(4))  # of the fourth there is no block
+    assert queue.oracle.saved == [
+        BlockColumn(request.hashes[index + 1], (full[index], window[index])) for index in (1, 2)
+    ]
+    assert [queue.kv.pool.references(block) for block in full] == [1, 2, 2]
+
+
+def test_saves_have_a_share_of_the_pool_in_whole_columns():
+    queue = Queue(plan=mixed_plan())
+    queue.oracle.num_new = 1
+    queue.transfers._open.most_blocks = 5
+    request = saving(queue)
+    queue.transfers.offer(request, range(3))
+    assert len(queue.oracle.saved) == 2
+    assert queue.transfers.num_unsaved == 1
+    assert queue.transfers._open.room == 1
+    queue.transfers.offer(request, range(2, 3))
+    assert (len(queue.oracle.saved), queue.transfers.num_unsaved) == (2, 2)
+    queue.end(done=[1])
+    assert queue.transfers._open.room == 5
+    assert queue.transfers.num_hits == 0, "a save brings nothing"
+
+
+def test_a_save_of_nothing_new_is_over_at_once(queue):
+    request = saving(queue)
+    queue.transfers.offer(request, range(3))
+    assert len(queue.oracle.saved) == 3
+    assert queue.transfers.num_open == 0
+    assert [queue.kv.pool.references(block) for block in request.block_ids[0]] == [1, 1, 1]
+    assert queue.transfers.plan_step().saves == ()
+
+
+def test_what_may_not_be_found_is_not_saved(queue):
+    request = saving(queue)
+    request.is_cacheable = False
+    queue.transfers.offer(request, range(3))
+    assert queue.oracle.saved == []
+
+
+def test_a_save_is_announced_once_and_as_a_save(queue):
+    queue.oracle.num_new = 3
+    queue.transfers.offer(saving(queue), range(3))
+    first, second = queue.transfers.plan_step(), queue.transfers.plan_step()
+    assert (first.loads, first.saves, first.is_open) == ([], [1], True)
+    assert (second.loads, second.saves, second.is_open) == ([], [], True)
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_a_small_pool_has_room_for_one_column():
+    assert OpenTransfers(BlockPool(4), 2).most_blocks == 2
+    assert OpenTransfers(BlockPool(41), 2).most_blocks == 10
+
+
+def test_a_load_leaves_so_many_blocks_free(queue):
+    columns = take_columns(queue.kv, queue.request(), None, most=5, room=100, num_spare=97)
+    assert len(columns) == 2
+    assert queue.kv.pool.num_free == 97
+
+
+@pytest.mark.parametrize(("room", "num_columns"), [(6, 5), (7, 5), (5, 4), (3, 2), (1, 0)])
+def test_what_a_window_does_not_need_takes_no_room(room, num_columns):
+    """Of so many columns a window of five tokens needs one block."""
+    queue = Queue(plan=mixed_plan())
+    columns = take_columns(queue.kv, queue.request(), None, most=5, room=room, num_spare=0)
+    assert len(columns) == num_columns
+    assert [bool(column.block_ids[1]) for column in columns[:-1]] == [False] * (num_columns - 1) * (
+        num_columns > 0
+    )
+    assert queue.kv.pool.num_used == (num_columns + 1 if num_columns else 0)
+
+
+def test_an_engine_with_a_question_is_waiting_for_its_store(queue):
+    request = queue.request()
+    assert not queue.is_waiting
+    assert queue.ask(request) is Status.ASKING
+    assert queue.is_waiting
+    queue.leave(request)
+    assert not queue.is_waiting
+
+
+def test_each_step_may_hear_later_so_many_times(queue, clock):
+    for index in range(MAX_ASKED):
+        queue.ask(queue.request(f"r{index}"))
+    queue.ask(queue.request("one more"))
+    assert len(queue.oracle.asked) == MAX_ASKED
+    assert queue.call_back(clock[0]) == []
+    queue.ask(queue.request("the next step's"))
+    assert len(queue.oracle.asked) == MAX_ASKED + 1
+
+
+def test_so_many_answers_are_remembered_and_the_oldest_is_forgotten(queue, clock, monkeypatch):
+    monkeypatch.setattr(store_queue, "MAX_REMEMBERED", 2)
+    queue.oracle.answer = NOTHING
+    a, b, c = (queue.request(name) for name in "abc")
+    queue.ask(a)
+    queue.ask(b)
+    clock[0] += FRESH_S
+    queue.ask(a)  # asked anew, so b's answer is the oldest now
+    queue.ask(c)
+    clock[0] += FRESH_S / 2
+    for request in (a, c, b):
+        queue.ask(request)
+    assert queue.oracle.asked == ["a", "b", "a", "c", "b"]
+
+
+def test_nothing_is_remembered_of_a_request_that_is_over():
+    kv, oracle = KVCacheManager(make_plan(100)), Oracle()
+    oracle.answer = NOTHING
+    core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
+    core.add(make_message("a", prompt=[1] * 20))
+    core.step()
+    assert len(core.scheduler._store._answers) == 1
+    run_to_end(core)
+    assert oracle.asked == ["a"]
+    assert not core.scheduler._store._answers
+    assert oracle.over == ["a"]
+
+
+@pytest.mark.parametrize("answer", [LATER, KVLookup(2)])
+def test_a_request_that_is_aborted_while_it_waits_is_gone(answer):
+    kv, oracle = KVCacheManager(make_plan(100)), Oracle()
+    oracle.answer = answer
+    core, executor, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 0.0, "oracle"))
+    core.add(make_message("a", prompt=[1] * 20))
+    core.step()
+    assert core.scheduler.requests["a"].status in (Status.ASKING, Status.LOADING)
+    core.abort(["a"])
+    for _ in range(3):
+        core.step()
+    assert sum(executor.num_tokens_per_step) == 0
+
+
+def test_an_engine_computes_while_a_store_loads_and_does_not_wait(monkeypatch):
+    kv, oracle = KVCacheManager(make_plan(100)), Oracle()
+    oracle.answer = KVLookup(2)
+    core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    core.add(make_message("loads", prompt=[1] * 20))
+    core.add(make_message("runs", prompt=[1], max_tokens=9))
+    for _ in range(5):
+        core.step()
+    assert pauses == []
+    core.abort(["runs"])
+    core.step()
+    assert len(pauses) == 1
+
+
+def test_an_engine_that_waits_for_an_answer_does_not_spin(monkeypatch):
+    kv, oracle = KVCacheManager(make_plan(100)), Oracle()
+    core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    core.add(make_message("asks", prompt=[1] * 20))
+    for _ in range(3):
+        core.step()
+    assert len(pauses) == 3
+    core.add(make_message("never", prompt=[1] * 1000))
+    assert len(core.step().outputs) == 1
+    assert len(pauses) == 3, "there is something to say"
