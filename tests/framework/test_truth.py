@@ -4,12 +4,14 @@ What is not asked by either way runs the kernels that auto takes.
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from adapter_parts import peft_model, save_adapter
-from kernel_ways import BY_EITHER, OWN_BACKEND
+from cpp_compilers import NEEDS_COMPILER
+from kernel_ways import BY_EITHER, NATIVE, OWN_BACKEND, TORCH
 
 from quire import LLM, SamplingParams
 from quire.outputs import LoRARequest
@@ -91,6 +93,19 @@ def subject(request, tmp_path_factory):
     return Subject(tmp_path_factory.mktemp(request.param), architecture, config)
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(NATIVE, marks=NEEDS_COMPILER, id="native"),
+        pytest.param(TORCH, id="torch"),
+    ],
+)
+def uncached(request, subject):
+    """An engine that several tests ask, each answer computed from its prompt's first token on."""
+    with subject.llm(enable_prefix_caching=False, **request.param) as llm:
+        yield llm
+
+
 @pytest.fixture(scope="module")
 def one_subject(tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("one"), *MODELS["qwen3"])
@@ -110,21 +125,20 @@ def test_unless_told_otherwise_the_kernels_of_this_machine_answer(one_subject):
     assert parts["attention backend"] == OWN_BACKEND
 
 
-@BY_EITHER
-def test_alone_each_answer_is_that_of_transformers(subject, ways):
-    with subject.llm(**ways) as llm:
-        for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
-            assert tokens(llm.generate(prompt, GREEDY)) == [expected]
+def test_alone_each_answer_is_that_of_transformers(subject, uncached):
+    """The shortest and the longest, and those around a block; batches have the others."""
+    for length in (1, 15, 16, 17, 70):
+        index = PROMPT_LENGTHS.index(length)
+        answers = tokens(uncached.generate(subject.prompts[index], GREEDY))
+        assert answers == [subject.expected[index]], f"a prompt of {length} tokens"
 
 
-@BY_EITHER
-def test_in_a_batch_of_any_order_nothing_changes(subject, ways):
+def test_in_a_batch_of_any_order_nothing_changes(subject, uncached):
     draw = random.Random(2)
-    with subject.llm(**ways) as llm:
-        for size in (2, 3, 3, 8, 8, 16, 16):
-            order = draw.sample(range(len(subject.prompts)), size)
-            answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
-            assert answers == [subject.expected[i] for i in order]
+    for size in (2, 3, 8, 16):
+        order = draw.sample(range(len(subject.prompts)), size)
+        answers = tokens(uncached.generate([subject.prompts[i] for i in order], GREEDY))
+        assert answers == [subject.expected[i] for i in order]
 
 
 @BY_EITHER
@@ -144,14 +158,16 @@ def test_blocks_of_any_size_hold_the_same(one_subject, ways):
 
 
 @pytest.mark.parametrize(
-    ("prompt_index", "sizes"), [(6, range(1, 24)), (12, (1, 7, 15, 16, 17, 25, 31, 32, 33, 47, 48))]
+    ("length", "sizes"), [(23, (1, 2, 3, 5, 8, 15, 16, 17, 22, 23)), (48, (7, 16, 31, 32, 33, 47))]
 )
-def test_a_prompt_in_chunks_of_every_size(one_subject, prompt_index, sizes):
-    prompt, expected = one_subject.prompts[prompt_index], one_subject.expected[prompt_index]
-    assert sizes[-1] == len(prompt)
+def test_a_prompt_in_chunks_of_many_sizes(one_subject, length, sizes):
+    """All of a prompt's context is read by the first token, and a few more show what it wrote."""
+    index = PROMPT_LENGTHS.index(length)
+    prompt, expected = one_subject.prompts[index], one_subject.expected[index][:12]
     for chunk in sizes:
         with one_subject.llm(max_num_batched_tokens=chunk) as llm:
-            assert tokens(llm.generate(prompt, GREEDY)) == [expected], f"chunks of {chunk}"
+            answers = tokens(llm.generate(prompt, replace(GREEDY, max_tokens=len(expected))))
+            assert answers == [expected], f"chunks of {chunk}"
 
 
 @pytest.mark.slow

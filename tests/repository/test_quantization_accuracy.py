@@ -58,7 +58,7 @@ def test_fewer_bits_miss_more_and_bfloat16_misses_nothing(benchmark, tiny):
     assert 0.06 < figures["int4"].weights < 0.081  # its head is int8
     assert figures["bf16"].logits < figures["int8"].logits < figures["int4"].logits
     sizes = [figures[name].weight_bytes for name in ("none", "bf16", "int8", "int4")]
-    assert sizes == sorted(sizes, reverse=True)
+    assert sizes == sorted(set(sizes), reverse=True)
     if "bf16_dot" in figures:
         assert figures["bf16_dot"].weights == 0
         assert figures["bf16"].logits < figures["bf16_dot"].logits < figures["int8"].logits

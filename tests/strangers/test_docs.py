@@ -1,6 +1,5 @@
 """The package that opens docs/plugins.md is taken from the page, built, installed and used."""
 
-import json
 import re
 from pathlib import Path
 
@@ -30,17 +29,19 @@ def test_the_door_is_a_dozen_lines_and_the_same_in_the_readme():
     assert door(README) == door(PAGE)
 
 
-def test_the_package_of_the_page_works(margin, checkpoint):
+def test_the_package_of_the_page_works(margin, checkpoint, tmp_path):
+    """One server, as on the page; `test_acme` has fields on the command line."""
     assert margin.run("plugins", "doctor").returncode == 0
-    argv = ("run", checkpoint, "What is quire?", "--samplers", "default", "margin", "--json")
-    options = ("--max-tokens", 16, "--seed", 1)
-    outputs = [
-        json.loads(margin.run(*argv, *options, *more).stdout)["outputs"][0]["token_ids"]
-        for more in (
-            ("--temperature", 0),
-            ("--temperature", 2.0),
-            ("--temperature", 2.0, "--field", "margin=0"),
+    with margin.serve(tmp_path / "log", checkpoint, "--samplers", "default,margin") as client:
+        greedy, random, within = (
+            _text(client, {"prompt": "What is quire?", "max_tokens": 16, "seed": 1} | more)
+            for more in ({"temperature": 0}, {"temperature": 2}, {"temperature": 2, "margin": 0})
         )
-    ]
-    assert outputs[1] != outputs[0]
-    assert outputs[2] == outputs[0]
+    assert random != greedy
+    assert within == greedy
+
+
+def _text(client, body):
+    answer = client.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["text"]

@@ -35,16 +35,13 @@ class CacheRows:
 
     @classmethod
     def of(cls, pages: Pages, shape: AttentionShape) -> CacheRows:
-        """Read them off pages, which may be padded; rows of int8 are counted without what is there.
+        """Read them off pages, which may be padded: numbers of rows that are not there are left out.
 
-        Those cannot be numbered through the bytes, because their scales lie between the pages.
+        So are, of int8, those of the rows that the scales of a page would fill.
         """
         heads = torch.arange(2 * shape.num_kv_heads, device=pages.data.device)
         head_rows = heads.view(2, -1) * shape.block_size
-        page_rows = pages.data.stride(0) // shape.head_dim
-        if pages.kind == "int8":
-            page_rows = 2 * shape.num_kv_heads * shape.block_size
-        return cls(shape.block_size, page_rows, head_rows)
+        return cls(shape.block_size, pages.data.stride(0) // shape.head_dim, head_rows)
 
     def flat(self, data: Tensor) -> Tensor:
         """Return pages `[B, 2, K, S, D]` as `[rows, D]`, the padding between pages included."""

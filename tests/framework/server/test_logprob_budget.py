@@ -9,10 +9,26 @@ import httpx
 import pytest
 
 from quire.errors import InvalidRequestError, OverloadedError
+from quire.server import app
 from quire.server.logprob_budget import MAX_IN_FLIGHT, MAX_OF_AN_ANSWER, LogprobBudget
 
-LARGE = {"prompt": [[300] * 97] * 250, "max_tokens": 1, "prompt_logprobs": 20}
-SMALL = {"prompt": [300] * 97, "max_tokens": 1, "prompt_logprobs": 20}
+PROMPT = [300] * 97
+NUM_PROMPTS = 70  # of 2,037 candidates each: 9 MB of JSON, more than a connection's buffers take
+LARGE = {"prompt": [PROMPT] * NUM_PROMPTS, "max_tokens": 1, "prompt_logprobs": 20}
+SMALL = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 20}
+
+
+@pytest.fixture(scope="module")
+def budget():
+    """Room for two large answers and a small one."""
+    return LogprobBudget((2 * NUM_PROMPTS + 1) * len(PROMPT) * (20 + 1))
+
+
+@pytest.fixture(scope="module")
+def module_server(serve, budget):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "LogprobBudget", lambda: budget)
+        return serve()
 
 
 def test_what_is_given_back_can_be_taken_again():
@@ -69,7 +85,9 @@ def test_clients_that_read_nothing_hold_the_budget_until_they_go(served, wait_fo
     with ExitStack() as connections:
         for _ in range(2):
             connections.enter_context(reader_of_nothing(served.url))
-        assert wait_for(lambda: len(served.core.requests) == 500 and not served.core.has_work(), 20)
+        num_requests = 2 * NUM_PROMPTS
+        assert wait_for(lambda: len(served.core.requests) == num_requests, 20)
+        assert wait_for(lambda: not served.core.has_work(), 20)
         refused = ask(served, LARGE)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
@@ -81,11 +99,12 @@ def test_clients_that_read_nothing_hold_the_budget_until_they_go(served, wait_fo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("shows", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
-def test_every_end_of_an_answer_gives_back_what_it_held(served, stream, shows):
-    body = {"prompt": LARGE["prompt"][:125], "max_tokens": 1, "stream": stream} | shows
+def test_every_end_of_an_answer_gives_back_what_it_held(served, budget, wait_for, stream, shows):
     served.core.prompt_chunk = 60
-    for _ in range(5):  # four of them would fill it
-        answer = ask(served, body)
+    num_free = budget.num_free
+    for num_prompts in (1, 3):
+        prompts = {"prompt": [PROMPT] * num_prompts, "max_tokens": 1, "stream": stream}
+        answer = ask(served, prompts | shows)
         assert answer.status_code == 200
         if stream:
             *_, last, done = filter(None, answer.text.splitlines())
@@ -93,3 +112,4 @@ def test_every_end_of_an_answer_gives_back_what_it_held(served, stream, shows):
             assert '"finish_reason":"length"' in last
         else:
             assert answer.json()["choices"][-1]["finish_reason"] == "length"
+        assert wait_for(lambda: budget.num_free == num_free)

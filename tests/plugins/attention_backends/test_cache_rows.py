@@ -42,6 +42,14 @@ def test_a_row_is_the_vector_of_a_head(padding):
         assert torch.equal(written[:, index], cache[slot // 4, :, :, slot % 4])
 
 
+def test_rows_end_with_the_last_page_whose_padding_is_not_there():
+    page, padding = 2 * 3 * 4 * 8, 56
+    numbers = torch.arange(float(4 * (page + padding) + page))
+    cache = numbers.as_strided(SIZES, (page + padding, 96, 32, 8, 1))
+    flat = CacheRows.of(Pages(cache, None, "plain"), shape()).flat(cache)
+    assert torch.equal(flat[-1], numbers[-8:])
+
+
 @pytest.mark.parametrize("padding", [0, 24])
 def test_tokens_are_found_by_the_block_table(padding):
     cache = view(padding)

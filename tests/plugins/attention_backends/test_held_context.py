@@ -7,6 +7,7 @@ import torch
 
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
+from quire_attention_backends import held_context
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 
 
@@ -61,16 +62,52 @@ def test_requests_that_join_leave_and_change_order_are_seen(seed):
 def test_a_layer_that_missed_a_step_gathers_again():
     scene, numbers = started([12, 15])
     decode(scene, numbers)
-    held = scene.backend._held
-    for copy in held._copies.values():
-        copy.num_steps -= 1  # as if it had not taken part
+    plan = [(number, 1) for number in numbers]
+    layout, (_, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
+    scene.backend.prepare(
+        layout
+    )  # the layer takes no part, and the tokens are written all the same
+    size = scene.sizes.block_size
+    for number, slot, key, value in zip(numbers, layout.slot_mapping, k, v, strict=True):
+        scene.kv_cache[slot // size, :, :, slot % size] = torch.stack((key, value))
+        scene.requests[number].num_computed += 1
     decode(scene, numbers)
+    assert scene.backend._held._tenancy.num_steps == 2
 
 
-def test_large_or_very_uneven_batches_are_not_held():
+def test_very_uneven_batches_are_not_held():
     scene, numbers = started([3, 500, 8])
     decode(scene, numbers)
     assert scene.backend._held._tenancy is None
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_copy_is_as_large_as_it_may_be_and_no_larger(spare, monkeypatch):
+    num_bytes = 2 * (31 + held_context.ROOM) * 2 * 2 * 64 * 4
+    monkeypatch.setattr(held_context, "MAX_LAYER_BYTES", num_bytes + spare)
+    scene, numbers = started([30, 28])
+    decode(scene, numbers)
+    assert (scene.backend._held._tenancy is not None) == (spare == 0)
+
+
+def test_a_step_with_tokens_of_padding_is_not_held():
+    scene, numbers = started([30, 28])
+    check(scene.step([(number, 1) for number in numbers], Padding(0, 2)))
+    assert scene.backend._held._tenancy is None
+
+
+def test_a_table_that_another_takes_over_after_two_steps_is_not_mistaken_for_the_last_one():
+    """The buffer of the table is used again, as a model runner does it."""
+    scene, (one, other) = started([30, 32])
+    table = torch.zeros(1, 3, dtype=torch.int32)
+    steps_held = []
+    for number in (one, one, other):
+        layout = scene.layout([(number, 1)], Padding())
+        table.copy_(torch.nn.functional.pad(layout.block_table, (0, 3))[:, :3])
+        layout.block_table = table
+        steps_held.append(scene.backend.prepare(layout).tenancy.num_steps)
+        scene.requests[number].num_computed += 1
+    assert steps_held == [0, 1, 0]
 
 
 def test_a_request_that_takes_over_row_and_blocks_reads_its_own():

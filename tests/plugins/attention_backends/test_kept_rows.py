@@ -46,9 +46,13 @@ def test_only_the_rows_asked_for_are_written(kv_dtype):
 
 
 def test_plain_rows_come_back_as_they_are_kept():
-    _, _, _, (k, v), new, _ = written("bfloat16")
+    pages, rows, at, (k, v), new, _ = written("bfloat16")
     assert new.dtype == torch.bfloat16
     assert torch.equal(new.view(2, len(SLOTS), 2, 64), torch.stack((k, v)).bfloat16())
+    gathered = pages.data.new_empty(len(at), 64)
+    read = read_rows(pages, rows, at, gathered, LAYER)
+    assert torch.equal(read, new)
+    assert read.data_ptr() == gathered.data_ptr()
 
 
 def test_half_precision_is_widened_before_it_is_coded():

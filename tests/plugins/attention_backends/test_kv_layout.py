@@ -102,6 +102,24 @@ def test_pages_that_are_not_whole_heads_are_refused(kv_dtype):
         view_pages(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1, "mine")
 
 
+def test_padding_of_int8_pages_is_whole_scales_and_no_more():
+    it = spec("int8")
+    raw = torch.zeros(B, it.page_bytes + 4, dtype=torch.uint8)
+    assert len(view_pages(raw[:, : it.page_bytes], it, B, "mine")) == B
+
+
+def test_the_distance_of_a_single_block_does_not_matter():
+    it = spec("float32")
+    raw = torch.zeros(1, it.page_bytes + 4, dtype=torch.uint8)
+    assert view_pages(raw[:, : it.page_bytes], it, 1, "mine").shape[0] == 1
+
+
+def test_scales_of_int8_begin_where_float32_can():
+    odd = FullAttentionSpec(KVLayer("layers.0.attn", "full_attention", 1, 3), 1, "int8")
+    with pytest.raises(RefusedError, match="mine cannot use the KV cache"):
+        view_pages(torch.zeros(4, 16, dtype=torch.uint8)[:, : odd.page_bytes], odd, 4, "mine")
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "float8_e4m3fn", "int8"])
 def test_padding_of_less_than_a_row_is_refused(kv_dtype):
     it = spec(kv_dtype)

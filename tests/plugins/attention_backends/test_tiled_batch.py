@@ -75,13 +75,23 @@ def test_nothing_is_held_from_step_to_step():
     assert scene.backend._held._tenancy is None
 
 
-def test_a_machine_whose_products_depend_on_the_batch_is_refused(monkeypatch):
+NOISES = {
+    "the products beside it": lambda q: len(q) - 1,
+    "the rows beside it": lambda q: q.shape[1] - 1,
+    "its place": lambda q: torch.arange(q.shape[1]).unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_machine_on_which_the_bits_of_a_row_depend_on_more_is_refused(noise, monkeypatch):
     scene, _ = scene_of(1)
     right = tiled_batch.attend_in_tiles
 
     def noisy(q, *rest):
-        return right(q, *rest) * (1 + 1e-6 * (len(q) - 1))
+        return right(q, *rest) * (1 + 1e-6 * NOISES[noise](q))
 
+    check_rows(scene.backend.shape)
     monkeypatch.setattr(tiled_batch, "attend_in_tiles", noisy)
     with pytest.raises(RefusedError, match=r"attention in float32.*--batch-invariant"):
-        check_rows(scene.backend.shape)
+        TorchSDPABackend(scene.backend.shape)
+    TorchSDPABackend(replace(scene.backend.shape, batch_invariant=False))

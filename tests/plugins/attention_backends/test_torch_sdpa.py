@@ -16,7 +16,7 @@ from quire.plugins import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
-from quire.testing.attention_truth import first_seen
+from quire.testing.attention_truth import first_seen, reference_attention
 from quire_attention_backends import torch_sdpa
 from quire_attention_backends.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
@@ -130,6 +130,54 @@ def test_uneven_contexts_are_answered_in_the_order_of_the_batch():
     assert len(plan_of(scene, numbers)) > 1
     for answer, truth in scene.step([(number, 1) for number in numbers]):
         torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [{"window": 9}, {"chunk": 9}, {"soft_cap": 2.0}, {"has_sinks": True}],
+    ids=lambda layer: next(iter(layer)),
+)
+def test_single_tokens_whose_context_could_be_held_have_every_feature(layer):
+    scene, numbers = scene_after([30, 28], **layer)
+    for _ in range(2):
+        for answer, truth in scene.step([(number, 1) for number in numbers]):
+            torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(40, 30), (1, 1)], ids=["prompts", "single tokens"])
+@pytest.mark.parametrize("sizes", [{}, {"dtype": "bfloat16"}, {"batch_invariant": True}], ids=str)
+def test_layers_of_one_step_see_as_far_as_each_does(lengths, sizes):
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
+    numbers = [scene.add(120) for _ in lengths]
+    plan = list(zip(numbers, lengths, strict=True))
+    scene.answers([(number, 70) for number in numbers])
+    metadata = scene.backend.prepare(scene.layout(plan, Padding()))
+    heads = scene.inputs(plan)
+    reaches = [(None, None), (9, None), (None, 9), (40, 50), (None, None), (9, 50)]
+    for window, chunk in reaches:
+        layer = replace(scene.sizes.params, sliding_window=window, attention_chunk=chunk)
+        out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
+        for number, rows in zip(numbers, out.split(list(lengths)), strict=True):
+            request, end = scene.requests[number], 70 + lengths[number]
+            truth = reference_attention(
+                request.q[70:end].double(),
+                request.k[:end].double(),
+                request.v[:end].double(),
+                layer,
+            )
+            limit = 3e-2 if "dtype" in sizes else 2e-5
+            torch.testing.assert_close(rows.double(), truth, atol=limit, rtol=0)
+
+
+def test_scores_of_16_bit_queries_are_kept_in_float32():
+    """Large ones, which float16 keeps to a thirtieth."""
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(dtype="float16", kv_dtype="float16"))
+    number = scene.add(60)
+    scene.requests[number].q *= 16
+    scene.step([(number, 58)])
+    for _ in range(2):
+        [(answer, truth)] = scene.step([(number, 1)])
+        torch.testing.assert_close(answer.double(), truth, atol=4e-3, rtol=0)
 
 
 def plan_of(scene, numbers):

@@ -39,6 +39,31 @@ class TestTriton(TritonContract):
 
     num_cases = 2
 
+    def test_the_declared_sizes_work(self, sizes):
+        """Heads in groups of three, of which a block of rows has 21 queries, in pages of 64."""
+        if sizes.num_heads // sizes.num_kv_heads == 3:  # the others are everywhere below
+            scene = self._scene(sizes)
+            numbers = [scene.add(length + 1) for length in (1, 24, 64)]
+            self._check(scene, scene.step(list(zip(numbers, (1, 24, 64), strict=True))))
+            self._check(scene, scene.step([(number, 1) for number in numbers]))
+
+    @pytest.mark.slow  # `test_one_long_request_is_split_beside_sixteen_short_ones` is quicker
+    def test_very_uneven_contexts_share_a_step(self):
+        super().test_very_uneven_contexts_share_a_step()
+
+    @pytest.mark.slow  # `test_rows_across_fixed_splits_have_the_same_bits...` is quicker
+    def test_batch_invariant_answers_are_bit_identical(self, invariant):
+        super().test_batch_invariant_answers_are_bit_identical(invariant)
+
+    @pytest.mark.parametrize("chunk", [1, 2, 7, 40])
+    def test_a_prompt_in_chunks_equals_the_whole(self, chunk):
+        """Single tokens, a few at a time, prompts of less than a tile and of more than a block."""
+        scene = self._scene(self._plain())
+        length = 80 if chunk == 40 else 5 * chunk + 2
+        number = scene.add(length)
+        for start in range(0, length, chunk):
+            self._check(scene, scene.step([(number, min(chunk, length - start))]))
+
 
 @pytest.fixture
 def few_programs(monkeypatch):
@@ -98,12 +123,43 @@ def test_an_uneven_batch_of_seventeen_is_right():
 
 
 @pytest.mark.usefixtures("few_programs")
-def test_what_a_window_hides_is_no_work():
-    scene, numbers = filled([600, 500], window=40)
+@pytest.mark.parametrize("reach", [{"window": 40}, {"chunk": 40}], ids=str)
+def test_what_a_window_or_a_chunk_hides_is_no_work(reach):
+    scene, numbers = filled([600, 500], **reach)
     plan = [(number, 1) for number in numbers]
     assert max(parts_of(scene, plan)) > 2
-    assert max(parts_of(scene, plan, Reach(40))) <= 2
+    metadata = scene.backend.prepare(scene.layout(plan, Padding()))
+    heads = scene.inputs(plan)
+    scene.backend.forward(*heads, scene.kv_cache, metadata, scene.sizes.params)
+    [made] = metadata.plans.values()
+    assert made.count.item() <= 4
     check(scene.step(plan))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("num_computed", "window"),
+    [
+        (62, None),  # the first query is the last but one of a tile, and does not see its last key
+        (130, 70),  # the first tiles are seen by the first queries alone
+        (180, 70),  # of the first 128 tokens, a split, the last queries see nothing
+    ],
+)
+def test_a_chunk_far_into_its_context(num_computed, window, batch_invariant):
+    features = {"window": window, "batch_invariant": batch_invariant}
+    scene, [number] = filled([num_computed], 40, num_heads=2, num_kv_heads=1, **features)
+    check(scene.step([(number, 33)]))
+
+
+def test_queries_need_not_be_contiguous():
+    scene, (number, other) = filled([20, 70])
+    plan = [(number, 1), (other, 3)]
+    layout, (q, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
+    metadata = scene.backend.prepare(layout)
+    expected = scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    apart = q.transpose(0, 1).contiguous().transpose(0, 1)
+    found = scene.backend.forward(apart, k, v, scene.kv_cache, metadata, scene.sizes.params)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
@@ -132,7 +188,9 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
     heads, positions = scene.inputs(plan, 3), scene.positions(plan, 3)
     answers = []
     for step in (known, replace(known, query_lens_host=[], seq_lens_host=[])):
-        blocks = scene.backend._blocks(scene.backend.prepare(step))
+        metadata = scene.backend.prepare(step)
+        blocks = scene.backend._blocks(metadata)
+        assert scene.backend._blocks(metadata) is blocks, "layers share them"
         per_request = blocks.starts.diff().tolist()
         queries, short = scene.backend._block_queries, scene.backend._splits.max_queries
         assert per_request == [-(-n // queries) if n > short else 0 for _, n in plan] + [0] * 2
@@ -158,21 +216,43 @@ def test_batch_invariant_splits_lie_at_fixed_tokens():
     assert backend._splits.max_units == 32
 
 
-@pytest.mark.usefixtures("few_programs")
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(dtype):
-    """The first splits its context among programs, the others merge in one; a chunk likewise."""
-    answers = []
-    for others, chunks in (([], [1] * 3), ([150] * 6, [1] * 3), ([40], [3]), ([], [2, 1])):
-        features = {"dtype": dtype, "kv_dtype": dtype, "batch_invariant": True}
-        scene, (number, *beside) = filled([300, *others], num_kv_heads=4, **features)
-        plans = [[(other, 1) for other in beside] + [(number, new)] for new in chunks]
-        if not others and len(chunks) == 3:
-            assert parts_of(scene, plans[0]) == [3]
-        elif len(chunks) == 3:
-            assert not any(parts_of(scene, plans[0]))
-        answers.append(torch.cat([scene.answers(plan)[-1] for plan in plans]))
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("float32", "float32"),
+        pytest.param(("float16", "float16"), marks=pytest.mark.slow),
+        pytest.param(("float16", "int8"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(types, monkeypatch):
+    """The first splits its context among programs, the others merge in one; a chunk likewise.
+
+    The third of the rows is the first that sees two splits.
+    """
+    monkeypatch.setattr(split_plan, "num_programs", lambda device: 4)
+    features = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "batch_invariant": True}
+    answers, parts = [], []
+    for others, chunks in (
+        ([], [126, 1, 1, 1, 1]),
+        ([3] * 3, [126, 1, 1, 1, 1]),
+        ([40], [126, 4]),
+        ([], [60, 68, 2]),
+        ([9], [130]),
+    ):
+        all_sizes = sizes(dtype=types[0], kv_dtype=types[1], **features)
+        scene = AttentionScene(TritonBackend, all_sizes)
+        number, *beside = (scene.add(length) for length in (130, *(n + 5 for n in others)))
+        if beside:
+            scene.answers(list(zip(beside, others, strict=True)))
+        rows = []
+        for new in chunks:
+            plan = [(other, 1) for other in beside] + [(number, new)]
+            parts.append(parts_of(scene, plan)[-1])
+            rows.append(scene.answers(plan)[-1])
+        answers.append(torch.cat(rows))
+    assert parts[4] == 2
+    assert not any(parts[5:])
     for other in answers[1:]:
         assert torch.equal(answers[0], other)
 
@@ -214,12 +294,15 @@ def shape_of(**changes):
     )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of the infinite ones
 def test_queries_beyond_float16_stay_finite_over_float8_caches():
     scene = AttentionScene(TritonBackend, sizes(dtype="bfloat16", kv_dtype="float8_e4m3fn"))
     number = scene.add(20)
     scene.requests[number].q *= 1e6
-    for plan in ([(number, 19)], [(number, 1)]):
+    for plan in ([(number, 18)], [(number, 1)]):
         assert scene.answers(plan)[0].isfinite().all()
+    scene.requests[number].q[19] = torch.inf
+    assert not scene.answers([(number, 1)])[0].isfinite().any()
 
 
 def test_small_values_of_int8_caches_keep_their_digits_in_float16():

@@ -121,6 +121,55 @@ def test_there_is_none_on_a_cpu():
     assert VarlenAttention.here(HALF) is None
 
 
+@pytest.mark.parametrize(("capability", "is_able"), [((7, 5), False), ((8, 0), True)])
+def test_a_gpu_must_be_able_to_run_it(capability, is_able, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = VarlenAttention.here(replace(HALF, device=torch.device("cuda")))
+    assert (found is not None) == is_able
+
+
+@pytest.mark.parametrize(("head_dim", "is_served"), [(256, True), (264, False), (36, False)])
+def test_heads_have_a_size_that_it_takes(head_dim, is_served):
+    both = VarlenAttention(ByDefinition(), has_groups=True)
+    assert both.serves(replace(HALF, head_dim=head_dim), PLAIN) == is_served
+
+
+def test_a_step_of_padding_alone_asks_nothing():
+    scene, _ = scene_of(4, kv_dtype="bfloat16")
+    layout = replace(
+        scene.layout([(0, 2)], Padding()),
+        query_start=torch.zeros(2, dtype=torch.int32),
+        seq_lens=torch.zeros(1, dtype=torch.int32),
+        slot_mapping=torch.zeros(2, dtype=torch.int64),
+        query_lens_host=[],
+        seq_lens_host=[],
+    )
+    metadata = scene.backend.prepare(layout)
+    heads = scene.inputs([(0, 2)])
+    out = scene.backend.forward(*heads, scene.kv_cache, metadata, scene.sizes.params)
+    assert len(out) == 2
+    assert scene.backend.stand_in.num_calls == 0
+
+
+def test_a_chunk_of_a_prompt_attends_to_what_came_before():
+    scene, _ = scene_of(30, kv_dtype="bfloat16")
+    assert num_calls(scene, [(0, 10)], [(0, 20)]) == 2
+
+
+def test_layers_of_one_step_have_windows_of_their_own():
+    scene, _ = scene_of(40, kv_dtype="bfloat16")
+    scene.step([(0, 30)])
+    metadata = scene.backend.prepare(scene.layout([(0, 10)], Padding()))
+    request, heads = scene.requests[0], scene.inputs([(0, 10)])
+    for window in (None, 4, 17):
+        layer = replace(scene.sizes.params, sliding_window=window)
+        out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
+        truth = reference_attention(
+            request.q[30:].double(), request.k.double(), request.v.double(), layer
+        )
+        torch.testing.assert_close(out.double(), truth, atol=3e-2, rtol=0)
+
+
 def test_fresh_requests_attend_to_their_own_k_and_v():
     scene, _ = scene_of(5, 3, kv_dtype="bfloat16")
     layout = scene.layout([(0, 5), (1, 3)], Padding(1, 2))
