@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.interfaces.reasoning import ReasoningDelta, ReasoningParser
+from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,7 @@ class ReasoningParserContract:
         """Feed an answer to a fresh parser, piece by piece."""
         parser = self.parser(sample.prompt)
         events = [event for piece in pieces for event in parser.feed(piece)]
-        events += parser.close()
-        _expect(all(event.text for event in events), "an event has no text")
-        thoughts = [event.text for event in events if isinstance(event, ReasoningDelta)]
-        others = [event.text for event in events if not isinstance(event, ReasoningDelta)]
-        return _Sides(reasoning="".join(thoughts), content="".join(others))
+        return _joined([*events, *parser.close()])
 
     def test_samples_are_read_as_they_should_be(self) -> None:
         """Whole answers give the thinking and the content that the samples name."""
@@ -90,7 +86,37 @@ class ReasoningParserContract:
                 text = sample.text[:end]
                 _expect(
                     self.read(sample, text) == self.read(sample, [text]),
-                    f"{text!r} changes with its cut",
+                    f"{text!r}, the beginning of an answer, changes with its cut",
+                )
+
+    def test_the_state_tells_whose_text_comes(self) -> None:
+        """`is_thinking` before and behind a character: grammars wait while it is true."""
+        for sample in self.samples:
+            parser = self.parser(sample.prompt)
+            for end, character in enumerate(sample.text, 1):
+                before = parser.is_thinking
+                events = parser.feed(character)
+                if before is not parser.is_thinking:
+                    continue
+                kinds = {isinstance(event, ReasoningDelta) for event in events}
+                _expect(
+                    kinds <= {before},
+                    f"at the end of {sample.text[:end]!r} is_thinking is {before}, and text of the "
+                    f"{'content' if before else 'thinking'} comes",
+                )
+
+    def test_the_state_does_not_depend_on_the_cut(self) -> None:
+        """A grammar begins at the same character, however the answer comes."""
+        for sample in self.samples:
+            by_characters = self.parser(sample.prompt)
+            for end in range(1, len(sample.text) + 1):
+                by_characters.feed(sample.text[end - 1])
+                whole = self.parser(sample.prompt)
+                whole.feed(sample.text[:end])
+                _expect(
+                    whole.is_thinking is by_characters.is_thinking,
+                    f"after {sample.text[:end]!r} is_thinking is {whole.is_thinking} in one piece, "
+                    f"and {by_characters.is_thinking} character by character",
                 )
 
     def test_no_grammar_waits_for_ever(self) -> None:
@@ -100,6 +126,29 @@ class ReasoningParserContract:
             parser.feed(sample.text)
             if sample.content:
                 _expect(not parser.is_thinking, f"{sample.text!r} leaves the thinking open")
+
+    def test_parsers_share_no_state(self) -> None:
+        """Two answers read in turns do not mix."""
+        pair = (self.samples[0], self.samples[-1])
+        parsers = [self.parser(sample.prompt) for sample in pair]
+        events: list[list[ReasoningEvent]] = [[], []]
+        for i in range(max(len(sample.text) for sample in pair)):
+            for parser, sample, seen in zip(parsers, pair, events, strict=True):
+                seen += parser.feed(sample.text[i : i + 1])
+        for parser, sample, seen in zip(parsers, pair, events, strict=True):
+            seen += parser.close()
+            _expect(
+                _joined(seen) == self.read(sample, [sample.text]),
+                f"{sample.text!r} changes when another answer is read at the same time",
+            )
+
+
+def _joined(events: Iterable[ReasoningEvent]) -> _Sides:
+    sides = {True: "", False: ""}
+    for event in events:
+        _expect(bool(event.text), "an event has no text")
+        sides[isinstance(event, ReasoningDelta)] += event.text
+    return _Sides(reasoning=sides[True], content=sides[False])
 
 
 def _expect(is_true: bool, message: str) -> None:

@@ -27,6 +27,7 @@ NUM_WALKS = 12
 MAX_STEPS = 4_000
 EOS_TOKEN_IDS = (300, 302)
 VOCABULARY_SIZE = 325  # no multiple of 32, and larger than the largest id
+CHOICE_THAT_GOES_ON = ("a", "abc", "aé")
 WORDS = (
     *(b'{"', b'"}', b'": "', b'", "', b"true", b"false", b"null", b'"name"', b"  ", b"ab", b"}}"),
     *(
@@ -160,7 +161,9 @@ def walk(matcher: Matcher, rng: random.Random, vocabulary: Vocabulary) -> str:
             assert matcher.accept(rng.choice(ends)), "an end that the mask allows is not accepted"
             return answer.decode()
         choices = closers if closers and rng.random() < eagerness else sorted(allowed - set(ends))
+        assert choices, f"nothing may follow {answer[-200:]!r}, not even an end"
         token_id = rng.choice(choices)
+        assert token_id in spelled, f"the mask allows {token_id}, which stands for no text"
         assert matcher.accept(token_id), f"{token_id} is in the mask, and not accepted"
         answer += spelled[token_id]
     raise AssertionError(f"no end after {MAX_STEPS} tokens: {answer[:200]!r}")
@@ -202,56 +205,67 @@ class StructuredOutputContract:
         grammar = built.compile(example.params)
         for seed in range(NUM_WALKS):
             text = walk(grammar.matcher(), random.Random(seed), built.vocabulary)
-            assert example.is_valid(text), text
+            assert example.is_valid(text), f"{text!r} does not follow {example}"
 
     def test_a_mask_allows_exactly_what_is_accepted(self, matcher: Matcher) -> None:
         """Every id is tried, in a few places; one that is refused changes nothing."""
         rng = random.Random(0)
         for _ in range(6):
             allowed = read_mask(matcher)
-            for token_id in range(VOCABULARY_SIZE):
-                assert matcher.accept(token_id) == (token_id in allowed), token_id
-                if token_id in allowed:
+            assert max(allowed) < VOCABULARY_SIZE, "bits behind the vocabulary are set"
+            wrapped = (min(allowed) - VOCABULARY_SIZE, min(allowed) + VOCABULARY_SIZE)
+            for token_id in (*range(VOCABULARY_SIZE), *wrapped):
+                is_accepted = matcher.accept(token_id)
+                assert is_accepted == (token_id in allowed), (
+                    f"token {token_id} is {'in' if token_id in allowed else 'not in'} the mask, "
+                    f"and accept says {is_accepted}"
+                )
+                if is_accepted:
                     matcher.rollback(1)
-            assert read_mask(matcher) == allowed
+            assert read_mask(matcher) == allowed, "the mask changed though nothing was accepted"
             matcher.accept(rng.choice(sorted(allowed)))
 
     def test_a_text_may_go_on_where_it_may_end(self, built: StructuredOutputBackend) -> None:
         """A text that is the beginning of another hides it for no tokenization."""
         if "choice" not in self.forms:
             pytest.skip("the backend has no choice")
-        matcher = built.compile(StructuredOutputsParams(choice=("a", "abc", "aé"))).matcher()
-        for byte in b"abc":
-            assert byte in read_mask(matcher)
-            assert matcher.accept(byte)
-        matcher.rollback(2)
-        assert "é".encode()[0] in read_mask(matcher)
+        for text in CHOICE_THAT_GOES_ON:
+            matcher = built.compile(StructuredOutputsParams(choice=CHOICE_THAT_GOES_ON)).matcher()
+            for byte in text.encode():
+                assert matcher.accept(byte), f"{text!r} of {CHOICE_THAT_GOES_ON} is not accepted"
+            ends = read_mask(matcher) & set(EOS_TOKEN_IDS)
+            assert ends, f"{text!r} of {CHOICE_THAT_GOES_ON} may not end"
 
     def test_rollback_returns_to_the_same_masks(self, matcher: Matcher) -> None:
         """Masks on the way back are those of the way there, over the end of the answer too."""
         rng = random.Random(1)
         masks = [read_mask(matcher)]
         for _ in range(40):
-            assert matcher.accept(rng.choice(sorted(masks[-1])))
+            matcher.accept(rng.choice(sorted(masks[-1])))
             masks.append(read_mask(matcher))
         while len(masks) > 1:
             num_tokens = min(rng.randint(1, 3), len(masks) - 1)
             matcher.rollback(num_tokens)
             del masks[-num_tokens:]
-            assert read_mask(matcher) == masks[-1]
+            assert read_mask(matcher) == masks[-1], (
+                f"rolling back {num_tokens} tokens leads to another mask than the one there"
+            )
 
     def test_only_the_end_follows_the_end(self, matcher: Matcher) -> None:
         """After an end-of-text token the grammar is finished, and allows ends only."""
         walk(matcher, random.Random(2), contract_vocabulary())
-        assert matcher.is_finished()
-        assert read_mask(matcher) == set(EOS_TOKEN_IDS)
+        assert matcher.is_finished(), "behind the end the grammar is not finished"
+        assert read_mask(matcher) == set(EOS_TOKEN_IDS), "behind the end, not just all ends follow"
 
     def test_finished_means_that_only_the_end_may_follow(self, matcher: Matcher) -> None:
         """`is_finished` and the mask say the same, all the way."""
         rng = random.Random(3)
         for _ in range(60):
             allowed = read_mask(matcher)
-            assert matcher.is_finished() == (allowed == set(EOS_TOKEN_IDS))
+            is_finished = matcher.is_finished()
+            assert is_finished == (allowed <= set(EOS_TOKEN_IDS)), (
+                f"is_finished is {is_finished} where {sorted(allowed)[:20]} may follow"
+            )
             matcher.accept(rng.choice(sorted(allowed)))
 
     def test_both_ends_are_allowed_or_none(self, matcher: Matcher) -> None:
@@ -259,7 +273,9 @@ class StructuredOutputContract:
         rng = random.Random(4)
         for _ in range(30):
             allowed = read_mask(matcher)
-            assert len(allowed & set(EOS_TOKEN_IDS)) in (0, len(EOS_TOKEN_IDS))
+            assert len(allowed & set(EOS_TOKEN_IDS)) in (0, len(EOS_TOKEN_IDS)), (
+                f"of the ends {EOS_TOKEN_IDS} only some may follow"
+            )
             matcher.accept(rng.choice(sorted(allowed)))
 
     def test_matchers_of_one_grammar_do_not_see_each_other(
@@ -270,11 +286,11 @@ class StructuredOutputContract:
         still, moving = grammar.matcher(), grammar.matcher()
         before = read_mask(still)
         walk(moving, random.Random(5), built.vocabulary)
-        assert read_mask(still) == before
+        assert read_mask(still) == before, "a matcher moved when another of its grammar did"
 
     def test_what_cannot_be_honoured_is_refused_by_name(self) -> None:
         """`check` alone, without a vocabulary, names what it refuses."""
         for params, name in self.refused:
             with pytest.raises(GrammarError) as caught:
                 self.backend.check(params)
-            assert name in str(caught.value), params
+            assert name in str(caught.value), f"{caught.value} does not name {name}"

@@ -80,11 +80,17 @@ def read_events(events: Iterable[ToolEvent]) -> ReadAnswer:
                 _expect(index in names and index not in ended, f"the end of no open call: {index}")
                 ended.add(index)
                 arguments = "".join(pieces[index])
-                is_object = isinstance(json.loads(arguments), dict)
-                _expect(is_object, f"arguments are no JSON object: {arguments}")
+                _expect(_is_object(arguments), f"arguments are no JSON object: {arguments}")
                 answer.calls.append((names[index], arguments))
     answer.num_void = len(names) - len(ended)
     return answer
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _expect(is_true: bool, message: str) -> None:

@@ -43,7 +43,7 @@ class ThinkTagsParser(ReasoningParser):
 
     def close(self) -> list[ReasoningEvent]:
         """Return what was held back; blanks at the end of the thinking are dropped."""
-        held, self._held = self._held, ""
+        held = self._held
         if self._is_thinking:
             thought = held.strip(BLANKS) if self._is_front else held.rstrip(BLANKS)
             return [ReasoningDelta(thought)] if thought else []

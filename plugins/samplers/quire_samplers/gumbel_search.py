@@ -16,7 +16,7 @@ from quire_samplers.gumbel_pivots import NUM_PIVOTS, first_pivots, pivots_betwee
 
 BLOCK: tl.constexpr = tl.constexpr(512)  # tokens that meet all pivots at once
 MIN_TEMPERATURE: tl.constexpr = tl.constexpr(1e-5)  # as in `temperature`
-TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # as in `top_k_top_p`
+TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # one token always stays
 INF: tl.constexpr = tl.constexpr(float("inf"))
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PARTIAL = 512  # up to so many, selecting the likeliest is much quicker than a sort
-TINY = torch.finfo(torch.float32).tiny
 
 
 class TopKTopP(LogitsStep):
@@ -42,7 +41,7 @@ class TopKTopP(LogitsStep):
         """Set the logits of all other tokens to minus infinity."""
         limit, top_p = rows.field("top_k"), rows.field("top_p")  # [N, 1]
         limit = torch.where(limit > 0, limit, self.vocab_size)
-        top_p = torch.where(top_p < 1, top_p.clamp(min=TINY), math.inf)  # one token always stays
+        top_p = torch.where(top_p < 1, top_p, math.inf)
         lowest = self._lowest_kept(logits, limit, top_p, rows.host_fields)
         is_off = (limit >= self.vocab_size) & (top_p > 1)
         return logits.masked_fill_(logits < lowest.masked_fill(is_off, -math.inf), -math.inf)
@@ -104,6 +103,6 @@ def _lowest(
     probs = (ranked - total).exp()
     sums = probs.cumsum(-1)
     num_kept = (is_within & (sums - probs < top_p)).sum(-1, keepdim=True)
-    lowest = ranked.gather(1, (num_kept - 1).clamp(min=0))
+    lowest = ranked.gather(1, (num_kept - 1).clamp(min=0))  # one token always stays
     ends_by_p = (sums[:, -1:] >= top_p) | (top_p > 1)  # a top_p that is off ends nowhere
     return lowest, (limit <= count) | ((limit >= vocab_size) & ends_by_p)

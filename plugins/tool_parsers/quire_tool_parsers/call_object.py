@@ -174,7 +174,7 @@ def _read_container(first: str, literal: list[str]) -> Characters:
 
 def _parse(literal: list[str]) -> Any:
     try:
-        return json.loads("".join(literal), parse_constant=_break)
+        return json.loads("".join(literal))
     except ValueError as error:
         raise BrokenCallError(str(error)) from error
 

@@ -1,14 +1,14 @@
 import pytest
 
 from quire.errors import InvalidRequestError, PluginError
-from quire.interfaces.sampling import RequestField, SamplerCapabilities
+from quire.interfaces.sampling import STAGES, RequestField, SamplerCapabilities
 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
         (int, 2**63), (int, -(2**63) - 1), (int, 1.5), (int, True), (int, "1"), (int, None),
-        (float, 1e39), (float, float("inf")), (float, float("nan")), (float, "1.0"),
+        (float, 1e39), (float, float("inf")), (float, float("nan")), (float, "1.0"), (float, True),
         (bool, 1), (bool, None),
     ],
 )  # fmt: skip
@@ -20,8 +20,11 @@ def test_what_the_column_cannot_hold_is_refused_by_name(kind, value):
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(int, 2**63 - 1), (int, -(2**63)), (float, 3), (float, -1e38), (bool, True)],
-)
+    [
+        (int, 2**63 - 1), (int, -(2**63)), (float, 3), (float, -1e38), (float, 3.4028234e38),
+        (bool, True), (bool, False),
+    ],
+)  # fmt: skip
 def test_what_it_can_hold_comes_out_in_its_type(kind, value):
     checked = RequestField("field", kind, kind(0)).check(value)
     assert (type(checked), checked) == (kind, value)
@@ -56,3 +59,12 @@ def test_an_infinite_number_has_no_column_though_nothing_bounds_it():
 def test_a_misspelt_kind_of_kernels_is_refused():
     with pytest.raises(PluginError, match="got 'tritn'"):
         SamplerCapabilities(stage="filter", needs_kernels="tritn")
+
+
+def test_a_stage_that_no_pipeline_has_is_refused():
+    with pytest.raises(PluginError, match=r"must be one of penalty, bias, .*, got 'middle'"):
+        SamplerCapabilities(stage="middle")
+
+
+def test_penalties_and_biases_come_before_the_temperature_and_filters_behind_it():
+    assert STAGES == ("penalty", "bias", "temperature", "filter", "draw")

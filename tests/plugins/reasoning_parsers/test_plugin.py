@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from quire.hookspecs import KINDS
+from quire.interfaces.reasoning import ReasoningParserCapabilities
 from quire.registry import Registrar, Source, import_reference
 from quire_reasoning_parsers import plugin
 from quire_reasoning_parsers.think_tags import ThinkTagsParser
@@ -16,6 +17,14 @@ def test_think_tags_are_offered_for_templates_with_the_tag():
     (entry,) = registrar.entries
     assert (entry.name, entry.capabilities.template_markers) == ("think_tags", ("<think>",))
     assert import_reference(entry.reference, "the parser") is ThinkTagsParser
+
+
+def test_forms_begin_behind_the_closing_tag_and_behind_nothing_by_default():
+    kind = next(kind for kind in KINDS if kind.name == "reasoning_parsers")
+    registrar = Registrar(kind, Source("quire_reasoning_parsers", "quire", "0"))
+    plugin.register_reasoning_parsers(registry=registrar)
+    assert registrar.entries[0].capabilities.end_marker == "</think>"
+    assert ReasoningParserCapabilities().end_marker is None
 
 
 def test_the_table_of_contents_is_light():

@@ -31,6 +31,8 @@ class TestThinkTags(ReasoningParserContract):
         ReasoningSample("Yes. <think>no</think>", "", "Yes. <think>no</think>"),
         ReasoningSample("Hm.</think>Yes.", "", "Hm.</think>Yes."),
         ReasoningSample("a</think>b</think>c", "a", "b</think>c", OPENED),
+        ReasoningSample("\n\n Hm.\n</think>Yes.", "Hm.", "Yes.", OPENED),
+        ReasoningSample(" \n<th", "<th", "", OPENED),
         ReasoningSample("", "", ""),
         ReasoningSample("<thin", "", "<thin"),
     )

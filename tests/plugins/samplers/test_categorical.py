@@ -92,3 +92,31 @@ def test_the_inverse_of_the_cumulative_sum_is_exact_enough():
 def test_logits_that_are_not_numbers_still_give_a_token_id():
     logits = torch.full((3, 20), torch.nan)
     assert draw(logits).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_neutral"), [(0.0, True), (0.01, False), (0.5, False), (1.0, False)]
+)
+def test_only_a_temperature_of_zero_is_greedy(temperature, is_neutral):
+    step = Categorical(3, torch.device("cpu"))
+    assert step.is_neutral({"temperature": temperature}) is is_neutral
+
+
+def test_a_request_alone_draws_at_random():
+    drawn = {int(draw(torch.zeros(1, 20), seeds=[seed])) for seed in range(30)}
+    assert len(drawn) > 10
+
+
+@pytest.mark.parametrize("vocab_size", [WIDTH + 3, 3 * WIDTH])
+def test_each_token_is_found_at_its_own_share(vocab_size):
+    probs = torch.full((vocab_size, vocab_size), 1 / vocab_size)
+    u = (torch.arange(vocab_size).double() + 0.5) / vocab_size
+    assert by_cumulative(probs, u).tolist() == list(range(vocab_size))
+
+
+def test_a_token_without_probability_gives_way_to_the_likeliest():
+    logits = torch.full((50, 2 * WIDTH), -torch.inf)
+    logits[:, 70] = 0.0
+    assert draw(logits, seeds=range(50)).tolist() == [70] * 50
+    logits[:, 3] = torch.nan
+    assert draw(logits, seeds=range(50)).tolist() == [3] * 50

@@ -41,3 +41,13 @@ def test_what_stays_has_the_share_and_what_goes_has_not(values, min_p):
     for kept, ratio in zip(apply(logits, min_p).isfinite()[0].tolist(), share, strict=True):
         if abs(ratio - min_p) > 1e-5:
             assert kept == (ratio > min_p)
+
+
+@pytest.mark.parametrize(("min_p", "is_neutral"), [(0.0, True), (0.001, False), (1.0, False)])
+def test_a_step_is_needed_where_some_token_may_go(min_p, is_neutral):
+    assert MinP(3, torch.device("cpu")).is_neutral({"min_p": min_p}) is is_neutral
+
+
+def test_each_row_has_its_own_likeliest_token():
+    logits = torch.tensor([[9.0, 8.0, 0.0], [0.0, -1.0, -9.0]])
+    assert apply(logits, 0.1).isfinite().tolist() == [[True, True, False]] * 2

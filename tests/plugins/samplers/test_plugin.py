@@ -1,5 +1,6 @@
 """The built-in steps together: what they declare, and the distribution that they leave."""
 
+import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -9,6 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from quire.errors import InvalidRequestError
 from quire.interfaces.sampling import STAGES, SamplerCapabilities
 from quire.testing.sampled_rows import sampled_rows
 
@@ -78,3 +80,29 @@ def test_every_field_has_help_and_one_meaning(quire_registries):
     declared = [f for e in built_in(quire_registries) for f in e.capabilities.fields]
     assert all(field.help for field in declared)
     assert len(set(declared)) == len({field.name for field in declared})
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused"),
+    [
+        ("temperature", [0, 0.7, 2.0, 100.0], [-0.1, 100.1]),
+        ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31]),
+        ("top_p", [0.0, 0.5, 1.0], [-0.1, 1.1]),
+        ("min_p", [0.0, 0.5, 1.0], [-0.1, 1.1]),
+    ],
+)
+def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, refused):
+    (field,) = {f for e in built_in(quire_registries) for f in e.capabilities.fields if f.name == name}
+    for value in taken:
+        assert field.check(value) == value
+    for value in refused:
+        with pytest.raises(InvalidRequestError, match=name):
+            field.check(value)
+
+
+def test_draws_with_kernels_absorb_all_steps_before_them(quire_registries):
+    entries = {entry.name: entry.capabilities for entry in built_in(quire_registries)}
+    for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("categorical", None)):
+        assert entries[name].needs_kernels == kernels
+        steps = ("temperature", "min_p", "top_k_top_p") if kernels else ()
+        assert entries[name].absorbs == steps

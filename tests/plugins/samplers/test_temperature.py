@@ -1,5 +1,6 @@
 """Temperature divides, and leaves greedy rows alone."""
 
+import pytest
 import torch
 from transformers import TemperatureLogitsWarper
 
@@ -35,5 +36,19 @@ def test_it_equals_transformers():
 
 
 def test_a_vanishing_temperature_leaves_numbers():
-    probs = apply(torch.tensor([[3e4, 2.9e4, -3e4]]), 1e-30).softmax(-1)
+    probs = apply(torch.tensor([[3e4, 2.9e4, -3e4]]), 1e-44).softmax(-1)
     assert probs.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.05, 0.3, 2.0, 100.0])
+def test_it_divides_by_every_temperature_that_is_not_tiny(temperature):
+    logits = torch.tensor([[1.0, -2.0, 0.5]])
+    torch.testing.assert_close(apply(logits.clone(), temperature), logits / temperature)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_neutral"), [(0.0, True), (1.0, True), (0.99, False), (2.0, False)]
+)
+def test_greedy_requests_and_a_temperature_of_one_need_no_step(temperature, is_neutral):
+    step = Temperature(3, torch.device("cpu"))
+    assert step.is_neutral({"temperature": temperature}) is is_neutral

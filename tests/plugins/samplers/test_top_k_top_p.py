@@ -121,3 +121,15 @@ def test_the_weight_that_is_shared_out_has_the_same_bits_in_every_batch(top_k):
     for row in range(4):
         one = slice(row, row + 1)
         assert torch.equal(_total(ranked[one], limit[one], logits[one], 40_000), whole[one])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "is_neutral"),
+    [
+        (0, 1.0, True), (-1, 1.0, True), (10, 1.0, True), (11, 1.0, True), (9, 1.0, False),
+        (1, 1.0, False), (0, 0.999, False), (0, 0.0, False), (9, 0.5, False),
+    ],
+)  # fmt: skip
+def test_a_step_is_needed_where_some_token_may_go(top_k, top_p, is_neutral):
+    step = TopKTopP(10, torch.device("cpu"))
+    assert step.is_neutral({"top_k": top_k, "top_p": top_p}) is is_neutral

@@ -301,6 +301,59 @@ def test_a_choice_that_makes_no_sense_is_refused(choice, reason):
     assert reason in str(caught.value)
 
 
+def test_choices_may_be_as_many_and_as_long_as_it_says():
+    OutlinesBackend.check(S(choice=tuple(map(str, range(2000)))))
+    OutlinesBackend.check(S(choice=("a" * 65_536, "b" * 65_536)))
+    for choice in (tuple(map(str, range(2001))), ("a" * 65_536, "b" * 65_537)):
+        with pytest.raises(GrammarError, match="at most 2000 strings of 131072 characters"):
+            OutlinesBackend.check(S(choice=choice))
+
+
+@pytest.mark.parametrize(
+    "regex", [r"\W", r"\D", r"\S", r"\P{L}", r"\p{Cc}", ".", "(?s).", "[^a]", r"[\W]", r"[\x00-\x1f]"]
+)
+def test_what_stands_for_many_characters_does_not_stand_for_the_end(backend, regex):
+    assert not is_spelled(backend, S(regex=regex), "")
+
+
+def test_what_check_refuses_is_never_compiled(backend):
+    with pytest.raises(GrammarError, match="context-free"):
+        backend.compile(S(grammar="start: x"))
+    with pytest.raises(GrammarError, match="choice is empty"):
+        backend.compile(S(choice=()))
+
+
+def test_ends_are_taken_back_one_by_one(backend):
+    matcher = backend.compile(S(regex="ab")).matcher()
+    assert [matcher.accept(token) for token in (300, 97, 98, 300, 302, 300)] == [
+        False, True, True, True, True, True,
+    ]  # fmt: skip
+    matcher.rollback(2)
+    assert read_mask(matcher) == {300, 302}
+    assert not matcher.accept(97)
+    matcher.rollback(2)
+    assert read_mask(matcher) == {98}
+    matcher.rollback(1)
+    assert read_mask(matcher) >= {97}
+
+
+def test_a_state_with_as_many_tokens_as_ends_is_not_finished(backend):
+    matcher = backend.compile(S(regex="[xy]")).matcher()
+    assert read_mask(matcher) == {ord("x"), ord("y")}
+    assert not matcher.is_finished()
+    matcher.accept(ord("x"))
+    assert matcher.is_finished()
+
+
+def test_tokens_with_a_nul_or_without_text_are_never_allowed():
+    tokens = {b"a": [0], b"\0": [1], b"a\0": [2], b"": [3]}
+    backend = OutlinesBackend(Vocabulary(tokens, (4,), 5))
+    matcher = backend.compile(S(regex="a+")).matcher()
+    assert read_mask(matcher, 5) == {0}
+    matcher.accept(0)
+    assert read_mask(matcher, 5) == {0, 4}
+
+
 def test_a_vocabulary_that_cannot_spell_the_grammar_is_an_error():
     backend = OutlinesBackend(Vocabulary({b"a": [0], b"b": [1]}, (2,), 3))
     with pytest.raises(GrammarError, match="cannot spell"):
@@ -313,7 +366,7 @@ def test_a_model_without_an_end_has_no_grammars():
 
 
 def test_a_pattern_that_may_match_a_quote_is_refused(backend):
-    for pattern in ("a.c", '^"$', r"\\", r"\s", "[^x]"):
+    for pattern in ("a.c", '^"$', r"\\", r"\s", "[^x]", r"\x1f", r"\x01", "\t"):
         with pytest.raises(GrammarError, match="'pattern' at /pattern may match"):
             backend.compile(S(json={"type": "string", "pattern": pattern}))
 

@@ -82,6 +82,15 @@ BROKEN = (
     '<tool_call>{"name": "a", "name": "b", "arguments": {}}</tool_call>',
     '<tool_call>{"name": "a", "arguments": {}, "arguments": {}}</tool_call>',
     '<tool_call>{"name": "a", "x": NaN, "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "find", "arguments": {"a": 1}, "arguments": {',
+    '<tool_call>{"name": "a" "arguments": {}}</tool_call>',
+    '<tool_call>{"name" "a", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "a", "arguments" {}}</tool_call>',
+    '<tool_call>{name: "a", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "a", "arguments": {},}</tool_call>',
+    '<tool_call>{"name": "a", "arguments": {"x": Infinity}}</tool_call>',
+    '<tool_call>{"arguments": {}}</tool_call>',
+    '<tool_call>{"name": "deep", "arguments": ' + '{"a":' * 3000 + "1" + "}" * 3000 + "}",
     "<tool_call>[1]</tool_call>",
     "<tool_call>find(Oslo)</tool_call>",
     "<tool_call></tool_call>",
@@ -125,6 +134,45 @@ def test_arguments_before_the_name_are_held_back():
         ToolCallArguments(0, '{"a": 1}'),
         ToolCallEnd(0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "passed_on"),
+    [
+        ('{"text": "x\n', '{"text": "x'),  # a line break in a string
+        ('{"list": [1}', '{"list": [1'),
+        ("{}, \"arguments\": {", "{}"),
+        ('{"a": x', '{"a": '),
+    ],
+)
+def test_a_call_is_text_as_soon_as_it_is_broken(written, passed_on):
+    parser = HermesToolParser()
+    begun = '<tool_call>{"name": "f", "arguments": '
+    parser.feed(begun)
+    found = parser.feed(written)
+    pieces = [event.piece for event in found if isinstance(event, ToolCallArguments)]
+    assert "".join(pieces) == passed_on
+    assert TextDelta(begun + written.rstrip("\n")) in found
+
+
+@pytest.mark.parametrize("depth", [200, 201])
+def test_arguments_may_be_nested_200_deep(depth):
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    assert len(read(call("f", arguments)).calls) == (depth == 200)
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\r\n"])
+def test_blanks_may_stand_between_all_parts_of_a_call(blank):
+    parts = ["<tool_call>", "{", '"id"', ":", "17", ",", '"ok"', ":", "true", ",", '"name"', ":",
+             '"f"', ",", '"arguments"', ":", "{}", "}", "</tool_call>"]  # fmt: skip
+    answer = read(*blank.join(parts))
+    assert (answer.content, answer.calls) == ("", [("f", "{}")])
+
+
+def test_half_a_closing_tag_is_no_text():
+    for half in ("<", "</tool_c", "\n</tool_call"):
+        answer = read('<tool_call>{"name": "f", "arguments": {}}' + half)
+        assert (answer.content, answer.calls) == ("", [("f", "{}")])
 
 
 def test_text_is_passed_on_at_once():
@@ -266,6 +314,20 @@ class TestCallGrammar:
         text = call("get_weather", '{"city": "Oslo"}') + "\n" + call("now", "{}")
         assert self.matches(text, self.weather, self.bare)
         assert read(text).calls == [("get_weather", '{"city": "Oslo"}'), ("now", "{}")]
+
+    def test_a_schema_made_of_others_is_passed_on_as_it_is(self):
+        definitions = {"p": {"type": "object", "properties": {"a": {"type": "null"}}}}
+        tool = {"name": "x", "parameters": {"$ref": "#/$defs/p", "$defs": definitions}}
+        assert self.matches(call("x", '{"a": null}'), tool)
+        assert not self.matches(call("x", '{"a": 1}'), tool)
+
+    def test_names_are_written_as_they_are_read(self):
+        assert self.matches(call("größe", "{}"), {"name": "größe"})
+
+    def test_two_calls_stand_on_lines_of_their_own(self):
+        one = call("now", "{}")
+        assert self.matches(f"{one}\n{one}", self.bare)
+        assert not self.matches(f"{one}{one}", self.bare)
 
     def test_free_answers_have_no_grammar(self):
         assert HermesToolParser.call_grammar([self.bare], at_least_one=False) is None

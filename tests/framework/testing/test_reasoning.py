@@ -1,0 +1,178 @@
+"""The kit of reasoning parsers: a right one passes, and each fault is seen where it should be."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
+from quire.testing.reasoning import ReasoningParserContract, ReasoningSample
+
+SAMPLES = (
+    ReasoningSample("[hm]Yes.", reasoning="hm", content="Yes."),
+    ReasoningSample("No.", reasoning="", content="No."),
+    ReasoningSample("so]Yes.", reasoning="so", content="Yes.", prompt="Go: ["),
+    ReasoningSample("[never closed", reasoning="never closed", content=""),
+    ReasoningSample("[a]b]c[d", reasoning="a", content="b]c[d"),
+)
+
+
+class Brackets(ReasoningParser):
+    """Thinking stands in brackets at the front; the prompt may have opened them."""
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self.state = "thinking" if self.prompt_text.endswith("[") else "front"
+
+    @property
+    def is_thinking(self):
+        return self.state == "thinking"
+
+    def feed(self, delta):
+        events = []
+        for character in delta:
+            if self.state == "front":
+                self.state = "thinking" if character == "[" else "content"
+                if character == "[":
+                    continue
+            if self.state == "thinking" and character == "]":
+                self.state = "content"
+            else:
+                events.append(self.event(character))
+        return events
+
+    def event(self, character):
+        return (ReasoningDelta if self.is_thinking else ContentDelta)(character)
+
+    def close(self):
+        return []
+
+
+class TestBrackets(ReasoningParserContract):
+    parser = Brackets
+    samples: ClassVar[Sequence[ReasoningSample]] = SAMPLES
+
+
+class ForgetsThePrompt(Brackets):
+    def __init__(self, prompt_text=""):
+        super().__init__()
+
+
+class GivesNoText(Brackets):
+    def close(self):
+        return [ContentDelta("")]
+
+
+class WholeOnly(Brackets):
+    """Sees the closing bracket only beside what follows."""
+
+    def feed(self, delta):
+        if delta == "]" and self.is_thinking:
+            return [ReasoningDelta("]")]
+        return super().feed(delta)
+
+
+class CutsOffPieces(Brackets):
+    """Loses a character of a piece that is longer than one, unless it is the first."""
+
+    has_begun = False
+
+    def feed(self, delta):
+        lost = self.has_begun and len(delta) > 1
+        self.has_begun = True
+        return super().feed(delta[lost:])
+
+
+class GivesTheRestAtTheEnd(Brackets):
+    """Takes thinking that breaks off in a stream as content; whole samples are read well."""
+
+    num_pieces = 0
+
+    def feed(self, delta):
+        self.num_pieces += 1
+        return super().feed(delta)
+
+    def close(self):
+        if self.is_thinking and self.num_pieces == 2:
+            return [ContentDelta("?")]
+        return []
+
+
+class NeverThinks(Brackets):
+    @property
+    def is_thinking(self):
+        return False
+
+    def event(self, character):
+        return (ReasoningDelta if self.state == "thinking" else ContentDelta)(character)
+
+
+class ThinksTooLong(NeverThinks):
+    """Says so until it is closed."""
+
+    is_closed = False
+
+    @property
+    def is_thinking(self):
+        return self.state != "front" and not self.is_closed
+
+    def close(self):
+        self.is_closed = True
+        return []
+
+
+class ThinksOnInOnePiece(NeverThinks):
+    """Notes the end of the thinking with the next piece."""
+
+    was_thinking = False
+
+    @property
+    def is_thinking(self):
+        return self.was_thinking
+
+    def feed(self, delta):
+        before = self.state
+        events = super().feed(delta)
+        is_one = len(delta) == 1
+        self.was_thinking = self.state == "thinking" or (before == "front" and not is_one)
+        return events
+
+
+class SharesItsState(Brackets):
+    states: ClassVar = {}
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self.states["now"] = self.state
+
+    def feed(self, delta):
+        self.state = self.states["now"]
+        events = super().feed(delta)
+        self.states["now"] = self.state
+        return events
+
+
+PROOFS = [
+    (ForgetsThePrompt, "samples_are_read_as_they_should_be", "'so]Yes.' was read as"),
+    (GivesNoText, "samples_are_read_as_they_should_be", "an event has no text"),
+    (CutsOffPieces, "every_cut_in_two_gives_the_same", "the answer changes"),
+    (WholeOnly, "single_characters_give_the_same", "character by character"),
+    (GivesTheRestAtTheEnd, "every_beginning_can_be_the_end", "changes with its cut"),
+    (NeverThinks, "the_state_tells_whose_text_comes", "is_thinking is False, and text of the thi"),
+    (ThinksTooLong, "the_state_tells_whose_text_comes", "is_thinking is True, and text of the con"),
+    (ThinksOnInOnePiece, "the_state_does_not_depend_on_the_cut", "is_thinking is True in one"),
+    (ThinksTooLong, "no_grammar_waits_for_ever", "leaves the thinking open"),
+    (SharesItsState, "parsers_share_no_state", "another answer is read"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "test", "reason"), PROOFS)
+def test_a_wrong_parser_is_seen(wrong, test, reason):
+    kit = type("Kit", (ReasoningParserContract,), {"parser": wrong, "samples": SAMPLES})()
+    with pytest.raises(AssertionError, match=reason):
+        getattr(kit, f"test_{test}")()
+
+
+def test_each_test_of_the_kit_has_a_parser_that_fails_it():
+    tests = {name for name in dir(ReasoningParserContract) if name.startswith("test_")}
+    assert tests == {f"test_{test}" for _, test, _ in PROOFS}

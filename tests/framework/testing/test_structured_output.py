@@ -1,0 +1,309 @@
+"""The kit of structured-output backends sees each fault where it should be seen."""
+
+import pytest
+
+from quire.errors import GrammarError
+from quire.sampling_params import StructuredOutputsParams
+from quire.testing import structured_output
+from quire.testing.structured_output import (
+    EOS_TOKEN_IDS,
+    Example,
+    StructuredOutputContract,
+    contract_vocabulary,
+    examples,
+    matches,
+    read_mask,
+    satisfies,
+)
+from quire_structured_output.outlines import OutlinesBackend, OutlinesMatcher
+
+REGEX = "[a-f]{2,5}(?:-[0-9]+)?"
+EXAMPLE = Example(StructuredOutputsParams(regex=REGEX), matches(REGEX))
+A_LETTER, SPECIAL, SPARE = ord("b"), 310, 340
+ENDS = set(EOS_TOKEN_IDS)
+
+
+class Masked(OutlinesMatcher):
+    """Changes what may follow, and accepts that and nothing else."""
+
+    def allowed(self, allowed):
+        raise NotImplementedError
+
+    def fill_bitmask(self, words):
+        super().fill_bitmask(words)
+        before = {v for v in range(32 * len(words)) if words[v // 32] >> v % 32 & 1}
+        after = self.allowed(before)
+        for v in before ^ after:
+            bit = 1 << v % 32
+            words[v // 32] ^= bit - (1 << 32) if bit >= 1 << 31 else bit
+
+    def accept(self, token_id):
+        return token_id in read_mask(self) and super().accept(token_id)
+
+
+class KnowsOneEnd(Masked):
+    def allowed(self, allowed):
+        return allowed - {EOS_TOKEN_IDS[1]}
+
+
+class NeverEnds(Masked):
+    def allowed(self, allowed):
+        return allowed - ENDS
+
+
+class EndsAsSoonAsItCan(Masked):
+    def allowed(self, allowed):
+        return allowed & ENDS or allowed
+
+
+class EndsAsLateAsItCan(Masked):
+    def allowed(self, allowed):
+        return allowed - ENDS or allowed
+
+
+class AllowsSpecials(Masked):
+    def allowed(self, allowed):
+        return {SPECIAL}
+
+
+class SetsSpareBits(Masked):
+    def allowed(self, allowed):
+        return allowed | {SPARE}
+
+
+class RefusesALetter(OutlinesMatcher):
+    def accept(self, token_id):
+        return token_id in ENDS and super().accept(token_id)
+
+
+class RefusesEnds(OutlinesMatcher):
+    def accept(self, token_id):
+        return token_id not in ENDS and super().accept(token_id)
+
+
+class AcceptsAnything(OutlinesMatcher):
+    def accept(self, token_id):
+        super().accept(token_id)
+        return True
+
+
+class TakesIdsForTokens(OutlinesMatcher):
+    """Wraps round behind the vocabulary."""
+
+    def accept(self, token_id):
+        return super().accept(token_id % 325)
+
+
+class AddsToTheMask(OutlinesMatcher):
+    def fill_bitmask(self, words):
+        before = bytes(words)
+        super().fill_bitmask(words)
+        words[0] |= int.from_bytes(before[:4], "little", signed=True)
+
+
+class GoesOnBehindTheEnd(OutlinesMatcher):
+    def accept(self, token_id):
+        return token_id in ENDS or super().accept(token_id)
+
+
+class MovesWhenItRefuses(Masked):
+    num_refused = 0
+
+    def allowed(self, allowed):
+        return allowed - {A_LETTER} if self.num_refused else allowed
+
+    def accept(self, token_id):
+        is_accepted = OutlinesMatcher.accept(self, token_id)
+        self.num_refused += not is_accepted
+        return is_accepted
+
+
+class ForgetsToRollBack(OutlinesMatcher):
+    def rollback(self, num_tokens):
+        super().rollback(max(0, num_tokens - 1))
+
+
+class NeverFinishes(OutlinesMatcher):
+    def is_finished(self):
+        return False
+
+
+class FinishesWhereItMayEnd(OutlinesMatcher):
+    def is_finished(self):
+        return bool(read_mask(self) & ENDS)
+
+
+class ForgetsTheEnd(OutlinesMatcher):
+    """Behind the end it stands where it stood before."""
+
+    def accept(self, token_id):
+        is_accepted = super().accept(token_id)
+        self._num_ends = 0
+        return is_accepted
+
+    def is_finished(self):
+        return True
+
+
+def backend_of(matcher_class):
+    class Backend(OutlinesBackend):
+        def compile(self, params):
+            grammar = super().compile(params)
+            grammar.matcher = lambda: matcher_class(grammar)
+            return grammar
+
+    return Backend(contract_vocabulary())
+
+
+class AddsALetter(OutlinesBackend):
+    def compile(self, params):
+        return super().compile(StructuredOutputsParams(regex=f"(?:{params.regex})x?"))
+
+
+class HasOneMatcher(OutlinesBackend):
+    def compile(self, params):
+        grammar = super().compile(params)
+        only = OutlinesMatcher(grammar)
+        grammar.matcher = lambda: only
+        return grammar
+
+
+EXACT = "a_mask_allows_exactly_what_is_accepted"
+VALID = "random_answers_are_valid"
+LONGER = "a_text_may_go_on_where_it_may_end"
+END = "only_the_end_follows_the_end"
+FINISHED = "finished_means_that_only_the_end_may_follow"
+ROLLBACK = "rollback_returns_to_the_same_masks"
+BOTH = "both_ends_are_allowed_or_none"
+ALONE = "matchers_of_one_grammar_do_not_see_each_other"
+REFUSED = "what_cannot_be_honoured_is_refused_by_name"
+OF_A_MATCHER = [
+    (SetsSpareBits, EXACT, "bits behind the vocabulary"),
+    (AddsToTheMask, EXACT, "is in the mask, and accept says False"),
+    (AcceptsAnything, EXACT, "token 0 is not in the mask, and accept says True"),
+    (TakesIdsForTokens, EXACT, "token -228 is not in the mask, and accept says True"),
+    (RefusesALetter, EXACT, "token 97 is in the mask, and accept says False"),
+    (GoesOnBehindTheEnd, EXACT, "token 300 is not in the mask"),
+    (MovesWhenItRefuses, EXACT, "though nothing was accepted"),
+    (ForgetsToRollBack, ROLLBACK, "leads to another mask"),
+    (NeverFinishes, END, "behind the end the grammar is not finished"),
+    (ForgetsTheEnd, END, "behind the end, not just all ends follow"),
+    (NeverFinishes, FINISHED, "is_finished is False"),
+    (FinishesWhereItMayEnd, FINISHED, "is_finished is True"),
+    (KnowsOneEnd, BOTH, "only some may follow"),
+]
+OF_A_WALK = [
+    (RefusesEnds, "an end that the mask allows is not accepted"),
+    (NeverEnds, "nothing may follow|no end after 60 tokens"),
+    (AllowsSpecials, "allows 310, which stands for no text"),
+    (RefusesALetter, "is in the mask, and not accepted"),
+]
+
+
+def run(test, *arguments):
+    getattr(StructuredOutputContract(), f"test_{test}")(*arguments)
+
+
+def matcher_of(matcher_class):
+    return backend_of(matcher_class).compile(EXAMPLE.params).matcher()
+
+
+@pytest.mark.parametrize(("matcher_class", "test", "reason"), OF_A_MATCHER)
+def test_a_wrong_matcher_is_seen(matcher_class, test, reason):
+    run(test, matcher_of(OutlinesMatcher))
+    with pytest.raises(AssertionError, match=reason):
+        run(test, matcher_of(matcher_class))
+
+
+@pytest.mark.parametrize(("matcher_class", "reason"), OF_A_WALK)
+def test_a_walk_that_leads_nowhere_is_seen(monkeypatch, matcher_class, reason):
+    monkeypatch.setattr(structured_output, "MAX_STEPS", 60)
+    with pytest.raises(AssertionError, match=reason):
+        run(VALID, backend_of(matcher_class), EXAMPLE)
+
+
+def test_a_dead_end_and_an_endless_answer_are_told_apart(monkeypatch):
+    monkeypatch.setattr(structured_output, "MAX_STEPS", 60)
+    for regex, reason in (("ab", "not even an end"), ("a*", "no end after 60 tokens")):
+        with pytest.raises(AssertionError, match=reason):
+            run(VALID, backend_of(NeverEnds), Example(StructuredOutputsParams(regex=regex), str))
+
+
+def test_an_answer_that_does_not_follow_the_grammar_is_seen():
+    run(VALID, OutlinesBackend(contract_vocabulary()), EXAMPLE)
+    with pytest.raises(AssertionError, match="does not follow regex"):
+        run(VALID, AddsALetter(contract_vocabulary()), EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("matcher_class", "reason"),
+    [(EndsAsSoonAsItCan, "'abc' of .* is not accepted"), (EndsAsLateAsItCan, "'a' .* may not end")],
+)
+def test_a_text_that_hides_another_is_seen(matcher_class, reason):
+    run(LONGER, backend_of(OutlinesMatcher))
+    with pytest.raises(AssertionError, match=reason):
+        run(LONGER, backend_of(matcher_class))
+
+
+def test_matchers_that_move_together_are_seen():
+    run(ALONE, OutlinesBackend(contract_vocabulary()), EXAMPLE)
+    with pytest.raises(AssertionError, match="a matcher moved when another"):
+        run(ALONE, HasOneMatcher(contract_vocabulary()), EXAMPLE)
+
+
+class Lenient(StructuredOutputContract):
+    backend = OutlinesBackend
+    refused = ((StructuredOutputsParams(regex="a"), "'minimum'"),)
+
+
+class SaysTooLittle(StructuredOutputContract):
+    backend = OutlinesBackend
+    refused = ((StructuredOutputsParams(regex="(?=a)"), "'minimum'"),)
+
+
+def test_a_refusal_that_is_missing_is_seen():
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        Lenient().test_what_cannot_be_honoured_is_refused_by_name()
+
+
+def test_a_refusal_without_the_name_is_seen():
+    with pytest.raises(AssertionError, match="does not name 'minimum'"):
+        SaysTooLittle().test_what_cannot_be_honoured_is_refused_by_name()
+
+
+def test_each_test_of_the_kit_has_a_backend_that_fails_it():
+    tests = {name for name in dir(StructuredOutputContract) if name.startswith("test_")}
+    proven = {test for _, test, _ in OF_A_MATCHER} | {VALID, LONGER, ALONE, REFUSED}
+    assert tests == {f"test_{test}" for test in proven}
+
+
+@pytest.mark.parametrize("form", ["json", "json_object", "regex", "choice", "calls"])
+def test_a_form_is_tried_if_the_backend_has_it(form):
+    tried = list(examples(frozenset({form})))
+    assert tried
+    assert all(getattr(example.params, form) for example in tried)
+
+
+def test_the_judges_know_right_from_wrong():
+    assert satisfies({"type": "string", "format": "date"})('"2024-02-29"')
+    assert not satisfies({"type": "string", "format": "date"})('"2023-02-29"')
+    assert not satisfies({"type": "integer"})('"1"')
+    assert matches("a+")("aa")
+    assert not matches("a+")("aab")
+    (calls, one) = examples(frozenset({"calls"}))
+    assert calls.is_valid('add(1), say.it("yes")[0]')
+    assert not calls.is_valid("add(1), add(x)")
+    assert not one.is_valid("add(1), add(2)")
+
+
+def test_the_vocabulary_is_one_that_a_backend_can_stumble_over():
+    vocabulary = contract_vocabulary()
+    assert all(bytes([byte]) in vocabulary.tokens for byte in range(256))
+    assert any(len(ids) > 1 for ids in vocabulary.tokens.values())
+    assert any(b"\x80" <= token[:1] < b"\xc0" and len(token) > 1 for token in vocabulary.tokens)
+    ids = {i for each in vocabulary.tokens.values() for i in each} | set(vocabulary.eos_token_ids)
+    assert len(vocabulary.eos_token_ids) == 2
+    assert vocabulary.size % 32
+    assert max(ids) + 1 < vocabulary.size
+    with pytest.raises(GrammarError, match="lookahead"):
+        OutlinesBackend.check(StructuredOutputsParams(regex="(?=a)"))
