@@ -299,3 +299,14 @@ def test_a_row_is_tried_beside_others_than_its_own_neighbours():
     assert largest_tile(lambda rows: rows * 2, random_rows(4, torch.float32, CONTEXT.device)) == (
         LARGE_TILE
     )
+
+
+def test_the_method_within_hears_of_the_checkpoints_type():
+    class Expecting(Prepacked):
+        def expect(self, layer, dtype):
+            expected.append(dtype)
+
+    expected: list[torch.dtype] = []
+    method = InTiles(Expecting(torch.float32, CONTEXT.device), "up", torch.float32, CONTEXT.device)
+    method.expect(nn.Module(), torch.bfloat16)
+    assert expected == [torch.bfloat16]
