@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_parts import CONTEXT, dense_attention
+from model_parts import CONTEXT, DenseAttention, dense_attention
 from rotating_attention import RotatingAttention
 
 from quire.errors import CheckpointCorruptError, RequestFailedError
@@ -159,3 +159,22 @@ def test_an_unbound_layer_has_let_go_of_all():
     assert layer.place == -1
     with pytest.raises(RuntimeError, match="runs before bind"):
         layer(Q, K, V, ForwardBatch(attention=[0]))
+
+
+class Fuses(DenseAttention):
+    """Rotates itself, and returns its metadata."""
+
+    fuses_rotary = True
+
+    def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
+        return torch.full((3, 2, 4), float(metadata))
+
+
+def test_a_backend_that_rotates_has_the_metadata_of_its_group():
+    layer = Attention("a", 2, 2, 4, 0.5, CONTEXT)
+    layer.bind(Fuses(dense_attention(layer).shape), torch.zeros(2, 8, 2, 4), 1)
+    rotation = RotaryEmbedding(4, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
+    batch = ForwardBatch(attention=[5, 7])
+    assert torch.equal(
+        layer.forward_rotary(torch.zeros(3, 24), rotation, None, batch), torch.full((3, 8), 7.0)
+    )

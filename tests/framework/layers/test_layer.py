@@ -68,3 +68,11 @@ def test_a_parameter_does_not_hide_an_attribute():
     with pytest.raises(KeyError, match="size"):
         pair.register_parameter("size", None)
     assert pair.size == 3
+
+
+def test_a_parameter_that_takes_the_place_of_an_attribute_is_found():
+    pair, weight = Pair(), nn.Parameter(torch.ones(2))
+    pair.scale = 3
+    pair.scale = weight
+    assert pair.scale is weight
+    assert "scale" in dict(pair.named_parameters())

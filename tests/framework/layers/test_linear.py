@@ -7,7 +7,7 @@ import torch
 from model_parts import CONTEXT
 from torch import Tensor, nn
 
-from quire.errors import SettingsError
+from quire.errors import RefusedError, SettingsError
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.interfaces.quantization import LinearMethod, Quantization
 from quire.layers import (
@@ -213,3 +213,65 @@ def test_a_method_that_knows_no_bias_gets_it_added():
     layer.finish_loading()
     expected = 0.5 * X @ matrix(4, 8, 1).T + torch.arange(4.0)
     torch.testing.assert_close(layer(X), expected)
+
+
+class Expecting(Halved):
+    """Notes the types that it is told to expect."""
+
+    def __init__(self) -> None:
+        self.expected: list[torch.dtype] = []
+
+    def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        self.expected.append(dtype)
+
+
+def test_a_method_hears_of_the_type_of_weights_and_not_of_biases():
+    layer = QKVParallelLinear("a.qkv_proj", 8, 4, 2, 2, bias=True, context=CONTEXT)
+    method = layer.method = Expecting()
+    layer.load_weight("weight", torch.zeros(8, 8, dtype=torch.bfloat16), "q_proj")
+    layer.load_weight("bias", torch.zeros(8, dtype=torch.float16), "q_proj")
+    assert method.expected == [torch.bfloat16]
+
+
+class FirstOfThree(TensorParallelGroup):
+    """A rank whose peers have parts that cancel each other, but for what is lost on the way."""
+
+    rank, size = 0, 3
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return torch.cat([torch.full_like(x, 1e8), torch.full_like(x, -1e8), x], dim)
+
+
+def test_in_batch_invariant_mode_parts_are_added_in_the_order_of_ranks():
+    context = replace(CONTEXT, batch_invariant=True, tp=FirstOfThree())
+    layer = RowParallelLinear("o_proj", 9, 2, bias=True, context=context)
+    layer.load_weight("weight", torch.ones(2, 9), "o_proj")
+    layer.load_weight("bias", torch.tensor([10.0, 20.0]), "o_proj")
+    layer.finish_loading()
+    assert torch.equal(layer(torch.ones(1, 3)), torch.tensor([[13.0, 23.0]]))
+
+
+def test_a_place_that_is_cleared_changes_nothing_any_more():
+    layer = qkv(CONTEXT)
+    layer.enable_lora(2, 4)
+    layer.set_adapter(0, {"k_proj": adapter(4, 2, 20)})
+    batch = AdapterBatch(torch.zeros(5), ((0, torch.arange(5)),), covers_all=True)
+    assert not torch.equal(layer(X, batch), layer(X))
+    layer.set_adapter(0, {})
+    assert torch.equal(layer(X, batch), layer(X))
+
+
+@pytest.mark.parametrize(("sides", "told"), [((None,), "with A"), ((16, None), "with B")])
+def test_in_batch_invariant_mode_an_adapter_whose_products_depend_on_the_batch_is_refused(
+    monkeypatch, sides, told
+):
+    """What a library does with a matrix is found by trying; here the outcomes are given."""
+    layer = qkv(replace(CONTEXT, batch_invariant=True))
+    layer.enable_lora(2, 4)
+    outcomes = iter(sides)
+    monkeypatch.setattr("quire.layers.lora.largest_tile", lambda product, sample: next(outcomes))
+    with pytest.raises(RefusedError, match=f"an adapter's product {told} in float32"):
+        layer.set_adapter(0, {"k_proj": adapter(4, 2, 20)})

@@ -108,3 +108,17 @@ def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong):
     told = r"attention backend 'x' of layer mla\.0\.attn returned .*float32 .*\[3, 4, 32\]"
     with pytest.raises(RequestFailedError, match=told):
         layer(*inputs, ForwardBatch(attention=[None]))
+
+
+class Metadata(Answers):
+    """Returns its metadata."""
+
+    def forward(self, q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale):
+        return torch.full_like(q_latent, metadata)
+
+
+def test_it_attends_with_the_metadata_of_its_group():
+    layer = MLAAttention("mla.0.attn", 4, 32, 16, 0.1, CONTEXT)
+    layer.bind(Metadata(None), torch.zeros(1), 1)
+    inputs = (torch.zeros(*shape) for shape in ((3, 4, 32), (3, 4, 16), (3, 32), (3, 16)))
+    assert (layer(*inputs, ForwardBatch(attention=[5, 7])) == 7).all()

@@ -137,3 +137,13 @@ def test_weights_that_are_loaded_later_are_those_of_the_native_norm():
     norm.load_weight("weight", numbers(8, seed=1), "norm")
     x = numbers(2, 8)
     torch.testing.assert_close(norm(x)[0], by_formula(x, numbers(8, seed=1), 1e-6))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_next_residual_is_the_sum_in_every_type(dtype, offset):
+    norm = RMSNorm(16, 1e-6, replace(CONTEXT, dtype=dtype), weight_offset=offset)
+    norm.load_weight("weight", torch.ones(16), "norm")
+    x, residual = numbers(3, 16).to(dtype), numbers(3, 16, seed=2).to(dtype)
+    _, total = norm(x.clone(), residual.clone())
+    assert torch.equal(total, x + residual)

@@ -75,3 +75,10 @@ def test_every_spelling_is_read(config, rope):
 def test_what_cannot_be_computed_is_refused_by_name(config, named):
     with pytest.raises(UnsupportedModelError, match=named):
         read(**config)
+
+
+def test_the_newer_name_of_a_kind_counts():
+    scaling = {"type": "yarn", "rope_type": "linear", "factor": 2.0}
+    assert read(rope_scaling=scaling).kind == "linear"
+    scaling = {"type": "linear", "rope_type": "default", "factor": 2.0}
+    assert read(rope_parameters=scaling).kind == "default"

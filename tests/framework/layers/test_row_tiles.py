@@ -273,3 +273,40 @@ def test_the_parts_of_several_devices_are_added_in_the_order_of_ranks():
     x = numbers(5, 3, seed=1)
     own = in_tiles(lambda rows: linear(rows, numbers(6, 9)[:, :3].contiguous()), x)
     assert same_bits(layer(x), own + others[0] + others[1])
+
+
+@pytest.mark.parametrize("num_good", [1, 2, 9, 15])
+def test_a_row_is_tried_at_every_place_of_a_tile(num_good):
+    """At some places behind its own, each row has its own bits, and at the next one others."""
+    few = random_rows(4, torch.float32, CONTEXT.device)[:SMALL_TILE]
+
+    def product(rows):
+        out = rows.clone()
+        for place, row in enumerate(rows[:SMALL_TILE]):
+            home = (few == row).all(1).nonzero().flatten().tolist()
+            if home and (place - home[0]) % SMALL_TILE >= num_good:
+                out[place] += 1
+        return out
+
+    assert largest_tile(product, random_rows(4, torch.float32, CONTEXT.device)) is None
+
+
+def test_a_row_is_tried_beside_others_than_its_own_neighbours():
+    def product(rows):
+        return rows + (rows.abs().sum(1) == 0).sum()  # zeros beside it change a row
+
+    assert largest_tile(product, random_rows(4, torch.float32, CONTEXT.device)) is None
+    assert largest_tile(lambda rows: rows * 2, random_rows(4, torch.float32, CONTEXT.device)) == (
+        LARGE_TILE
+    )
+
+
+def test_the_method_within_hears_of_the_checkpoints_type():
+    class Expecting(Prepacked):
+        def expect(self, layer, dtype):
+            expected.append(dtype)
+
+    expected: list[torch.dtype] = []
+    method = InTiles(Expecting(torch.float32, CONTEXT.device), "up", torch.float32, CONTEXT.device)
+    method.expect(nn.Module(), torch.bfloat16)
+    assert expected == [torch.bfloat16]

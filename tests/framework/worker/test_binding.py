@@ -130,9 +130,11 @@ def test_a_backend_of_another_contract_is_refused(scene):
         scene.bind()
 
 
-def test_a_layer_that_keeps_other_rows_than_described_is_refused(scene):
-    scene.layer("full.1").head_dim = 13
-    with pytest.raises(PluginLoadError, match=r"full\.1\.attn keeps rows of 13 .* head_dim=12"):
+@pytest.mark.parametrize("head_dim", [11, 13])
+def test_a_layer_that_keeps_other_rows_than_described_is_refused(scene, head_dim):
+    scene.layer("full.1").head_dim = head_dim
+    told = rf"full\.1\.attn keeps rows of {head_dim} .* head_dim=12"
+    with pytest.raises(PluginLoadError, match=told):
         scene.bind()
 
 
@@ -140,6 +142,13 @@ def test_a_layer_with_sinks_that_the_description_forgets_is_refused(scene):
     scene.layer("full.1").has_sinks = True
     with pytest.raises(PluginLoadError, match=r"full\.1\.attn has has_sinks=True.*must agree"):
         scene.bind()
+
+
+def test_a_layer_is_told_its_backends_name_for_errors(scene):
+    scene.bind()
+    called = scene.layer("mla.2")._called
+    assert called.startswith("attention backend 'torch_mla' of ")
+    assert called.endswith(" of layer mla.2.attn")
 
 
 def test_a_latent_cannot_be_kept_in_bytes(folder):

@@ -5,7 +5,6 @@ import torch
 from quire.worker.drawn import Drawn
 from quire.worker.host_copy import HostCopier
 from quire.worker.logprobs import row_logprobs
-from quire.worker.step_results import LaunchedStep
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]])
 
@@ -46,16 +45,3 @@ def test_an_id_that_is_no_tokens_is_not_sound():
     drawn = Drawn.of(torch.tensor([0, 7, 6, -1]), torch.ones(4), 7)
     assert drawn.read().is_sound == [True, False, True, False]
     assert drawn.first(2).read().is_sound == [True, False]
-
-
-def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
-    drawn = Drawn.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
-    step = LaunchedStep(3, [([5, 6, 4], drawn)], [], {}, "sampler 'x'")
-    results = {result.slot: result for result in step.read().results}
-    assert results[5].error.message == (
-        "sampler 'x' returned token id 7; the vocabulary has 7 tokens"
-    )
-    assert results[5].error.code == "request_failed"
-    assert results[5].token_ids == []
-    assert (results[6].token_ids, results[6].error) == ([1], None)
-    assert "its logits are not numbers" in results[4].error.message

@@ -67,6 +67,12 @@ def test_weights_that_the_model_ignores_do_not_matter(written):
     load(written)
 
 
+def test_what_only_begins_like_an_ignored_weight_is_unexpected(written):
+    rewrite(written, **{"model.layers.0.self_attn.rotary_emb.inv_freq_of_ours": torch.ones(8)})
+    with pytest.raises(CheckpointCorruptError, match="inv_freq_of_ours"):
+        load(written)
+
+
 def test_the_copy_of_a_tied_head_is_left_out(tmp_path):
     written = write_checkpoint(tmp_path, ARCHITECTURE, tie_word_embeddings=True)
     expected = logits_of(load(written), random_tokens(5))

@@ -133,6 +133,16 @@ def test_an_adapter_source_that_raises_fails_its_request_only(llm):
     assert reasons[bad.request_id][1].message == "loading the adapter failed: KeyError"
 
 
+def test_an_answer_goes_on_as_it_does_behind_its_own_beginning(llm):
+    (whole,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
+    token_ids = list(whole.outputs[0].token_ids)
+    assert len(set(token_ids)) > 1
+    for count in (1, 4):
+        prompt = {"prompt_token_ids": [5, 6, 7, *token_ids[:count]]}
+        (rest,) = llm.generate([prompt], GREEDY)
+        assert list(rest.outputs[0].token_ids)[: 6 - count] == token_ids[count:]
+
+
 def test_two_requests_that_fail_together_are_both_tried_alone(llm):
     runner = runner_of(llm)
     forward = runner._forward_pass

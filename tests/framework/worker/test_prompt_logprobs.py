@@ -106,3 +106,13 @@ def test_logits_of_a_long_chunk_are_never_there_at_once():
     assert sum(logits.num_rows) == 299
     assert max(logits.num_rows) == MAX_ROWS
     check(found.read(), states[:299], ids[1:], 2)
+
+
+@pytest.mark.parametrize(("num_computed", "num_tokens"), [(8, 1), (8, 3), (3, 1)])
+def test_a_chunk_that_predicts_one_token_tells_of_it(num_computed, num_tokens):
+    ids = tokens(10)
+    states = hidden(num_tokens)
+    share = ScheduledRequest(0, num_tokens, 0)
+    tables = tables_of((ids, 10, num_computed, 2))
+    (found,) = compute_prompt_logprobs([share], states, tables, Logits())
+    check(found.read(), states[:1], ids[num_computed + 1 : num_computed + 2], 2)

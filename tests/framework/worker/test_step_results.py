@@ -1,12 +1,16 @@
-"""A failure has words for a client and its cause for the program; it holds no tensors."""
+"""The engine is told what each slot drew, or why not: in words for a client, and with the cause."""
 
 import weakref
 
 import pytest
 import torch
 
-from quire.errors import AdapterError, RequestFailedError
-from quire.worker.step_results import failure
+from quire.errors import AdapterError, PromptTooLongError, RequestFailedError
+from quire.messages import ErrorReport
+from quire.worker.drawn import Drawn
+from quire.worker.logprobs import row_logprobs
+from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.step_results import LaunchedStep, failure
 
 
 class Thing:
@@ -61,3 +65,45 @@ def test_an_error_of_ours_keeps_its_words_and_what_it_comes_from(kind):
 
 def test_an_error_of_ours_without_a_cause_has_none():
     assert failure("loading", AdapterError("no place")).cause is None
+    assert failure("x", PromptTooLongError("long")).code == "context_length_exceeded"
+
+
+def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
+    drawn = Drawn.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
+    step = LaunchedStep(3, [([5, 6, 4], drawn)], [], {}, "sampler 'x'")
+    results = {result.slot: result for result in step.read().results}
+    assert results[5].error.message == (
+        "sampler 'x' returned token id 7; the vocabulary has 7 tokens"
+    )
+    assert results[5].error.code == "request_failed"
+    assert results[5].token_ids == []
+    assert (results[6].token_ids, results[6].error) == ([1], None)
+    assert "its logits are not numbers" in results[4].error.message
+
+
+def prompt_logprobs(slot):
+    return PromptLogprobs(slot, [row_logprobs(torch.zeros(2, 3), torch.tensor([1, 2]), [0, 0])])
+
+
+def test_log_probabilities_of_prompts_go_to_sound_slots_and_those_that_draw_nothing():
+    drawn = Drawn.of(torch.tensor([1, 1]), torch.tensor([1.0, torch.nan]), 3)
+    failed = {8: ErrorReport("x", "it failed")}
+    prompts = [prompt_logprobs(slot) for slot in (5, 6, 7, 8)]
+    step = LaunchedStep(3, [([5, 6], drawn)], prompts, failed, "sampler 'x'")
+    result = step.read()
+    by_slot = {each.slot: each for each in result.results}
+    assert (result.plan_id, len(result.results), sorted(by_slot)) == (3, 4, [5, 6, 7, 8])
+    assert by_slot[5].token_ids == [1]
+    assert len(by_slot[5].prompt_logprobs) == 2
+    assert by_slot[6].prompt_logprobs is None
+    assert (by_slot[7].token_ids, len(by_slot[7].prompt_logprobs)) == ([], 2)
+    assert (by_slot[8].error.message, by_slot[8].prompt_logprobs) == ("it failed", None)
+
+
+def test_log_probabilities_of_a_token_are_those_of_its_row():
+    logprobs = row_logprobs(torch.zeros(1, 3), torch.tensor([2]), [None, 1])
+    drawn = Drawn.of(torch.tensor([1, 2]), torch.ones(2), 3)
+    drawn.logprobs = logprobs
+    first, second = LaunchedStep(1, [([5, 6], drawn)], [], {}, "").read().results
+    assert first.logprobs is None
+    assert second.logprobs[0].token_ids[0] == 2
