@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from installed import sites
 
+from quire.attention_choice import attention_queries
 from quire.checkpoint import Checkpoint
 from quire.compose import compose
 from quire.config import Settings
 from quire.errors import RefusedError
+from quire.interfaces.attention import AttentionQuery
+from quire.interfaces.kv_cache import KVLayer
+from quire.interfaces.model import ModelDescription
 from quire.machine import Machine
 from quire.plugins import load_plugins
 
@@ -279,3 +283,51 @@ def test_a_backend_that_cannot_run_in_a_graph_keeps_every_step_out_of_one(site):
     composition = composed(site, [FULL], backends, device="cuda")
     assert composition.max_graph_requests == 0
     assert composition.graphs_why == "none: attention backend 'able' cannot run in one"
+
+
+LAYER = KVLayer("layer", "full_attention", 8, 64)
+DESCRIPTION = ModelDescription(
+    architecture="Acme", config={}, vocab_size=10, hidden_size=8, num_layers=1, num_heads=16,
+    max_model_len=64, num_params=1, checkpoint_dtype="float32", kv_layers=(LAYER,),
+)  # fmt: skip
+
+
+def asked(registries, layer=LAYER, options=(), machine=(), **description):
+    settings = Settings.from_options(dict(options))
+    described = replace(DESCRIPTION, kv_layers=(layer,), **description)
+    queries = attention_queries(settings, registries, described, "cuda", "float16", *machine)
+    return queries[layer]
+
+
+def test_a_layer_that_is_not_special_asks_for_nothing_special(quire_registries):
+    assert asked(quire_registries) == AttentionQuery(
+        device="cuda", dtype="float16", kv_dtype="float16", num_heads=16, num_kv_heads=8,
+        head_dim=64,
+    )  # fmt: skip
+
+
+def test_devices_that_share_a_layer_have_a_part_of_its_heads_each(quire_registries):
+    query = asked(quire_registries, options={"tensor_parallel_size": 4})
+    assert (query.num_heads, query.num_kv_heads) == (4, 2)
+    query = asked(quire_registries, options={"tensor_parallel_size": 16})
+    assert (query.num_heads, query.num_kv_heads) == (1, 1), "key/value heads are repeated"
+
+
+def test_what_the_model_and_its_layers_need_is_asked_for(quire_registries):
+    assert asked(quire_registries, sliding_window=9).sliding_window == 9
+    assert asked(quire_registries, logit_soft_cap=30.0).logit_soft_cap == 30.0
+    assert asked(quire_registries, replace(LAYER, has_sinks=True)).has_sinks is True
+    window = replace(LAYER, spec="sliding_window", params=(("window", 8),))
+    assert asked(quire_registries, window, sliding_window=9).sliding_window == 8
+    chunk = replace(LAYER, spec="chunked_local_attention", params=(("chunk", 7),))
+    assert asked(quire_registries, chunk).attention_chunk == 7
+    latent = replace(LAYER, spec="mla_attention", params=(("latent_dim", 48),))
+    query = asked(quire_registries, latent)
+    assert (query.layout, query.latent_dim) == ("mla", 48)
+
+
+def test_what_the_user_and_the_machine_ask_for_reaches_the_backends(quire_registries):
+    options = {"kv_cache_dtype": "int8", "block_size": 32, "batch_invariant": True}
+    query = asked(quire_registries, options=options, machine=(90, "there is no g++"))
+    assert (query.kv_dtype, query.block_size, query.batch_invariant) == ("int8", 32, True)
+    assert (query.compute_capability, query.native_flaw) == (90, "there is no g++")

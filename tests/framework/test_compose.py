@@ -5,7 +5,7 @@ import pytest
 from installed import sites
 
 from quire.checkpoint import Checkpoint
-from quire.compose import build_spec, compose, corrected
+from quire.compose import build_spec, compose, corrected, layer_specs
 from quire.config import Settings
 from quire.errors import (
     ApiVersionError,
@@ -880,3 +880,14 @@ def test_graphs_of_steps_with_adapters_count_too(quire_registries):
     assert num_captures(plain) == 2 * 3  # of 1, 2 and 4 requests
     assert num_captures(of_ours(quire_registries, enable_lora=True, **gpu)) == 4 * 3
     assert num_captures(of_ours(quire_registries, enforce_eager=True, **gpu)) == 0
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_specs_look_for_prefixes_only_where_prefixes_are_kept(site, keeps):
+    able = "priority=9, layouts=frozenset({'kv', 'state'})"
+    options = {"enable_prefix_caching": keeps}
+    composition = layered(site, FULL, STATE, backend=able, **options)
+    settings = Settings.from_options(options)
+    full, state = layer_specs(settings, composition, load_plugins().registries)
+    assert full.blocks_needed(32) == 1
+    assert state.blocks_needed(1000) > 1 if keeps else state.blocks_needed(1000) == 1

@@ -1,5 +1,7 @@
 """The first visible GPU is asked for its memory and its kind, without torch."""
 
+import ctypes
+
 import pytest
 from gpu_driver import build_driver
 
@@ -50,3 +52,11 @@ def test_a_driver_that_fails_says_nothing(tmp_path, monkeypatch, fault):
     library = build_driver(tmp_path, **fault)
     assert cuda_memory(library) is None
     assert cuda_compute_capability(library) is None
+
+
+@pytest.mark.parametrize("visible", ["0", "5"])
+def test_the_library_is_closed_as_often_as_it_was_opened(driver, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    cuda_memory(driver)
+    cuda_compute_capability(driver)
+    assert ctypes.CDLL(driver).num_open() == 0

@@ -8,11 +8,12 @@ from installed import sites
 
 from quire.checkpoint import Checkpoint
 from quire.compose import compose, corrected
+from quire.composition import Choice
 from quire.config import Settings
 from quire.errors import RefusedError, UnknownNameError
 from quire.machine import Machine
 from quire.messages import LoadFailures
-from quire.plugins import load_plugins
+from quire.plugins import Plugins, load_plugins
 from quire.weight_bytes import weight_bytes
 
 site = pytest.fixture(sites)
@@ -258,3 +259,36 @@ def test_whether_the_head_is_the_embedding_is_the_models_word(is_tied):
     composition = composed(config=config | given)
     assert composition.description.has_tied_head is is_tied
     assert composition.description.num_params * 2 == weight_bytes(composition, 1)
+
+
+def weighed(registries, tp_size=1, num_params=1000, is_tied=False, **capabilities):
+    """The bytes of a model with a head of 10 times 8 numbers, in float32 or by a method."""
+    settings = Settings.from_options({"dtype": "float32", "quantization": "none"})
+    checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG)
+    composition = compose(settings, Plugins(registries), checkpoint, "", COMPILES)
+    described = replace(
+        composition.description, vocab_size=10, hidden_size=8, num_params=num_params,
+        has_tied_head=is_tied, checkpoint_dtype="float16",
+    )  # fmt: skip
+    choice = None
+    if capabilities:
+        entry = registries.quantizations.entry("int8")
+        there = replace(entry.capabilities, **{"head_bits": None} | capabilities)
+        choice = Choice("quantization", replace(entry, capabilities=there), "asked for")
+    return weight_bytes(replace(composition, description=described, quantization=choice), tp_size)
+
+
+def test_weights_in_the_compute_type_are_shared_by_devices(quire_registries):
+    assert weighed(quire_registries) == 4000
+    assert weighed(quire_registries, tp_size=4) == 1000
+
+
+def test_a_method_keeps_linear_layers_and_the_head_and_no_embedding(quire_registries):
+    linear, head, embedding = 1000 - 80 - 80, 80, 80
+    assert weighed(quire_registries, weight_bits=8) == linear + head + 2 * embedding
+    by_head = weighed(quire_registries, weight_bits=8, head_bits=16)
+    assert by_head == linear + 2 * head + 2 * embedding
+    assert weighed(quire_registries, weight_bits=None) == 4 * (linear + head) + 2 * embedding
+    tied = weighed(quire_registries, is_tied=True, weight_bits=8, head_bits=16)
+    assert tied == (1000 - 80) + 2 * head
+    assert weighed(quire_registries, tp_size=4, weight_bits=8) == (linear + head + 160) // 4

@@ -11,8 +11,10 @@ SOURCE = """
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
 static char devices[] = "01";
-int nvmlInit_v2(void) { return INIT; }
-int nvmlShutdown(void) { return 0; }
+static int open = 0;
+int num_open(void) { return open; }
+int nvmlInit_v2(void) { return INIT ? INIT : (open++, 0); }
+int nvmlShutdown(void) { return open--, 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
     if (index > 1) return 2;
     *device = &devices[index];

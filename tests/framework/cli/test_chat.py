@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+from quire.cli.main import main
+
 
 def test_a_conversation_goes_line_by_line_until_an_empty_one():
     done = subprocess.run(
@@ -14,3 +16,29 @@ def test_a_conversation_goes_line_by_line_until_an_empty_one():
     first, second, _ = done.stdout.replace("> ", "").split("\n", 2)
     assert "quire is an LLM inference and serving engine" in first
     assert second.strip()
+
+
+def talk(monkeypatch, capsys, lines, *argv):
+    """Say some lines; return the status, what was answered, and what went wrong."""
+    said = iter([*lines, ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    flags = ("--max-model-len", "96", "--max-tokens", "8", "--temperature", "0")
+    status = main(["chat", "demo", *flags, *argv])
+    told = capsys.readouterr()
+    return status, told.out.split("\n")[:-1], told.err.count("[context_length_exceeded]")
+
+
+LONG = "What is a KV cache? " * 40
+
+
+def test_a_message_that_is_refused_is_no_part_of_the_conversation(monkeypatch, capsys):
+    status, answers, num_refused = talk(monkeypatch, capsys, [LONG, "What is quire?"])
+    assert (status, num_refused) == (0, 1)
+    assert len(answers) == 1
+    assert "quire is" in answers[0]
+
+
+def test_the_system_message_is_part_of_every_prompt(monkeypatch, capsys):
+    questions = ["What is quire?"]
+    assert talk(monkeypatch, capsys, questions, "--system", LONG)[2] == 1
+    assert talk(monkeypatch, capsys, questions, "--system", "Be brief.")[2] == 0

@@ -2,8 +2,11 @@ import subprocess
 import sys
 
 import pytest
+from installed import sites
 
 from quire.cli.main import COMMANDS, main
+
+site = pytest.fixture(sites)
 
 
 def test_help_names_every_command(capsys):
@@ -83,5 +86,10 @@ def test_the_reader_of_a_pipe_may_stop_early():
     child.stdout.close()
     error = child.stderr.read()
     child.stderr.close()
-    child.wait()
+    assert child.wait() == 141
     assert b"Traceback" not in error
+
+
+def test_a_command_that_is_interrupted_has_the_status_of_a_shell(site):
+    site.install("acme", "raise KeyboardInterrupt")
+    assert main(["plugins", "list"]) == 130

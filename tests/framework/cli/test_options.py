@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.options import OTHER_VARIABLES, add_options, all_options, read_settings
+from quire.cli.options import (
+    MAX_CONFIG_BYTES,
+    OTHER_VARIABLES,
+    add_options,
+    all_options,
+    read_settings,
+)
 from quire.config import GROUPS
 from quire.errors import SettingsError
 
@@ -186,3 +192,43 @@ def test_a_flag_of_the_wrong_type_is_wrong_usage(capsys):
         settings_of("--max-num-seqs", "many")
     assert caught.value.code == 2
     assert "argument --max-num-seqs: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_a_flag_that_says_no_or_zero_counts_before_everything_else(monkeypatch):
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "5")
+    monkeypatch.setenv("QUIRE_ENABLE_LORA", "true")
+    settings = settings_of("--max-num-seqs", "0", "--no-enable-lora")
+    assert settings.scheduler.max_num_seqs == 0
+    assert settings.lora.enable_lora is False
+
+
+def test_what_a_command_leaves_open_is_the_users(monkeypatch):
+    monkeypatch.setenv("QUIRE_ENABLE_LORA", "true")
+    assert settings_of(enable_lora=None).lora.enable_lora is True
+    assert settings_of("--max-loras", "3", max_loras=None).lora.max_loras == 3
+
+
+def test_variables_of_others_are_none_of_our_business(monkeypatch, caplog):
+    monkeypatch.setenv("SOME_MAX_NUM_SEQ", "3")
+    settings_of()
+    assert caplog.messages == []
+
+
+def test_a_comma_belongs_to_the_value_of_a_flag_that_is_repeated():
+    argv = ("--kv-store", "s", "--kv-store-options", "a=1,2", "--kv-store-options", "b=3")
+    assert settings_of(*argv).cache.store_options == {"a": "1,2", "b": "3"}
+
+
+def test_a_file_of_just_the_largest_size_is_read(config):
+    text = "max-num-seqs: 3\n"
+    path = config(text + "#" * (MAX_CONFIG_BYTES - len(text)))
+    assert settings_of("--config", path).scheduler.max_num_seqs == 3
+    path = config(text + "#" * (MAX_CONFIG_BYTES - len(text) + 1))
+    with pytest.raises(SettingsError, match="larger than"):
+        settings_of("--config", path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "text"])
+def test_a_file_holds_keys_and_values(config, text):
+    with pytest.raises(SettingsError, match="must hold keys and values"):
+        settings_of("--config", config(text))
