@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -40,7 +41,7 @@ def checks(*modules: ModuleType) -> set[Check]:
     return {
         Check(name, number)
         for module in modules
-        for name, function in _functions(ast.parse(inspect.getsource(module)), "")
+        for name, function in _functions_of(module)
         for number, _ in enumerate(_statements(function), start=1)
     }
 
@@ -67,14 +68,18 @@ def _check_at(frame: FrameType, line: int, modules: Iterable[ModuleType]) -> Che
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
     if module not in modules:
         return None
-    tree = ast.parse(inspect.getsource(module))
-    for name, function in _functions(tree, ""):
+    for name, function in _functions_of(module):
         if not _is_code_of(frame.f_code, function):
             continue
         for number, statement in enumerate(_statements(function), start=1):
-            if statement.lineno <= line <= _end(statement):
+            if statement.lineno <= line <= (statement.end_lineno or line):
                 return Check(name, number)
     return None
+
+
+@cache
+def _functions_of(module: ModuleType) -> list[tuple[str, ast.FunctionDef]]:
+    return list(_functions(ast.parse(inspect.getsource(module)), ""))
 
 
 def _is_code_of(code: CodeType, function: ast.FunctionDef) -> bool:
@@ -119,8 +124,3 @@ def _is_check(statement: ast.stmt) -> bool:
         return False
     called = ast.unparse(statement.value.func).rpartition(".")[2]
     return called.startswith(ASSERTING)
-
-
-def _end(statement: ast.stmt) -> int:
-    """Return the last line of a statement; of a block, that of its head's body as well."""
-    return statement.end_lineno or statement.lineno
