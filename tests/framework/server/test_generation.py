@@ -224,6 +224,20 @@ def test_a_refused_form_is_blamed_on_the_field_that_asked_for_it(tokenizer, para
     assert caught.value.param == (param or "response_format")
 
 
+def test_between_any_two_prompts_others_have_their_turn(frontend):
+    generation = start(frontend, *["a"] * 50, max_tokens=1)
+
+    async def main():
+        num_turns = 0
+        done = asyncio.create_task(read(generation))
+        while not done.done():
+            num_turns += bool(generation.encoded)
+            await asyncio.sleep(0)
+        assert num_turns >= 50
+
+    asyncio.run(main())
+
+
 async def items(*values, error=None, wait=False):
     for value in values:
         await asyncio.sleep(0)
