@@ -45,8 +45,6 @@ class WholeAnswer(Response):
         try:
             body = await run_while_connected(self._make(), receive)
             await self._send(body, send)
-        except TimeoutError:
-            logger.warning("a client read nothing for %g s: closing", READ_TIMEOUT_S)
         finally:
             self._on_over()
 
@@ -55,11 +53,14 @@ class WholeAnswer(Response):
         self.headers["content-length"] = str(len(body))
         start = {"type": "http.response.start", "status": self.status_code}
         await send(start | {"headers": self.raw_headers})
-        for begin in range(0, len(body), PIECE_BYTES):
-            end = begin + PIECE_BYTES
-            piece = {"type": "http.response.body", "body": body[begin:end]}
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                await send(piece | {"more_body": end < len(body)})
+        try:
+            for begin in range(0, len(body), PIECE_BYTES):
+                end = begin + PIECE_BYTES
+                piece = {"type": "http.response.body", "body": body[begin:end]}
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    await send(piece | {"more_body": end < len(body)})
+        except TimeoutError:
+            logger.warning("a client read nothing for %g s: closing", READ_TIMEOUT_S)
 
 
 def json_response(body: Any, status: int = 200) -> Response:

@@ -128,6 +128,17 @@ def test_the_last_piece_says_that_it_is_the_last(num_bytes):
     asyncio.run(main())
 
 
+def test_a_timeout_of_the_work_itself_is_a_failure_and_no_slow_client(caplog):
+    async def fail():
+        raise TimeoutError("a plugin's")
+
+    case = Case(fail, Wire())
+    with pytest.raises(TimeoutError, match="a plugin's"):
+        asyncio.run(case.run())
+    assert case.num_over == 1
+    assert "read nothing" not in caplog.text
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 def test_what_takes_long_is_done_beside_the_event_loop(is_large):
     name = asyncio.run(in_thread_if(is_large, lambda: threading.current_thread().name))

@@ -224,6 +224,20 @@ def test_a_refused_form_is_blamed_on_the_field_that_asked_for_it(tokenizer, para
     assert caught.value.param == (param or "response_format")
 
 
+def test_between_any_two_prompts_others_have_their_turn(frontend):
+    watched = Watched(frontend)
+
+    async def main():
+        done = asyncio.create_task(read(start(watched, *["a"] * 50, max_tokens=1)))
+        seen = set()
+        while not done.done():
+            seen.add(len(watched.streams))
+            await asyncio.sleep(0)
+        assert seen == set(range(51))
+
+    asyncio.run(main())
+
+
 async def items(*values, error=None, wait=False):
     for value in values:
         await asyncio.sleep(0)
