@@ -289,7 +289,7 @@ def test_an_adapter_that_was_waited_for_begins_when_there_is_a_place():
     core, _, _ = make_core(max_adapters=1)
     for name, adapter in (("a", "one"), ("b", "two"), ("c", "three")):
         core.add(make_message(name, adapter=adapter))
-    assert run_to_end(core) == dict.fromkeys("abc", [13, 14, 15, 16])
+    assert run_to_end(core) == {name: [13, 14, 15, 16] for name in "abc"}
 
 
 def test_an_urgent_prompt_takes_what_it_can_use_and_leaves_the_others_a_token():

@@ -1,4 +1,4 @@
-"""The processes of grammars within their limits: which of them start, stay, are made again and end."""
+"""The processes of grammars within their limits: which start, stay, are made again and end."""
 
 import os
 import signal

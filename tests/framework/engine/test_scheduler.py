@@ -2,7 +2,6 @@ import msgspec
 import pytest
 from engine_parts import (
     FirstHasToGo,
-    InOrder,
     make_core,
     make_message,
     make_request,
