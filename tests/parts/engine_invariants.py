@@ -158,7 +158,7 @@ def _check_gone(trial: EngineTrial) -> None:
         assert request.status is Status.FINISHED
         assert request.slot is None
         assert not any(request.block_ids)
-        assert not (request.promises or request.followers or request.leader)
+        assert [request.promises, request.followers, request.leader] == [[], [], None]
 
 
 def _check_running(trial: EngineTrial, request: Request) -> None:

@@ -146,8 +146,9 @@ class GrammarPool:
         num_compiling = sum(link.is_compiling for link in self._links.values())
         if num_compiling >= self._limits.max_compiling:
             return False
-        if len(self._links) >= self._limits.max_grammars:
-            self._drop_idle(self._limits.max_idle - 1)
+        num_used = sum(link.num_users > 0 for link in self._links.values())
+        if num_used < self._limits.max_grammars:
+            self._drop_idle(self._limits.max_grammars - 1 - num_used)
         self.make_small()
         return (
             len(self._links) < self._limits.max_grammars

@@ -269,26 +269,27 @@ def test_a_policy_hears_who_begins_and_who_ends():
 
 
 def test_an_urgent_request_that_waits_for_its_adapter_does_not_stop_those_that_run():
-    scheduler = make_scheduler(policy=PriorityFirst(), max_adapters=1, max_num_batched_tokens=20)
+    scheduler = make_scheduler(policy=PriorityFirst(), max_adapters=1, max_num_batched_tokens=19)
     for name, adapter, priority in (("low", "one", 1), ("urgent", "two", 0)):
         message = make_message(name, prompt=range(100), adapter=adapter)
         scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
         if name == "low":
             step(scheduler)
+    assert step(scheduler) == {"low": 19}
     plan = scheduler.schedule()
-    assert [share.num_tokens for share in plan.requests] == [20]
+    assert [share.num_tokens for share in plan.requests] == [19]
     (low,) = scheduler.running
-    assert len(low.block_ids[0]) == 10
-    assert [block for new in plan.new_blocks for block in new.block_ids] == low.block_ids[0][5:]
+    assert len(low.block_ids[0]) == 15, "57 tokens, of which the last needs a block of its own"
+    assert [block for new in plan.new_blocks for block in new.block_ids] == low.block_ids[0][10:]
     land(scheduler, plan)
-    assert step(scheduler) == {"low": 20}
+    assert step(scheduler) == {"low": 19}
 
 
 def test_an_adapter_that_was_waited_for_begins_when_there_is_a_place():
     core, _, _ = make_core(max_adapters=1)
     for name, adapter in (("a", "one"), ("b", "two"), ("c", "three")):
         core.add(make_message(name, adapter=adapter))
-    assert run_to_end(core) == dict.fromkeys("abc", [13, 14, 15, 16])
+    assert run_to_end(core) == {name: [13, 14, 15, 16] for name in "abc"}
 
 
 def test_an_urgent_prompt_takes_what_it_can_use_and_leaves_the_others_a_token():

@@ -221,10 +221,14 @@ def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, is_ahead)
         prompt = range(100 * index + 1, 100 * index + 7)
         core.add(make_message(f"r{index}", prompt=prompt, max_tokens=5))
     answers = {f"r{index}": [] for index in range(3)}
-    with pytest.raises(KeyboardInterrupt):
+
+    def go_on():
         while True:
             for name, output in said(core).items():
                 answers[name] += output.token_ids
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
     assert list(scheduler.running) == []
     assert scheduler.is_settled
     for name, tokens in run_to_end(core).items():
@@ -355,7 +359,7 @@ def test_a_request_with_a_grammar_does_not_run_before_it_is_ready():
 
 
 def test_rows_that_do_not_draw_have_no_mask():
-    core, executor, grammars = make_core(max_num_batched_tokens=4)
+    core, _, grammars = make_core(max_num_batched_tokens=4)
     core.add(make_message("bound", prompt=range(1, 7), max_tokens=2, structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
     asked = []

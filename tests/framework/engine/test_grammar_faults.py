@@ -42,9 +42,11 @@ FAULTY = {
         class Faulty(StructuredOutputBackend, CompiledGrammar, Matcher):
             @classmethod
             def check(cls, params):
-                pass
+                if params.regex == "check":
+                    raise RuntimeError("secret of check")
 
             def compile(self, params):
+                print("noise of a compiler", flush=True)
                 if params.regex == "compile":
                     raise RuntimeError("secret of compile")
                 return self
@@ -134,9 +136,11 @@ def test_an_order_that_cannot_be_read_ends_its_own_grammar_only(make_host, caplo
     assert nursery_of(host).pid == pid
 
 
-@pytest.mark.parametrize(("regex", "secret"), [("compile", "compile"), ("a", "accept")])
+@pytest.mark.parametrize(
+    ("regex", "secret"), [("compile", "compile"), ("check", "check"), ("a", "accept")]
+)
 def test_what_a_backend_did_not_foresee_is_for_the_log(
-    make_host, tmp_path, monkeypatch, caplog, regex, secret
+    make_host, tmp_path, monkeypatch, caplog, capfd, regex, secret
 ):
     write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -152,6 +156,7 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     assert "secret" not in str(error)
     assert f"RuntimeError: secret of {secret}" in caplog.text
     assert "failed for a" in caplog.text
+    assert "noise" not in capfd.readouterr().out, "clients must not be able to fill the log"
 
 
 def test_a_process_that_dies_is_told_with_its_requests(make_host, caplog):

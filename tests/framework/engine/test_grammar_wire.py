@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import msgspec
 import pytest
@@ -91,3 +92,42 @@ def test_a_vocabulary_survives_the_journey():
     vocabulary = Vocabulary({b"a": [0, 3], b"\xff": [1]}, (2,), 7)
     packed = msgspec.msgpack.encode(VocabularyMessage.of(vocabulary))
     assert msgspec.msgpack.decode(packed, type=VocabularyMessage).vocabulary() == vocabulary
+
+
+def test_a_frame_of_just_the_most_bytes_arrives(ends, monkeypatch):
+    turn = Turn([Accept(1, [10**6] * 9)])
+    monkeypatch.setattr(grammar_wire, "MAX_FRAME_BYTES", len(msgspec.msgpack.encode(turn)))
+    send(ends[0], turn)
+    assert receive(ends[1], Turn) == turn
+
+
+def test_a_frame_that_comes_byte_by_byte_arrives(ends):
+    turn = Turn([Accept(1, [5, 6])])
+    body = msgspec.msgpack.encode(turn)
+    frame = len(body).to_bytes(4, "little") + body
+
+    def trickle():
+        for index in range(len(frame)):
+            ends[0].sendall(frame[index : index + 1])
+            time.sleep(0.001)
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    assert receive(ends[1], Turn) == turn
+    sender.join()
+
+
+def test_an_end_that_goes_within_a_frame_is_the_end_of_file(ends):
+    ends[0].sendall(b"\x05\x00\x00\x00ab")
+    ends[0].close()
+    with pytest.raises(EOFError):
+        receive(ends[1], Turn)
+
+
+def test_text_that_is_none_is_nonsense_and_the_next_frame_is_read(ends):
+    body = b"\x81\xa1\xff\x01"  # a map whose key is no UTF-8
+    ends[0].sendall(len(body).to_bytes(4, "little") + body)
+    send(ends[0], Turn([Drop(1)]))
+    with pytest.raises(msgspec.DecodeError):
+        receive(ends[1], Turn)
+    assert receive(ends[1], Turn) == Turn([Drop(1)])

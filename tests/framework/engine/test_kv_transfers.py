@@ -294,3 +294,35 @@ def test_a_failed_store_is_tried_again_by_the_next_request_and_not_by_this_one()
     trial.add(LONGER)
     finish(trial)
     assert trial.transfers.num_hits == 24
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
+def test_an_interrupt_costs_a_busy_store_and_no_block(verb, is_ahead, caplog):
+    """What is lost is, by the verb, the order to load or the report that it is done."""
+    trial = stored_trial(is_ahead=is_ahead)
+    trial.add(LONGER)
+    trial.interrupt(verb)
+    trial.step()
+    if not trial.counts["interrupts"]:
+        trial.step()
+    assert trial.counts["interrupts"] == 1
+    assert "fickle had 1 open transfers when a step was interrupted" in caplog.text
+    finish(trial)
+    assert trial.counts["ends"] == 2
+    assert trial.executor.store.is_stopped
+    assert (trial.transfers.num_open, trial.kv.pool.num_used) == (0, 0)
+
+
+def test_an_interrupt_costs_no_store_that_is_idle():
+    trial = stored_trial()
+    trial.add(Wish(family=1, length=9, max_tokens=9))
+    trial.step()
+    while trial.transfers.num_open:
+        trial.step()
+    trial.interrupt("execute")
+    trial.step()
+    assert trial.counts["interrupts"] == 1
+    trial.add(LONGER)
+    finish(trial)
+    assert trial.transfers.num_hits == 24

@@ -1,5 +1,9 @@
+import msgspec
 import pytest
-from engine_parts import EOS, make_request
+from engine_parts import EOS, make_message, make_request
+
+from quire.engine.request import Request
+from quire.messages import SlotAssignment
 
 
 def test_one_token_is_next_whether_it_is_known_or_expected():
@@ -61,3 +65,43 @@ def test_an_assignment_is_a_copy():
     request.append([7])
     request.block_ids[0].append(5)
     assert (given.slot, given.token_ids, given.block_ids) == (3, [1, 2], [[]])
+
+
+def test_an_assignment_says_all_that_a_worker_needs():
+    message = make_message(
+        "a", prompt=[1, 2, 3], adapter="one", logprobs=2, prompt_logprobs=5, min_tokens=2,
+        stop_token_ids=(9,),
+    )  # fmt: skip
+    message = msgspec.structs.replace(message, fields={"top_k": 3}, seed=77, child=4)
+    request = Request(message, 2)
+    request.append([7])
+    request.slot, request.num_computed_tokens = 3, 2
+    request.block_ids = [[5], [0, 6]]
+    assert request.assignment() == SlotAssignment(
+        slot=3,
+        token_ids=[1, 2, 3, 7],
+        num_computed_tokens=2,
+        block_ids=[[5], [0, 6]],
+        num_prompt_tokens=3,
+        fields={"top_k": 3},
+        seed=77,
+        child=4,
+        num_logprobs=2,
+        num_prompt_logprobs=5,
+        min_tokens=2,
+        stop_token_ids=(EOS, 9),
+        adapter=message.adapter,
+    )
+
+
+def test_a_preempted_request_may_be_kept_again_and_has_nothing_in_flight():
+    request = make_request("a")
+    request.is_cacheable, request.num_drafts_in_flight = False, 2
+    request.forget_progress()
+    assert (request.is_cacheable, request.num_drafts_in_flight) == (True, 0)
+
+
+def test_one_that_looks_at_its_prompt_reads_nothing_even_where_it_asks_for_no_others():
+    assert make_request("a").reads_cache
+    assert not make_request("a", prompt_logprobs=1).reads_cache
+    assert not make_request("a", prompt_logprobs=0).reads_cache
