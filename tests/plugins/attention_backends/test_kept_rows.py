@@ -7,7 +7,7 @@ from kv_pages import KV_DTYPES, NUM_BLOCKS, numbers_at, pages_of, shape_of
 from quire.interfaces.attention import AttentionLayerParams
 from quire.testing.attention_truth import kept
 from quire_attention_backends.cache_rows import CacheRows
-from quire_attention_backends.kept_rows import int8_codes, read_rows, write_rows
+from quire_attention_backends.kept_rows import float8_codes, int8_codes, read_rows, write_rows
 
 SLOTS = torch.tensor([0, 7, 17, 33, 95])
 LAYER = AttentionLayerParams(0.1, k_scale=0.3, v_scale=2.0)
@@ -53,6 +53,11 @@ def test_plain_rows_come_back_as_they_are_kept():
     read = read_rows(pages, rows, at, gathered, LAYER)
     assert torch.equal(read, new)
     assert read.data_ptr() == gathered.data_ptr()
+
+
+def test_what_float8_cannot_hold_is_its_largest_number():
+    codes = float8_codes(torch.tensor([1e6, -1e6, 448.0, 300.0]), 0.5)
+    assert codes.view(torch.float8_e4m3fn).tolist() == [448.0, -448.0, 448.0, 448.0]
 
 
 def test_half_precision_is_widened_before_it_is_coded():

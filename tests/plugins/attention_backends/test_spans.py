@@ -98,6 +98,15 @@ def test_padding_is_cheaper_than_a_call_for_little_differences():
     assert len(batches_of([(1, 10 * row) for row in range(8)], call_cost=600)) == 1
 
 
+def test_padding_of_prompts_counts_for_each_of_their_queries():
+    assert len(batches_of([(1, 163), (1, 463)])) == 1
+    assert len(batches_of([(64, 100), (64, 400)])) == 2
+
+
+def test_a_context_beyond_the_limit_is_a_batch_of_its_own():
+    assert [len(batch) for batch in batches_of([(1, 99)] * 3, max_tokens=50)] == [1, 1, 1]
+
+
 def test_a_window_makes_long_and_short_contexts_alike():
     spans = spans_of([(1, 100), (1, 4000), (1, 300)], Reach(window=64))
     assert len(batches(spans, 500, 20_000)) == 1

@@ -1,5 +1,7 @@
 """Every tile that a query sees is in one item, and the lists never outgrow their buffers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,19 @@ from quire.interfaces.attention import AttentionShape, StepLayout
 from quire_attention_backends.reach import Reach
 from quire_attention_backends.split_plan import MAX_ITEMS, SplitSizes, plan_splits
 
+SHAPE = AttentionShape(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    block_size=16,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    max_blocks_per_request=4096,
+    dtype=torch.float32,
+    kv_dtype="float32",
+    device=torch.device("cpu"),
+    batch_invariant=True,
+)
 SIZES = st.builds(
     SplitSizes,
     unit=st.sampled_from([16, 64, 256]),
@@ -97,19 +112,29 @@ def test_more_requests_than_the_kernel_takes_at_a_time_are_numbered_through():
     assert plan.items[:600, 0].tolist() == list(range(600))
 
 
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_divided_requests_of_all_blocks_of_requests_are_numbered_through(is_fixed):
+    """Long ones before and behind what the kernel takes at a time, which is 256 requests."""
+    sizes = SplitSizes(unit=64, max_queries=1, budget=64, max_units=64, is_fixed=is_fixed)
+    long = (3, 250, 300, 599)
+    requests = [(1, 64 * 40 - 1) if index in long else (1, 3) for index in range(600)]
+    plan = plan_splits(layout(requests), Reach(), sizes)
+    num_divided, *divided = plan.divided.tolist()
+    assert divided[:num_divided] == list(long)
+    firsts, numbers = plan.parts[list(long)].T.tolist()
+    assert firsts == [sum(numbers[:index]) for index in range(len(long))]
+    assert min(numbers) > 1
+    assert sum(numbers) <= sizes.max_partials
+    items = plan.items[: int(plan.count)]
+    slots = items[items[:, 3] >= 0, 3].tolist()
+    assert len(set(slots)) == len(slots)
+
+
+def test_fixed_splits_of_short_contexts_are_longer_than_a_tile():
+    sizes = SplitSizes.of(replace(SHAPE, max_blocks_per_request=8), 32, 1)
+    assert (sizes.unit, sizes.max_units) == (128, 1)
+
+
 def test_fixed_splits_depend_on_the_longest_request_alone():
-    shape = AttentionShape(
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=64,
-        block_size=16,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        max_blocks_per_request=4096,
-        dtype=torch.float32,
-        kv_dtype="float32",
-        device=torch.device("cpu"),
-        batch_invariant=True,
-    )
-    sizes = SplitSizes.of(shape, 32, 1)
+    sizes = SplitSizes.of(SHAPE, 32, 1)
     assert (sizes.unit * 32, sizes.max_units) == (4096 * 16, 32)

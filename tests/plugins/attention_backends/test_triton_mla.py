@@ -16,6 +16,7 @@ from quire.plugins import load_plugins
 from quire.testing.attention_sizes import Padding
 from quire.testing.mla import MLABackendContract
 from quire.testing.mla_scene import SCALE, MLAScene, MLASizes
+from quire_attention_backends.mla_rows import TokenRows
 from quire_attention_backends.triton_mla import LATENT_DIMS, ROPE_DIMS, TritonMLABackend
 
 REGISTRY = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.attention_backends
@@ -145,9 +146,30 @@ def test_a_row_that_only_adds_up_is_refused_by_the_declaration(latent, rope):
     assert CAPABILITIES.refusal(replace(query, head_dim=64, latent_dim=32)) is None
 
 
-def test_a_row_that_is_cut_otherwise_is_refused():
-    with pytest.raises(RefusedError, match=r"latents of 544 and .* keys of 32 .* torch_mla"):
-        TritonMLABackend(shape(544, 32))
+@pytest.mark.parametrize(("latent", "rope"), [(544, 32), (512, 48), (48, 16)])
+def test_a_row_that_is_cut_otherwise_is_refused(latent, rope):
+    wanted = rf"latents of {latent} and .* keys of {rope} .* torch_mla"
+    with pytest.raises(RefusedError, match=wanted):
+        TritonMLABackend(shape(latent, rope))
+
+
+def test_tokens_of_padding_belong_to_no_request():
+    scene = MLAScene(TritonMLABackend, SIZES)
+    plan = [(scene.add(5), 3), (scene.add(9), 1)]
+    rows = TokenRows.of(scene.layout(plan, Padding(0, 3)))
+    assert rows.requests.tolist() == [0, 0, 0, 1, 0, 0, 0]
+    assert rows.lengths.tolist() == [1, 2, 3, 1, 0, 0, 0]
+
+
+def test_numbers_of_a_row_need_not_stand_side_by_side():
+    answers = []
+    for apart in (lambda rows: rows, lambda rows: rows.mT.contiguous().mT):
+        scene = MLAScene(TritonMLABackend, SIZES)
+        scene.add(5)
+        metadata = scene.backend.prepare(scene.layout([(0, 5)], Padding()))
+        inputs = [apart(rows) for rows in scene.inputs([(0, 5)])]
+        answers.append(scene.backend.forward(*inputs, scene.kv_cache, metadata, SCALE))
+    assert torch.equal(*answers)
 
 
 def test_the_workspace_is_what_it_allocates():

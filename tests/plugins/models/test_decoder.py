@@ -14,6 +14,7 @@ from model_parts import (
     random_tokens,
     written_model,
 )
+from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.interfaces.model import ForwardBatch, Model, StageTensors
@@ -256,3 +257,49 @@ def test_embeddings_can_take_the_place_of_ids(tmp_path):
         hidden = model.forward(None, torch.arange(12), batch, inputs_embeds=embeds)
         assert isinstance(hidden, Tensor)
     torch.testing.assert_close(model.compute_logits(hidden), logits_of(model, token_ids))
+
+
+def test_a_stage_takes_its_own_weights_and_lets_others_have_theirs(tmp_path):
+    written = write_checkpoint(tmp_path, "LlamaForCausalLM")
+    first, last = (make_model(written.config, layers=part) for part in (range(1), range(1, 3)))
+    down = "model.layers.{}.mlp.down_proj.weight"
+    ends = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+    taken = [
+        [
+            stage.map_weight_name(name) is not None
+            for name in (down.format(0), down.format(1), *ends)
+        ]
+        for stage in (first, last)
+    ]
+    assert taken == [[True, False, True, False, False], [False, True, False, True, True]]
+    for stage in (first, last):
+        for unknown in (down.format(3), "model.other.weight", "model.layers.x.weight"):
+            assert stage.map_weight_name(unknown) == unknown, "the loader refuses it by name"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_stage_has_the_embedding_where_it_needs_it_alone(tmp_path, tied):
+    written = write_checkpoint(tmp_path, "LlamaForCausalLM", tie_word_embeddings=tied)
+    parts = (range(1), range(1, 2), range(2, 3))
+    stages: list[Any] = [make_model(written.config, layers=part) for part in parts]
+    has_embedding = [stage.model.embed_tokens is not None for stage in stages]
+    assert has_embedding == [True, False, tied]
+    batch = ForwardBatch(attention=[0])
+    for stage in stages[1:]:
+        with pytest.raises(RuntimeError, match="needs the hidden states of the stage before"):
+            stage.forward(None, torch.arange(3), batch)
+    with pytest.raises(RuntimeError, match="only the last pipeline stage computes logits"):
+        stages[0].compute_logits(torch.zeros(1, 64))
+
+
+def test_frequencies_and_a_tied_heads_own_copy_in_the_checkpoint_are_left_out(tmp_path):
+    """As older checkpoints have them."""
+    written, model = written_model(tmp_path, "LlamaForCausalLM", tie_word_embeddings=True)
+    more = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "lm_head.weight": written.weights["model.embed_tokens.weight"].clone(),
+    }
+    save_file(written.weights | more, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    token_ids = random_tokens(5)
+    again = logits_of(load_model(written), token_ids)
+    torch.testing.assert_close(again, logits_of(model, token_ids))

@@ -7,6 +7,7 @@ import pytest
 
 from quire.errors import UnsupportedModelError
 from quire.interfaces.model import ModelDescription
+from quire_models.llama_config import read_llama
 from quire_models.plugin import MODELS
 
 SIZES: dict[str, Any] = {
@@ -72,6 +73,37 @@ def test_without_kv_heads_there_are_as_many_as_query_heads():
     assert describe("LlamaForCausalLM", num_key_value_heads=None).kv_layers[0].num_kv_heads == 4
 
 
+def test_a_head_size_that_is_given_need_not_divide_the_hidden_size():
+    assert describe("LlamaForCausalLM", hidden_size=33, head_dim=8).kv_layers[0].head_dim == 8
+    assert describe("Qwen3ForCausalLM", hidden_size=33).kv_layers[0].head_dim == 128
+
+
+def test_the_newer_spelling_of_the_dtype_goes_before_the_older():
+    config = {"dtype": "bfloat16", "torch_dtype": "float16"}
+    assert describe("LlamaForCausalLM", **config).checkpoint_dtype == "bfloat16"
+    assert describe("LlamaForCausalLM").checkpoint_dtype == "float32"
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_tied_head_is_said_to_be_so(is_tied):
+    description = describe("LlamaForCausalLM", tie_word_embeddings=is_tied)
+    assert description.has_tied_head == is_tied
+
+
+def test_a_silent_config_is_that_of_transformers():
+    decoder = read_llama(SIZES)
+    assert decoder.rms_norm_eps == 1e-6
+    assert {decoder.qkv_bias, decoder.output_bias, decoder.mlp_bias} == {False}
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("mlp", [False, True])
+def test_the_biases_of_llama_are_asked_for_apart(attention, mlp):
+    decoder = read_llama({**SIZES, "attention_bias": attention, "mlp_bias": mlp})
+    biases = (decoder.qkv_bias, decoder.output_bias, decoder.mlp_bias)
+    assert biases == (attention, attention, mlp)
+
+
 def test_a_quantized_checkpoint_names_its_method():
     config = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     assert describe("LlamaForCausalLM", **config).quantization == "gptq"
@@ -87,6 +119,7 @@ def test_a_quantized_checkpoint_names_its_method():
         ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads"),
         ("LlamaForCausalLM", {"hidden_size": 33}, "hidden_size"),
         ("LlamaForCausalLM", {"head_dim": 7}, "head_dim"),
+        ("Qwen3ForCausalLM", {"head_dim": 7}, "head_dim"),
         ("LlamaForCausalLM", {"vocab_size": None}, "no vocab_size"),
         ("LlamaForCausalLM", {"num_hidden_layers": 0}, "num_hidden_layers"),
         ("LlamaForCausalLM", {"rms_norm_eps": "1e-6"}, "rms_norm_eps"),

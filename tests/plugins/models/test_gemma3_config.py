@@ -57,6 +57,30 @@ def test_a_silent_config_is_that_of_transformers():
     assert decoder.attention_scale == 1 / 16
 
 
+def test_a_stretched_context_stretches_the_long_range_alone():
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    decoder = read_gemma3({**SIZES, "rope_scaling": scaling})
+    assert decoder.ropes == (RopeParameters(1e6, "linear", 8.0), RopeParameters(1e4))
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_a_rotary_embedding_may_be_given_for_one_kind_of_layers(kind):
+    entry = {kind: {"rope_type": "default", "rope_theta": 555.0}}
+    ropes = read_gemma3({**SIZES, "rope_parameters": entry}).ropes
+    assert sorted(rope.theta for rope in ropes if rope.theta != 555.0) == [
+        1e4 if kind == "full_attention" else 1e6
+    ]
+
+
+def test_each_layer_rotates_as_its_kind_does():
+    decoder = read_gemma3({**SIZES, "sliding_window_pattern": 3})
+    assert [decoder.rope_index(layer) for layer in range(7)] == [1, 1, 0, 1, 1, 0, 1]
+
+
+def test_the_scale_of_queries_is_that_of_the_config_and_not_of_the_heads():
+    assert read_gemma3({**SIZES, "query_pre_attn_scalar": 64}).attention_scale == 1 / 8
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -66,6 +90,7 @@ def test_a_silent_config_is_that_of_transformers():
         ({"final_logit_softcapping": 0}, "final_logit_softcapping"),
         ({"layer_types": ["chunked_attention"] * 7}, "chunked_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries .* \\(7\\)"),
+        ({"layer_types": ["full_attention"] * 8}, "layer_types has 8 entries .* \\(7\\)"),
         ({"sliding_window": None}, "no sliding_window"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"sliding_window_pattern": "6"}, "sliding_window_pattern"),

@@ -110,6 +110,8 @@ def test_products_of_pairs_are_refused_in_kernels_for_less(monkeypatch):
 
 
 def test_a_method_takes_no_options():
+    with pytest.raises(SettingsError, match="Int4Weights takes no options, got bits;"):
+        REGISTRY.get("int4").from_config({"bits": 8})
     with pytest.raises(SettingsError, match="Int8Weights takes no options, got bits, group"):
         REGISTRY.get("int8").from_config({"group": 3, "bits": 8})
 
@@ -121,3 +123,6 @@ def test_each_method_declares_what_it_keeps(name):
     assert capabilities.devices == {"cpu"}
     lossless = {"bf16": {"bfloat16"}, "float32": {"float32", "float16"}}
     assert capabilities.lossless_for == lossless.get(name, frozenset())
+    bits = {"bf16": (16, None), "float32": (32, None), "bf16_dot": (16, None)}
+    bits |= {"int8": (8.125, None), "int4": (4.5, 8.125)}
+    assert (capabilities.weight_bits, capabilities.head_bits) == bits[name]

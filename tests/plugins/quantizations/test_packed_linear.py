@@ -20,6 +20,7 @@ from quire.native.availability import native_flaw
 from quire_quantizations import library
 from quire_quantizations.formats import INT8, Format
 from quire_quantizations.methods import (
+    BFloat16Products,
     BFloat16Weights,
     Float32Weights,
     Int4Weights,
@@ -107,6 +108,35 @@ def test_where_nothing_may_be_lost_bfloat16_stays_bfloat16(has_compiler):
     torch.testing.assert_close(layer(torch.eye(128)), expected, rtol=0, atol=0)
     if has_compiler:
         assert layer.get_buffer("packed_weight").nbytes == 2 * 64 * 128
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_without_a_compiler_products_of_pairs_round_as_well(has_bias, monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
+    context = replace(CONTEXT, quantization=BFloat16Products())
+    layer = ColumnParallelLinear("up", 40, 24, bias=has_bias, context=context)
+    layer.load_weight("weight", numbers(24, 40), "up")
+    bias = numbers(24, seed=1) if has_bias else None
+    if bias is not None:
+        layer.load_weight("bias", bias, "up")
+    layer.finish_loading()
+    x = numbers(9, 40, seed=2)
+    expected = linear(x.bfloat16().float(), numbers(24, 40).bfloat16().float(), bias)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_wide_weight_that_will_be_rounded_is_held_in_bfloat16():
+    layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(BFloat16Weights))
+    layer.load_weight("weight", numbers(24, 40), "up")
+    assert layer.get_parameter("weight").dtype == torch.bfloat16
+
+
+def test_a_checkpoint_in_float64_is_held_in_float32(has_compiler):
+    layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(Float32Weights))
+    layer.load_weight("weight", numbers(24, 40).double(), "up")
+    assert layer.get_parameter("weight").dtype == torch.float32
+    layer.finish_loading()
+    torch.testing.assert_close(layer(torch.eye(40)), numbers(24, 40).T, rtol=1e-7, atol=0)
 
 
 def test_without_a_compiler_torch_multiplies_as_if_no_method_were_chosen(monkeypatch, tmp_path):

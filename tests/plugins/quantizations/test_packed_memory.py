@@ -20,6 +20,12 @@ def test_weights_lie_beside_each_other_on_lines_of_their_own():
     assert [weight.unique().tolist() for weight in weights] == [[1], [2], [3], [4]]
 
 
+def test_a_weight_that_just_fits_ends_its_piece():
+    memory = PackedMemory()
+    first, last = memory.take(PIECE_BYTES - ALIGNMENT), memory.take(ALIGNMENT)
+    assert last.data_ptr() == first.data_ptr() + first.numel()
+
+
 def test_a_weight_that_is_larger_than_a_piece_has_its_own():
     memory = PackedMemory()
     small, large = memory.take(10), memory.take(PIECE_BYTES + 1)

@@ -105,6 +105,7 @@ def test_a_row_that_is_not_there_is_an_error(keeping, index):
     packed = PackedWeight(numbers(7, 33), keeping)
     with pytest.raises(IndexError, match=f"row {index} of a weight that has 7 rows"):
         packed.rows(torch.tensor([0, index]))
+    assert torch.equal(packed.rows(torch.tensor([6])), keeping.keeps(numbers(7, 33))[6:])
 
 
 def test_groups_of_zeros_and_of_nothing_finite(keeping):
@@ -138,6 +139,18 @@ def test_what_is_not_a_number_reaches_its_row_only(keeping):
     product = packed.multiply(x)
     assert product[3].isnan().all()
     assert product[torch.arange(20) != 3].isfinite().all()
+
+
+def test_x_may_have_several_counts_of_rows(keeping):
+    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(2, 3, 64, seed=1)
+    product = packed.multiply(x)
+    assert product.shape == (2, 3, 40)
+    assert same_bits(product.flatten(0, 1), packed.multiply(x.flatten(0, 1)))
+
+
+def test_indices_may_have_gaps(keeping):
+    packed, indices = PackedWeight(numbers(40, 64), keeping), torch.arange(20)
+    assert torch.equal(packed.rows(indices[::3]), packed.rows(indices[::3].clone()))
 
 
 def test_rows_of_x_may_have_gaps(keeping):
