@@ -87,7 +87,10 @@ def telling_seeds(fields, kept):
     by_likelihood = sorted(range(len(SIXTEENTHS)), key=lambda token: -SIXTEENTHS[token])
     out = [token for token in by_likelihood if token not in kept]
     least = [token for token in by_likelihood if token in kept][-1]
-    told = [(gumbel_draw(heated, rows), out[:1]), (gumbel_draw(masked(heated, kept), rows), [least])]
+    told = [
+        (gumbel_draw(heated, rows), out[:1]),
+        (gumbel_draw(masked(heated, kept), rows), [least]),
+    ]
     return [drawn.tolist().index(token) for drawn, tokens in told for token in tokens]
 
 
