@@ -108,7 +108,8 @@ class SampledRows:
         positions: `[N]` int64, the position that the drawn token will take.
         columns: Field name -> `[max_num_seqs]` device column, indexed by slot; also `seed` and
             `child`.
-        token_ids: `[max_num_seqs, max_model_len]` int32, all known tokens of each slot.
+        token_ids: `[max_num_seqs, max_model_len]` int32, the known tokens of each slot. For a row
+            they end before its position; what stands there and behind is stale.
         num_prompt_tokens: `[max_num_seqs]` int64.
         all_greedy: Whether the host knows that every row is neutral to the draw.
         host_fields: The request's fields for each row, as the host knows them, to choose a quicker
@@ -171,7 +172,8 @@ class LogitsStep(SamplerStep):
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32, both
         """Return the changed logits; `logits` may be written in place.
 
-        Rows whose fields are neutral must come out unchanged.
+        Rows whose fields are neutral must come out unchanged. Masked tokens (minus infinity) stay
+        masked, and of the others one stays finite.
         """
 
 

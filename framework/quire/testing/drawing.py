@@ -91,7 +91,7 @@ class DrawStepContract:
         numbers: dict[str, Sequence[int]] = dict.fromkeys(SOURCES, [3] * NUM_DRAWS)
         numbers |= dict(zip(varied, (rising, rising[::-1]), strict=False))
         even = torch.zeros(NUM_DRAWS, self.vocab_size)
-        drawn = self._draw(even, [self._active(0)] * NUM_DRAWS, **numbers).unique()
+        drawn = set(self._draw(even, [self._active(0)] * NUM_DRAWS, **numbers).tolist())
         assert len(drawn) > min(8, self.vocab_size // 2), (
             f"{NUM_DRAWS} rows of even logits, with other {' and '.join(varied)} each, draw only "
             f"{len(drawn)} tokens"

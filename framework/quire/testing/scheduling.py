@@ -5,8 +5,9 @@
     class TestShortest(SchedulingPolicyContract):
         policy = ShortestFirst
 
-pytest collects the tests of the contract with the class. They ask the policy about requests of many
-kinds, and drive the engine's own scheduler with it: a cache that is too small for all, and no model.
+pytest collects the tests of the contract with the class. They ask the policy about requests of
+many kinds, and drive the engine's own scheduler with it: a cache that is too small for all, and no
+model.
 """
 
 import random

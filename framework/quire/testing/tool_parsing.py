@@ -12,7 +12,6 @@ pytest collects the tests of the contract with the class.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import ClassVar
 
 from quire.interfaces.tool_parsing import (
@@ -106,9 +105,11 @@ def _is_text_of(answer: ReadAnswer, text: str, sample: ToolSample) -> bool:
     """
     if len(answer.calls) == len(sample.calls):
         return sample.content.startswith(answer.content)
-    shared = len(commonprefix([answer.content, sample.content]))
-    last = len(answer.content) - bool(answer.num_void)
-    return any(text.endswith(answer.content[start:]) for start in range(min(shared, last), -1, -1))
+    content, num_broken_off = answer.content, 1 if answer.num_void else 0
+    return any(
+        sample.content.startswith(content[:start]) and text.endswith(content[start:])
+        for start in range(len(content) - num_broken_off, -1, -1)
+    )
 
 
 class ToolParserContract:

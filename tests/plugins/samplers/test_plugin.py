@@ -92,7 +92,9 @@ def test_every_field_has_help_and_one_meaning(quire_registries):
     ],
 )
 def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, refused):
-    (field,) = {f for e in built_in(quire_registries) for f in e.capabilities.fields if f.name == name}
+    (field,) = {
+        f for e in built_in(quire_registries) for f in e.capabilities.fields if f.name == name
+    }
     for value in taken:
         assert field.check(value) == value
     for value in refused:

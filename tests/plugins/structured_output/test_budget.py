@@ -70,7 +70,7 @@ def shape(schema):
 def test_all_tools_of_a_form_draw_on_one_budget():
     nulls = {"anyOf": [NULL] * (budget.MAX_NODES // 2 - 1)}
     calls_regex(CallGrammar((shape(nulls),) * 2))
-    with pytest.raises(GrammarError, match="the tool 'f': .* 4000 parts"):
+    with pytest.raises(GrammarError, match=r"the tool 'f': .* 4000 parts"):
         calls_regex(CallGrammar((shape(nulls),) * 2 + (shape(NULL),)))
 
 

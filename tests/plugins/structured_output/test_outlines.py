@@ -310,7 +310,8 @@ def test_choices_may_be_as_many_and_as_long_as_it_says():
 
 
 @pytest.mark.parametrize(
-    "regex", [r"\W", r"\D", r"\S", r"\P{L}", r"\p{Cc}", ".", "(?s).", "[^a]", r"[\W]", r"[\x00-\x1f]"]
+    "regex",
+    [r"\W", r"\D", r"\S", r"\P{L}", r"\p{Cc}", ".", "(?s).", "[^a]", r"[\W]", r"[\x00-\x1f]"],
 )
 def test_what_stands_for_many_characters_does_not_stand_for_the_end(backend, regex):
     assert not is_spelled(backend, S(regex=regex), "")

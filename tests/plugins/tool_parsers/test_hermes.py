@@ -141,7 +141,7 @@ def test_arguments_before_the_name_are_held_back():
     [
         ('{"text": "x\n', '{"text": "x'),  # a line break in a string
         ('{"list": [1}', '{"list": [1'),
-        ("{}, \"arguments\": {", "{}"),
+        ('{}, "arguments": {', "{}"),
         ('{"a": x', '{"a": '),
     ],
 )
