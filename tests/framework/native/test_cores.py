@@ -68,6 +68,7 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
     [
         (None, 4, "physical core"),
         (2.5, 3, "quota of 2.5"),
+        (3.5, 4, "physical core"),
         (0.1, 1, "quota of 0.1"),
         (16.0, 4, "physical"),
     ],

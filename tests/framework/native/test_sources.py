@@ -50,3 +50,12 @@ def test_a_header_of_the_same_name_as_one_of_quires_is_another_file(source):
     source.with_name("vec.h").write_text("// not quire's\n")
     texts = Sources.read(source).texts
     assert texts["source/vec.h"] != texts["include/vec.h"]
+
+
+def test_files_that_swap_their_texts_or_their_names_are_other_sources():
+    one = Sources("source/a.cpp", {"source/a.cpp": "// 1\n", "source/b.h": "// 2\n"})
+    swapped = Sources("source/a.cpp", {"source/a.cpp": "// 2\n", "source/b.h": "// 1\n"})
+    renamed = Sources("source/a.cpp", {"source/a.cpp": "// 1\n", "source/c.h": "// 2\n"})
+    assert len({one.parts, swapped.parts, renamed.parts}) == 3
+    turned = Sources("source/a.cpp", dict(reversed(one.texts.items())))
+    assert turned.parts == one.parts

@@ -22,7 +22,7 @@ def grouped(query_lens, computed, call_cost=1, max_tokens=10**6):
     st.integers(0, 3),
     st.sampled_from([1, 10**6]),
 )
-def test_there_and_back_is_the_step_with_zeros_as_padding(requests, num_padding, call_cost):
+def test_there_and_back_is_the_step_and_padding_may_be_anything(requests, num_padding, call_cost):
     query_lens, computed = zip(*requests, strict=True)
     num_real = sum(query_lens)
     found = grouped(query_lens, computed, call_cost, 2000)
@@ -32,9 +32,9 @@ def test_there_and_back_is_the_step_with_zeros_as_padding(requests, num_padding,
     assert [len(part) for part in parts] == [len(each) * each.num_queries for each in found]
     if not parts:
         return
-    expected = q.clone()
-    expected[num_real:] = 0
-    assert torch.equal(order.of_the_step(parts), expected)
+    back = order.of_the_step(parts)
+    assert back.shape == q.shape
+    assert torch.equal(back[:num_real], q[:num_real])
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 900)), min_size=1, max_size=12))
