@@ -405,3 +405,56 @@ def test_a_plugin_that_imports_torch_when_it_is_loaded_is_noticed(site, monkeypa
     (site.folder / "triton.py").write_text("")
     site.install("acme", "import triton\n")
     assert record_of(load_plugins(), "acme").heavy_imports == ("triton",)
+
+
+def test_a_plugin_that_was_left_out_is_none_that_failed():
+    with pytest.raises(UnknownNameError) as caught:
+        load("no:quire_demo").registries.samplers.entry("temperatur")
+    assert "failed to load" not in str(caught.value)
+
+
+def test_a_name_with_an_equals_sign_can_be_preferred(site):
+    for name in ("acme", "other"):
+        site.install(name, OFFERS_APPLE.replace("apple", "a=b"))
+    plugins = load(prefer=("lora_sources:a=b=other",))
+    assert plugins.registries.lora_sources.entry("a=b").source.plugin == "other"
+
+
+def test_the_report_is_json_also_where_a_field_has_no_bounds(site):
+    source = """
+        from quire import hookimpl
+        from quire.interfaces.sampling import RequestField, SamplerCapabilities
+
+        @hookimpl
+        def register_samplers(registry):
+            there = SamplerCapabilities(stage="filter", fields=(RequestField("f", float, 0.0),))
+            registry.add("acme", "json:JSONDecoder", capabilities=there)
+    """
+    site.install("acme", source)
+    (report,) = [r for r in plugins_report(load()) if r["name"] == "acme"]
+    json.dumps(report, allow_nan=False)
+    (field,) = report["offers"][0]["capabilities"]["fields"]
+    assert (field["minimum"], field["maximum"]) == (None, None)
+
+
+def test_only_who_imports_something_heavy_is_blamed_for_it(site, monkeypatch):
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    (site.folder / "triton.py").write_text("")
+    site.install("acme", "import triton\n")
+    site.install("bolt", "import triton\n")
+    plugins = load_plugins()
+    assert record_of(plugins, "acme").heavy_imports == ("triton",)
+    assert record_of(plugins, "bolt").heavy_imports == ()
+
+
+def test_who_has_no_plugins_may_be_installed_twice(site, tmp_path, monkeypatch):
+    write_distribution(site.folder, "plain", {})
+    other = write_distribution(tmp_path / "other", "plain", {}, "0.9")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other)])
+    assert shadowed_distributions() == {}
+
+
+def test_our_own_plugins_are_loaded_before_a_strangers_of_an_earlier_name(site):
+    site.install("aardvark", OFFERS_APPLE)
+    names = [record.source.plugin for record in load(disable_plugin_autoload=False).records]
+    assert names.index("aardvark") > names.index("quire_tool_parsers")

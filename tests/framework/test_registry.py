@@ -259,8 +259,9 @@ def test_an_interface_version_is_a_whole_number(api):
 
 def test_capabilities_of_the_wrong_type_are_refused_with_the_right_type():
     kind = Kind("samplers", "sampler", capabilities=SamplerCapabilities)
-    with pytest.raises(PluginError, match=r"capabilities=SamplerCapabilities\(...\), got None"):
-        offered(ONE, "apple", kind=kind)
+    for wrong in (None, {"stage": "filter"}, SamplerCapabilities):
+        with pytest.raises(PluginError, match=r"capabilities=SamplerCapabilities\(...\), got "):
+            offered(ONE, "apple", kind=kind, capabilities=wrong)
 
 
 def test_a_stage_that_does_not_exist_is_refused_at_registration():
