@@ -12,7 +12,13 @@ from typing import TypeVar
 from quire.choosing import choose_optional
 from quire.composition import Choice, Composition
 from quire.config import DEFAULT_LORA_SOURCE, LoRASettings
-from quire.errors import AdapterError, PluginError, QuireError, RefusedError
+from quire.errors import (
+    AdapterError,
+    PluginError,
+    PluginLoadError,
+    QuireError,
+    RefusedError,
+)
 from quire.interfaces.lora import Adapter, LoRASource
 from quire.plugins import Registries
 
@@ -56,15 +62,14 @@ def load_sources(
     """Return the sources of an engine by name, the chosen one first; their failures name them.
 
     Raises:
-        PluginError: The code of one cannot be loaded.
+        PluginError: The code of one cannot be loaded, or fails to build it.
         SettingsError: An option of the chosen one is unknown or cannot work.
     """
     sources: dict[str, LoRASource] = {}
     for choice in (composition.lora_source, composition.shipped_lora_source):
         if choice is not None:
             options = settings.source_options if choice is composition.lora_source else {}
-            kind = registries.lora_sources.load(choice.entry)
-            sources[choice.name] = NamedSource(kind.from_options(options), choice)
+            sources[choice.name] = NamedSource(_build(choice, registries, options), choice)
     return sources
 
 
@@ -120,3 +125,15 @@ class NamedSource(LoRASource):
             raise
         except Exception as error:
             raise AdapterError(f"{self} failed {what}: {type(error).__name__}: {error}") from error
+
+
+def _build(choice: Choice, registries: Registries, options: Mapping[str, str]) -> LoRASource:
+    kind = registries.lora_sources.load(choice.entry)
+    try:
+        return kind.from_options(options)
+    except QuireError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(
+            f"{choice} cannot be built: {type(error).__name__}: {error}"
+        ) from error

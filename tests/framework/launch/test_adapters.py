@@ -6,7 +6,7 @@ import pytest
 from installed import sites
 
 from quire.config import Settings
-from quire.errors import AdapterError, SettingsError, UnknownModelError
+from quire.errors import AdapterError, PluginLoadError, SettingsError, UnknownModelError
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import compose_engine
 from quire.lora_choice import load_sources
@@ -124,10 +124,26 @@ def test_a_source_gets_its_options_and_says_what_is_wrong_with_them(site, tmp_pa
     assert resolved(its, LoRARequest("b", 1, "x")).content_hash == "x t7"
 
 
+def test_the_options_of_a_source_are_not_for_the_checkpoints_own(site):
+    given = {"model": "demo", "lora_source_options": {"tag": "t7"}}
+    refs = found(composed(site, None, source=OPTIONS, **given))
+    assert refs["one"].content_hash == "files t7"
+    assert refs["pirate"].source == "peft"
+
+
 @pytest.mark.parametrize("given", [{}, {"tog": "1"}])
 def test_options_that_a_source_does_not_take_are_refused(site, tmp_path, given):
     its = composed(site, tmp_path, source=OPTIONS, lora_source_options=given)
     with pytest.raises(SettingsError, match="acme has the option tag"):
+        found(its)
+
+
+def test_a_source_that_cannot_be_built_names_its_plugin(site, tmp_path):
+    its = composed(site, tmp_path, source=OPTIONS.replace("cls(options", "cls(tog=options"),
+                   lora_source_options={"tag": "t"})  # fmt: skip
+    with pytest.raises(
+        PluginLoadError, match=r"^LoRA source 'acme' of plugin acme_lora.* built: T"
+    ):
         found(its)
 
 

@@ -7,6 +7,7 @@ import pytest
 from quire import LLM
 from quire.config import Settings
 from quire.free_memory import cache_bytes, free_host_bytes
+from quire.launch import estimate
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import Fit, MemoryEstimate, estimate_memory
 from quire.layers.parallel import SingleDevice
@@ -59,6 +60,16 @@ def test_what_is_free_is_shared_after_the_weights_are_off(folder):
     assert "what is free on this cpu" in memory.limited_by
 
 
+def test_the_cache_gets_its_share_of_what_the_weights_leave(folder, monkeypatch):
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: 10**9)
+    monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 4 * 10**8)
+    memory = estimated(folder)
+    assert (memory.cache_limit, memory.problem) == (cache_bytes(6 * 10**8), None)
+    monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 10**9 - 1)
+    too_large = estimated(folder, num_kv_blocks=700)
+    assert "are free on this cpu beside the weights" in too_large.problem
+
+
 def test_each_group_says_what_it_costs(folder):
     memory = estimated(folder, num_kv_blocks=700, max_num_batched_tokens=64)
     # 4 windows and 1 full layer, in groups of 1. A page: K and V * 16 tokens * 2 heads * 16 * 4.
@@ -75,6 +86,7 @@ def test_each_group_says_what_it_costs(folder):
 
 def test_so_many_requests_fit_as_it_says(folder):
     memory = estimated(folder, num_kv_blocks=700, max_num_batched_tokens=64)
+    assert [fit.num_tokens for fit in memory.fits] == [1024, 2048], "the longest is among them"
     for fit in memory.fits:
         computed = fit.num_tokens - 1
         decoding = sum(g.spec.max_blocks_held(computed, 1) for g in memory.plan.groups)

@@ -23,7 +23,7 @@ from quire.launch.engine_wire import (
     own_quire,
 )
 from quire.launch.remote_core import _config
-from quire.launch.served_engine import check_agreement, serve
+from quire.launch.served_engine import check_agreement, serve, start
 from quire.messages import EngineRequest
 from quire.plugins import load_plugins
 from quire.sampling_params import SamplingParams
@@ -66,6 +66,8 @@ def test_the_config_says_what_was_chosen_and_nothing_of_the_server(its, config):
 )
 def test_another_choice_than_the_parents_is_refused_with_the_difference(its, config, changes, line):
     theirs = msgspec.structs.replace(config, **changes)
+    with pytest.raises(PluginError, match="chose other parts than its parent"):
+        start(theirs)
     with pytest.raises(PluginError, match="chose other parts than its parent") as caught:
         check_agreement(theirs, its.composition)
     assert line in str(caught.value).splitlines()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from model_parts import CONTEXT
 from native_libraries import SETS_HERE, failing_library, use_set
 
+from quire.errors import RefusedError
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.kernels import cpu_lora
 from quire.layers import lora
@@ -97,7 +98,24 @@ def test_many_tokens_of_one_adapter_are_multiplied_at_once(num_tokens):
     layers = stacks(CONTEXT, (8,), 12), stacks(NATIVE, (8,), 12)
     for layer in layers:
         layer.set(1, modules((4,), (8,), 12, seed=3))
+    by_token, seen = layers[1]._add_by_token, []
+    layers[1]._add_by_token = lambda *given: (seen.append(len(given[0])), by_token(*given))
     check(layers, [1] * num_tokens, 12, 8)
+    assert seen == ([num_tokens] if num_tokens <= lora.FEW_TOKENS else [])
+
+
+def test_inputs_and_places_that_lie_apart_are_read_where_they_lie():
+    layer = stacks(NATIVE, (8,), 12)
+    for place in (0, 2):
+        layer.set(place, modules((4,), (8,), 12, seed=place))
+    wide = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    x, index = wide[:, ::2], torch.tensor([2, 7, -1, 7, 0, 7])[::2]
+    apart, whole = torch.zeros(3, 8), torch.zeros(3, 8)
+    layer._add_by_token(apart, x, index)
+    layer._add_by_token(whole, x.contiguous(), index.contiguous())
+    assert torch.equal(apart, whole)
+    assert apart[[0, 2]].abs().sum(1).gt(0).all()
+    assert not apart[1].any()
 
 
 def test_outputs_that_lie_apart_are_added_to():
@@ -116,6 +134,24 @@ def test_without_a_compiler_they_are_products(monkeypatch, tmp_path):
     for layer in layers:
         layer.set(1, modules((4, 1), (8, 3), 12, seed=3))
     check(layers, [1, -1, 1], 12, 11)
+
+
+@pytest.mark.parametrize("num_refused", [1, 2, 3])
+def test_in_batch_invariant_mode_every_product_is_tried_when_an_adapter_is_placed(
+    monkeypatch, num_refused
+):
+    layer, tries = stacks(replace(NATIVE, batch_invariant=True), (8, 3), 12), []
+
+    def largest_tile(product, sample):
+        tries.append(product(sample[:1]).shape[1])
+        return None if len(tries) == num_refused else 16
+
+    monkeypatch.setattr(lora, "largest_tile", largest_tile)
+    with pytest.raises(RefusedError, match=r"an adapter's product with [AB]"):
+        layer.set(1, modules((4, 1), (8, 3), 12, seed=3))
+    assert tries == [5, 8, 3][:num_refused]
+    layer.set(1, [None, None])
+    assert len(tries) == num_refused, "nothing is nothing to try"
 
 
 def test_in_batch_invariant_mode_a_token_is_the_same_alone():
