@@ -224,6 +224,17 @@ class HidesWhatItReads(TorchSDPABackend):
         return out
 
 
+class ReadsTheFirstBlock(TorchSDPABackend):
+    """Reads a request's first block once it is full, seen or not, and trusts the mask."""
+
+    def forward(self, q, k, v, kv_cache, metadata, layer):
+        out = super().forward(q, k, v, kv_cache, metadata, layer)
+        step = metadata.step
+        full = [n >= self.shape.block_size for n in step.seq_lens_host]
+        first = step.block_table[: len(full), 0][torch.tensor(full)]
+        return out + (kv_cache[first.long()] * 0).sum()
+
+
 class NoiseByBatch(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         out = super().forward(q, k, v, kv_cache, metadata, layer)
@@ -423,6 +434,8 @@ FAULTS = [
     *((wrong_at(n), UNSEEN, FEATURES, n) for n in (1, 2)),
     (HidesWhatItReads, UNSEEN, FEATURES, 1),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, TAKEN),
+    (ReadsTheFirstBlock, UNSEEN, FEATURES, 2),
+    (ReadsTheFirstBlock, UNSEEN, FEATURES, 2, TAKEN),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, (replace(SIZES, chunk=40), False)),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, (SIZES, False)),
     *((wrong_at(n), PAGES, FEATURES, n) for n in (1, 2)),

@@ -1,7 +1,7 @@
 """A sliding window keeps what a later query sees, and not a block more."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_readers import longest_hit, most_held, unread_blocks, window_reader
 
@@ -59,6 +59,7 @@ def test_a_request_never_holds_more_than_planned_however_its_steps_fall(
     assert most_held(its, tokens, steps) <= its.max_blocks_held(tokens, max_step)
 
 
+@settings(deadline=None)  # many requests an example
 @given(WINDOWS, BLOCK_SIZES, st.integers(1, 30))
 def test_no_more_is_planned_than_some_request_holds(window, block_size, max_step):
     its = spec(window, block_size)
