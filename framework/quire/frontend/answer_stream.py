@@ -34,7 +34,6 @@ class AnswerStream:
         self._deltas: deque[Delta] = deque()
         self._error: QuireError | None = None
         self._is_over = False
-        self._is_closed = False
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -86,7 +85,7 @@ class AnswerStream:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            if self._is_over or self._is_closed:
+            if self._is_over:
                 raise StopAsyncIteration
             self._wake.clear()
             await self._wait()
@@ -106,9 +105,6 @@ class AnswerStream:
             raise
 
     def _close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._deltas.clear()
         if not self._is_over:
             self._on_close(self)

@@ -142,8 +142,7 @@ class Answer:
     def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
         """Take in that the engine ended the answer, unless a stop string did before."""
         self._decode(num_hidden=int(self._ends_with_hidden_stop(output)))
-        if self._detokenizer.stop_string is None:
-            self._texts.append(self._detokenizer.close())
+        self._texts.append(self._detokenizer.close())
         if self._ends_at_stop_string():
             return
         self.finish_reason = reason

@@ -247,3 +247,20 @@ def test_a_death_by_a_death_is_that_death():
     found = death_by(cause)
     assert str(found) == "the engine died: KeyError: 'x'"
     assert found.__cause__ is cause
+
+
+def test_a_step_that_is_killed_at_the_end_is_no_second_death(start, wait_for, request_of, caplog):
+    class Killed(Noted):
+        def step(self):
+            self.released.wait(10)
+            raise RuntimeError("the process was killed")
+
+    case = start(Killed(is_remote=True))
+    case.thread.post(lambda core: core.add(request_of()))
+    assert wait_for(lambda: case.thread.stalled_s > 0)
+    case.thread.stop(0.02)
+    assert wait_for(lambda: case.core.is_shut_down)
+    assert [str(death) for death in case.deaths] == [
+        "the engine was shut down, and hung for 0.02 s"
+    ]
+    assert "the engine died" not in caplog.text
