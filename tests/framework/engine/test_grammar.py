@@ -173,6 +173,8 @@ def test_what_cannot_be_compiled_is_an_error_of_its_request(host, params, reason
     error = settle(host, "a")["a"]
     assert isinstance(error, GrammarError)
     assert reason in str(error)
+    host.accept("a", [1])  # nothing follows of what is said to it now
+    host.rollback("a", 1)
     host.release("a")
     ready(host, "b", WORDS)
 
