@@ -21,6 +21,11 @@ That it can fail was tried with the engine broken on purpose. Who sees what:
     prompt logprobs are sent again after a preemption          not those of the next position
     an adapter is not counted out                              work waits and nothing happens
     a late request keeps its grammar                           released and submitted differ
+    a small request goes past one that lacks blocks            one passes
+    a step leaves out one that could go on                     one stands still
+    an aborted follower stays with its leader                  it is gone
+    blocks of a step that was interrupted are kept             a block that is found holds garbage
+    what an interrupted step told a store is waited for        work is left after a bounded drain
 
 Two are seen by tests of their own only, as the events for them are rare: groups that do not agree
 on the length of a hit (`test_kv_cache`), drafts beside a chunk in flight (`test_core_ahead`).
@@ -177,6 +182,6 @@ def test_the_engine_holds_under_any_order_of_events():
     assert EngineMachine.num_rules >= 10_000
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_engine_holds_in_a_long_random_run(seed):
     run_trial(seed, num_events=400)

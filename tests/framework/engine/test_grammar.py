@@ -30,9 +30,6 @@ HOSTILE = {
     "nested repetitions": Params(regex="(((((a{0,60}){0,60}){0,60}){0,60}){0,60})b"),
     "unicode": Params(regex=r"(?:\w{0,300}\W{0,300}){0,300}"),
     "parentheses": Params(regex="(" * 30_000 + "a" + ")" * 30_000),
-    "long strings": Params(
-        json={"type": "array", "items": {"type": "string", "maxLength": 10**6}, "maxItems": 10**6}
-    ),
     "enum": Params(json={"enum": list(range(100_000))}),
     "depth": Params(json='{"items": ' * 10_000 + "{}" + "}" * 10_000),
     "recursion": Params(json={"type": "object", "properties": {"a": {"$ref": "#"}}}),
@@ -176,6 +173,8 @@ def test_what_cannot_be_compiled_is_an_error_of_its_request(host, params, reason
     error = settle(host, "a")["a"]
     assert isinstance(error, GrammarError)
     assert reason in str(error)
+    host.accept("a", [1])  # nothing follows of what is said to it now
+    host.rollback("a", 1)
     host.release("a")
     ready(host, "b", WORDS)
 

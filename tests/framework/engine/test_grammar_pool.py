@@ -207,10 +207,10 @@ def test_a_process_that_is_made_again_knows_what_was_taken_back_and_who_uses_it(
 
 
 def test_a_compiled_grammar_has_no_time_limit_any_more(make_host):
-    host = make_host(timeout_s=0.5)
+    host = make_host(timeout_s=1.0)
     ready(host, "a", "x")
     before = processes_of(host)
-    time.sleep(0.6)
+    time.sleep(1.1)
     assert mask(host, "a") == {ord("x")}
     assert processes_of(host) == before
 

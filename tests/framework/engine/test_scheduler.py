@@ -10,6 +10,7 @@ from engine_parts import (
 )
 
 from quire.engine.request import Request, Status
+from quire.engine.step_in_progress import StepInProgress
 from quire.messages import (
     EngineStats,
     ErrorReport,
@@ -421,6 +422,21 @@ def test_what_a_failed_step_wrote_is_not_found():
     assert (output.finish_reason, output.error) == ("error", row.error)
     assert num_found(scheduler, range(30)) == 0
     assert scheduler.requests == {}
+
+
+def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start():
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30)))
+    first = scheduler.schedule()
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepInProgress(8))
+    assert (request.status, request.num_tokens_on_their_way) == (Status.WAITING, 0)
+    second = scheduler.schedule()
+    assert request.slot == 1, "the step in flight uses the other one"
+    finish_step(scheduler, first)
+    assert num_found(scheduler, range(30)) == 0, "its new blocks are not written yet"
+    finish_step(scheduler, second)
+    assert num_found(scheduler, range(30)) == 8
 
 
 # -- an interrupt ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from enum import IntEnum
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.sort_key import MAX_DEPTH, sort_key
@@ -25,6 +25,7 @@ class Backwards(int):
         raise ValueError("not today")
 
 
+@settings(max_examples=40)  # of up to eight keys each
 @given(st.lists(KEYS, max_size=8))
 def test_keys_of_all_kinds_can_be_sorted(keys):
     placed = sorted(sort_key(key) for key in keys)
