@@ -124,7 +124,7 @@ def test_an_uneven_batch_of_seventeen_is_right():
 
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("reach", [{"window": 40}, {"chunk": 40}], ids=str)
-def test_what_a_window_or_a_chunk_hides_is_no_work(reach):
+def test_what_a_window_hides_is_no_work(reach):
     scene, numbers = filled([600, 500], **reach)
     plan = [(number, 1) for number in numbers]
     assert max(parts_of(scene, plan)) > 2
@@ -134,41 +134,6 @@ def test_what_a_window_or_a_chunk_hides_is_no_work(reach):
     [made] = metadata.plans.values()
     assert made.count.item() <= 4
     check(scene.step(plan))
-
-
-@pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize(
-    ("num_computed", "window"),
-    [
-        (62, None),  # the first query is the last but one of a tile, and does not see its last key
-        (130, 70),  # the first tiles are seen by the first queries alone
-        (180, 70),  # of the first 128 tokens, a split, the last queries see nothing
-    ],
-)
-def test_a_chunk_far_into_its_context(num_computed, window, batch_invariant):
-    features = {"window": window, "batch_invariant": batch_invariant}
-    scene, [number] = filled([num_computed], 40, num_heads=2, num_kv_heads=1, **features)
-    check(scene.step([(number, 33)]))
-
-
-def test_queries_need_not_be_contiguous():
-    scene, (number, other) = filled([20, 70])
-    plan = [(number, 1), (other, 3)]
-    layout, (q, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
-    metadata = scene.backend.prepare(layout)
-    expected = scene.backend.forward(q, k, v, scene.kv_cache, metadata, scene.sizes.params)
-    apart = q.transpose(0, 1).contiguous().transpose(0, 1)
-    found = scene.backend.forward(apart, k, v, scene.kv_cache, metadata, scene.sizes.params)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_cap_a_window_and_sinks_together(batch_invariant):
-    features = {"soft_cap": 3.0, "window": 70, "has_sinks": True}
-    scene, numbers = filled([130, 5, 300], **features, batch_invariant=batch_invariant)
-    check(scene.step([(number, 1) for number in numbers]))
-    more = scene.add(50)
-    check(scene.step([(numbers[0], 1), (more, 50), (numbers[2], 2)]))
 
 
 @pytest.mark.usefixtures("few_programs")
