@@ -306,9 +306,27 @@ def noting(step, apply, applied):
             ),
             "column top_k must be torch.int64",
         ),
+        (
+            lambda logits, rows: (
+                logits,
+                replace(
+                    rows,
+                    columns=rows.columns | {"top_k": rows.columns["top_k"].repeat(2)[::2]},
+                ),
+            ),
+            "column top_k must be torch.int64 in one piece",
+        ),
+        (lambda logits, rows: (logits, replace(rows, positions=rows.positions.int())), "be int64"),
     ],
 )
 def test_what_the_library_would_misread_is_refused(change, message):
     rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}])
     with pytest.raises(ValueError, match=message):
         CpuGumbel(5, CPU).draw_absorbing(*change(torch.ones(1, 5), rows))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_neutral"), [(0.0, True), (0.01, False), (0.5, False), (1.0, False)]
+)
+def test_only_a_temperature_of_zero_is_greedy(temperature, is_neutral):
+    assert CpuGumbel(5, CPU).is_neutral({"temperature": temperature}) is is_neutral
