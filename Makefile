@@ -49,9 +49,10 @@ test-gpu: $(READY)
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" -n 12 --maxschedchunk 4 \
 		$(GPU_LEFT_OUT) $(GPU_TESTS) && exit $$memory
 
-# Hundreds of small wrong changes, each of which the tests must notice: an hour. Survivors are printed.
+# Small wrong changes, each of which the tests must notice; survivors are printed. All of them take
+# hours: `make mutants MUTANTS="engine worker"` tries rooms, `MUTANTS="--sample 300"` so many of all.
 mutants: $(READY)
-	$(BIN)/python tests/mutants/run.py --jobs 2 $(ROOMS)
+	$(BIN)/python tests/mutants/run.py --jobs $(PROCESSES) $(MUTANTS)
 
 # The C++ sources with the compiler's checks of addresses and of undefined behaviour, under the tests
 # that call them: minutes. The compiler must be GCC, whose sanitizers can be loaded into any Python.

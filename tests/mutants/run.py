@@ -2,6 +2,7 @@
 
     python tests/mutants/run.py engine worker    # some rooms; the survivors are printed
     python tests/mutants/run.py --match admission  # those with this in their file or meaning
+    python tests/mutants/run.py --sample 400     # so many, always the same ones
     python tests/mutants/run.py --revision REV   # the tests and the product of an older commit
     python tests/mutants/run.py --save after     # keep the outcomes, for mutant_report.py
 
@@ -15,11 +16,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from time import monotonic
 
 from mutant_copy import Copy
 from mutant_outcomes import SURVIVED, read_outcomes, write_outcomes
 from mutant_tables import Mutant, read_room, rooms, stale
+
+SEED = 13
 
 
 def try_all(
@@ -63,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = "\n".join(f"  {m.room}: {m.file}: {m.what}" for m in lost)
         raise SystemExit(f"these mutants' text is not in its file exactly once:\n{names}")
     saved = read_outcomes(options.save)
+    if options.sample is not None:
+        mutants = Random(SEED).sample(mutants, min(options.sample, len(mutants)))
     if options.missing:
         mutants = [mutant for mutant in mutants if mutant.key not in saved]
     if not options.skip_check:
@@ -89,9 +95,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Try mutants of the product against the tests.")
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(rooms())}")
     parser.add_argument("--match", default="", help="only those whose file or meaning has this")
+    parser.add_argument("--sample", type=int, help="only so many, drawn from all of these")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time")
     parser.add_argument("--revision", help="a commit to be tried instead of the working tree")
-    parser.add_argument("--save", default="", metavar="LABEL", help="keep outcomes in results/")
+    parser.add_argument("--save", default="", metavar="LABEL", help="keep the outcomes")
     parser.add_argument("--missing", action="store_true", help="only those not saved yet")
     parser.add_argument("--skip-check", action="store_true", help="trust the unchanged tests")
     parser.add_argument("--equivalent", action="store_true", help="also those said to be so")

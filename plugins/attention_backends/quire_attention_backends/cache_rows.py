@@ -35,7 +35,7 @@ class CacheRows:
 
     @classmethod
     def of(cls, pages: Pages, shape: AttentionShape) -> CacheRows:
-        """Read them off pages, which may be padded: numbers of rows that are not there are left out.
+        """Read them off pages, which may be padded: rows that are not there are left out.
 
         So are, of int8, those of the rows that the scales of a page would fill.
         """
