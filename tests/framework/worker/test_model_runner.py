@@ -75,19 +75,28 @@ def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     assert llm.stats().num_used_blocks == 0
 
 
+class FailsForBatches(torch.nn.Module):
+    """Takes the place of a runner's model; notes how many tokens it was given."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__()
+        self.forward_pass = runner._forward_pass
+        self.counts: list[int] = []
+        runner._forward_pass = self
+        runner.recorded = None  # which has the model itself
+
+    def forward(self, input_ids, positions, batch):
+        self.counts.append(len(input_ids))
+        if len(input_ids) > 1:
+            raise RuntimeError("too many")
+        return self.forward_pass(input_ids, positions, batch)
+
+
 def test_a_forward_pass_that_fails_for_a_batch_is_tried_one_by_one(llm):
     expected = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
-    runner = runner_of(llm)
-    forward = runner._forward_pass
-
-    class FailsForBatches(torch.nn.Module):
-        def forward(self, input_ids, positions, batch):
-            if len(input_ids) > 1:
-                raise RuntimeError("too many")
-            return forward(input_ids, positions, batch)
-
-    runner._forward_pass = FailsForBatches()
+    model = FailsForBatches(runner_of(llm))
     outputs = llm.generate(["a", "b", "c"], GREEDY)
+    assert model.counts[:4] == [3, 1, 1, 1]
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
@@ -144,17 +153,9 @@ def test_an_answer_goes_on_as_it_does_behind_its_own_beginning(llm):
 
 
 def test_two_requests_that_fail_together_are_both_tried_alone(llm):
-    runner = runner_of(llm)
-    forward = runner._forward_pass
-
-    class FailsForBatches(torch.nn.Module):
-        def forward(self, input_ids, positions, batch):
-            if len(input_ids) > 1:
-                raise RuntimeError("too many")
-            return forward(input_ids, positions, batch)
-
-    runner._forward_pass = FailsForBatches()
+    model = FailsForBatches(runner_of(llm))
     assert run(llm, [GREEDY, GREEDY]) == {0: "length", 1: "length"}
+    assert model.counts[:3] == [2, 1, 1]
 
 
 class NotingManager:
