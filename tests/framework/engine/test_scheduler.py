@@ -9,8 +9,11 @@ from engine_parts import (
     run_to_end,
 )
 
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request, Status
 from quire.engine.step_in_progress import StepInProgress
+from quire.interfaces.kv_cache import KVLayer
 from quire.messages import (
     EngineStats,
     ErrorReport,
@@ -19,6 +22,7 @@ from quire.messages import (
     SlotResult,
     StepResult,
 )
+from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 from quire_scheduling_policies.priority import PriorityFirst
 
 
@@ -437,6 +441,18 @@ def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start(
     assert num_found(scheduler, range(30)) == 0, "its new blocks are not written yet"
     finish_step(scheduler, second)
     assert num_found(scheduler, range(30)) == 8
+
+
+def test_what_left_a_window_is_free_as_soon_as_its_step_is_done():
+    layer = KVLayer("layers.0", "sliding_window", 1, 8, (("window", 5),))
+    kv = KVCacheManager(fixed_plan([SlidingWindowSpec(layer, 4, "float32")], 40))
+    scheduler = make_scheduler(kv=kv, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(24), max_tokens=9))
+    used = []
+    while scheduler.requests:
+        finish_step(scheduler, scheduler.schedule())
+        used.append(kv.pool.num_used)
+    assert used == [1, 1, 1, 2, 2, 2, 1, 2, 2, 2, 0]
 
 
 # -- an interrupt ----------------------------------------------------------------------------------
