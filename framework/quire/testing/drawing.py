@@ -255,9 +255,9 @@ class AbsorbingDrawContract(DrawStepContract):
         run_without_waiting(self._step().draw_absorbing, logits, rows)
 
     def _given(self) -> tuple[Tensor, list[Mapping[str, Any]]]:
-        """Return logits and fields of a batch that holds each kind of row at least twice."""
+        """Return logits and fields of a batch that holds each kind of row."""
         kinds = (self.neutral, *self.active, *self.mixed)
-        num_rows = max(NUM_ROWS, 2 * len(kinds))
+        num_rows = max(NUM_ROWS, len(kinds))
         return self._logits(num_rows), [kinds[row % len(kinds)] for row in range(num_rows)]
 
     def _after_steps(self, logits: Tensor, rows: SampledRows) -> Tensor:
