@@ -169,3 +169,13 @@ def test_every_cut_of_a_file_is_a_typed_error(written):
         file.write_bytes(data[:length])
         with pytest.raises(CheckpointError):
             read(written.folder)
+
+
+def test_an_index_names_no_file_outside_its_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    index = json.dumps({"weight_map": {"w": "../other.safetensors"}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointCorruptError, match="names files outside its folder"):
+        find_weight_files(folder)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,3 +67,12 @@ def test_tables_lie_where_they_say_and_stay_there():
     tables.push()
     assert [table.data_ptr() for table in tables.tables] == places
     assert tables.cells.dtype == torch.int32
+
+
+def test_what_was_sent_is_not_sent_again():
+    tables = DeviceTables(2, [3], torch.device("cpu"))
+    tables.write(0, 1, 0, [5])
+    tables.push()
+    tables.put(0, np.array([1]), np.array([0]), torch.tensor([9], dtype=torch.int32))
+    tables.push()
+    assert tables.tables[0].tolist() == [[0, 0, 0], [9, 0, 0]]
