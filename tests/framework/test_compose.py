@@ -891,3 +891,15 @@ def test_specs_look_for_prefixes_only_where_prefixes_are_kept(site, keeps):
     full, state = layer_specs(settings, composition, load_plugins().registries)
     assert full.blocks_needed(32) == 1
     assert state.blocks_needed(1000) > 1 if keeps else state.blocks_needed(1000) == 1
+
+
+def test_the_compute_type_follows_the_checkpoints_own_method(quire_registries):
+    there = replace(quire_registries.quantizations.entry("int8").capabilities, reads_prepared=True)
+    registries = with_entries(quire_registries, quantizations__int8={"capabilities": there})
+    own = {"quantization_config": {"quant_method": "int8"}}
+    composition = of_ours(registries, machine=AMX, config=own)
+    assert composition.quantization.name == "int8"
+    assert (composition.dtype, composition.dtype_why) == (
+        "float32",
+        "--quantization int8 computes in it",
+    )

@@ -63,6 +63,11 @@ def test_the_nearest_name_is_found_in_any_case():
         registry.get("LLAMAFORCAUSALLM")
 
 
+def test_the_nearest_name_is_found_in_any_case_of_its_own():
+    with pytest.raises(UnknownNameError, match="did you mean 'FLASH'"):
+        registry_of(offered(ONE, "FLASH")).get("flash")
+
+
 def test_nothing_is_suggested_when_nothing_is_near():
     with pytest.raises(UnknownNameError) as caught:
         registry_of(offered(ONE, "flash")).get("zzz")
