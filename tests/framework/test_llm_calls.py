@@ -11,6 +11,7 @@ from scripted_engine import AdaptingCore, start_with
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams
 from quire.errors import (
     AdapterError,
+    EngineDeadError,
     InvalidRequestError,
     PromptsError,
     PromptTooLongError,
@@ -127,6 +128,21 @@ def test_an_adapter_that_cannot_be_used_is_the_error_of_its_prompts(start, tmp_p
         with pytest.raises(AdapterError, match="'bad' is broken"):
             llm.generate("x", WHOLE, lora_request=bad)
     assert core.loaded.count("good") == 1, "what could be loaded once is not tried again"
+
+
+class Dying(AdaptingCore):
+    """Its engine dies when it is to load an adapter."""
+
+    def control(self, command):
+        raise RuntimeError("out of smoke")
+
+
+def test_an_engine_that_dies_while_an_adapter_loads_is_no_prompts_fault(start, tmp_path):
+    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a")))
+    with start(Dying(echo), enable_lora=True) as llm:
+        for return_errors in (True, False):
+            with pytest.raises(EngineDeadError, match="out of smoke"):
+                llm.generate(["x"], WHOLE, lora_request=adapter, return_errors=return_errors)
 
 
 def test_adapters_of_the_start_are_loaded_then_and_not_again(start, tmp_path):
