@@ -241,6 +241,7 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
     core = AdaptingCore(answering(ids, CALL))
     adapter = f"one={write_adapter(tmp_path / 'a')}"
     options = {"scheduling_policy": "priority", "enable_lora": True, "lora_modules": [adapter]}
+    options["served_model_name"] = "served"
 
     async def main(engine):
         wanted = {"lora_request": "one", "priority": 3, "timeout_s": 9.0}
@@ -249,6 +250,8 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
                 pass
             answer = await engine.chat(HI, WHOLE, tools=[TOOL], **wanted)
             plain = await engine.chat(HI, WHOLE)
+            assert engine.max_model_len == 128
+            assert engine.frontend.model_name == "served"
             await engine.reset_prefix_cache()
             return answer, plain
         finally:
