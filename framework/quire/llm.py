@@ -328,11 +328,9 @@ class LLM:
 
 
 def _attempt(call: Callable[[T], R], argument: T) -> R | QuireError:
-    """Call something for one prompt, and return its error; only the engine's death is raised."""
+    """Call something for one prompt, and return its error; a dead engine will say so again."""
     try:
         return call(argument)
-    except EngineDeadError:
-        raise
     except QuireError as error:
         return error
 

@@ -11,6 +11,7 @@ from scripted_engine import AdaptingCore, start_with
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams
 from quire.errors import (
     AdapterError,
+    EngineDeadError,
     InvalidRequestError,
     PromptsError,
     PromptTooLongError,
@@ -129,6 +130,21 @@ def test_an_adapter_that_cannot_be_used_is_the_error_of_its_prompts(start, tmp_p
     assert core.loaded.count("good") == 1, "what could be loaded once is not tried again"
 
 
+class Dying(AdaptingCore):
+    """Its engine dies when it is to load an adapter."""
+
+    def control(self, command):
+        raise RuntimeError("out of smoke")
+
+
+def test_an_engine_that_dies_while_an_adapter_loads_is_no_prompts_fault(start, tmp_path):
+    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a")))
+    with start(Dying(echo), enable_lora=True) as llm:
+        for return_errors in (True, False):
+            with pytest.raises(EngineDeadError, match="out of smoke"):
+                llm.generate(["x"], WHOLE, lora_request=adapter, return_errors=return_errors)
+
+
 def test_adapters_of_the_start_are_loaded_then_and_not_again(start, tmp_path):
     core, folder = AdaptingCore(echo), write_adapter(tmp_path / "a")
     with start(core, enable_lora=True, lora_modules=[f"one={folder}", f"two={folder}"]) as llm:
@@ -225,6 +241,7 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
     core = AdaptingCore(answering(ids, CALL))
     adapter = f"one={write_adapter(tmp_path / 'a')}"
     options = {"scheduling_policy": "priority", "enable_lora": True, "lora_modules": [adapter]}
+    options["served_model_name"] = "served"
 
     async def main(engine):
         wanted = {"lora_request": "one", "priority": 3, "timeout_s": 9.0}
@@ -233,6 +250,8 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
                 pass
             answer = await engine.chat(HI, WHOLE, tools=[TOOL], **wanted)
             plain = await engine.chat(HI, WHOLE)
+            assert engine.max_model_len == 128
+            assert engine.frontend.model_name == "served"
             await engine.reset_prefix_cache()
             return answer, plain
         finally:

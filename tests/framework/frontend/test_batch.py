@@ -193,10 +193,11 @@ def test_what_is_done_with_an_output_may_fail_for_its_prompt_alone(tokenizer, in
 
 def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, intake):
     core = ScriptedCore(lambda request: Reply([-1] if len(request.token_ids) > 2 else [5, 6]))
-    params = SamplingParams(max_tokens=2, ignore_eos=True, stop=["never"])
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, stop=["never"]) for n in (2, 100)]
     fine, error = BatchFrontend(core, tokenizer, intake).generate(
         [[5, 6], [5, 6, 7]], params, return_errors=True
     )
+    assert len(core.aborted) == 1
     assert len(fine.outputs[0].token_ids) == 2
     assert str(error) == "the completion could not be decoded"
     assert error.__cause__ is not None

@@ -130,6 +130,12 @@ def test_a_length_that_was_asked_for_and_does_not_fit_names_what_would(tmp_path)
     assert planned(composed(tmp_path, num_kv_blocks=8, max_model_len=100)).max_model_len == 100
 
 
+def test_a_cache_that_holds_no_request_at_all_is_to_become_larger(site, tmp_path):
+    site.install("acme_model", MODEL.replace("LAYERS", ""))
+    with pytest.raises(CapacityError, match=r"has 1 blocks \([\d,]+ bytes\); give the cache"):
+        planned(composed(tmp_path, "AcmeForCausalLM", num_kv_blocks=2))
+
+
 def test_smaller_steps_are_named_where_they_would_help(site, tmp_path):
     site.install("acme_model", MODEL.replace("LAYERS", ""))
     options = {"num_kv_blocks": 45, "max_model_len": 512}
