@@ -256,6 +256,17 @@ def test_a_block_that_drafts_fill_is_found():
     assert len(scheduler.kv.pool._content) == 1
 
 
+def test_drafts_that_are_all_rejected_bring_one_token_and_do_not_count_as_computed():
+    scheduler = decoding("a")
+    scheduler.set_drafts("a", [8, 9])
+    plan = scheduler.schedule()
+    (output,) = take(scheduler, plan, SlotResult(0, [5]))
+    (request,) = scheduler.running
+    assert (output.token_ids, request.token_ids) == ([5], [1, 2, 3, 7, 5])
+    assert (request.num_computed_tokens, request.num_drafts_in_flight) == (4, 0)
+    assert shares(scheduler.schedule()) == [(0, 1, 1)]
+
+
 def test_a_request_that_goes_with_drafts_in_flight_waits_for_one_row():
     scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
     for name in "ab":
@@ -396,6 +407,16 @@ def test_what_an_aborted_request_computed_is_found():
     scheduler.running[0].num_computed_tokens = 8  # its token too, in a step without a result
     scheduler.remove("a")
     assert num_found(scheduler, [*range(1, 8), 7, 1]) == 8
+
+
+def test_a_block_of_an_answer_is_found_as_soon_as_it_is_computed():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    scheduler.add(make_request("a", prompt=range(1, 7), max_tokens=9))
+    found = []
+    for _ in range(4):
+        finish_step(scheduler, scheduler.schedule())
+        found.append(num_found(scheduler, [*range(1, 7), 7, 7, 7, 7]))
+    assert found == [4, 4, 8, 8], "of 6, 7, 8 and 9 computed tokens"
 
 
 def test_an_answer_is_found_by_the_next_turn():
