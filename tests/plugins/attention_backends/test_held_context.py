@@ -20,16 +20,17 @@ def decode(scene, numbers):
     check(scene.step([(number, 1) for number in numbers]))
 
 
-def started(lengths, room=200):
-    scene = AttentionScene(TorchSDPABackend, SceneSizes())
+def started(lengths, room=200, **sizes):
+    scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
     numbers = [scene.add(length + room) for length in lengths]
     check(scene.step(list(zip(numbers, lengths, strict=True))))
     return scene, numbers
 
 
-def test_a_hundred_steps_grow_past_the_room():
-    scene, numbers = started([30, 17, 25])
-    for _ in range(100):
+@pytest.mark.parametrize("block_size", [16, 128])  # with a new block all is gathered again
+def test_a_hundred_steps_grow_past_the_room(block_size):
+    scene, numbers = started([30, 17, 25], room=97, block_size=block_size)
+    for _ in range(97):
         decode(scene, numbers)
     assert scene.backend._held._tenancy.num_steps > 0
 
