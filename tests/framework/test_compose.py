@@ -903,3 +903,10 @@ def test_the_compute_type_follows_the_checkpoints_own_method(quire_registries):
         "float32",
         "--quantization int8 computes in it",
     )
+
+
+def test_auto_passes_over_a_backend_whose_module_is_not_there(quire_registries):
+    gone = {"attention_backends__cpu": {"reference": "no_such_module:Part"}}
+    choice = backend_of(of_ours(with_entries(quire_registries, **gone), machine=COMPILES))
+    assert choice.name == "torch_sdpa"
+    assert reasons(choice)["cpu"] == "there is no module for 'no_such_module:Part'"
