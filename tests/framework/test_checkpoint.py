@@ -221,4 +221,4 @@ def test_the_hub_is_asked_for_a_revision_and_only_for_files_that_are_needed(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     checkpoint = find("acme/tiny", shipped, revision="v2", with_weights=with_weights)
     assert checkpoint.folder == folder
-    assert asked == [("acme/tiny", "v2", with_weights)]
+    assert asked == [("acme/tiny", "v2", with_weights, True)]

@@ -151,7 +151,8 @@ def check(way, rounds, stats, expected):
     for one_round in rounds:
         for one, other in zip(one_round, expected, strict=True):
             assert_alike(one, other, 1e-4)
-    assert stats.num_used_blocks == 0
+    if "store" not in way:  # which may hold what it saves until the next step
+        assert stats.num_used_blocks == 0
     if "quarter" in way:
         assert stats.num_preemptions > 0
     if WAYS[way].get("enable_prefix_caching", True):

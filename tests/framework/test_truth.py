@@ -4,9 +4,9 @@ What is not asked by either way runs the kernels that auto takes.
 """
 
 import random
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from adapter_parts import peft_model, save_adapter
@@ -164,9 +164,12 @@ def test_a_prompt_in_chunks_of_many_sizes(one_subject, length, sizes):
     """All of a prompt's context is read by the first token, and a few more show what it wrote."""
     index = PROMPT_LENGTHS.index(length)
     prompt, expected = one_subject.prompts[index], one_subject.expected[index][:12]
+    few = msgspec.structs.replace(GREEDY, max_tokens=len(expected))
     for chunk in sizes:
         with one_subject.llm(max_num_batched_tokens=chunk) as llm:
-            answers = tokens(llm.generate(prompt, replace(GREEDY, max_tokens=len(expected))))
+            answers = tokens(
+                llm.generate(prompt, msgspec.structs.replace(GREEDY, max_tokens=len(expected)))
+            )
             assert answers == [expected], f"chunks of {chunk}"
 
 

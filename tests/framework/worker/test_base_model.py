@@ -10,7 +10,7 @@ from quire.errors import AdapterError
 from quire.messages import AdapterRef
 from quire.worker.base_model import BaseModel, names_of
 
-HUB = "/root/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d8"
+HUB = "/data/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d8"
 REF = AdapterRef("pirate", "/adapters/pirate", "hash")
 
 
