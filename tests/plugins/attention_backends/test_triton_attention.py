@@ -295,7 +295,7 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     check(scene.step(plan))
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_some_kernels_of_each_kind_fit(capability):
     kernels = compiled_in_child("attention_launches:some", capability)
     assert {kernel.name for kernel in kernels} >= {"_answer_short", "_answer_prompts", "_plan"}

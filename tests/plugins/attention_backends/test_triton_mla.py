@@ -39,7 +39,7 @@ class TestTritonMLA(MLABackendContract):
         super().test_very_uneven_contexts_share_a_step()
 
 
-@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     "launches",
     ["few", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAUNCHES)],
