@@ -21,6 +21,7 @@ from quire.registry import OWN_DISTRIBUTION, Source
 ENTRY_POINT_GROUP = PROJECT
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name at its beginning
 _OF_AN_EXTRA = re.compile(r"\bextra\b")
+_NAME = re.compile(r"^Name:[ \t]*(\S+)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +49,15 @@ def discover() -> list[Candidate]:
 
     One whose metadata cannot be read has none; the log says so.
     """
-    found: list[tuple[EntryPoint, Distribution]] = []
+    found: list[Candidate] = []
     for name, distribution in _counting_distributions():
         points, complaint = _read_points(distribution)
-        found += [(point, distribution) for point in points]
+        if points:
+            found += _candidates(points, distribution.name, distribution.version)
         if complaint:
             logger.warning("the entry points of %s cannot be read: %s", name, complaint)
-    uses = Counter(point.name for point, _ in found)
-    return [
-        Candidate(point, _source(point, distribution, is_unique=uses[point.name] == 1))
-        for point, distribution in found
-    ]
+    uses = Counter(candidate.name for candidate in found)
+    return [_with_own_name(candidate, uses[candidate.name]) for candidate in found]
 
 
 def shadowed_distributions() -> dict[str, list[str]]:
@@ -143,12 +142,17 @@ def unreadable_distributions() -> dict[str, str]:
     return {name: complaint for name, complaint in complaints.items() if complaint}
 
 
-def _source(point: EntryPoint, distribution: Distribution, *, is_unique: bool) -> Source:
-    """Return who offers a plugin; ours keep their names, whoever uses them, too."""
-    source = Source(point.name, distribution.name, distribution.version)
-    if is_unique or source.is_ours:
-        return source
-    return replace(source, plugin=f"{point.name}@{distribution.name}")
+def _candidates(points: Sequence[EntryPoint], distribution: str, version: str) -> list[Candidate]:
+    return [Candidate(point, Source(point.name, distribution, version)) for point in points]
+
+
+def _with_own_name(candidate: Candidate, num_uses: int) -> Candidate:
+    """Return a candidate whose name no other has; ours keep their names in any case."""
+    source = candidate.source
+    if num_uses == 1 or source.is_ours:
+        return candidate
+    shared = replace(source, plugin=f"{source.plugin}@{source.distribution}")
+    return replace(candidate, source=shared)
 
 
 def _all_points(distribution: Distribution) -> tuple[EntryPoint, ...] | None:
@@ -202,11 +206,21 @@ def _named_distributions() -> Iterator[tuple[str, Distribution]]:
     """Yield what is installed, by normalised name; what has no readable metadata is no plugin."""
     for distribution in distributions():
         try:
-            name = distribution.name
+            name = _name_of(distribution)
         except (KeyError, TypeError, ValueError, OSError):  # what a half-removed folder gives
             continue
         if name:
             yield _normalised(name), distribution
+
+
+def _name_of(distribution: Distribution) -> str:
+    """Return a distribution's name, by its line alone.
+
+    A process starts with the names of all that is installed, and to parse their metadata takes ten
+    times as long.
+    """
+    line = _NAME.search(distribution.read_text("METADATA") or "")
+    return line[1] if line else distribution.name
 
 
 def _normalised(name: str) -> str:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pluggy
@@ -63,12 +64,13 @@ def load_candidate(candidate: Candidate) -> tuple[PluginRecord, pluggy.PluginMan
     return record, manager
 
 
-def known_hooks() -> list[str]:
+@cache
+def known_hooks() -> tuple[str, ...]:
     """Return the names of all hooks, in the order of firing."""
     marker = f"{hookspecs.PROJECT}_spec"
     functions = inspect.getmembers_static(hookspecs, inspect.isfunction)
     found = {name for name, function in functions if marker in vars(function)}
-    return [name for name in vars(hookspecs) if name in found]
+    return tuple(name for name in vars(hookspecs) if name in found)
 
 
 def _manage(module: object, name: str) -> pluggy.PluginManager:

@@ -385,7 +385,7 @@ def test_the_detailed_report_has_files_and_tracebacks(site):
 
 
 def test_hooks_are_known_in_the_order_of_firing():
-    names = known_hooks()
+    names = list(known_hooks())
     assert names[0] == "register_checkpoints"
     assert names[-2:] == ["request_received", "request_finished"]
 

@@ -114,7 +114,7 @@ def test_every_kind_has_a_hook_a_registry_an_interface_and_a_docs_section(kind):
 
 def test_every_hook_has_a_docs_section():
     headings = re.findall(r"^## (\w+)\(", (ROOT / "docs/hooks.md").read_text(), re.MULTILINE)
-    assert headings == known_hooks()
+    assert headings == list(known_hooks())
 
 
 def test_every_attribute_that_a_request_hook_may_read_stands_in_the_docs_with_its_meaning():
