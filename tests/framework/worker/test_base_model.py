@@ -23,7 +23,7 @@ def names(name="demo", folder="/models/demo", **config):
     [
         (names("Qwen/Qwen3-0.6B", HUB), "Qwen/Qwen3-0.6B"),
         (names("Qwen/Qwen3-0.6B", HUB), "qwen/qwen3-0.6b"),
-        (names("Qwen/Qwen3-0.6B", HUB), "/home/me/models/Qwen3-0.6B/"),
+        (names("Qwen/Qwen3-0.6B", HUB), "/data/me/models/Qwen3-0.6B/"),
         (names("Qwen/Qwen3-0.6B", HUB), "C:\\models\\Qwen3-0.6B"),
         (names("./Qwen3-0.6B", "Qwen3-0.6B"), "unsloth/Qwen3-0.6B"),
         (names(HUB, HUB), "Qwen/Qwen3-0.6B"),
