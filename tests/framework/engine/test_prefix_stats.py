@@ -19,3 +19,11 @@ def test_the_rate_forgets_old_requests_and_the_totals_do_not():
         stats.record(10, 0)
     assert stats.hit_rate == 0.0
     assert stats.num_hits == 100
+
+
+def test_a_request_leaves_the_window_with_its_own_hits():
+    stats = PrefixStats()
+    stats.record(100, 40)
+    for _ in range(WINDOW_REQUESTS):
+        stats.record(10, 5)
+    assert stats.hit_rate == 0.5
