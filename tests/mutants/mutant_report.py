@@ -13,9 +13,9 @@ from mutant_tables import Mutant, read_room, rooms
 INTRODUCTION = """# Mutants
 
 Small wrong changes to the product, one at a time, each with the tests that should notice it. The
-tables are in `tests/mutants`, `make mutants` tries them all. "Noticed" counts those that are not
-equivalent, of which the text is there: new code has no "before". {labels}
-"""
+tables are in `tests/mutants`, and `make mutants` tries them. "Noticed" counts mutants that were
+tried and are not equivalent. Where the changed text is new, there is no "before"; mutants that were
+not tried count nowhere."""
 
 
 def main(labels: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def page(labels: Sequence[str]) -> str:
     survivors = [m for m in everyone if outcomes[labels[-1]].get(m.key) == SURVIVED]
     equivalent = [mutant for mutant in everyone if mutant.equivalent]
     parts = [
-        INTRODUCTION.format(labels=_runs(labels)).rstrip(),
+        INTRODUCTION,
         "\n".join(_cells(row) for row in (head, ["---"] * len(head), *rows)),
         "## Survivors",
         "\n".join(f"* `{m.file}`: {m.what}" for m in survivors) or "None.",
@@ -54,11 +54,6 @@ def _share(mutants: Sequence[Mutant], outcomes: dict[str, str]) -> str:
     count = Counter(outcomes.get(mutant.key) for mutant in mutants)
     tried = count[NOTICED] + count[SURVIVED]
     return f"{count[NOTICED]} of {tried} ({count[NOTICED] / tried:.0%})" if tried else "-"
-
-
-def _runs(labels: Sequence[str]) -> str:
-    """Say how each label's outcomes came about."""
-    return "Outcomes: " + ", ".join(f"`--save {label}`" for label in labels) + "."
 
 
 def _cells(cells: Sequence[str]) -> str:
