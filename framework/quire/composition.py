@@ -46,14 +46,12 @@ class Choice:
     @property
     def others(self) -> tuple[Rejection, ...]:
         """Who does not serve: other names, and what others offer under this one."""
-        entry = self.entry
         passed_over = (
             Rejection(
                 f"{self.name} of {source}",
-                "quire's own is used; "
-                f"--prefer {entry.kind.name}:{self.name}={source.plugin} would use it",
+                f"quire's own is used; {self.entry.preference(source)} would use it",
             )
-            for source in entry.passed_over
+            for source in self.entry.passed_over
         )
         return (*self.rejected, *passed_over)
 

@@ -90,6 +90,10 @@ class Entry:
     capabilities: Any = None
     passed_over: tuple[Source, ...] = ()
 
+    def preference(self, source: Source) -> str:
+        """Return the option by which the user lets one who offers the name serve it."""
+        return f"--prefer {self.kind.name}:{self.name}={source.plugin}"
+
 
 class Registrar(Generic[T]):
     """What a `register_*` hook receives: collects what one plugin offers of one kind."""
@@ -319,7 +323,5 @@ def _listed(offers: Iterable[Entry]) -> str:
 
 def _choice_between(offers: Iterable[Entry]) -> str:
     """Say how the user decides between plugins that offer one name."""
-    offers = list(offers)
-    kind, name = offers[0].kind.name, offers[0].name
-    ways = " or ".join(f"--prefer {kind}:{name}={offer.source.plugin}" for offer in offers)
+    ways = " or ".join(offer.preference(offer.source) for offer in offers)
     return f"choose with {ways}, or leave one out with -p no:PLUGIN"

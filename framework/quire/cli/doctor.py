@@ -175,13 +175,12 @@ def _passed_over(plugins: Plugins) -> Iterator[Problem]:
             entry = registry.uncontested(name)
             if entry is None or not entry.passed_over:
                 continue
-            kind, others = registry.kind, entry.passed_over
-            ways = [f"--prefer {kind.name}:{name}={who.plugin}" for who in others]
+            others = entry.passed_over
             yield Problem(
                 "passed_over",
-                f"{kind.title} {name!r} of {entry.source} is also offered by "
+                f"{entry.kind.title} {name!r} of {entry.source} is also offered by "
                 f"{' and '.join(map(str, others))}; quire's own is used",
-                f"to use another, say {' or '.join(ways)}",
+                f"to use another, say {' or '.join(map(entry.preference, others))}",
                 is_fatal=False,
             )
 

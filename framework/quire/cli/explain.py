@@ -71,10 +71,7 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
 
 def _shipper(shipped: Entry) -> str:
     """Return who ships the checkpoint, and who else offers its name."""
-    ways = (
-        f"not {who}, which --prefer {shipped.kind.name}:{shipped.name}={who.plugin} would use"
-        for who in shipped.passed_over
-    )
+    ways = (f"not {who}, which {shipped.preference(who)} would use" for who in shipped.passed_over)
     return "; ".join((str(shipped.source), *ways))
 
 
