@@ -42,8 +42,8 @@ class Problem:
 
 
 def examine(plugins: Plugins) -> list[Problem]:
-    """Return everything that is wrong, the worst first."""
-    return [
+    """Return everything that is wrong, the worst first, and what is good to know behind it."""
+    found = [
         *_failed(plugins),
         *_contested(plugins),
         *_wrong_versions(plugins),
@@ -56,6 +56,7 @@ def examine(plugins: Plugins) -> list[Problem]:
         *_heavy(plugins),
         *_idle(plugins),
     ]
+    return sorted(found, key=lambda problem: not problem.is_fatal)
 
 
 def _failed(plugins: Plugins) -> Iterator[Problem]:
@@ -85,7 +86,7 @@ def _wrong_versions(plugins: Plugins) -> Iterator[Problem]:
             check_api(entry)
         except ApiVersionError as error:
             what, _, way_out = str(error).rpartition(": ")
-            yield Problem("api_version", what, f"{way_out}; until then it cannot be selected")
+            yield _unusable(plugins, entry, "api_version", what, way_out)
 
 
 def _dangling(plugins: Plugins) -> Iterator[Problem]:
@@ -93,13 +94,23 @@ def _dangling(plugins: Plugins) -> Iterator[Problem]:
         for reference in _references(entry):
             if locate(reference) is None:
                 module = reference.partition(":")[0]
-                yield Problem(
-                    "no_module",
+                what = (
                     f"{entry.kind.title} {entry.name!r} of {entry.source} points at {reference}, "
-                    f"and there is no module {module}",
-                    f"whoever selects {entry.name!r} gets an error; mend the reference in the "
-                    "plugin, or install it again",
+                    f"and there is no module {module}"
                 )
+                way_out = f"fix the reference in {entry.source.plugin}, or install it again"
+                yield _unusable(plugins, entry, "no_module", what, way_out)
+
+
+def _unusable(plugins: Plugins, entry: Entry, code: str, what: str, way_out: str) -> Problem:
+    """Return the problem of an entry that cannot be used; a note where another serves its name."""
+    served = plugins.registries[entry.kind.name].uncontested(entry.name)
+    is_needed = served is None or served.source == entry.source
+    if is_needed:
+        outcome = f"{entry.kind.title} {entry.name!r} cannot be used"
+    else:
+        outcome = f"{entry.preference(entry.source)} gets an error"
+    return Problem(code, what, f"{way_out}; until then {outcome}", is_fatal=is_needed)
 
 
 def _shadowed() -> Iterator[Problem]:
