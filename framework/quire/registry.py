@@ -5,7 +5,6 @@ when the name is selected, so a plugin with thirty models costs nothing at start
 optional dependency hurts only who asks for it.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,11 +18,11 @@ from quire.errors import (
     PluginLoadError,
     UnknownNameError,
 )
+from quire.reference import check_reference
 
 T = TypeVar("T")
 
 OWN_DISTRIBUTION = "quire"
-_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +117,7 @@ class Registrar(Generic[T]):
         """
         if not name or not isinstance(name, str):
             raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            raise PluginError(
-                f"{self.kind.title} {name!r}: the reference must read 'package.module:attribute', "
-                f"got {reference!r}"
-            )
+        check_reference(reference, f"{self.kind.title} {name!r}: the reference")
         if not isinstance(api, int) or isinstance(api, bool) or api < 1:
             raise PluginError(
                 f"{self.kind.title} {name!r}: api must be a whole number from 1, got {api!r}"

@@ -13,6 +13,7 @@ from quire.discovery import (
     unreadable_distributions,
 )
 from quire.errors import ApiVersionError, ContestedNameError
+from quire.interfaces.kv_transfer import KVStoreCapabilities
 from quire.interfaces.model import ModelCapabilities
 from quire.plugins import Plugins
 from quire.registry import Entry, check_api, did_you_mean
@@ -225,6 +226,9 @@ def _entries(plugins: Plugins) -> Iterator[Entry]:
 
 
 def _references(entry: Entry) -> list[str]:
-    capabilities = entry.capabilities
-    is_model = isinstance(capabilities, ModelCapabilities)
-    return [entry.reference, capabilities.describe] if is_model else [entry.reference]
+    match entry.capabilities:
+        case ModelCapabilities(describe=describe):
+            return [entry.reference, describe]
+        case KVStoreCapabilities(worker=worker):
+            return [entry.reference, worker]
+    return [entry.reference]

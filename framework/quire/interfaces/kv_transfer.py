@@ -31,6 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.reference import check_reference
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -231,3 +233,6 @@ class KVStoreCapabilities:
     """
 
     worker: str
+
+    def __post_init__(self) -> None:
+        check_reference(self.worker, "a KV store's worker")

@@ -181,6 +181,44 @@ def test_the_doctor_checks_the_describe_of_a_model_too(quire, site):
     assert "no_such_module:describe" in problems(quire)["no_module"]["what"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "capabilities"),
+    [
+        ("models", "quire.interfaces.model:ModelCapabilities(describe={})"),
+        ("kv_stores", "quire.interfaces.kv_transfer:KVStoreCapabilities(worker={})"),
+    ],
+)
+@pytest.mark.parametrize("reference", ["print", "None", "'acme.model'", "'acme/model:describe'"])
+def test_capabilities_that_refer_to_code_by_no_import_string_fail_their_plugin(
+    quire, site, kind, capabilities, reference
+):
+    module, _, made = capabilities.format(reference).partition(":")
+    source = f"""
+        from quire import hookimpl
+        from {module} import *
+
+        @hookimpl
+        def register_{kind}(registry):
+            registry.add("Acme", "json:JSONDecoder", capabilities={made})
+    """
+    site.install("acme", source)
+    assert "must read 'package.module:attribute', got " in problems(quire)["failed"]["what"]
+
+
+def test_the_doctor_checks_the_worker_of_a_kv_store_too(quire, site):
+    source = """
+        from quire import hookimpl
+        from quire.interfaces.kv_transfer import KVStoreCapabilities
+
+        @hookimpl
+        def register_kv_stores(registry):
+            there = KVStoreCapabilities(worker="no_such_module:Worker")
+            registry.add("acme", "json:JSONDecoder", capabilities=there)
+    """
+    site.install("acme", source)
+    assert "no_such_module:Worker" in problems(quire)["no_module"]["what"]
+
+
 def test_the_doctor_finds_a_distribution_that_is_installed_twice(
     quire, site, tmp_path, monkeypatch
 ):
