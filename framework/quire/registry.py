@@ -195,10 +195,11 @@ class Registry(Generic[T]):
         return entry
 
     def uncontested(self, name: str) -> Entry | None:
-        """Return who serves a name that is offered; None where only strangers contest it.
+        """Return who serves a name that is offered; None where it is contested.
 
-        Between several the user's preference decides. Without one quire's own part serves: what is
-        merely installed neither takes its place nor stops it.
+        Between several plugins the user's preference decides. Without one quire's own part serves:
+        what is merely installed neither takes its place nor stops it. If none of them is quire's,
+        the name is contested.
         """
         offers = self._offers[name]
         if name in self._preferred:

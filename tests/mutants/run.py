@@ -55,7 +55,7 @@ def check_unchanged(mutants: Sequence[Mutant], revision: str | None) -> None:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
         if not Copy(Path(folder), revision).passes(tests):
-            raise SystemExit("the tests fail without any mutant: mend them first")
+            raise SystemExit("the tests fail without any mutant: fix them first")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -65,7 +65,7 @@ def _failed(plugins: Plugins) -> Iterator[Problem]:
         yield Problem(
             "failed",
             f"plugin {record.source} failed to load: {record.error}",
-            f"nothing of it is used; mend or uninstall {record.source.distribution}, or leave it "
+            f"nothing of it is used; fix or uninstall {record.source.distribution}, or leave it "
             f"out with -p no:{record.source.plugin}",
             details=record.traceback or "",
         )
