@@ -100,7 +100,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--revision", help="a commit to be tried instead of the working tree")
     parser.add_argument("--save", default="", metavar="LABEL", help="keep the outcomes")
     parser.add_argument("--missing", action="store_true", help="only those not saved yet")
-    parser.add_argument("--skip-check", action="store_true", help="trust the unchanged tests")
+    parser.add_argument(
+        "--skip-check", action="store_true", help="trust that the tests pass without a mutant"
+    )
     parser.add_argument("--equivalent", action="store_true", help="also those said to be so")
     return parser.parse_args(arguments)
 
