@@ -131,10 +131,15 @@ class Composition:
     @property
     def passed_over(self) -> list[Entry]:
         """Whose names others offer, too, and for which the user has not decided."""
-        entries = [choice.entry for choice in self.choices]
-        if self.checkpoint.entry is not None:
-            entries.append(self.checkpoint.entry)
+        shipped = [] if self.shipped_checkpoint is None else [self.shipped_checkpoint]
+        entries = [choice.entry for choice in (*self.choices, *shipped)]
         return [entry for entry in entries if entry.passed_over]
+
+    @property
+    def shipped_checkpoint(self) -> Choice | None:
+        """The checkpoint, where a plugin ships it; no part of the engine."""
+        entry = self.checkpoint.entry
+        return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
 
     @property
     def decode_steps(self) -> str:
