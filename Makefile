@@ -7,9 +7,9 @@ READY := $(VENV)/.ready
 
 # Processes that share the suite: as many as cores and free memory allow; `make test PROCESSES=1` has one.
 # Each begins with a stretch of neighbouring tests, so that what a module or a folder builds for all
-# its tests (checkpoints, servers, a wheel) is built once, and who has finished takes half of what
-# another has left. By modules (loadscope, loadfile) the longest module would be one process's alone;
-# test by test (load) every process would build everything.
+# its tests (checkpoints, servers, a wheel) is built once, and a process that has finished takes half
+# of what another has left. By modules (loadscope, loadfile) the longest module would be one process's
+# alone; test by test (load) every process would build everything.
 PROCESSES ?= $(shell $(BIN)/python tests/processes.py)
 SHARED = $(patsubst %,-n % --dist worksteal,$(filter-out 1,$(PROCESSES)))
 

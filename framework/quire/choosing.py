@@ -18,7 +18,7 @@ def choose_named(registry: Registry[Any], wanted: str, default: str | None = Non
     """Choose who serves a name.
 
     Raises:
-        PluginError: Nobody serves it, or several strangers do.
+        PluginError: No plugin offers the name, or several do and none of them is quire's.
     """
     entry = registry.entry(wanted)
     rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
@@ -29,7 +29,7 @@ def choose_named(registry: Registry[Any], wanted: str, default: str | None = Non
 def choose_optional(
     registry: Registry[Any], wanted: str, default: str | None = None
 ) -> Choice | None:
-    """Choose who serves a name, or nobody for `none`; raises as `choose_named` does."""
+    """Choose who serves a name; None for `none`. Raises as `choose_named` does."""
     return None if wanted == NONE else choose_named(registry, wanted, default)
 
 
@@ -37,7 +37,7 @@ def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> C
     """Choose a parser; `auto` takes the one whose markers stand in the chat template.
 
     Raises:
-        PluginError: Nobody serves the name, or several strangers do.
+        PluginError: No plugin offers the name, or several do and none of them is quire's.
     """
     if wanted != AUTO:
         return choose_optional(registry, wanted)

@@ -46,14 +46,12 @@ class Choice:
     @property
     def others(self) -> tuple[Rejection, ...]:
         """Who does not serve: other names, and what others offer under this one."""
-        entry = self.entry
         passed_over = (
             Rejection(
                 f"{self.name} of {source}",
-                "quire's own is used; "
-                f"--prefer {entry.kind.name}:{self.name}={source.plugin} would use it",
+                f"quire's own is used; {self.entry.preference(source)} would use it",
             )
-            for source in entry.passed_over
+            for source in self.entry.passed_over
         )
         return (*self.rejected, *passed_over)
 
@@ -133,10 +131,15 @@ class Composition:
     @property
     def passed_over(self) -> list[Entry]:
         """Whose names others offer, too, and for which the user has not decided."""
-        entries = [choice.entry for choice in self.choices]
-        if self.checkpoint.entry is not None:
-            entries.append(self.checkpoint.entry)
+        shipped = [] if self.shipped_checkpoint is None else [self.shipped_checkpoint]
+        entries = [choice.entry for choice in (*self.choices, *shipped)]
         return [entry for entry in entries if entry.passed_over]
+
+    @property
+    def shipped_checkpoint(self) -> Choice | None:
+        """The checkpoint, where a plugin ships it; no part of the engine."""
+        entry = self.checkpoint.entry
+        return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
 
     @property
     def decode_steps(self) -> str:

@@ -2,7 +2,7 @@
 
 There is one way in: an entry point in the group "quire". Of a distribution that lies on the path
 twice the first counts, as it does for imports; the doctor says so, because the second one is
-usually the one that somebody is editing.
+usually the one that is being edited.
 """
 
 import logging
@@ -98,9 +98,11 @@ class Stray:
 
 
 def stray_distributions() -> list[Stray]:
-    """Find distributions whose plugins nobody will find. Reads all metadata, so not at each start.
+    """Find distributions with plugins that quire does not find, or that seem to have some.
 
-    Those that depend on quire for one of their extras are not meant.
+    It reads the metadata of all distributions, which is too slow for each start.
+
+    A distribution that depends on quire only for one of its extras does not count.
     """
     found = []
     for name, distribution in _counting_distributions():
@@ -137,7 +139,7 @@ def locate(reference: str) -> str | None:
 
 
 def unreadable_distributions() -> dict[str, str]:
-    """Return the distributions whose entry points nobody can parse, with the parser's complaint."""
+    """Return the distributions whose entry points cannot be parsed, with the parser's complaint."""
     complaints = {name: _read_points(found)[1] for name, found in _named_distributions()}
     return {name: complaint for name, complaint in complaints.items() if complaint}
 
@@ -147,7 +149,7 @@ def _candidates(points: Sequence[EntryPoint], distribution: str, version: str) -
 
 
 def _with_own_name(candidate: Candidate, num_uses: int) -> Candidate:
-    """Return a candidate whose name no other has; ours keep their names in any case."""
+    """Return a candidate whose name no other has; quire's own keep their names even where others have them."""
     source = candidate.source
     if num_uses == 1 or source.is_ours:
         return candidate

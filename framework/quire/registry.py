@@ -5,7 +5,6 @@ when the name is selected, so a plugin with thirty models costs nothing at start
 optional dependency hurts only who asks for it.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,11 +18,11 @@ from quire.errors import (
     PluginLoadError,
     UnknownNameError,
 )
+from quire.reference import check_reference
 
 T = TypeVar("T")
 
 OWN_DISTRIBUTION = "quire"
-_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,10 @@ class Entry:
     capabilities: Any = None
     passed_over: tuple[Source, ...] = ()
 
+    def preference(self, source: Source) -> str:
+        """Return the option by which the user lets one who offers the name serve it."""
+        return f"--prefer {self.kind.name}:{self.name}={source.plugin}"
+
 
 class Registrar(Generic[T]):
     """What a `register_*` hook receives: collects what one plugin offers of one kind."""
@@ -114,11 +117,7 @@ class Registrar(Generic[T]):
         """
         if not name or not isinstance(name, str):
             raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            raise PluginError(
-                f"{self.kind.title} {name!r}: the reference must read 'package.module:attribute', "
-                f"got {reference!r}"
-            )
+        check_reference(reference, f"{self.kind.title} {name!r}: the reference")
         if not isinstance(api, int) or isinstance(api, bool) or api < 1:
             raise PluginError(
                 f"{self.kind.title} {name!r}: api must be a whole number from 1, got {api!r}"
@@ -196,10 +195,11 @@ class Registry(Generic[T]):
         return entry
 
     def uncontested(self, name: str) -> Entry | None:
-        """Return who serves a name that is offered; None where only strangers contest it.
+        """Return who serves a name that is offered; None where it is contested.
 
-        Between several the user's preference decides. Without one quire's own part serves: what is
-        merely installed neither takes its place nor stops it.
+        Between several plugins the user's preference decides. Without one quire's own part serves:
+        what is merely installed neither takes its place nor stops it. If none of them is quire's,
+        the name is contested.
         """
         offers = self._offers[name]
         if name in self._preferred:
@@ -319,7 +319,5 @@ def _listed(offers: Iterable[Entry]) -> str:
 
 def _choice_between(offers: Iterable[Entry]) -> str:
     """Say how the user decides between plugins that offer one name."""
-    offers = list(offers)
-    kind, name = offers[0].kind.name, offers[0].name
-    ways = " or ".join(f"--prefer {kind}:{name}={offer.source.plugin}" for offer in offers)
+    ways = " or ".join(offer.preference(offer.source) for offer in offers)
     return f"choose with {ways}, or leave one out with -p no:PLUGIN"

@@ -21,7 +21,7 @@ def choose_samplers(
         kernels: What they may run: "torch", "triton" or "native".
 
     Raises:
-        PluginError: Nobody offers a step, only strangers contest it, or it needs other kernels.
+        PluginError: No plugin offers a step, its name is contested, or it needs other kernels.
         SettingsError: Not exactly one of them draws, or two mean different things by one field.
     """
     names: dict[str, str] = {}
@@ -53,7 +53,7 @@ def choose_samplers(
 def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     """Return which steps of a pipeline its draw can do itself; none, unless it is all it declares.
 
-    Only quire's own steps are meant: what a stranger offers under the same name may do otherwise.
+    Only quire's own steps are meant: what another plugin offers under the same name may differ.
 
     Args:
         samplers: In the order of the pipeline, the draw last.

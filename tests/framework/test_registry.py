@@ -114,6 +114,14 @@ def test_of_a_name_that_quire_offers_too_quires_own_serves_whoever_came_first(po
     assert registry.get("apple")
 
 
+def test_an_entry_tells_the_option_that_prefers_another():
+    entry = registry_of(offered(OURS, "apple"), offered(ONE, "apple")).entry("apple")
+    assert entry.preference(ONE) == "--prefer fruits:apple=one"
+    assert (
+        registry_of(offered(OURS, "apple")).entry("apple").preference(OURS).endswith("=any_plugin")
+    )
+
+
 def test_the_users_preference_goes_before_quires_own():
     registry = registry_of(offered(OURS, "apple"), offered(ONE, "apple"))
     registry.prefer("apple", "one")

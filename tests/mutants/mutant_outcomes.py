@@ -16,7 +16,7 @@ def read_outcomes(label: str) -> dict[str, str]:
 def write_outcomes(label: str, outcomes: dict[str, str]) -> None:
     """Keep the outcomes of a label, and leave those of others as they are."""
     kept = _read() | {label: dict(sorted(outcomes.items()))}
-    unfinished = FILE.with_suffix(".new")  # whoever stops a run here finds the old outcomes
+    unfinished = FILE.with_suffix(".new")  # a run that is stopped here leaves the old outcomes
     unfinished.write_text(json.dumps(kept, indent=1) + "\n")
     unfinished.replace(FILE)
 

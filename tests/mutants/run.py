@@ -55,7 +55,7 @@ def check_unchanged(mutants: Sequence[Mutant], revision: str | None) -> None:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     with tempfile.TemporaryDirectory(prefix="quire-mutants-") as folder:
         if not Copy(Path(folder), revision).passes(tests):
-            raise SystemExit("the tests fail without any mutant: mend them first")
+            raise SystemExit("the tests fail without any mutant: fix them first")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +100,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--revision", help="a commit to be tried instead of the working tree")
     parser.add_argument("--save", default="", metavar="LABEL", help="keep the outcomes")
     parser.add_argument("--missing", action="store_true", help="only those not saved yet")
-    parser.add_argument("--skip-check", action="store_true", help="trust the unchanged tests")
+    parser.add_argument(
+        "--skip-check", action="store_true", help="trust that the tests pass without a mutant"
+    )
     parser.add_argument("--equivalent", action="store_true", help="also those said to be so")
     return parser.parse_args(arguments)
 

@@ -1,5 +1,6 @@
 """The tables of mutants fit the product, so that `make mutants` tries all of them."""
 
+import mutant_copy
 import mutant_report
 import pytest
 import refit
@@ -24,6 +25,17 @@ def test_every_mutant_changes_something_and_is_listed_once(mutants):
 def test_every_mutant_names_tests_that_exist(mutants):
     paths = {test.partition("::")[0] for mutant in mutants for test in mutant.tests}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_a_test_that_is_not_there_is_an_error_except_in_an_older_revision(tmp_path):
+    (tmp_path / "test_a.py").touch()
+    there, gone = "test_a.py::test_one", "test_b.py::test_two"
+    assert mutant_copy.existing([there], tmp_path, None) == [there]
+    assert mutant_copy.existing([there, gone], tmp_path, "HEAD") == [there]
+    with pytest.raises(SystemExit, match=r"no test_b\.py::test_two"):
+        mutant_copy.existing([there, gone], tmp_path, None)
+    with pytest.raises(SystemExit, match=r"no test_b\.py::test_two"):
+        mutant_copy.existing([gone], tmp_path, "HEAD")
 
 
 def test_a_changed_mutant_is_another_one():

@@ -209,6 +209,14 @@ def test_no_file_mentions_the_machine_that_it_was_written_on():
     assert wrong == []
 
 
+def test_the_changes_make_a_changelog():
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "0"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    fragments = [path for path in ROOT.glob("changes/*") if not path.name.startswith(".")]
+    assert built.stdout.count("\n- ") == len(fragments)
+
+
 def test_there_are_no_drawers_for_odds_and_ends():
     names = {path.stem for path in PRODUCT}
     assert not names & {"utils", "util", "helpers", "common", "misc", "legacy", "v2"}

@@ -13,6 +13,7 @@ from quire.discovery import (
     unreadable_distributions,
 )
 from quire.errors import ApiVersionError, ContestedNameError
+from quire.interfaces.kv_transfer import KVStoreCapabilities
 from quire.interfaces.model import ModelCapabilities
 from quire.plugins import Plugins
 from quire.registry import Entry, check_api, did_you_mean
@@ -42,8 +43,8 @@ class Problem:
 
 
 def examine(plugins: Plugins) -> list[Problem]:
-    """Return everything that is wrong, the worst first."""
-    return [
+    """Return everything that is wrong, the worst first, and what is good to know behind it."""
+    found = [
         *_failed(plugins),
         *_contested(plugins),
         *_wrong_versions(plugins),
@@ -56,6 +57,7 @@ def examine(plugins: Plugins) -> list[Problem]:
         *_heavy(plugins),
         *_idle(plugins),
     ]
+    return sorted(found, key=lambda problem: not problem.is_fatal)
 
 
 def _failed(plugins: Plugins) -> Iterator[Problem]:
@@ -63,7 +65,7 @@ def _failed(plugins: Plugins) -> Iterator[Problem]:
         yield Problem(
             "failed",
             f"plugin {record.source} failed to load: {record.error}",
-            f"nothing of it is used; mend or uninstall {record.source.distribution}, or leave it "
+            f"nothing of it is used; fix or uninstall {record.source.distribution}, or leave it "
             f"out with -p no:{record.source.plugin}",
             details=record.traceback or "",
         )
@@ -85,7 +87,7 @@ def _wrong_versions(plugins: Plugins) -> Iterator[Problem]:
             check_api(entry)
         except ApiVersionError as error:
             what, _, way_out = str(error).rpartition(": ")
-            yield Problem("api_version", what, f"{way_out}; until then it cannot be selected")
+            yield _unusable(plugins, entry, "api_version", what, way_out)
 
 
 def _dangling(plugins: Plugins) -> Iterator[Problem]:
@@ -93,13 +95,23 @@ def _dangling(plugins: Plugins) -> Iterator[Problem]:
         for reference in _references(entry):
             if locate(reference) is None:
                 module = reference.partition(":")[0]
-                yield Problem(
-                    "no_module",
+                what = (
                     f"{entry.kind.title} {entry.name!r} of {entry.source} points at {reference}, "
-                    f"and there is no module {module}",
-                    f"whoever selects {entry.name!r} gets an error; mend the reference in the "
-                    "plugin, or install it again",
+                    f"and there is no module {module}"
                 )
+                way_out = f"fix the reference in {entry.source.plugin}, or install it again"
+                yield _unusable(plugins, entry, "no_module", what, way_out)
+
+
+def _unusable(plugins: Plugins, entry: Entry, code: str, what: str, way_out: str) -> Problem:
+    """Return the problem of an entry that cannot be used; a note where another serves its name."""
+    served = plugins.registries[entry.kind.name].uncontested(entry.name)
+    is_needed = served is None or served.source == entry.source
+    if is_needed:
+        outcome = f"{entry.kind.title} {entry.name!r} cannot be used"
+    else:
+        outcome = f"{entry.preference(entry.source)} gets an error"
+    return Problem(code, what, f"{way_out}; until then {outcome}", is_fatal=is_needed)
 
 
 def _shadowed() -> Iterator[Problem]:
@@ -175,13 +187,12 @@ def _passed_over(plugins: Plugins) -> Iterator[Problem]:
             entry = registry.uncontested(name)
             if entry is None or not entry.passed_over:
                 continue
-            kind, others = registry.kind, entry.passed_over
-            ways = [f"--prefer {kind.name}:{name}={who.plugin}" for who in others]
+            others = entry.passed_over
             yield Problem(
                 "passed_over",
-                f"{kind.title} {name!r} of {entry.source} is also offered by "
+                f"{entry.kind.title} {name!r} of {entry.source} is also offered by "
                 f"{' and '.join(map(str, others))}; quire's own is used",
-                f"to use another, say {' or '.join(ways)}",
+                f"to use another, say {' or '.join(map(entry.preference, others))}",
                 is_fatal=False,
             )
 
@@ -215,6 +226,9 @@ def _entries(plugins: Plugins) -> Iterator[Entry]:
 
 
 def _references(entry: Entry) -> list[str]:
-    capabilities = entry.capabilities
-    is_model = isinstance(capabilities, ModelCapabilities)
-    return [entry.reference, capabilities.describe] if is_model else [entry.reference]
+    match entry.capabilities:
+        case ModelCapabilities(describe=describe):
+            return [entry.reference, describe]
+        case KVStoreCapabilities(worker=worker):
+            return [entry.reference, worker]
+    return [entry.reference]

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.cli.options import add_options, read_settings
-from quire.composition import Composition
+from quire.composition import Choice, Composition
 from quire.config import DEFAULT_MODEL, SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
 from quire.lora_choice import load_sources
 from quire.plugins import load_plugins
-from quire.registry import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     memory = estimate_memory(composed)
     facts = describe(composed.composition, memory)
     if arguments.json:
-        parts = [choice.as_dict() for choice in composed.composition.choices]
+        parts = [choice.as_dict() for choice in _choices(composed.composition)]
         memory_facts = describe_memory(memory, composed.settings.scheduler)
         print(json.dumps(facts | {"memory": memory_facts, "parts": parts}, indent=2))
     else:
@@ -47,11 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]:
     """Return the facts of a composition that are not parts; `max_model_len` is that in force."""
-    description, shipped = composition.description, composition.checkpoint.entry
+    description, shipped = composition.description, composition.shipped_checkpoint
     plan = memory.plan
     return {
         "model": composition.checkpoint.name,
-        "shipped_by": None if shipped is None else _shipper(shipped),
+        "shipped_by": None if shipped is None else str(shipped.entry.source),
         "folder": str(composition.checkpoint.folder),
         "architecture": description.architecture,
         "parameters": description.num_params,
@@ -69,13 +68,10 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
     }
 
 
-def _shipper(shipped: Entry) -> str:
-    """Return who ships the checkpoint, and who else offers its name."""
-    ways = (
-        f"not {who}, which --prefer {shipped.kind.name}:{shipped.name}={who.plugin} would use"
-        for who in shipped.passed_over
-    )
-    return "; ".join((str(shipped.source), *ways))
+def _choices(composition: Composition) -> list[Choice]:
+    """Return the parts, and before them the checkpoint where a plugin ships it."""
+    shipped = composition.shipped_checkpoint
+    return [*([] if shipped is None else [shipped]), *composition.choices]
 
 
 def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dict[str, Any]:
@@ -119,7 +115,7 @@ def _lines(
     yield ""
     yield from _memory_lines(memory, scheduler)
     yield ""
-    for choice in composition.choices:
+    for choice in _choices(composition):
         yield f"{choice.role:<26} {choice.name}"
         yield f"{'':<26}   from {choice.entry.source}; {choice.why}"
         for rejection in choice.others:

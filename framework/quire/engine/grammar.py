@@ -318,7 +318,7 @@ class GrammarHost:
         names = ", ".join(request.request_id for request in requests)
         logger.error("a structured-output backend failed for %s:\n%s", names, failure.message)
         return RequestFailedError(
-            "the structured-output backend failed on this form; the server's log says how"
+            "the structured-output backend failed on this form; the log says how"
         )
 
     def _names(self, key: bytes) -> str:

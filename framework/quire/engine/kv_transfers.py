@@ -9,7 +9,7 @@ Whatever the store does, a block of a transfer returns to the pool only when the
 the transfer, or was never told of it. A store that raises, answers nonsense or ends nothing for too
 long is switched off. The worker is told, its half then lets go of every block, and what was open
 comes back as failed, or ends with that step. A store whose transfers were open when a step was
-interrupted is switched off too, as nobody knows which orders and reports were lost.
+interrupted is switched off too: the orders and reports of that step may be lost.
 """
 
 import logging

@@ -228,6 +228,4 @@ def _guard(call: Callable[[], R], source: Source | None, doing: str = "read the 
     except Exception as error:
         who = "the parser" if source is None else f"plugin {source}"
         logger.exception("%s failed while it %s", who, doing)
-        raise RequestFailedError(
-            f"{who} failed while it {doing}; the server's log says how"
-        ) from error
+        raise RequestFailedError(f"{who} failed while it {doing}; the log says how") from error

@@ -173,7 +173,7 @@ class Dispatch:
             return False
         except Exception as error:  # ours, but only this request may suffer from it
             logger.exception("request %s could not be decoded", output.request_id)
-            failure = RequestFailedError("the answer could not be decoded; see the server's log")
+            failure = RequestFailedError("the answer could not be decoded; see the log")
             failure.__cause__ = error
             self._fail(stream, failure)
             return False

@@ -234,7 +234,7 @@ class Intake:
         except Exception as error:
             logger.exception("the structured-output backend failed to check a form")
             raise RequestFailedError(
-                "the structured-output backend failed on this form; the server's log says how"
+                "the structured-output backend failed on this form; the log says how"
             ) from error
         self._checked_form = form
 

@@ -1,8 +1,10 @@
 """The plugins' `request_received`: calls for each request, and counts of failures in a row.
 
 A plugin that raises fails its request. One that raises on every request makes a server useless, so
-a load balancer has to know. A server without requests, though, cannot show that it works again:
-some time after the last failure a plugin no longer counts as failing, until it fails once more.
+a load balancer has to know. A plugin that fails on some requests only must not look like that when
+such requests come in quick succession, so the failures have to last for a while with no request
+between them that passes. A server without requests cannot show that it works again: some time after
+the last failure a plugin no longer counts as failing, until it fails once more.
 """
 
 import logging
@@ -17,7 +19,8 @@ from quire.registry import Source
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5  # in a row; with so many a plugin is failing
+MAX_FAILURES = 5  # in a row; with so many a plugin is failing,
+MIN_FAILING_S = 10.0  # if so long lies between the first and the last of them
 RETRY_AFTER_S = 30.0
 
 RequestHook = tuple[Source, Callable[..., Any]]
@@ -25,7 +28,7 @@ RequestHook = tuple[Source, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class FailingPlugin:
-    """A plugin whose hook failed on all of the last requests."""
+    """A plugin whose hook has failed on every request for a while."""
 
     source: Source
     num_failures: int
@@ -38,7 +41,9 @@ class _Watched:
     source: Source
     call: Callable[..., Any]
     num_failures: int = 0
+    first_failure_s: float = 0.0
     last_failure_s: float = 0.0
+    is_failing: bool = False
 
 
 class RequestHooks:
@@ -71,40 +76,45 @@ class RequestHooks:
             except Exception as error:
                 self._note(hook, error, request)
                 raise RequestFailedError(
-                    f"plugin {hook.source} failed on this request; the server's log says how"
+                    f"plugin {hook.source} failed on this request; the log says how"
                 ) from error
             _works(hook)
 
     def failing(self) -> list[FailingPlugin]:
-        """Return the plugins that failed on all of the last requests, a short while ago."""
+        """Return the plugins that have failed on every request for a while, and just now."""
         since_s = self._now() - RETRY_AFTER_S
         return [
             FailingPlugin(hook.source, hook.num_failures)
             for hook in self._hooks
-            if hook.num_failures >= MAX_FAILURES and hook.last_failure_s > since_s
+            if hook.is_failing and hook.last_failure_s > since_s
         ]
 
     def _note(self, hook: _Watched, error: Exception, request: EngineRequest) -> None:
-        hook.num_failures += 1
         hook.last_failure_s = self._now()
+        if hook.num_failures == 0:
+            hook.first_failure_s = hook.last_failure_s
+        hook.num_failures += 1
         hint = _attributes_hint(error, request)
         logger.exception("plugin %s failed in request_received%s", hook.source, hint)
-        if hook.num_failures == MAX_FAILURES:
+        duration_s = hook.last_failure_s - hook.first_failure_s
+        has_lasted = hook.num_failures >= MAX_FAILURES and duration_s >= MIN_FAILING_S
+        if has_lasted and not hook.is_failing:
+            hook.is_failing = True
             logger.error(
-                "plugin %s failed in request_received on the last %d requests; a server's /readyz "
-                "says 503 until one succeeds, or none came for %.0f s; mend the plugin, or leave "
-                "it out with -p no:%s",
+                "plugin %s failed in request_received on all of the last %d requests, for %.0f s; "
+                "fix the plugin, or leave it out with -p no:%s",
                 hook.source,
                 hook.num_failures,
-                RETRY_AFTER_S,
+                duration_s,
                 hook.source.plugin,
             )
 
 
 def _works(hook: _Watched) -> None:
-    if hook.num_failures >= MAX_FAILURES:
+    if hook.is_failing:
         logger.warning("plugin %s works again, after %d failures", hook.source, hook.num_failures)
     hook.num_failures = 0
+    hook.is_failing = False
 
 
 def _attributes_hint(error: Exception, payload: EngineRequest) -> str:

@@ -49,7 +49,7 @@ class Thinking:
         except Exception as error:
             logger.exception("plugin %s failed to look at a prompt", self._parser.source)
             raise RequestFailedError(
-                f"plugin {self._parser.source} failed on this prompt; the server's log says how"
+                f"plugin {self._parser.source} failed on this prompt; the log says how"
             ) from error
 
     def _marker_id(self) -> int:

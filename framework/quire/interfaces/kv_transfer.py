@@ -16,8 +16,8 @@ short, and what cannot be saved at the moment is not offered.
 
 A store that raises or answers nonsense, or that ends none of its open transfers within
 `kv_store_timeout_s`, is switched off for good: it is asked nothing any more, the worker's half is
-shut down, and what was open has failed.
-So is a store whose transfers are open when a step is interrupted: its orders may be lost.
+shut down, and what was open has failed. So is a store whose transfers are open when a step is
+interrupted: its orders may be lost.
 
 The unit is a column: the block of one position in every KV group of the model, stored and loaded as
 one under the hash of its content. Hashes chain: equal hash means equal tokens, beginning included,
@@ -30,6 +30,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from quire.reference import check_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -231,3 +233,6 @@ class KVStoreCapabilities:
     """
 
     worker: str
+
+    def __post_init__(self) -> None:
+        check_reference(self.worker, "a KV store's worker")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.interfaces.kv_cache import KVLayer
+from quire.reference import check_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,9 @@ class ModelCapabilities:
     describe: str
     supports_lora: bool = True
     supports_tensor_parallel: bool = True
+
+    def __post_init__(self) -> None:
+        check_reference(self.describe, "a model's describe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,14 +105,12 @@ def log_composition(composition: Composition) -> None:
 
 def _warn_of_others(entry: Entry) -> None:
     """Say that plugins offer a name of quire's own, which serves all the same."""
-    kind, name = entry.kind, entry.name
-    ways = " or ".join(f"--prefer {kind.name}:{name}={who.plugin}" for who in entry.passed_over)
     logger.warning(
         "%s %r is also offered by %s; quire's own is used, and %s would use another",
-        kind.title,
-        name,
+        entry.kind.title,
+        entry.name,
         " and ".join(map(str, entry.passed_over)),
-        ways,
+        " or ".join(map(entry.preference, entry.passed_over)),
     )
 
 

@@ -48,7 +48,7 @@ class HealthRoutes:
         return json_response({"status": "ready"})
 
     async def readyz(self, request: Request) -> Response:
-        """The same, and no plugin makes every request fail: a restart would not mend that."""
+        """The same, and no plugin makes every request fail: a restart would not fix that."""
         health = await self.health(request)
         failing = self._frontend.failing_plugins
         if health.status_code != 200 or not failing:

@@ -271,10 +271,14 @@ def test_who_ships_the_checkpoint_and_whose_offers_were_passed_over_is_told(site
     status, out = explained(capsys, "demo")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert status == 0
+    assert "shipped by quire_demo (quire 0.1.0)" in lines
     assert (
-        "shipped by quire_demo (quire 0.1.0); not acme (acme 1.0), which --prefer "
-        "checkpoints:demo=acme would use"
+        "not demo of acme (acme 1.0): quire's own is used; --prefer checkpoints:demo=acme would "
+        "use it"
     ) in lines
+    (part, *_) = json.loads(explained(capsys, "demo", "--json")[1])["parts"]
+    assert (part["kind"], part["plugin"]) == ("checkpoints", "quire_demo")
+    assert [rejection["name"] for rejection in part["rejected"]] == ["demo of acme (acme 1.0)"]
     assert (
         "not full_attention of acme (acme 1.0): quire's own is used; --prefer "
         "kv_cache_specs:full_attention=acme would use it"

@@ -181,6 +181,44 @@ def test_the_doctor_checks_the_describe_of_a_model_too(quire, site):
     assert "no_such_module:describe" in problems(quire)["no_module"]["what"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "capabilities"),
+    [
+        ("models", "quire.interfaces.model:ModelCapabilities(describe={})"),
+        ("kv_stores", "quire.interfaces.kv_transfer:KVStoreCapabilities(worker={})"),
+    ],
+)
+@pytest.mark.parametrize("reference", ["print", "None", "'acme.model'", "'acme/model:describe'"])
+def test_capabilities_that_refer_to_code_by_no_import_string_fail_their_plugin(
+    quire, site, kind, capabilities, reference
+):
+    module, _, made = capabilities.format(reference).partition(":")
+    source = f"""
+        from quire import hookimpl
+        from {module} import *
+
+        @hookimpl
+        def register_{kind}(registry):
+            registry.add("Acme", "json:JSONDecoder", capabilities={made})
+    """
+    site.install("acme", source)
+    assert "must read 'package.module:attribute', got " in problems(quire)["failed"]["what"]
+
+
+def test_the_doctor_checks_the_worker_of_a_kv_store_too(quire, site):
+    source = """
+        from quire import hookimpl
+        from quire.interfaces.kv_transfer import KVStoreCapabilities
+
+        @hookimpl
+        def register_kv_stores(registry):
+            there = KVStoreCapabilities(worker="no_such_module:Worker")
+            registry.add("acme", "json:JSONDecoder", capabilities=there)
+    """
+    site.install("acme", source)
+    assert "no_such_module:Worker" in problems(quire)["no_module"]["what"]
+
+
 def test_the_doctor_finds_a_distribution_that_is_installed_twice(
     quire, site, tmp_path, monkeypatch
 ):
@@ -298,6 +336,38 @@ def test_the_doctor_notes_whose_offers_of_quires_names_are_passed_over(quire, si
     )
     assert "--prefer lora_sources:peft=acme" in problem["way_out"]
     assert problems(quire, "--prefer", "lora_sources:peft=acme") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "way_out"),
+    [
+        (("json:JSONDecoder", "no_such_module:Peft"), "no_module", "fix the reference in acme"),
+        (("api=1", "api=2"), "api_version", "upgrade quire"),
+    ],
+)
+def test_a_broken_offer_of_a_name_that_another_serves_is_a_note(quire, site, change, code, way_out):
+    site.install("acme", OFFERS_APPLE.replace("apple", "peft").replace(*change))
+    found = problems(quire)
+    assert set(found) == {code, "passed_over"}
+    assert found[code]["is_fatal"] is False
+    assert found[code]["way_out"].startswith(way_out)
+    assert "--prefer lora_sources:peft=acme gets an error" in found[code]["way_out"]
+    assert "select" not in found[code]["way_out"]
+    preferred = problems(quire, "--prefer", "lora_sources:peft=acme")[code]
+    assert preferred["is_fatal"] is True
+    assert "LoRA source 'peft' cannot be used" in preferred["way_out"]
+
+
+def test_a_broken_offer_of_a_contested_name_is_a_problem(quire, site):
+    site.install("acme", OFFERS_APPLE.replace("json:JSONDecoder", "no_such_module:Apple"))
+    site.install("other", OFFERS_APPLE)
+    assert problems(quire)["no_module"]["is_fatal"] is True
+
+
+def test_the_doctor_tells_problems_before_notes(quire, site):
+    site.install("acme", OFFERS_APPLE.replace("apple", "peft").replace("api=1", "api=2"))
+    site.install("other", OFFERS_APPLE.replace("json:JSONDecoder", "no_such_module:Apple"))
+    assert list(problems(quire)) == ["no_module", "api_version", "passed_over"]
 
 
 def test_the_list_marks_names_that_another_plugin_serves(quire, site):

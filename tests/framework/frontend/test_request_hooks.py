@@ -3,7 +3,12 @@
 import pytest
 
 from quire.errors import InvalidRequestError, RequestError, RequestFailedError
-from quire.frontend.request_hooks import MAX_FAILURES, RETRY_AFTER_S, RequestHooks
+from quire.frontend.request_hooks import (
+    MAX_FAILURES,
+    MIN_FAILING_S,
+    RETRY_AFTER_S,
+    RequestHooks,
+)
 from quire.messages import EngineRequest
 from quire.registry import Source
 from quire.sampling_params import SamplingParams
@@ -56,12 +61,21 @@ def fail(hooks, times):
             hooks.received(REQUEST)
 
 
+def fail_for_long(hooks, clock, times=MAX_FAILURES):
+    """Let requests fail, the last of them as late as makes a plugin failing."""
+    fail(hooks, times - 1)
+    clock.now_s += MIN_FAILING_S
+    fail(hooks, 1)
+
+
 def failing(hooks):
     return [(each.source, each.num_failures) for each in hooks.failing()]
 
 
-def test_a_plugin_is_failing_after_some_failures_in_a_row_and_no_other_is(hooks):
-    fail(hooks, MAX_FAILURES - 1)
+def test_a_plugin_is_failing_after_some_failures_in_a_row_and_no_other_is(hooks, clock):
+    fail(hooks, MAX_FAILURES - 2)
+    clock.now_s += MIN_FAILING_S
+    fail(hooks, 1)
     assert failing(hooks) == []
     fail(hooks, 1)
     assert failing(hooks) == [(ACME, MAX_FAILURES)]
@@ -69,18 +83,41 @@ def test_a_plugin_is_failing_after_some_failures_in_a_row_and_no_other_is(hooks)
     assert failing(hooks) == [(ACME, MAX_FAILURES + 2)]
 
 
-def test_one_request_that_passes_ends_it(hooks, moody):
-    fail(hooks, MAX_FAILURES)
+def test_many_failures_within_a_short_time_are_not_enough(hooks, clock, caplog):
+    fail(hooks, 10 * MAX_FAILURES)
+    clock.now_s += MIN_FAILING_S - 1
+    fail(hooks, 1)
+    assert failing(hooks) == []
+    assert "on all of the last" not in caplog.text
+    clock.now_s += 1
+    assert failing(hooks) == [], "no request has failed so late"
+    fail(hooks, 1)
+    assert failing(hooks) == [(ACME, 10 * MAX_FAILURES + 2)]
+
+
+def test_requests_that_pass_keep_a_plugin_well_whatever_fails_between_them(hooks, clock, moody):
+    for _ in range(5):
+        moody.error = RuntimeError("this one only")
+        fail(hooks, MAX_FAILURES)
+        clock.now_s += MIN_FAILING_S - 1
+        moody.error = None
+        hooks.received(REQUEST)
+        assert failing(hooks) == []
+
+
+def test_one_request_that_passes_ends_it(hooks, clock, moody):
+    fail_for_long(hooks, clock)
     moody.error = None
     hooks.received(REQUEST)
     assert failing(hooks) == []
     moody.error = RuntimeError("again")
-    fail(hooks, MAX_FAILURES - 1)
-    assert failing(hooks) == []
-
-
-def test_a_refusal_shows_that_the_plugin_works(hooks, moody):
+    clock.now_s += MIN_FAILING_S
     fail(hooks, MAX_FAILURES)
+    assert failing(hooks) == [], "counted and timed anew"
+
+
+def test_a_refusal_shows_that_the_plugin_works(hooks, clock, moody):
+    fail_for_long(hooks, clock)
     moody.error = InvalidRequestError("not on Sundays", param="prompt")
     with pytest.raises(RequestError, match="not on Sundays"):
         hooks.received(REQUEST)
@@ -88,7 +125,7 @@ def test_a_refusal_shows_that_the_plugin_works(hooks, moody):
 
 
 def test_without_requests_a_plugin_counts_as_well_after_a_while_until_it_fails_again(hooks, clock):
-    fail(hooks, MAX_FAILURES)
+    fail_for_long(hooks, clock)
     clock.now_s += RETRY_AFTER_S - 1
     assert failing(hooks) == [(ACME, MAX_FAILURES)]
     clock.now_s += 2
@@ -100,15 +137,17 @@ def test_without_requests_a_plugin_counts_as_well_after_a_while_until_it_fails_a
 
 
 def test_the_log_says_once_that_a_plugin_keeps_failing_and_once_that_it_is_well(
-    hooks, moody, caplog
+    hooks, clock, moody, caplog
 ):
-    fail(hooks, MAX_FAILURES + 3)
+    fail_for_long(hooks, clock)
+    fail(hooks, 3)
     moody.error = None
     hooks.received(REQUEST)
     hooks.received(REQUEST)
-    (told,) = [line for line in caplog.messages if "on the last " in line]
+    (told,) = [line for line in caplog.messages if "on all of the last " in line]
     assert "plugin acme (acme-quire 1.0) failed in request_received" in told
-    assert "on the last 5 requests" in told
+    assert "on all of the last 5 requests, for 10 s" in told
+    assert "readyz" not in told, "an LLM has no server"
     assert "-p no:acme" in told
     (well,) = [line for line in caplog.messages if "works again" in line]
     assert "plugin acme (acme-quire 1.0) works again, after 8 failures" in well
@@ -116,8 +155,8 @@ def test_the_log_says_once_that_a_plugin_keeps_failing_and_once_that_it_is_well(
     assert len(traces) == MAX_FAILURES + 3
 
 
-def test_a_few_failures_are_not_worth_a_word_when_they_end(hooks, moody, caplog):
-    fail(hooks, MAX_FAILURES - 1)
+def test_failures_of_a_short_time_are_not_worth_a_word_when_they_end(hooks, moody, caplog):
+    fail(hooks, MAX_FAILURES)
     moody.error = None
     hooks.received(REQUEST)
     assert "works again" not in caplog.text

@@ -19,6 +19,7 @@ from server_parts import Texts, make_frontend
 
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, SettingsError
+from quire.frontend import request_hooks
 from quire.registry import Source
 from quire.server import serve as serve_module
 from quire.server.serve import HTTPServer, listening_socket, url_of
@@ -161,7 +162,9 @@ def test_a_step_that_hangs_is_not_ready(serve, wait_for):
     assert wait_for(lambda: httpx.get(f"{served.url}/readyz").status_code == 200)
 
 
-def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve):
+def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve, monkeypatch):
+    monkeypatch.setattr(request_hooks, "MIN_FAILING_S", 0.0)
+
     def received(*, request):
         if request.params.seed is not None:
             raise RuntimeError("a detail that is nobody's business")
