@@ -11,14 +11,18 @@ from quire.errors import RequestFailedError
 
 
 def check_returned(
-    returned: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device, called: str
+    returned: object,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    called: str,
 ) -> None:
     """Check a result before torch broadcasts or converts it in silence.
 
     Args:
         returned: The result.
         shape: Shape that the contract asks for.
-        dtype: Element type that it asks for.
+        dtype: Element type that it asks for; None: any floating one.
         device: Where the result must lie.
         called: Name of what was called, for the error.
 
@@ -28,7 +32,7 @@ def check_returned(
     if (
         isinstance(returned, Tensor)
         and returned.shape == shape
-        and returned.dtype == dtype
+        and (returned.is_floating_point() if dtype is None else returned.dtype == dtype)
         and returned.device == device
     ):
         return
@@ -42,5 +46,6 @@ def _kind(returned: object) -> str:
     return "None" if returned is None else f"a {type(returned).__name__}"
 
 
-def _described(shape: list[int], dtype: torch.dtype, device: torch.device) -> str:
-    return f"a {str(dtype).removeprefix('torch.')} tensor of shape {shape} on {device}"
+def _described(shape: list[int], dtype: torch.dtype | None, device: torch.device) -> str:
+    kind = "floating-point" if dtype is None else str(dtype).removeprefix("torch.")
+    return f"a {kind} tensor of shape {shape} on {device}"

@@ -12,7 +12,7 @@ distribution: compare what is drawn with it in a test of your own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from quire.testing.sampled_rows import NUM_SLOTS, random_logits, sampled_rows
 NUM_ROWS = 12
 NUM_DRAWS = 40
 SOURCES = ("seeds", "children", "positions")  # of randomness
+Draw = Callable[[Tensor, SampledRows], Tensor]
 VARIED = (*((source,) for source in SOURCES), *combinations(SOURCES, 2))
 
 
@@ -87,15 +88,7 @@ class DrawStepContract:
     @pytest.mark.parametrize("varied", VARIED, ids=" and ".join)
     def test_seed_child_and_position_all_matter(self, varied: tuple[str, ...]) -> None:
         """Even logits give many tokens, whichever varies; nor is it the sum of two that counts."""
-        rising = range(1, NUM_DRAWS + 1)
-        numbers: dict[str, Sequence[int]] = dict.fromkeys(SOURCES, [3] * NUM_DRAWS)
-        numbers |= dict(zip(varied, (rising, rising[::-1]), strict=False))
-        even = torch.zeros(NUM_DRAWS, self.vocab_size)
-        drawn = set(self._draw(even, [self._active(0)] * NUM_DRAWS, **numbers).tolist())
-        assert len(drawn) > min(8, self.vocab_size // 2), (
-            f"{NUM_DRAWS} rows of even logits, with other {' and '.join(varied)} each, draw only "
-            f"{len(drawn)} tokens"
-        )
+        self._expect_many_tokens(self._step().draw, varied)
 
     def test_a_row_does_not_depend_on_the_others(self) -> None:
         """Neither on their order, nor on their number, nor on the slots."""
@@ -164,6 +157,18 @@ class DrawStepContract:
     def _draw(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **given: Any) -> Tensor:
         return self._step().draw(logits.clone().to(self.device), self._rows(fields, **given))
 
+    def _expect_many_tokens(self, draw: Draw, varied: Sequence[str]) -> None:
+        rising = range(1, NUM_DRAWS + 1)
+        numbers: dict[str, Sequence[int]] = dict.fromkeys(SOURCES, [3] * NUM_DRAWS)
+        numbers |= dict(zip(varied, (rising, rising[::-1]), strict=False))
+        even = torch.zeros(NUM_DRAWS, self.vocab_size, device=self.device)
+        rows = self._rows([self._active(0)] * NUM_DRAWS, **numbers)
+        num_tokens = len(draw(even, rows).unique())
+        assert num_tokens > min(8, self.vocab_size // 2), (
+            f"{NUM_DRAWS} rows of even logits, with other {' and '.join(varied)} each, draw only "
+            f"{num_tokens} tokens"
+        )
+
     def _expect_token_ids(self, drawn: Tensor) -> None:
         ids = drawn.tolist()
         assert 0 <= min(ids) <= max(ids) < self.vocab_size, (
@@ -183,13 +188,19 @@ class AbsorbingDrawContract(DrawStepContract):
     mixed: ClassVar[Sequence[Mapping[str, Any]]]
 
     def test_it_draws_what_it_would_draw_after_the_steps(self) -> None:
-        """Whatever the rows of the batch ask for."""
+        """Whatever the rows of the batch ask for, each a child and a position of its own."""
         logits, fields = self._given()
-        rows = self._rows(fields)
+        numbers = range(len(fields))
+        rows = self._rows(fields, children=numbers, positions=numbers[::-1])
         absorbing = self._step().draw_absorbing(logits.clone(), rows)
         stepwise = self._step().draw(self._after_steps(logits, rows), rows)
         differing = [fields[row] for row in (absorbing != stepwise).nonzero().flatten().tolist()]
         assert not differing, f"other tokens than after the steps one by one, with {differing}"
+
+    @pytest.mark.parametrize("varied", VARIED, ids=" and ".join)
+    def test_seed_child_and_position_all_matter_to_absorbing(self, varied: tuple[str, ...]) -> None:
+        """As they do to a draw that absorbs nothing."""
+        self._expect_many_tokens(self._step().draw_absorbing, varied)
 
     def test_absorbing_needs_nothing_from_the_host(self) -> None:
         """And it leaves the logits as they are."""

@@ -81,7 +81,14 @@ def build_runner(
             max_num_batched_tokens,
         )
     runner = ModelRunner(
-        model, backends, tables, pipeline, adapters, " with ".join(names), device_inputs
+        model,
+        backends,
+        tables,
+        pipeline,
+        adapters,
+        composition.description,
+        " with ".join(names),
+        device_inputs,
     )
     if composition.recording_flaw is None:
         runner.recorded = RecordedSteps(as_module(model), backends, tables)

@@ -61,7 +61,8 @@ def _compute(runner: ModelRunner, lengths: Sequence[int]) -> None:
     if runner.adapters is not None and runner.device_inputs is not None:  # kernels to compile
         adapters = runner.device_inputs.adapter_batch(len(inputs.input_ids))
     hidden_states = runner.computed_hidden_states(inputs, adapters)
-    runner.pipeline.warm_up(runner.logits_of(hidden_states[: len(requests)]))
+    rows = hidden_states if inputs.last_rows is None else hidden_states[inputs.last_rows]
+    runner.pipeline.warm_up(runner.logits_of(rows))
 
 
 def _refusal(runner: ModelRunner, error: Exception) -> RefusedError:

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import AdapterError, RequestFailedError
+from quire.errors import AdapterError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.lora import AdapterBatch
-from quire.interfaces.model import ForwardBatch, Model
+from quire.interfaces.model import ForwardBatch, Model, ModelDescription
+from quire.layers.returned import check_returned
 from quire.messages import (
     AdapterRef,
     ErrorReport,
@@ -84,6 +85,7 @@ class ModelRunner:
         tables: The running requests.
         pipeline: Draws tokens.
         adapters: If there may be any.
+        description: Of the model, whose results are compared with it.
         computed_by: Names of the model and its backends, for errors.
         device_inputs: Gathers inputs on the device; None: the host builds them.
 
@@ -99,6 +101,7 @@ class ModelRunner:
         tables: SlotTables,
         pipeline: SamplingPipeline,
         adapters: AdapterManager | None,
+        description: ModelDescription,
         computed_by: str,
         device_inputs: DeviceInputs | None = None,
     ) -> None:
@@ -110,6 +113,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
         self.recorded: RecordedSteps | None = None
+        self.description = description
         self.computed_by = computed_by
         self.device_inputs = device_inputs
         self._block_sizes = [backend.shape.block_size for backend in backends]
@@ -250,15 +254,12 @@ class ModelRunner:
         """Return the logits of some rows, in memory that may be written over.
 
         Raises:
-            RequestFailedError: The model returned another number of rows.
+            RequestFailedError: The model returned something else.
         """
-        logits = self.model.compute_logits(rows).float()
-        if logits.dim() != 2 or len(logits) != len(rows):
-            raise RequestFailedError(
-                f"compute_logits of {self.computed_by} returned logits of shape "
-                f"{list(logits.shape)} for {len(rows)} rows; they must be [N, vocab_size]"
-            )
-        return logits
+        logits = self.model.compute_logits(rows)
+        shape = (len(rows), self.description.vocab_size)
+        check_returned(logits, shape, None, rows.device, f"compute_logits of {self.computed_by}")
+        return logits.float()
 
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
@@ -273,12 +274,19 @@ class ModelRunner:
     def computed_hidden_states(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Run the model through Python, once its backends are prepared for the step."""
+        """Run the model through Python, once its backends are prepared for the step.
+
+        Raises:
+            RequestFailedError: The model returned something else than hidden states of the step.
+        """
         prepared = zip(self.backends, inputs.layouts, strict=True)
         batch = ForwardBatch(
             attention=[backend.prepare(layout) for backend, layout in prepared], adapters=adapters
         )
         hidden_states: Tensor = self._forward_pass(inputs.input_ids, inputs.positions, batch)
+        shape = (len(inputs.input_ids), self.description.hidden_size)
+        device, called = inputs.input_ids.device, f"the forward pass of {self.computed_by}"
+        check_returned(hidden_states, shape, None, device, called)
         return hidden_states
 
     def _adapter_batch(self, inputs: StepInputs) -> AdapterBatch | None:

@@ -1,5 +1,6 @@
 """The kit of draws: a right one passes, and each fault is seen where it should be."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -88,17 +89,21 @@ class UsesAGenerator(Categorical):
         return torch.multinomial(logits.softmax(-1), 1).squeeze(1)
 
 
-def by_numbers(seed=1, child=100_003, position=1_000_000_007):
+def summed(rows, seed=1, child=100_003, position=1_000_000_007):
+    """Return the rows with a weighted sum of the three as the seed, and zeros elsewhere."""
+    seeds, children = (rows.columns[name] for name in ("seed", "child"))
+    keys = seeds * seed + children * child
+    keys[rows.slots] += rows.positions * position
+    columns = rows.columns | {"seed": keys, "child": torch.zeros_like(children)}
+    return replace(rows, columns=columns, positions=torch.zeros_like(rows.positions))
+
+
+def by_numbers(**weights):
     """A draw whose randomness goes by a weighted sum of the three."""
 
     class Summed(Categorical):
         def draw(self, logits, rows):
-            seeds, children = (rows.columns[name][rows.slots] for name in ("seed", "child"))
-            key = seeds * seed + children * child + rows.positions * position
-            rows.columns["seed"][rows.slots] = key
-            rows.columns["child"].zero_()
-            rows.positions.zero_()
-            return super().draw(logits, rows)
+            return super().draw(logits, summed(rows, **weights))
 
     return Summed
 
@@ -175,6 +180,16 @@ class LeavesOutAStep(Absorbing):
     steps = (Temperature, TopKTopP)
 
 
+def absorbing_by_numbers(**weights):
+    """A draw whose randomness goes by a weighted sum of the three where it absorbs, only there."""
+
+    class Summed(Absorbing):
+        def draw_absorbing(self, logits, rows):
+            return super().draw_absorbing(logits, summed(rows, **weights))
+
+    return Summed
+
+
 class AbsorbsByTheHost(Absorbing):
     def draw_absorbing(self, logits, rows):
         return super().draw_absorbing(logits, rows) if rows.host_fields else self.draw(logits, rows)
@@ -231,26 +246,29 @@ class AbsorbsAndWaits(Absorbing):
 
 GREEDY = "neutral_rows_take_the_likeliest_token"
 MATTERS = "seed_child_and_position_all_matter"
+ABSORBING_MATTERS = "seed_child_and_position_all_matter_to_absorbing"
+AFTER_STEPS = "it_draws_what_it_would_draw_after_the_steps"
 ALONE = "a_row_does_not_depend_on_the_others"
 TOKEN = "one_token_a_row_comes_back"
+SUMS = [  # of which nothing is left of one source, or of the difference of two
+    ({"seed": 0}, ("seeds",)),
+    ({"child": 0}, ("children",)),
+    ({"position": 0}, ("positions",)),
+    ({"child": 1}, ("seeds", "children")),
+    ({"position": 1}, ("seeds", "positions")),
+    ({"child": 7, "position": 7}, ("children", "positions")),
+]
 PROOFS = [
+    *(
+        (by_numbers(**weights), MATTERS, (lost,), f"other {' and '.join(lost)} each")
+        for weights, lost in SUMS
+    ),
     (NeverNeutral, "neutral_fields_are_called_neutral", (), "does not take the likeliest"),
     (AlwaysNeutral, "neutral_fields_are_called_neutral", (), "is_neutral is true of"),
     (DrawsGreedyRows, GREEDY, (False,), "all_greedy=False"),
     (MistakesGreedyBatches, GREEDY, (True,), "all_greedy=True"),
     (GreedyByTheFirstRow, "neutral_and_active_rows_share_a_batch", (), "beside random rows"),
     (UsesAGenerator, "the_same_seed_draws_the_same_token", (), "a state or a generator"),
-    (by_numbers(seed=0), MATTERS, (("seeds",),), "other seeds each"),
-    (by_numbers(child=0), MATTERS, (("children",),), "other children each"),
-    (by_numbers(position=0), MATTERS, (("positions",),), "other positions each"),
-    (by_numbers(child=1), MATTERS, (("seeds", "children"),), "seeds and children"),
-    (by_numbers(position=1), MATTERS, (("seeds", "positions"),), "seeds and positions"),
-    (
-        by_numbers(child=7, position=7),
-        MATTERS,
-        (("children", "positions"),),
-        "children and positions",
-    ),
     (LooksAtTheBatch, ALONE, (), "alone in another slot"),
     (LooksAtTheSlot, ALONE, (), "alone in another slot"),
     (NeedsTheHost, "the_host_fields_are_only_a_hint", (), "host_fields is empty"),
@@ -262,7 +280,10 @@ PROOFS = [
     (CountsBelowZero, TOKEN, (), "not all token ids"),
 ]
 ABSORBING_PROOFS = [
-    (LeavesOutAStep, "it_draws_what_it_would_draw_after_the_steps", "min_p"),
+    (LeavesOutAStep, AFTER_STEPS, "min_p"),
+    (absorbing_by_numbers(seed=0), AFTER_STEPS, "other tokens than after the steps"),
+    (absorbing_by_numbers(child=0), AFTER_STEPS, "other tokens than after the steps"),
+    (absorbing_by_numbers(position=0), AFTER_STEPS, "other tokens than after the steps"),
     (ChangesTheLogits, "absorbing_needs_nothing_from_the_host", "changed the logits"),
     (AbsorbsByTheHost, "absorbing_needs_nothing_from_the_host", "host_fields is empty"),
     (SortsTheBatch, "absorbing_treats_each_row_alone", "beside rows of padding"),
@@ -301,6 +322,13 @@ def test_a_draw_that_waits_is_seen(step):
         getattr(draw_contract(step), f"test_{WAITS}")()
 
 
+@pytest.mark.parametrize(("weights", "lost"), SUMS)
+def test_a_draw_that_absorbs_without_a_source_of_randomness_is_seen(weights, lost):
+    contract = absorbing_contract(absorbing_by_numbers(**weights))
+    with pytest.raises(AssertionError, match=f"other {' and '.join(lost)} each"):
+        getattr(contract, f"test_{ABSORBING_MATTERS}")(lost)
+
+
 def test_a_draw_that_waits_while_it_absorbs_is_seen():
     with pytest.raises(pytest.fail.Exception, match="waits for the device"):
         getattr(absorbing_contract(AbsorbsAndWaits), f"test_{ABSORBING_WAITS}")()
@@ -308,9 +336,10 @@ def test_a_draw_that_waits_while_it_absorbs_is_seen():
 
 def test_each_test_of_the_kits_has_a_draw_that_fails_it():
     tests = {name for name in dir(AbsorbingDrawContract) if name.startswith("test_")}
-    proven = {proof[1] for proof in (*PROOFS, *ABSORBING_PROOFS)} | {WAITS, ABSORBING_WAITS}
+    proven = {proof[1] for proof in (*PROOFS, *ABSORBING_PROOFS)}
+    proven |= {ABSORBING_MATTERS, WAITS, ABSORBING_WAITS}
     assert tests == {f"test_{test}" for test in proven}
-    assert {arguments[0] for _, test, arguments, _ in PROOFS if test == MATTERS} == set(VARIED)
+    assert {lost for _, lost in SUMS} == set(VARIED)
 
 
 def test_a_draw_that_absorbs_nothing_says_so():

@@ -45,6 +45,14 @@ BROKEN = """
         def compute_logits(self, rows):
             return super().compute_logits(rows)[:1]
 
+    class NarrowHead(Qwen3ForCausalLM):
+        def compute_logits(self, rows):
+            return super().compute_logits(rows)[:, 1:]
+
+    class NoTail(Qwen3ForCausalLM):
+        def forward(self, input_ids, positions, batch):
+            return super().forward(input_ids, positions, batch)[:-1]
+
     class NoBody(Qwen3ForCausalLM):
         def forward(self, input_ids, positions, batch):
             raise ZeroDivisionError("no body")
@@ -67,7 +75,7 @@ BROKEN = """
 
     @hookimpl
     def register_models(registry):
-        for name in ("NoHead", "NoBody"):
+        for name in ("NoHead", "NarrowHead", "NoTail", "NoBody"):
             there = ModelCapabilities(describe="quire_models.qwen3_config:describe_qwen3")
             registry.add(name, f"acme:{name}", capabilities=there)
 """
@@ -125,7 +133,16 @@ def test_so_it_does_in_a_process_of_its_own(site, folder):
     ("architecture", "told"),
     [
         ("NoBody", rf"model 'NoBody' {BY_ACME} with attention .* failed: ZeroDivisionError: no b"),
-        ("NoHead", rf"compute_logits of model 'NoHead' {BY_ACME} .* shape \[1, 320\] for 2 rows"),
+        (
+            "NoTail",
+            rf"the forward pass of model 'NoTail' {BY_ACME} with attention .* returned a float32 "
+            r"tensor of shape \[2, .*must return a floating-point tensor of shape \[3, ",
+        ),
+        (
+            "NoHead",
+            rf"compute_logits of model 'NoHead' {BY_ACME} .* \[1, 320\].*must .* \[2, 320\]",
+        ),
+        ("NarrowHead", r"compute_logits of model 'NarrowHead' .* \[2, 319\].*must .* \[2, 320\]"),
     ],
 )
 def test_so_does_a_model(site, tmp_path, architecture, told):
@@ -194,3 +211,14 @@ def test_lack_of_memory_is_no_parts_fault(monkeypatch, llm):
 def test_a_part_that_says_why_it_fails_is_quoted(monkeypatch, llm):
     with pytest.raises(RefusedError, match=r"cannot be computed: too small; correct that part"):
         failing_with(monkeypatch, llm, CapacityError("too small"))
+
+
+def test_they_draw_from_the_last_token_of_each_request(monkeypatch, llm):
+    runner, seen = runner_of(llm), []
+    monkeypatch.setattr(runner.model, "compute_logits", seen.append)
+    monkeypatch.setattr(
+        runner, "computed_hidden_states", lambda *_: torch.arange(42.0).unsqueeze(1)
+    )
+    with pytest.raises(RefusedError, match=r"compute_logits .* returned None"):
+        compute_first_steps(runner, 60, [(40, 2)])
+    assert seen[0].flatten().tolist() == [39, 41]
