@@ -27,7 +27,7 @@
     - RequestTimeoutError       the request did not finish within its time
     - RequestFailedError        a plugin or the model failed while this request ran
   + PromptsError                some prompts of one call failed; it has the others' outputs
-  + RemoteError                 what was raised in another process, as text; always a cause
+  + CauseError                  a traceback as text: what another error comes from
 """
 
 from collections.abc import Mapping, Sequence
@@ -227,7 +227,7 @@ class PromptsError(QuireError):
         self.errors = dict(errors or {})
 
 
-class RemoteError(QuireError):
-    """What was raised in another process, as text, its traceback included; always a cause."""
+class CauseError(QuireError):
+    """What another error comes from, as the text of a traceback; always a `__cause__`."""
 
-    code = "remote_error"
+    code = "cause"

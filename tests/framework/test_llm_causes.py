@@ -6,7 +6,7 @@ from installed import sites
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.main import main
-from quire.errors import AdapterError, PromptsError, RemoteError, RequestFailedError
+from quire.errors import AdapterError, CauseError, PromptsError, RequestFailedError
 from quire.testing.checkpoints import write_checkpoint
 
 site = pytest.fixture(sites)
@@ -55,9 +55,8 @@ def test_one_failing_prompt_of_three_is_named_with_its_plugin_and_cause(
     assert [first.outputs, last.outputs] == [output.outputs for output in expected]
     error = caught.value.errors[1]
     assert type(error) is RequestFailedError
-    assert type(error.__cause__) is (RemoteError if engine_process else ValueError)
-    story = str(error.__cause__) if engine_process else error.__cause__.__notes__[0]
-    assert "in apply" in story
+    assert type(error.__cause__) is CauseError
+    assert "in apply" in str(error.__cause__)
 
 
 def test_an_adapter_that_a_request_brings_is_refused_before_anything_runs(folder, tmp_path, caplog):

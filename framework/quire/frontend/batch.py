@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quire.errors import (
+    CauseError,
     EngineDeadError,
     InvalidRequestError,
     PromptsError,
     QuireError,
-    RemoteError,
     RequestError,
     RequestFailedError,
 )
@@ -308,7 +308,7 @@ def _reason(error: QuireError) -> str:
     """Return an error's message, with what a plugin raised."""
     cause = error.__cause__
     lines = str(cause or "").splitlines() or [""]
-    detail = lines[-1] if isinstance(cause, RemoteError) else lines[0]
+    detail = lines[-1] if isinstance(cause, CauseError) else lines[0]
     return f"{error} ({detail})" if detail else str(error)
 
 
