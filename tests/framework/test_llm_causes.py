@@ -22,7 +22,9 @@ FRAGILE = """
             return not fields["fragile"]
 
         def apply(self, logits, rows):
-            raise ValueError("made of glass")
+            if rows.columns["fragile"][rows.slots].any():
+                raise ValueError("made of glass")
+            return logits
 
     @hookimpl
     def register_samplers(registry):
