@@ -14,6 +14,7 @@
     - UnsafeCheckpointError     weights that would run code when loaded
     - UnsupportedModelError     an architecture or a feature of it that nobody serves
   + AdapterError                a LoRA adapter that cannot be used with this model
+    - AdapterSourceError        a LoRA source failed, whatever the adapter is
   + CapacityError               the machine is too small for what was asked
   + NativeUnavailableError      compiled CPU kernels cannot be had on this machine
   + EngineDeadError             the engine stopped; nothing can be served any more
@@ -123,6 +124,12 @@ class AdapterError(QuireError):
     """A LoRA adapter that cannot be used with this model."""
 
     code = "adapter_error"
+
+
+class AdapterSourceError(AdapterError):
+    """A LoRA source failed, whatever the adapter is; what it raised is the cause."""
+
+    code = "adapter_source_failed"
 
 
 class CapacityError(QuireError):

@@ -13,7 +13,7 @@ from quire.choosing import choose_optional
 from quire.composition import Choice, Composition
 from quire.config import DEFAULT_LORA_SOURCE, LoRASettings
 from quire.errors import (
-    AdapterError,
+    AdapterSourceError,
     PluginError,
     PluginLoadError,
     QuireError,
@@ -94,9 +94,10 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: There is none, or the source failed.
         """
-        folder = self._ask(f"to find adapter {name!r}", lambda: self._source.resolve(name))
+        what = f"adapter {Path(name).name!r}"
+        folder = self._ask(f"to find {what}", lambda: self._source.resolve(name))
         if not isinstance(folder, Path):
-            raise AdapterError(f"{self} gave {folder!r} as the folder of adapter {name!r}")
+            raise AdapterSourceError(f"{self} gave {_kind(folder)} as the folder of {what}")
         return folder
 
     def content_hash(self, folder: Path) -> str:
@@ -105,7 +106,9 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: A file is missing, or the source failed.
         """
-        return self._ask(f"to hash {folder}", lambda: self._source.content_hash(folder))
+        return self._ask(
+            f"to hash adapter {folder.name!r}", lambda: self._source.content_hash(folder)
+        )
 
     def read(self, folder: Path, max_rank: int) -> Adapter:
         """Read an adapter.
@@ -113,18 +116,26 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: It cannot be honoured, or the source failed.
         """
-        adapter = self._ask(f"to read {folder}", lambda: self._source.read(folder, max_rank))
+        what = f"to read adapter {folder.name!r}"
+        adapter = self._ask(what, lambda: self._source.read(folder, max_rank))
         if not isinstance(adapter, Adapter):
-            raise AdapterError(f"{self} read {adapter!r} from {folder}, and no Adapter")
+            raise AdapterSourceError(f"{self} read {_kind(adapter)}, and no Adapter")
         return adapter
 
     def _ask(self, what: str, call: Callable[[], R]) -> R:
+        """Call the source; a client may read what is raised, so that names no folder."""
         try:
             return call()
         except QuireError:
             raise
         except Exception as error:
-            raise AdapterError(f"{self} failed {what}: {type(error).__name__}: {error}") from error
+            failure = f"{self} failed {what}: {type(error).__name__}"
+            raise AdapterSourceError(failure) from error
+
+
+def _kind(thing: object) -> str:
+    """Return what a source gave, without its text: a client may read it."""
+    return "None" if thing is None else f"a {type(thing).__name__}"
 
 
 def _build(choice: Choice, registries: Registries, options: Mapping[str, str]) -> LoRASource:

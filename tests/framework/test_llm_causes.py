@@ -94,6 +94,40 @@ def test_the_demos_own_adapters_are_its_own_in_every_mode(caplog):
     assert "made for" not in caplog.text
 
 
+SOURCE = """
+    from pathlib import Path
+    from quire import hookimpl
+    from quire.interfaces.lora import LoRASource
+
+    class Shelf(LoRASource):
+        def resolve(self, name):
+            return Path(name)
+
+        def content_hash(self, folder):
+            return "v1"
+
+        def read(self, folder, max_rank):
+            raise OSError("the shelf fell over")
+
+    @hookimpl
+    def register_lora_sources(registry):
+        registry.add("shelf", "acme_shelf:Shelf")
+"""
+
+
+@pytest.mark.parametrize("engine_process", ["--engine-process", "--no-engine-process"])
+def test_a_source_that_fails_at_start_up_is_one_line_with_what_it_raised(
+    site, folder, capsys, engine_process
+):
+    site.install("acme_shelf", SOURCE)
+    argv = ["run", folder, "hi", "--enable-lora", "--lora-source", "shelf", "--lora-modules", "x=y"]
+    assert main([*argv, engine_process]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "LoRA source 'shelf' of plugin acme_shelf" in last
+    assert "failed to read adapter 'y': OSError" in last
+    assert last.endswith("the shelf fell over) [adapter_source_failed]")
+
+
 def test_a_corrupt_adapter_at_start_up_is_one_line(folder, tmp_path, capsys):
     torn = write_adapter(tmp_path / "torn")
     (torn / "adapter_model.safetensors").write_bytes(b"\0" * 20)

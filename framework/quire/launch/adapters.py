@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from quire.composition import Composition
 from quire.config import DEFAULT_LORA_SOURCE, Settings
-from quire.errors import AdapterError, UnknownModelError
+from quire.errors import AdapterSourceError, UnknownModelError
 from quire.interfaces.lora import LoRASource
 from quire.lora_choice import load_sources
 from quire.messages import AdapterRef
@@ -88,8 +88,8 @@ def _ref(sources: Mapping[str, LoRASource], source_name: str, name: str, path: s
     folder = source.resolve(path)
     content_hash = source.content_hash(folder)
     if not isinstance(content_hash, str) or not content_hash:
-        raise AdapterError(
-            f"{source} gave {content_hash!r} as the content hash of adapter {name!r} in {folder}; "
+        raise AdapterSourceError(
+            f"{source} gave {content_hash!r} as the content hash of adapter {name!r}; "
             "it must be a text that changes with the files, as KV in the cache is found by it"
         )
     return AdapterRef(name, str(folder), content_hash, source_name)

@@ -6,14 +6,26 @@ import pytest
 from installed import sites
 
 from quire.config import Settings
-from quire.errors import AdapterError, PluginLoadError, SettingsError, UnknownModelError
+from quire.errors import (
+    AdapterError,
+    AdapterSourceError,
+    PluginLoadError,
+    RequestFailedError,
+    SettingsError,
+    UnknownModelError,
+)
+from quire.frontend.engine_client import error_of
+from quire.ipc import decode, encode
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import compose_engine
+from quire.launch.engine_wire import ErrorMessage
 from quire.lora_choice import load_sources
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.traceback_text import with_cause
+from quire.worker.step_results import failure
 
 site = pytest.fixture(sites)
 
@@ -156,29 +168,47 @@ def test_a_source_without_options_takes_none(site, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"resolved": "1 / 0"}, r"failed to find adapter 'files': ZeroDivisionError"),
-        ({"resolved": "'files'"}, r"gave 'files' as the folder of adapter"),
-        ({"content_hash": "[][0]"}, r"failed to hash files: IndexError"),
+        ({"resolved": "1 / 0"}, r"failed to find adapter 'files': ZeroDivisionError$"),
+        ({"resolved": "'files'"}, r"gave a str as the folder of adapter 'files'$"),
+        ({"content_hash": "[][0]"}, r"failed to hash adapter 'files': IndexError$"),
     ],
 )
 def test_a_failure_of_a_source_names_its_plugin(site, tmp_path, wrong, words):
     its = composed(site, tmp_path, **wrong)
-    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words):
+    with pytest.raises(
+        AdapterSourceError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words
+    ):
         found(its)
 
 
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        ("raise OSError('torn')", r"failed to read files: OSError: torn"),
-        ("return None", "read None from files, and no Adapter"),
+        ("raise OSError('torn')", r"failed to read adapter 'files': OSError$"),
+        ("return None", "read None, and no Adapter$"),
     ],
 )
 def test_what_a_source_reads_is_an_adapter_or_names_its_plugin(site, tmp_path, read, words):
     its = composed(site, tmp_path, read=read)
     source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
-    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words):
+    with pytest.raises(
+        AdapterSourceError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words
+    ):
         source.read(Path("files"), 8)
+
+
+def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, tmp_path):
+    its = composed(site, tmp_path, read="raise OSError('torn')")
+    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
+    with pytest.raises(AdapterSourceError) as caught:
+        source.read(Path("files"), 8)
+    assert str(caught.value.__cause__) == "torn"
+    assert type(error_of(failure("loading", caught.value))) is RequestFailedError
+    received = decode(encode(ErrorMessage.of(caught.value)), ErrorMessage).error()
+    assert type(received) is AdapterSourceError
+    for error in (caught.value, received):
+        assert with_cause(error).startswith(str(error) + " (")
+        assert with_cause(error).endswith("torn)")
 
 
 def test_what_a_source_says_on_purpose_stays(site, tmp_path):
