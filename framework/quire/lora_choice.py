@@ -13,11 +13,13 @@ from quire.choosing import choose_optional
 from quire.composition import Choice, Composition
 from quire.config import DEFAULT_LORA_SOURCE, LoRASettings
 from quire.errors import (
+    AdapterError,
     AdapterSourceError,
     PluginError,
     PluginLoadError,
     QuireError,
     RefusedError,
+    SettingsError,
 )
 from quire.interfaces.lora import Adapter, LoRASource
 from quire.plugins import Registries
@@ -30,7 +32,8 @@ def choose_lora(registries: Registries, settings: LoRASettings, model: Choice) -
 
     Raises:
         RefusedError: The model does not support LoRA.
-        PluginError: Nobody serves the source's name, or several do.
+        UnknownNameError: No plugin offers a source of that name.
+        ContestedNameError: Several third parties offer one of that name.
     """
     if not settings.enable_lora:
         return None
@@ -59,7 +62,7 @@ def choose_shipped_lora(
 def load_sources(
     settings: LoRASettings, composition: Composition, registries: Registries
 ) -> dict[str, LoRASource]:
-    """Return the sources of an engine by name, the chosen one first; their failures name them.
+    """Build the sources of an engine, by name, the chosen one first; their failures name them.
 
     Raises:
         PluginError: The code of one cannot be loaded, or fails to build it.
@@ -126,8 +129,10 @@ class NamedSource(LoRASource):
         """Call the source; a client may read what is raised, so that names no folder."""
         try:
             return call()
-        except QuireError:
-            raise
+        except QuireError as error:
+            if str(self) in str(error):
+                raise
+            raise AdapterError(f"{self}: {error}") from error
         except Exception as error:
             failure = f"{self} failed {what}: {type(error).__name__}"
             raise AdapterSourceError(failure) from error
@@ -142,8 +147,8 @@ def _build(choice: Choice, registries: Registries, options: Mapping[str, str]) -
     kind = registries.lora_sources.load(choice.entry)
     try:
         return kind.from_options(options)
-    except QuireError:
-        raise
+    except SettingsError as error:
+        raise SettingsError(f"{choice}: {error}") from error
     except Exception as error:
         raise PluginLoadError(
             f"{choice} cannot be built: {type(error).__name__}: {error}"

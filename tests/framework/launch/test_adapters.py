@@ -146,7 +146,9 @@ def test_the_options_of_a_source_are_not_for_the_checkpoints_own(site):
 @pytest.mark.parametrize("given", [{}, {"tog": "1"}])
 def test_options_that_a_source_does_not_take_are_refused(site, tmp_path, given):
     its = composed(site, tmp_path, source=OPTIONS, lora_source_options=given)
-    with pytest.raises(SettingsError, match="acme has the option tag"):
+    with pytest.raises(
+        SettingsError, match=r"^LoRA source 'acme' of .* acme has the option tag"
+    ):
         found(its)
 
 
@@ -161,7 +163,7 @@ def test_a_source_that_cannot_be_built_names_its_plugin(site, tmp_path):
 
 def test_a_source_without_options_takes_none(site, tmp_path):
     its = composed(site, tmp_path, lora_source_options=["colour=red"])
-    with pytest.raises(SettingsError, match=r"acme_lora\.Source has no options; .* colour"):
+    with pytest.raises(SettingsError, match=r"^LoRA source .*\.Source has no options; .* colour"):
         found(its)
 
 
@@ -211,10 +213,12 @@ def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, 
         assert with_cause(error).endswith("torn)")
 
 
-def test_what_a_source_says_on_purpose_stays(site, tmp_path):
+def test_what_a_source_says_on_purpose_stays_behind_its_name(site, tmp_path):
     its = composed(site, tmp_path, read="raise AdapterError('it is torn')")
     source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
-    with pytest.raises(AdapterError, match=r"^it is torn$"):
+    with pytest.raises(
+        AdapterError, match=r"^LoRA source 'acme' of [^:]*: it is torn$"
+    ):
         source.read(Path("files"), 8)
 
 
