@@ -146,9 +146,7 @@ def test_the_options_of_a_source_are_not_for_the_checkpoints_own(site):
 @pytest.mark.parametrize("given", [{}, {"tog": "1"}])
 def test_options_that_a_source_does_not_take_are_refused(site, tmp_path, given):
     its = composed(site, tmp_path, source=OPTIONS, lora_source_options=given)
-    with pytest.raises(
-        SettingsError, match=r"^LoRA source 'acme' of .* acme has the option tag"
-    ):
+    with pytest.raises(SettingsError, match=r"^LoRA source 'acme' of .* acme has the option tag"):
         found(its)
 
 
@@ -216,9 +214,7 @@ def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, 
 def test_what_a_source_says_on_purpose_stays_behind_its_name(site, tmp_path):
     its = composed(site, tmp_path, read="raise AdapterError('it is torn')")
     source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
-    with pytest.raises(
-        AdapterError, match=r"^LoRA source 'acme' of [^:]*: it is torn$"
-    ):
+    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of [^:]*: it is torn$"):
         source.read(Path("files"), 8)
 
 
