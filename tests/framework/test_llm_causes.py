@@ -128,6 +128,27 @@ def test_a_source_that_fails_at_start_up_is_one_line_with_what_it_raised(
     assert last.endswith("the shelf fell over) [adapter_source_failed]")
 
 
+BUILT = """
+    from quire_lora.peft_source import PeftSource
+
+    class Shelf(PeftSource):
+        @classmethod
+        def from_options(cls, options):
+            print("built")
+            return cls()
+"""
+
+
+def test_a_source_is_built_at_start_up_and_not_for_each_request(site, folder, tmp_path, capsys):
+    site.install("acme_shelf", SOURCE.replace("class Shelf", "class Other") + BUILT)
+    first, second = (str(write_adapter(tmp_path / name)) for name in "ab")
+    with LLM(folder, max_model_len=64, enable_lora=True, lora_source="shelf") as llm:
+        assert "built" in capsys.readouterr().out
+        for index, path in enumerate([first, second]):
+            llm.generate("a", GREEDY, lora_request=LoRARequest(path, index + 1, path))
+    assert "built" not in capsys.readouterr().out
+
+
 def test_a_corrupt_adapter_at_start_up_is_one_line(folder, tmp_path, capsys):
     torn = write_adapter(tmp_path / "torn")
     (torn / "adapter_model.safetensors").write_bytes(b"\0" * 20)

@@ -68,13 +68,16 @@ def composed(
     return compose_engine(settings, load_plugins(settings.plugins))
 
 
+def sources_of(its):
+    return load_sources(its.settings.lora, its.composition, its.plugins.registries)
+
+
 def found(its):
-    return find_adapters(its.settings, its.composition, its.plugins.registries)
+    return find_adapters(its.settings, its.composition, sources_of(its))
 
 
 def resolved(its, wanted, offered=()):
-    registries = its.plugins.registries
-    return resolve_adapter(wanted, dict(offered), its.settings, its.composition, registries)
+    return resolve_adapter(wanted, dict(offered), its.composition, sources_of(its))
 
 
 def test_an_adapter_is_its_name_and_its_content(site, tmp_path):
@@ -190,7 +193,7 @@ def test_a_failure_of_a_source_names_its_plugin(site, tmp_path, wrong, words):
 )
 def test_what_a_source_reads_is_an_adapter_or_names_its_plugin(site, tmp_path, read, words):
     its = composed(site, tmp_path, read=read)
-    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
+    source = sources_of(its)["acme"]
     with pytest.raises(
         AdapterSourceError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words
     ):
@@ -199,7 +202,7 @@ def test_what_a_source_reads_is_an_adapter_or_names_its_plugin(site, tmp_path, r
 
 def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, tmp_path):
     its = composed(site, tmp_path, read="raise OSError('torn')")
-    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
+    source = sources_of(its)["acme"]
     with pytest.raises(AdapterSourceError) as caught:
         source.read(Path("files"), 8)
     assert str(caught.value.__cause__) == "torn"
@@ -213,7 +216,7 @@ def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, 
 
 def test_what_a_source_says_on_purpose_stays_behind_its_name(site, tmp_path):
     its = composed(site, tmp_path, read="raise AdapterError('it is torn')")
-    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
+    source = sources_of(its)["acme"]
     with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of [^:]*: it is torn$"):
         source.read(Path("files"), 8)
 
