@@ -187,7 +187,7 @@ class CacheSettings:
         size = self.block_size
         if size is not None and (size < 1 or size & (size - 1)):
             raise SettingsError(f"block_size must be a power of two, got {size}")
-        _check_pairs("kv_store_options", self.kv_store_options)
+        _as_options("kv_store_options", self.kv_store_options)
 
     def kv_dtype(self, compute_dtype: str) -> str:
         """Return the element type of the cache, a key of `interfaces.kv_cache.DTYPE_BYTES`."""
@@ -197,7 +197,7 @@ class CacheSettings:
     @property
     def store_options(self) -> dict[str, str]:
         """`kv_store_options`, by key; the last one counts."""
-        return dict(given.split("=", 1) for given in self.kv_store_options)
+        return _as_options("kv_store_options", self.kv_store_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,12 +293,17 @@ class LoRASettings:
     def __post_init__(self) -> None:
         _check_at_least("max_loras", self.max_loras, 1)
         _check_at_least("max_lora_rank", self.max_lora_rank, 1)
-        _check_pairs("lora_source_options", self.lora_source_options)
+        _as_options("lora_source_options", self.lora_source_options)
+        if self.lora_source_options and not self.enable_lora:
+            raise SettingsError(
+                f"lora_source_options {', '.join(self.lora_source_options)} are for a LoRA source, "
+                "and LoRA is off; give enable_lora"
+            )
 
     @property
     def source_options(self) -> dict[str, str]:
         """`lora_source_options`, by key; the last one counts."""
-        return dict(given.split("=", 1) for given in self.lora_source_options)
+        return _as_options("lora_source_options", self.lora_source_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,10 +479,15 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise SettingsError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _check_pairs(name: str, values: Iterable[str]) -> None:
+def _as_options(name: str, values: Iterable[str]) -> dict[str, str]:
+    """Return a part's options by key; the last one of a key counts."""
+    options = {}
     for given in values:
-        if not given.partition("=")[0] or "=" not in given:
+        key, equals, value = given.partition("=")
+        if not key or not equals:
             raise SettingsError(f"{name} are KEY=VALUE each, got {given!r}")
+        options[key] = value
+    return options
 
 
 def _check_at_least(name: str, value: float | None, low: int) -> None:

@@ -149,7 +149,7 @@ def _candidates(points: Sequence[EntryPoint], distribution: str, version: str) -
 
 
 def _with_own_name(candidate: Candidate, num_uses: int) -> Candidate:
-    """Return a candidate whose name no other has; quire's own keep their names even where others have them."""
+    """Return a candidate whose name no other has; quire's own keep theirs in any case."""
     source = candidate.source
     if num_uses == 1 or source.is_ours:
         return candidate

@@ -14,6 +14,7 @@
     - UnsafeCheckpointError     weights that would run code when loaded
     - UnsupportedModelError     an architecture or a feature of it that nobody serves
   + AdapterError                a LoRA adapter that cannot be used with this model
+    - AdapterSourceError        a LoRA source failed, whatever the adapter is
   + CapacityError               the machine is too small for what was asked
   + NativeUnavailableError      compiled CPU kernels cannot be had on this machine
   + EngineDeadError             the engine stopped; nothing can be served any more
@@ -27,7 +28,7 @@
     - RequestTimeoutError       the request did not finish within its time
     - RequestFailedError        a plugin or the model failed while this request ran
   + PromptsError                some prompts of one call failed; it has the others' outputs
-  + RemoteError                 what was raised in another process, as text; always a cause
+  + CauseError                  a traceback as text: what another error comes from
 """
 
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,12 @@ class AdapterError(QuireError):
     """A LoRA adapter that cannot be used with this model."""
 
     code = "adapter_error"
+
+
+class AdapterSourceError(AdapterError):
+    """A LoRA source failed, whatever the adapter is; what it raised is the cause."""
+
+    code = "adapter_source_failed"
 
 
 class CapacityError(QuireError):
@@ -227,7 +234,7 @@ class PromptsError(QuireError):
         self.errors = dict(errors or {})
 
 
-class RemoteError(QuireError):
-    """What was raised in another process, as text, its traceback included; always a cause."""
+class CauseError(QuireError):
+    """What another error comes from, as the text of a traceback; always a `__cause__`."""
 
-    code = "remote_error"
+    code = "cause"

@@ -5,7 +5,6 @@ descriptor that does.
 """
 
 import os
-import traceback
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -28,13 +27,13 @@ class UnreadableError(QuireError):
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as msgpack; an exception in it becomes the text of its traceback.
+    """Return a message as msgpack.
 
     Raises:
         QuireError: It holds what msgpack cannot carry: a foreign type, or a number of over 64 bits.
     """
     try:
-        return msgspec.msgpack.encode(message, enc_hook=_exception_as_text)
+        return msgspec.msgpack.encode(message)
     except _UNSENDABLE as error:
         raise QuireError(f"a {type(message).__name__} cannot be sent: {error}") from error
 
@@ -132,17 +131,6 @@ class Channel:
         """
         if self._finalizer.detach() is not None:
             _hang_up(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
-
-
-def _exception_as_text(thing: Any) -> str:
-    """Return what stands for an exception on the wire.
-
-    Raises:
-        NotImplementedError: It is none, but another thing that msgpack does not know.
-    """
-    if not isinstance(thing, BaseException):
-        raise NotImplementedError(f"objects of type {type(thing).__name__} are not supported")
-    return "".join(traceback.format_exception(thing)).rstrip()
 
 
 def _hang_up(

@@ -14,10 +14,12 @@ from quire.composition import Choice, Composition
 from quire.config import DEFAULT_LORA_SOURCE, LoRASettings
 from quire.errors import (
     AdapterError,
+    AdapterSourceError,
     PluginError,
     PluginLoadError,
     QuireError,
     RefusedError,
+    SettingsError,
 )
 from quire.interfaces.lora import Adapter, LoRASource
 from quire.plugins import Registries
@@ -30,7 +32,8 @@ def choose_lora(registries: Registries, settings: LoRASettings, model: Choice) -
 
     Raises:
         RefusedError: The model does not support LoRA.
-        PluginError: Nobody serves the source's name, or several do.
+        UnknownNameError: No plugin offers a source of that name.
+        ContestedNameError: Several third parties offer one of that name.
     """
     if not settings.enable_lora:
         return None
@@ -59,7 +62,7 @@ def choose_shipped_lora(
 def load_sources(
     settings: LoRASettings, composition: Composition, registries: Registries
 ) -> dict[str, LoRASource]:
-    """Return the sources of an engine by name, the chosen one first; their failures name them.
+    """Build the sources of an engine, by name, the chosen one first; their failures name them.
 
     Raises:
         PluginError: The code of one cannot be loaded, or fails to build it.
@@ -94,9 +97,10 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: There is none, or the source failed.
         """
-        folder = self._ask(f"to find adapter {name!r}", lambda: self._source.resolve(name))
+        what = f"adapter {Path(name).name!r}"
+        folder = self._ask(f"to find {what}", lambda: self._source.resolve(name))
         if not isinstance(folder, Path):
-            raise AdapterError(f"{self} gave {folder!r} as the folder of adapter {name!r}")
+            raise AdapterSourceError(f"{self} gave {_kind(folder)} as the folder of {what}")
         return folder
 
     def content_hash(self, folder: Path) -> str:
@@ -105,7 +109,9 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: A file is missing, or the source failed.
         """
-        return self._ask(f"to hash {folder}", lambda: self._source.content_hash(folder))
+        return self._ask(
+            f"to hash adapter {folder.name!r}", lambda: self._source.content_hash(folder)
+        )
 
     def read(self, folder: Path, max_rank: int) -> Adapter:
         """Read an adapter.
@@ -113,26 +119,36 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: It cannot be honoured, or the source failed.
         """
-        adapter = self._ask(f"to read {folder}", lambda: self._source.read(folder, max_rank))
+        what = f"to read adapter {folder.name!r}"
+        adapter = self._ask(what, lambda: self._source.read(folder, max_rank))
         if not isinstance(adapter, Adapter):
-            raise AdapterError(f"{self} read {adapter!r} from {folder}, and no Adapter")
+            raise AdapterSourceError(f"{self} read {_kind(adapter)}, and no Adapter")
         return adapter
 
     def _ask(self, what: str, call: Callable[[], R]) -> R:
+        """Call the source; a client may read what is raised, so that names no folder."""
         try:
             return call()
-        except QuireError:
-            raise
+        except QuireError as error:
+            if str(self) in str(error):
+                raise
+            raise AdapterError(f"{self}: {error}") from error
         except Exception as error:
-            raise AdapterError(f"{self} failed {what}: {type(error).__name__}: {error}") from error
+            failure = f"{self} failed {what}: {type(error).__name__}"
+            raise AdapterSourceError(failure) from error
+
+
+def _kind(thing: object) -> str:
+    """Return what a source gave, without its text: a client may read it."""
+    return "None" if thing is None else f"a {type(thing).__name__}"
 
 
 def _build(choice: Choice, registries: Registries, options: Mapping[str, str]) -> LoRASource:
     kind = registries.lora_sources.load(choice.entry)
     try:
         return kind.from_options(options)
-    except QuireError:
-        raise
+    except SettingsError as error:
+        raise SettingsError(f"{choice}: {error}") from error
     except Exception as error:
         raise PluginLoadError(
             f"{choice} cannot be built: {type(error).__name__}: {error}"

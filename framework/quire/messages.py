@@ -108,13 +108,13 @@ class ErrorReport(msgspec.Struct, frozen=True):
     Attributes:
         code: Stable name of the kind of error that it becomes, as in `quire.errors`.
         message: What a client may read.
-        cause: What a plugin raised, for the program that runs the engine and never for a client:
-            the exception itself, or its traceback as text if it comes from another process.
+        cause: What it comes from, as the text of a traceback: for the program that runs the engine,
+            and never for a client.
     """
 
     code: str
     message: str
-    cause: Any = None
+    cause: str | None = None
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -203,6 +203,14 @@ def test_a_stores_option_may_hold_an_equals_sign_and_the_last_one_counts():
     assert "none is chosen" in refusal(kv_store_options=["size=1"])
 
 
+def test_options_of_a_lora_source_are_pairs_and_need_lora():
+    given = ["root=/a=b", "tag=1", "tag=2"]
+    lora = Settings.from_options({"enable_lora": True, "lora_source_options": given}).lora
+    assert lora.source_options == {"root": "/a=b", "tag": "2"}
+    assert "KEY=VALUE" in refusal(enable_lora=True, lora_source_options=["tag"])
+    assert "LoRA is off; give enable_lora" in refusal(lora_source_options=["tag=1"])
+
+
 @pytest.mark.parametrize(
     ("wanted", "stored"),
     [("auto", "bfloat16"), ("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn"),

@@ -229,19 +229,6 @@ def test_a_fork_that_hangs_up_closes_nothing(ends):
     assert listening.take(5.0) == Ball(7)
 
 
-def test_an_exception_becomes_the_text_of_its_traceback():
-    def fail():
-        raise ValueError("torn")
-
-    try:
-        fail()
-    except ValueError as error:
-        text = decode(encode([error]), list)[0]
-    assert text.startswith("Traceback")
-    assert "in fail" in text
-    assert text.endswith("ValueError: torn")
-
-
 def test_closing_twice_is_harmless(address):
     channel = Channel(Ball, address, is_listening=True)
     channel.close()

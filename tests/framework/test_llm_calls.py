@@ -24,7 +24,7 @@ from quire.messages import ErrorReport, ResetPrefixCache
 from quire.testing.checkpoints import write_checkpoint
 
 WHOLE = SamplingParams(max_tokens=None, temperature=0)
-BOOM = ErrorReport("request_failed", "sampler 'x' of acme failed: ValueError", ValueError("boom"))
+BOOM = ErrorReport("request_failed", "sampler 'x' of acme failed: ValueError", "ValueError: boom")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 HI = [{"role": "user", "content": "hi"}]
@@ -71,11 +71,11 @@ def texts(outcomes):
 
 def test_a_failed_prompt_of_a_list_loses_no_other(start, ids):
     with start(AdaptingCore(failing(ids, "bad"))) as llm:
-        with pytest.raises(PromptsError, match=r"prompt 1: sampler 'x' .*\(boom\)") as caught:
+        with pytest.raises(PromptsError, match=r"prompt 1: .*\(ValueError: boom\)") as caught:
             llm.generate(["one", "bad", "two"], WHOLE)
         assert texts(caught.value.outputs[::2]) == ["one", "two"]
         assert caught.value.outputs[1] is None
-        assert caught.value.errors[1].__cause__ is BOOM.cause
+        assert str(caught.value.errors[1].__cause__) == BOOM.cause
         outcomes = llm.generate(["one", "bad", "two"], WHOLE, return_errors=True)
         assert texts(outcomes[::2]) == ["one", "two"]
         assert type(outcomes[1]) is RequestFailedError
@@ -87,7 +87,7 @@ def test_a_prompt_that_is_not_in_a_list_raises_its_own_error(start, ids, prompt)
     with start(AdaptingCore(failing(ids, "bad"))) as llm:
         with pytest.raises(RequestFailedError, match="sampler 'x' of acme") as caught:
             llm.generate(prompt, WHOLE)
-        assert caught.value.__cause__ is BOOM.cause
+        assert str(caught.value.__cause__) == BOOM.cause
         assert len(caught.value.output.outputs[0].token_ids) == 1
         with pytest.raises(PromptsError):
             llm.generate([prompt], WHOLE)
@@ -279,7 +279,7 @@ def test_an_async_failure_has_its_cause_and_what_was_generated(start, ids):
             await engine.shutdown()
 
     streamed, whole = asyncio.run(fail(start(AdaptingCore(failing(ids, "bad")), AsyncEngine)))
-    assert streamed.__cause__ is whole.__cause__ is BOOM.cause
+    assert str(streamed.__cause__) == str(whole.__cause__) == BOOM.cause
     assert len(whole.output.outputs[0].token_ids) == 1
 
 

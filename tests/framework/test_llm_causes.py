@@ -6,7 +6,7 @@ from installed import sites
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.main import main
-from quire.errors import AdapterError, PromptsError, RemoteError, RequestFailedError
+from quire.errors import AdapterError, CauseError, PromptsError, RequestFailedError
 from quire.testing.checkpoints import write_checkpoint
 
 site = pytest.fixture(sites)
@@ -22,7 +22,9 @@ FRAGILE = """
             return not fields["fragile"]
 
         def apply(self, logits, rows):
-            raise ValueError("made of glass")
+            if rows.columns["fragile"][rows.slots].any():
+                raise ValueError("made of glass")
+            return logits
 
     @hookimpl
     def register_samplers(registry):
@@ -55,9 +57,8 @@ def test_one_failing_prompt_of_three_is_named_with_its_plugin_and_cause(
     assert [first.outputs, last.outputs] == [output.outputs for output in expected]
     error = caught.value.errors[1]
     assert type(error) is RequestFailedError
-    assert type(error.__cause__) is (RemoteError if engine_process else ValueError)
-    story = str(error.__cause__) if engine_process else error.__cause__.__notes__[0]
-    assert "in apply" in story
+    assert type(error.__cause__) is CauseError
+    assert "in apply" in str(error.__cause__)
 
 
 def test_an_adapter_that_a_request_brings_is_refused_before_anything_runs(folder, tmp_path, caplog):
@@ -91,6 +92,61 @@ def test_the_demos_own_adapters_are_its_own_in_every_mode(caplog):
     with LLM("demo", **options) as llm:
         assert llm.adapters == ["formal", "pirate"]
     assert "made for" not in caplog.text
+
+
+SOURCE = """
+    from pathlib import Path
+    from quire import hookimpl
+    from quire.interfaces.lora import LoRASource
+
+    class Shelf(LoRASource):
+        def resolve(self, name):
+            return Path(name)
+
+        def content_hash(self, folder):
+            return "v1"
+
+        def read(self, folder, max_rank):
+            raise OSError("the shelf fell over")
+
+    @hookimpl
+    def register_lora_sources(registry):
+        registry.add("shelf", "acme_shelf:Shelf")
+"""
+
+
+@pytest.mark.parametrize("engine_process", ["--engine-process", "--no-engine-process"])
+def test_a_source_that_fails_at_start_up_is_one_line_with_what_it_raised(
+    site, folder, capsys, engine_process
+):
+    site.install("acme_shelf", SOURCE)
+    argv = ["run", folder, "hi", "--enable-lora", "--lora-source", "shelf", "--lora-modules", "x=y"]
+    assert main([*argv, engine_process]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "LoRA source 'shelf' of plugin acme_shelf" in last
+    assert "failed to read adapter 'y': OSError" in last
+    assert last.endswith("the shelf fell over) [adapter_source_failed]")
+
+
+BUILT = """
+    from quire_lora.peft_source import PeftSource
+
+    class Shelf(PeftSource):
+        @classmethod
+        def from_options(cls, options):
+            print("built")
+            return cls()
+"""
+
+
+def test_a_source_is_built_at_start_up_and_not_for_each_request(site, folder, tmp_path, capsys):
+    site.install("acme_shelf", SOURCE.replace("class Shelf", "class Other") + BUILT)
+    first, second = (str(write_adapter(tmp_path / name)) for name in "ab")
+    with LLM(folder, max_model_len=64, enable_lora=True, lora_source="shelf") as llm:
+        assert "built" in capsys.readouterr().out
+        for index, path in enumerate([first, second]):
+            llm.generate("a", GREEDY, lora_request=LoRARequest(path, index + 1, path))
+    assert "built" not in capsys.readouterr().out
 
 
 def test_a_corrupt_adapter_at_start_up_is_one_line(folder, tmp_path, capsys):

@@ -9,7 +9,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from quire.errors import QuireError
+from quire.errors import AdapterError, QuireError
+from quire.traceback_text import with_cause
 
 COMMANDS = {
     "run": "answer a prompt on the command line",
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(import_module(f"quire.cli.{arguments.command}").run(arguments))
     except QuireError as error:
-        print(f"quire: {error} [{error.code}]", file=sys.stderr)
+        told = with_cause(error) if isinstance(error, AdapterError) else error
+        print(f"quire: {told} [{error.code}]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -21,7 +21,6 @@ from quire.errors import (
     InvalidRequestError,
     PromptsError,
     QuireError,
-    RemoteError,
     RequestError,
     RequestFailedError,
 )
@@ -41,6 +40,7 @@ from quire.messages import (
 )
 from quire.outputs import Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.traceback_text import with_cause
 
 MAX_IN_FLIGHT = 1024
 MAX_TOLD = 8  # failures in the message of one error
@@ -294,7 +294,7 @@ def _summary(
     outputs: Sequence[RequestOutput | None], errors: Mapping[int, QuireError]
 ) -> PromptsError:
     """Return the error that names each prompt that failed, and why."""
-    reasons = [f"prompt {index}: {_reason(error)}" for index, error in errors.items()]
+    reasons = [f"prompt {index}: {with_cause(error)}" for index, error in errors.items()]
     told = "; ".join(islice(reasons, MAX_TOLD))
     more = f"; and {len(reasons) - MAX_TOLD} more" if len(reasons) > MAX_TOLD else ""
     return PromptsError(
@@ -302,14 +302,6 @@ def _summary(
         outputs=outputs,
         errors=errors,
     )
-
-
-def _reason(error: QuireError) -> str:
-    """Return an error's message, with what a plugin raised."""
-    cause = error.__cause__
-    lines = str(cause or "").splitlines() or [""]
-    detail = lines[-1] if isinstance(cause, RemoteError) else lines[0]
-    return f"{error} ({detail})" if detail else str(error)
 
 
 def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:

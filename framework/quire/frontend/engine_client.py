@@ -6,13 +6,13 @@ from typing import Any, Protocol
 from quire.errors import (
     AdapterError,
     CapacityError,
+    CauseError,
     ChatTemplateError,
     EngineDeadError,
     GrammarError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
-    RemoteError,
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
@@ -100,6 +100,5 @@ def death_by(error: BaseException) -> EngineDeadError:
 def error_of(report: ErrorReport) -> RequestError:
     """Return the exception for an error that came out of the engine, with what caused it."""
     error = _ERRORS.get(report.code, RequestFailedError)(report.message)
-    cause = report.cause
-    error.__cause__ = RemoteError(cause) if isinstance(cause, str) else cause
+    error.__cause__ = None if report.cause is None else CauseError(report.cause)
     return error

@@ -5,18 +5,16 @@ from collections.abc import Mapping
 
 from quire.composition import Composition
 from quire.config import DEFAULT_LORA_SOURCE, Settings
-from quire.errors import AdapterError, UnknownModelError
+from quire.errors import AdapterSourceError, UnknownModelError
 from quire.interfaces.lora import LoRASource
-from quire.lora_choice import load_sources
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
-from quire.plugins import Registries
 
 logger = logging.getLogger(__name__)
 
 
 def find_adapters(
-    settings: Settings, composition: Composition, registries: Registries
+    settings: Settings, composition: Composition, sources: Mapping[str, LoRASource]
 ) -> dict[str, AdapterRef]:
     """Find the adapters that the user names and those that ship with the checkpoint.
 
@@ -25,12 +23,10 @@ def find_adapters(
 
     Raises:
         AdapterError: The files of one are missing, or its source does not say what is in them.
-        SettingsError: An option of the source is unknown or cannot work.
     """
     choice = composition.lora_source
     if choice is None:
         return {}
-    sources = load_sources(settings.lora, composition, registries)
     found = _shipped_adapters(composition, sources)
     for module in settings.lora.lora_modules:
         name, _, path = module.partition("=")
@@ -42,9 +38,8 @@ def find_adapters(
 def resolve_adapter(
     adapter: str | LoRARequest,
     offered: Mapping[str, AdapterRef],
-    settings: Settings,
     composition: Composition,
-    registries: Registries,
+    sources: Mapping[str, LoRASource],
 ) -> AdapterRef:
     """Return the adapter that a caller means.
 
@@ -60,7 +55,6 @@ def resolve_adapter(
     choice = composition.lora_source
     if choice is None:
         raise UnknownModelError("LoRA is off; start with enable_lora=True")
-    sources = load_sources(settings.lora, composition, registries)
     return _ref(sources, choice.name, adapter.lora_name, adapter.lora_path)
 
 
@@ -74,8 +68,8 @@ def _shipped_adapters(
             return {name: _ref(sources, choice.name, name, str(at)) for name, at in shipped.items()}
     if shipped:
         logger.warning(
-            "the checkpoint's own adapters are not offered (%s): nobody serves the LoRA source %r, "
-            "which reads them",
+            "the checkpoint's own adapters are not offered (%s): no plugin offers the LoRA source "
+            "%r, which reads them",
             ", ".join(shipped),
             DEFAULT_LORA_SOURCE,
         )
@@ -88,8 +82,8 @@ def _ref(sources: Mapping[str, LoRASource], source_name: str, name: str, path: s
     folder = source.resolve(path)
     content_hash = source.content_hash(folder)
     if not isinstance(content_hash, str) or not content_hash:
-        raise AdapterError(
-            f"{source} gave {content_hash!r} as the content hash of adapter {name!r} in {folder}; "
+        raise AdapterSourceError(
+            f"{source} gave {content_hash!r} as the content hash of adapter {name!r}; "
             "it must be a text that changes with the files, as KV in the cache is found by it"
         )
     return AdapterRef(name, str(folder), content_hash, source_name)

@@ -14,12 +14,14 @@ from quire.frontend.engine_client import EngineCoreClient
 from quire.frontend.intake import Intake
 from quire.frontend.request_hooks import RequestHook
 from quire.frontend.tokenizer import Tokenizer
+from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import Composed, compose_engine, log_composition
 from quire.launch.core import start_core
 from quire.launch.grammars import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
 from quire.launch.remote_core import RemoteCore
+from quire.lora_choice import load_sources
 from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
 from quire.plugins import Plugins, load_plugins
@@ -40,6 +42,7 @@ class Engine:
     intake: Intake
     answer_parsers: AnswerParsers
     adapters: Mapping[str, AdapterRef]
+    lora_sources: Mapping[str, LoRASource]
 
     @property
     def model_name(self) -> str:
@@ -55,8 +58,7 @@ class Engine:
         """
         if adapter is None:
             return None
-        registries = self.plugins.registries
-        return resolve_adapter(adapter, self.adapters, self.settings, self.composition, registries)
+        return resolve_adapter(adapter, self.adapters, self.composition, self.lora_sources)
 
     @property
     def finished_hooks(self) -> list[RequestHook]:
@@ -107,7 +109,8 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     # Imported first: a broken part stops us before the weights are loaded.
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)
-    adapters = find_adapters(settings, composed.composition, plugins.registries)
+    lora_sources = load_sources(settings.lora, composed.composition, plugins.registries)
+    adapters = find_adapters(settings, composed.composition, lora_sources)
     core, began = _start_core(composed, is_serving)
     try:
         for adapter in adapters.values():  # what cannot be used stops start-up, not a request
@@ -138,6 +141,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
         intake=intake,
         answer_parsers=parsers,
         adapters=adapters,
+        lora_sources=lora_sources,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 import quire
 import quire.errors
 from quire.config import Settings
-from quire.errors import QuireError, RequestError
+from quire.errors import CauseError, QuireError, RequestError
 from quire.ipc import decode, encode
 from quire.messages import (
     Control,
@@ -23,6 +23,7 @@ from quire.messages import (
     ResetPrefixCache,
     Started,
 )
+from quire.traceback_text import cause_text, sendable
 
 _KINDS: dict[str, type[QuireError]] = {
     name: kind
@@ -42,22 +43,25 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
     kind: str  # the nearest class of quire.errors
     message: str
     param: str | None = None
+    cause: str | None = None  # what it comes from, as the text of a traceback
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorMessage":
         """Pack an error; one that is not ours keeps its name in the message."""
         param = error.param if isinstance(error, RequestError) else None
+        message, cause = sendable(str(error)), cause_text(error)
         for kind in type(error).__mro__:
             if kind.__name__ in _KINDS and _KINDS[kind.__name__] is kind:
-                return cls(kind.__name__, str(error), param)
-        return cls(QuireError.__name__, f"{type(error).__name__}: {error}")
+                return cls(kind.__name__, message, param, cause)
+        return cls(QuireError.__name__, f"{type(error).__name__}: {message}", cause=cause)
 
     def error(self) -> QuireError:
         """Unpack it."""
         kind = _KINDS.get(self.kind, QuireError)
-        if issubclass(kind, RequestError):
-            return kind(self.message, param=self.param)
-        return kind(self.message)
+        is_of_request = issubclass(kind, RequestError)
+        error = kind(self.message, param=self.param) if is_of_request else kind(self.message)
+        error.__cause__ = None if self.cause is None else CauseError(self.cause)
+        return error
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from quire.errors import AdapterError, RefusedError
+from quire.errors import AdapterError, QuireError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterBatch, AdapterModule, LoRASource
 from quire.interfaces.model import Model
 from quire.layers.linear import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.base_model import BaseModel
+from quire.worker.device_faults import end_if_device_failed
 from quire.worker.loading import as_module
 from quire.worker.uploads import upload
 
@@ -86,16 +88,10 @@ class AdapterManager:
         """
         key = _key(ref)
         if key not in self._places:
-            adapter = self._read(ref)
-            index = self._free_place({_key(other) for other in in_use}, ref)
-            try:
-                self._write(index, adapter)
-            except RefusedError as error:
-                self._clear(index)
-                raise AdapterError(f"adapter {ref.name!r} cannot be used: {error}") from error
-            except BaseException:
-                self._clear(index)  # what counts as free holds nothing
-                raise
+            with _named(ref):
+                adapter = self._read(ref)
+                index = self._free_place({_key(other) for other in in_use}, ref)
+                self._place(index, adapter)
             self._places[key] = index
         self._places.move_to_end(key)
         return self._places[key]
@@ -127,8 +123,8 @@ class AdapterManager:
         adapter = source.read(Path(ref.path), self.max_rank)
         if ref.content_hash and adapter.content_hash != ref.content_hash:
             raise AdapterError(
-                f"adapter {ref.name!r}: the files in {ref.path!r} have changed since it was "
-                "registered; register it again"
+                f"adapter {ref.name!r}: its files have changed since it was registered; register "
+                "it again"
             )
         self._check(ref.name, adapter.modules)
         if self._base is not None:
@@ -177,6 +173,13 @@ class AdapterManager:
             f"adapter {ref.name!r} has no place: all {self.max_loras} are in use (max_loras)"
         )
 
+    def _place(self, index: int, adapter: Adapter) -> None:
+        try:
+            self._write(index, adapter)
+        except BaseException:
+            self._clear(index)  # what counts as free holds nothing
+            raise
+
     def _write(self, index: int, adapter: Adapter) -> None:
         changes: dict[ParallelLinear, dict[str, AdapterModule]] = {}
         for module, matrices in adapter.modules.items():
@@ -209,9 +212,26 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
     return targets
 
 
+@contextmanager
+def _named(ref: AdapterRef) -> Iterator[None]:
+    """Raise what an adapter makes go wrong as an AdapterError that names it.
+
+    A control verb may raise nothing but errors of ours: the engine dies of any other.
+    """
+    try:
+        yield
+    except Exception as error:  # the edge of LoRA sources, and of what they return
+        end_if_device_failed(error)
+        if isinstance(error, QuireError) and not isinstance(error, RefusedError):
+            raise
+        told = error if isinstance(error, RefusedError) else type(error).__name__
+        raise AdapterError(f"adapter {ref.name!r} cannot be used: {told}") from error
+
+
 def _check_numbers(name: str, module: str, matrices: AdapterModule) -> None:
     for matrix in (matrices.a, matrices.b):
-        if not matrix.is_floating_point() or not matrix.isfinite().all():
+        is_sound = matrix.is_floating_point() and matrix.float().isfinite().all()  # float8, too
+        if not is_sound:
             raise AdapterError(
                 f"adapter {name!r} is damaged at {module}: A and B must hold finite floating-point "
                 f"numbers, and one of them ({matrix.dtype}) does not"

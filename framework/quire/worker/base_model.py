@@ -23,7 +23,7 @@ class BaseModel:
 
     Args:
         names: What it is called.
-        is_strict: Refuse adapters that were made for another one; else a warning says so.
+        is_strict: Refuse adapters that were made for another one; else a warning is logged.
     """
 
     def __init__(self, names: Sequence[str], *, is_strict: bool) -> None:
@@ -32,7 +32,7 @@ class BaseModel:
         self._told: set[AdapterRef] = set()
 
     def check(self, ref: AdapterRef, base_model: str | None) -> None:
-        """Compare what an adapter says that it was made for; each is told once.
+        """Compare what an adapter says that it was made for; each is logged once.
 
         Raises:
             AdapterError: It was made for another model, and that is not allowed.

@@ -106,5 +106,7 @@ def causes_of(error: BaseException) -> list[BaseException]:
     """Return an error and what it came after, the last one being the first that happened."""
     causes = [error]
     while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        if any(before is cause for cause in causes):  # `raise error from error`
+            break
         causes.append(before)
     return causes

@@ -1,6 +1,5 @@
 """What a step says to the engine, once its tokens have reached the host."""
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import msgspec
 
 from quire.errors import QuireError, RequestFailedError
 from quire.messages import ErrorReport, SlotResult, StepResult
+from quire.traceback_text import cause_text, sendable, traceback_text
 from quire.worker.drawn import Drawn
 from quire.worker.prompt_logprobs import PromptLogprobs
 
@@ -44,21 +44,9 @@ class LaunchedStep:
 def failure(what: str, error: Exception) -> ErrorReport:
     """Name the kind of failure; what a client may not see is its cause."""
     if isinstance(error, QuireError):
-        return ErrorReport(error.code, str(error), _without_frames(error.__cause__))
+        return ErrorReport(error.code, sendable(str(error)), cause_text(error))
     message = f"{what} failed: {type(error).__name__}"
-    return ErrorReport(RequestFailedError.code, message, _without_frames(error))
-
-
-def _without_frames(error: BaseException | None) -> BaseException | None:
-    """Keep an exception's traceback as a note: frames would keep a step's tensors."""
-    if error is None:
-        return None
-    error.add_note("".join(traceback.format_exception(error)).rstrip())
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
+    return ErrorReport(RequestFailedError.code, sendable(message), traceback_text(error))
 
 
 def _results(slots: Sequence[int], drawn: Drawn, drawn_by: str) -> list[SlotResult]:

@@ -6,14 +6,26 @@ import pytest
 from installed import sites
 
 from quire.config import Settings
-from quire.errors import AdapterError, PluginLoadError, SettingsError, UnknownModelError
+from quire.errors import (
+    AdapterError,
+    AdapterSourceError,
+    PluginLoadError,
+    RequestFailedError,
+    SettingsError,
+    UnknownModelError,
+)
+from quire.frontend.engine_client import error_of
+from quire.ipc import decode, encode
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import compose_engine
+from quire.launch.engine_wire import ErrorMessage
 from quire.lora_choice import load_sources
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.traceback_text import with_cause
+from quire.worker.step_results import failure
 
 site = pytest.fixture(sites)
 
@@ -56,13 +68,16 @@ def composed(
     return compose_engine(settings, load_plugins(settings.plugins))
 
 
+def sources_of(its):
+    return load_sources(its.settings.lora, its.composition, its.plugins.registries)
+
+
 def found(its):
-    return find_adapters(its.settings, its.composition, its.plugins.registries)
+    return find_adapters(its.settings, its.composition, sources_of(its))
 
 
 def resolved(its, wanted, offered=()):
-    registries = its.plugins.registries
-    return resolve_adapter(wanted, dict(offered), its.settings, its.composition, registries)
+    return resolve_adapter(wanted, dict(offered), its.composition, sources_of(its))
 
 
 def test_an_adapter_is_its_name_and_its_content(site, tmp_path):
@@ -134,7 +149,7 @@ def test_the_options_of_a_source_are_not_for_the_checkpoints_own(site):
 @pytest.mark.parametrize("given", [{}, {"tog": "1"}])
 def test_options_that_a_source_does_not_take_are_refused(site, tmp_path, given):
     its = composed(site, tmp_path, source=OPTIONS, lora_source_options=given)
-    with pytest.raises(SettingsError, match="acme has the option tag"):
+    with pytest.raises(SettingsError, match=r"^LoRA source 'acme' of .* acme has the option tag"):
         found(its)
 
 
@@ -149,42 +164,60 @@ def test_a_source_that_cannot_be_built_names_its_plugin(site, tmp_path):
 
 def test_a_source_without_options_takes_none(site, tmp_path):
     its = composed(site, tmp_path, lora_source_options=["colour=red"])
-    with pytest.raises(SettingsError, match=r"acme_lora\.Source has no options; .* colour"):
+    with pytest.raises(SettingsError, match=r"^LoRA source .*\.Source has no options; .* colour"):
         found(its)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"resolved": "1 / 0"}, r"failed to find adapter 'files': ZeroDivisionError"),
-        ({"resolved": "'files'"}, r"gave 'files' as the folder of adapter"),
-        ({"content_hash": "[][0]"}, r"failed to hash files: IndexError"),
+        ({"resolved": "1 / 0"}, r"failed to find adapter 'files': ZeroDivisionError$"),
+        ({"resolved": "'files'"}, r"gave a str as the folder of adapter 'files'$"),
+        ({"content_hash": "[][0]"}, r"failed to hash adapter 'files': IndexError$"),
     ],
 )
 def test_a_failure_of_a_source_names_its_plugin(site, tmp_path, wrong, words):
     its = composed(site, tmp_path, **wrong)
-    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words):
+    with pytest.raises(
+        AdapterSourceError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words
+    ):
         found(its)
 
 
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        ("raise OSError('torn')", r"failed to read files: OSError: torn"),
-        ("return None", "read None from files, and no Adapter"),
+        ("raise OSError('torn')", r"failed to read adapter 'files': OSError$"),
+        ("return None", "read None, and no Adapter$"),
     ],
 )
 def test_what_a_source_reads_is_an_adapter_or_names_its_plugin(site, tmp_path, read, words):
     its = composed(site, tmp_path, read=read)
-    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
-    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words):
+    source = sources_of(its)["acme"]
+    with pytest.raises(
+        AdapterSourceError, match=r"^LoRA source 'acme' of plugin acme_lora.* " + words
+    ):
         source.read(Path("files"), 8)
 
 
-def test_what_a_source_says_on_purpose_stays(site, tmp_path):
+def test_what_a_source_raised_is_the_cause_and_not_what_a_client_may_read(site, tmp_path):
+    its = composed(site, tmp_path, read="raise OSError('torn')")
+    source = sources_of(its)["acme"]
+    with pytest.raises(AdapterSourceError) as caught:
+        source.read(Path("files"), 8)
+    assert str(caught.value.__cause__) == "torn"
+    assert type(error_of(failure("loading", caught.value))) is RequestFailedError
+    received = decode(encode(ErrorMessage.of(caught.value)), ErrorMessage).error()
+    assert type(received) is AdapterSourceError
+    for error in (caught.value, received):
+        assert with_cause(error).startswith(str(error) + " (")
+        assert with_cause(error).endswith("torn)")
+
+
+def test_what_a_source_says_on_purpose_stays_behind_its_name(site, tmp_path):
     its = composed(site, tmp_path, read="raise AdapterError('it is torn')")
-    source = load_sources(its.settings.lora, its.composition, its.plugins.registries)["acme"]
-    with pytest.raises(AdapterError, match=r"^it is torn$"):
+    source = sources_of(its)["acme"]
+    with pytest.raises(AdapterError, match=r"^LoRA source 'acme' of [^:]*: it is torn$"):
         source.read(Path("files"), 8)
 
 

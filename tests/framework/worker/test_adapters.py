@@ -7,7 +7,7 @@ import pytest
 import torch
 from model_parts import load_model, logits_of, random_tokens
 
-from quire.errors import AdapterError, RefusedError
+from quire.errors import AdapterError, EngineDeadError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
@@ -117,8 +117,9 @@ def test_one_name_with_new_content_is_another_adapter(manager):
 
 def test_files_that_changed_since_are_refused(manager):
     manager.source.adapters["a"] = drawn_adapter("something else")
-    with pytest.raises(AdapterError, match="have changed"):
-        manager.load(ref("a"))
+    with pytest.raises(AdapterError, match="'a': its files have changed") as caught:
+        manager.load(ref("a", "secret/folder/a"))
+    assert "secret" not in str(caught.value), "the message may reach a client"
 
 
 def test_an_adapter_that_fails_half_way_leaves_nothing_in_its_place(manager, monkeypatch):
@@ -132,8 +133,9 @@ def test_an_adapter_that_fails_half_way_leaves_nothing_in_its_place(manager, mon
         set_adapter(index, parts)
 
     monkeypatch.setattr(last, "set_adapter", fails)
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(AdapterError, match=r"'a' cannot be used: RuntimeError$") as caught:
         manager.load(ref("a"))
+    assert str(caught.value.__cause__) == "no more"
     torch.testing.assert_close(logits(manager, 0), base, rtol=0, atol=0)
     monkeypatch.undo()
     index = manager.load(ref("a"))
@@ -210,6 +212,42 @@ def test_numbers_that_nothing_can_be_computed_with_are_refused(manager, change):
     with pytest.raises(AdapterError, match=rf"'wrong' .* {Q_PROJ}"):
         manager.load(ref("wrong"))
     assert manager.load(ref("a")) == 0, "the place is free"
+
+
+def test_what_is_no_matrix_is_an_error_of_its_adapter(manager):
+    good = drawn_adapter("wrong")
+    wrong = {**good.modules, Q_PROJ: AdapterModule(None, None, 1.0)}
+    manager.source.adapters["wrong"] = replace(good, modules=wrong)
+    with pytest.raises(AdapterError, match=r"'wrong' cannot be used: AttributeError$") as caught:
+        manager.load(ref("wrong"))
+    assert isinstance(caught.value.__cause__, AttributeError)
+    assert manager.load(ref("a")) == 0, "the place is free"
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_device_that_fails_is_not_the_adapters_fault(manager, monkeypatch, is_named):
+    def fails(folder, max_rank):
+        fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+        if is_named:
+            raise AdapterError("the source failed") from fault
+        raise fault
+
+    monkeypatch.setattr(manager.source, "read", fails)
+    with pytest.raises(EngineDeadError, match="illegal memory access"):
+        manager.load(ref("a"))
+
+
+def test_an_adapter_of_8_bits_is_read_as_the_numbers_that_it_holds(manager):
+    good = drawn_adapter("x")
+    small = {
+        name: replace(m, a=m.a.to(torch.float8_e4m3fn), b=m.b.to(torch.float8_e4m3fn))
+        for name, m in good.modules.items()
+    }
+    wide = {name: replace(m, a=m.a.float(), b=m.b.float()) for name, m in small.items()}
+    manager.source.adapters["small"] = replace(good, modules=small, content_hash="small")
+    manager.source.adapters["wide"] = replace(good, modules=wide, content_hash="wide")
+    expected = logits(manager, manager.load(ref("wide")))
+    assert torch.equal(logits(manager, manager.load(ref("small"))), expected)
 
 
 def test_an_adapter_is_read_by_the_source_that_found_it(written):

@@ -50,3 +50,9 @@ def test_the_last_cause_is_what_happened_first():
     with pytest.raises(OSError, match="the end") as caught:
         _fail_twice()
     assert list(map(str, causes_of(caught.value))) == ["the end", "'first'"]
+
+
+def test_an_error_that_is_its_own_cause_is_one():
+    error = ValueError("loop")
+    error.__cause__ = error
+    assert causes_of(error) == [error]
