@@ -16,6 +16,6 @@ def test_the_rate_forgets_old_requests_and_the_totals_do_not():
     stats = PrefixStats()
     stats.record(100, 100)
     for _ in range(WINDOW_REQUESTS):
-        stats.record(10, 0)
-    assert stats.hit_rate == 0.0
-    assert stats.num_hits == 100
+        stats.record(10, 5)
+    assert stats.hit_rate == 0.5
+    assert stats.num_hits == 100 + 5 * WINDOW_REQUESTS
