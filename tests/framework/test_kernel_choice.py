@@ -73,6 +73,8 @@ def test_the_reason_for_the_kernels_is_told():
 def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
     with pytest.raises(RefusedError, match=r"is bfloat16; take --dtype float32"):
         choose_kernels("native", COMPILES, "cpu", "bfloat16")
+    with pytest.raises(RefusedError, match=r"the device is cuda.*; take --kernels torch"):
+        choose_kernels("native", gpu(80), "cuda", "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ def test_weights_whose_kernels_failed_are_told_as_they_are(name, kept, weights):
     assert told.weights == weights
     assert (told.quantization and told.quantization.name) == kept
     assert told.kernels == "native"
+    assert told.recording_flaw == "torch multiplies"
 
 
 def test_only_what_failed_is_chosen_anew():

@@ -170,6 +170,17 @@ def test_a_load_beyond_the_share_is_cut_and_the_rest_loaded_next():
     assert trial.core.stats().num_prefix_hits == 24
 
 
+def test_nothing_is_loaded_for_a_request_that_has_no_room_beside_those_that_run():
+    trial = stored_trial(num_blocks=12)
+    trial.add(Wish(family=1, length=16, max_tokens=8))
+    trial.step()
+    trial.set_mood("latency", 3)
+    trial.add(PROMPT)  # its six blocks are free, but the other request needs one of them soon
+    trial.step()
+    assert status(trial, 1) is Status.WAITING
+    finish(trial)
+
+
 def test_where_a_window_needs_no_block_none_is_loaded():
     """Of six blocks the hit needs two in a window of five tokens."""
     trial = make_trial(mix=1, num_blocks=64)

@@ -223,6 +223,16 @@ def test_log_probabilities_are_those_before_masks_and_steps():
     assert none is None
 
 
+def test_a_stop_token_that_may_not_come_yet_has_its_log_probability():
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0, "num_logprobs": 1}
+    pipeline = pipeline_of([stopping])
+    logits = random_logits(1)
+    logits[:, 6] = 100.0
+    (token_id,), _, (logprobs,) = pipeline.run(logits, [0], torch.tensor([0]), ()).read()
+    assert token_id != 6
+    assert logprobs.token_ids == [token_id, 6]
+
+
 def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
     requests = [{}, {"num_logprobs": 1}, {"temperature": 0.0}, {"num_logprobs": 3}, {}]
     pipeline = pipeline_of(requests)

@@ -209,6 +209,7 @@ def test_inputs_are_what_each_token_would_say_alone(rows):
     assert inputs.input_ids.tolist() == expected_ids
     assert layout.slot_mapping.tolist() == expected_slots
     assert layout.query_start.tolist() == [0, *(end + 1 for end in ends)]
+    assert layout.max_query_len == max(share.num_tokens for share in requests)
     sampled = [end for end, share in zip(ends, requests, strict=True) if share.num_samples]
     rows_taken = range(len(expected_ids)) if inputs.last_rows is None else inputs.last_rows.tolist()
     assert list(rows_taken) == sampled
