@@ -43,9 +43,12 @@ class QuireError(Exception):
 
     Attributes:
         code: Stable name of the kind of error, for programs.
+        output: What was generated for a prompt before it failed, if it ran: set by `LLM` and
+            `AsyncEngine.chat`.
     """
 
     code: ClassVar[str] = "quire_error"
+    output: "RequestOutput | None" = None
 
 
 class SettingsError(QuireError):
@@ -155,7 +158,6 @@ class RequestError(QuireError):
 
     Attributes:
         param: The field of the request that is to blame, as the client wrote it.
-        output: What was generated before it failed, if it ran: set by `LLM` and `AsyncEngine.chat`.
     """
 
     code = "invalid_request"
@@ -163,7 +165,6 @@ class RequestError(QuireError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.output: RequestOutput | None = None
 
 
 class InvalidRequestError(RequestError):

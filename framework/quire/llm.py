@@ -336,6 +336,16 @@ def _attempt(call: Callable[[T], R], argument: T) -> R | QuireError:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return the prompts of a call.
+
+    Raises:
+        InvalidRequestError: It has none.
+    """
+    if not isinstance(prompts, str | dict | Sequence):
+        raise InvalidRequestError(
+            f"prompts are text, token ids, a dict, or a list of them; got {type(prompts).__name__}",
+            param="prompts",
+        )
     return [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item, return-value]
 
 

@@ -266,6 +266,14 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
     assert core.controls[1:] == [ResetPrefixCache()]
 
 
+@pytest.mark.parametrize("given", [(5,), (None,), (["a"], "x")])
+def test_arguments_of_a_wrong_type_are_invalid_and_nothing_runs(start, given):
+    core = AdaptingCore(echo)
+    with start(core) as llm, pytest.raises(InvalidRequestError):
+        llm.generate(*given)
+    assert core.num_steps == 0
+
+
 def test_an_async_failure_has_its_cause_and_what_was_generated(start, ids):
     async def fail(engine):
         try:

@@ -4,6 +4,7 @@ The event loop never runs a step, and the engine's thread never waits for a read
 """
 
 import asyncio
+import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from quire.sampling_params import SamplingParams
 INLINE_SIZE = 4096  # more characters or ids are looked at in a thread, so that the loop goes on
 DRAIN_POLL_S = 0.02
 STALL_LIMIT_S = 60.0  # a step that takes longer hangs, as far as anybody outside can tell
+
+logger = logging.getLogger(__name__)
 
 
 class MakeAnswerParser(Protocol):
@@ -173,7 +176,10 @@ class AsyncFrontend:
                 async for _ in stream:
                     pass
             except RequestError as error:
-                error.output = stream.result()
+                try:
+                    error.output = stream.result()
+                except Exception:  # ours, and the request's own error says more
+                    logger.exception("a completion of a failed request could not be decoded")
                 raise
             return stream.result()
 

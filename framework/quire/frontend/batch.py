@@ -21,7 +21,6 @@ from quire.errors import (
     InvalidRequestError,
     PromptsError,
     QuireError,
-    RequestError,
     RequestFailedError,
 )
 from quire.frontend.engine_client import EngineCoreClient
@@ -210,7 +209,7 @@ class _Task:
             self.fail(error)
         if self.error is None:
             self.output = output
-        elif isinstance(self.error, RequestError):
+        else:
             self.error.output = output
 
     def whole_output(self) -> RequestOutput:
@@ -306,6 +305,8 @@ def _summary(
 
 def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:
     """Return one value for each prompt."""
+    if isinstance(value, str):
+        raise InvalidRequestError(f"{name} cannot be the text {value!r}", param=name)
     if not isinstance(value, list | tuple):
         return [value] * num_prompts  # type: ignore[list-item]
     if len(value) != num_prompts:

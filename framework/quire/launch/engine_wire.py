@@ -58,8 +58,9 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
     def error(self) -> QuireError:
         """Unpack it."""
         kind = _KINDS.get(self.kind, QuireError)
-        is_of_request = issubclass(kind, RequestError)
-        error = kind(self.message, param=self.param) if is_of_request else kind(self.message)
+        error = kind(self.message)
+        if isinstance(error, RequestError):
+            error.param = self.param
         error.__cause__ = None if self.cause is None else CauseError(self.cause)
         return error
 

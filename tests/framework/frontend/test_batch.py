@@ -66,6 +66,18 @@ def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(toke
     )
     assert outcomes[0].outputs[0].text == "fox"
     assert outcomes[1:] == [wrong, missing]
+    assert wrong.output is missing.output is None
+
+
+def test_an_exception_that_cannot_be_told_is_told_by_its_kind(tokenizer, intake):
+    class MuteError(Exception):
+        def __str__(self):
+            raise KeyError
+
+    wrong = AdapterError("torn")
+    wrong.__cause__ = MuteError()
+    with pytest.raises(PromptsError, match=r"torn \(MuteError\)$"):
+        BatchFrontend(ScriptedCore(echo), tokenizer, intake).generate([wrong], WHOLE)
 
 
 @pytest.mark.parametrize("is_real", [False, True])
