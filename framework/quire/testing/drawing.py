@@ -163,7 +163,7 @@ class DrawStepContract:
         numbers |= dict(zip(varied, (rising, rising[::-1]), strict=False))
         even = torch.zeros(NUM_DRAWS, self.vocab_size, device=self.device)
         rows = self._rows([self._active(0)] * NUM_DRAWS, **numbers)
-        num_tokens = len(draw(even, rows).unique())
+        num_tokens = len(set(draw(even, rows).tolist()))
         assert num_tokens > min(8, self.vocab_size // 2), (
             f"{NUM_DRAWS} rows of even logits, with other {' and '.join(varied)} each, draw only "
             f"{num_tokens} tokens"
