@@ -99,5 +99,5 @@ def assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the a
     assert answer.shape == truth.shape, f"{what} has shape {answer.shape}, not {truth.shape}"
     difference = (answer.double() - truth.double()).abs().max().item()
     assert difference <= limit, f"{what} is off by {difference:.2e}, allowed are {limit:.0e}" + (
-        ": bytes were read that nobody wrote, or no query sees" if isnan(difference) else ""
+        ": uninitialised memory was read, or no query sees" if isnan(difference) else ""
     )

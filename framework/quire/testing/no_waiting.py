@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.interfaces.sampling import SampledRows
 from quire.testing.sampled_rows import on_device
 
-META = torch.device("meta")  # tensors with a shape and no data: whoever asks for a value fails
+META = torch.device("meta")  # tensors with a shape and no data: reading a value raises
 
 
 def run_without_data(

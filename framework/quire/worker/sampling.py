@@ -182,8 +182,8 @@ class SamplingPipeline:
         return drawn
 
     @torch.inference_mode()
-    def warm_up(self, logits: Tensor) -> None:  # [N, V] float32; written in place
-        """Draw in every way that a batch may need, for the spare slot.
+    def warm_up(self, logits: Tensor) -> list[Drawn]:  # [N, V] float32; written in place
+        """Draw in every way that a batch may need, for the spare slot; returns what each way drew.
 
         So all is compiled, and what fails for every request fails here.
 
@@ -197,12 +197,15 @@ class SamplingPipeline:
         self.active_steps(fields)
         positions, each = torch.ones_like(index), [fields] * len(slots)  # behind a prompt of one
         rows = self._sampled_rows(index, positions, each)
-        self._drawn_by(self.draw.draw, logits, replace(rows, all_greedy=True))
+        best = logits.amax(-1)  # no logit is looked up by an id: a wrong one fails the device
+        token_ids = [self._drawn_by(self.draw.draw, logits, replace(rows, all_greedy=True))]
         if self._absorbed:
-            self.draw_absorbed(logits, rows)
+            token_ids.append(self._drawn_by(self.draw.draw_absorbing, logits, rows))
         every_token = RowBitmask(spare, 0, b"\xff" * (4 * -(-logits.shape[1] // 32)))
         self._masks.mask_grammars(logits, slots, [every_token])
-        self._draw_apart(logits, rows, self._every)
+        logits = self._apply(logits, rows, self._every)
+        token_ids.append(self._drawn_by(self.draw.draw, logits, rows))
+        return [Drawn.of(each, best, logits.shape[1]) for each in token_ids]
 
     def _wishes_of(self, slots: Sequence[int]) -> _Wishes:
         """Return what the rows ask for; the same requests as in the last step are not asked."""

@@ -53,12 +53,13 @@ def _results(slots: Sequence[int], drawn: Drawn, drawn_by: str) -> list[SlotResu
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
         if is_sound
-        else SlotResult(slot, [], None, _why_unsound(token_id, drawn.vocab_size, drawn_by))
+        else SlotResult(slot, [], None, why_unsound(token_id, drawn.vocab_size, drawn_by))
         for slot, token_id, is_sound, logprobs in zip(slots, *drawn.read(), strict=True)
     ]
 
 
-def _why_unsound(token_id: int, vocab_size: int, drawn_by: str) -> ErrorReport:
+def why_unsound(token_id: int, vocab_size: int, drawn_by: str) -> ErrorReport:
+    """Say why a row has no token: the model gave it none, or the draw returned something else."""
     if 0 <= token_id < vocab_size:
         return NOT_A_NUMBER
     return ErrorReport(

@@ -35,7 +35,7 @@ from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
 from quire.worker.base_model import BaseModel, names_of
 from quire.worker.binding import LayerBinding
 from quire.worker.failed_parts import PartLibraries, replace_failed
-from quire.worker.first_steps import COMPILED, FEW, compute_first_steps
+from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, compute_first_steps
 from quire.worker.kv_store import KVStoreHost, build_kv_store
 from quire.worker.loading import held_weight_bytes, init_dummy_weights, load_weights
 from quire.worker.memory import (
@@ -210,7 +210,7 @@ class ModelWorker(Worker):
         runner = self._ready_runner()
         longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
         with enough_memory("a first step", self.device, "lower gpu_memory_utilization"):
-            steps = COMPILED if self.device.type == "cuda" else FEW
+            steps = STEPS_WITH_KERNELS if self.device.type == "cuda" else STEPS
             compute_first_steps(runner, max(1, longest), steps)
         is_asked_for = self.settings.model.max_cuda_graph_size is not None
         capture_graphs(runner, self.composition, is_asked_for=is_asked_for)

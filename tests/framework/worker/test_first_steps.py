@@ -1,5 +1,7 @@
 """What fails for every request stops start-up with its cause; the first steps disturb nobody."""
 
+import re
+
 import pytest
 import torch
 from installed import sites
@@ -9,15 +11,19 @@ from quire import LLM
 from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.layers.caching_layer import CachingLayer
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.first_steps import COMPILED, compute_first_steps
+from quire.worker.first_steps import STEPS_WITH_KERNELS, compute_first_steps
 
 site = pytest.fixture(sites)
 BROKEN = """
+    import math
+
     from quire import hookimpl
     from quire.interfaces.attention import AttentionCapabilities
     from quire.interfaces.model import ModelCapabilities
     from quire.interfaces.sampling import LogitsStep, SamplerCapabilities
     from quire_attention_backends.torch_sdpa import TorchSDPABackend
+    from quire_samplers.categorical import Categorical
+    from quire_samplers.plugin import TEMPERATURE
     from quire_models.qwen3 import Qwen3ForCausalLM
 
     class RowTooFew(TorchSDPABackend):
@@ -45,6 +51,10 @@ BROKEN = """
         def compute_logits(self, rows):
             return super().compute_logits(rows)[:1]
 
+    class NoNumbers(Qwen3ForCausalLM):
+        def compute_logits(self, rows):
+            return super().compute_logits(rows) * math.nan
+
     class NarrowHead(Qwen3ForCausalLM):
         def compute_logits(self, rows):
             return super().compute_logits(rows)[:, 1:]
@@ -56,6 +66,10 @@ BROKEN = """
     class NoBody(Qwen3ForCausalLM):
         def forward(self, input_ids, positions, batch):
             raise ZeroDivisionError("no body")
+
+    class Beyond(Categorical):
+        def draw(self, logits, rows):
+            return super().draw(logits, rows) + logits.shape[1]
 
     FLOAT = frozenset({"float32"})
 
@@ -72,10 +86,12 @@ BROKEN = """
         for name in ("Forgetful", "Raises"):
             there = SamplerCapabilities(stage="bias")
             registry.add(name, f"acme:{name}", capabilities=there)
+        there = SamplerCapabilities(stage="draw", fields=(TEMPERATURE,))
+        registry.add("Beyond", "acme:Beyond", capabilities=there)
 
     @hookimpl
     def register_models(registry):
-        for name in ("NoHead", "NarrowHead", "NoTail", "NoBody"):
+        for name in ("NoHead", "NarrowHead", "NoNumbers", "NoTail", "NoBody"):
             there = ModelCapabilities(describe="quire_models.qwen3_config:describe_qwen3")
             registry.add(name, f"acme:{name}", capabilities=there)
 """
@@ -105,6 +121,10 @@ ALWAYS = {
         {"samplers": ["default", "Forgetful"]},
         rf"sampler 'Forgetful' {BY_ACME} returned None; it must return a float32 tensor",
     ),
+    "a token beyond the vocabulary": (
+        {"samplers": ["temperature", "Beyond"]},
+        rf"sampler 'Beyond' {BY_ACME} returned token id \d+; the vocabulary has 320 tokens",
+    ),
     "a sampler raises": (
         {"samplers": ["default", "Raises"]},
         rf"sampler 'Raises' {BY_ACME} failed: ZeroDivisionError: by no means",
@@ -118,7 +138,9 @@ def test_a_part_that_always_fails_stops_the_start(site, folder, fault):
     site.install("acme", BROKEN)
     with pytest.raises(RefusedError, match=told) as refused:
         start(folder, kernels="torch", **options)
-    assert "choose another by name (--attention-backend, --samplers)" in str(refused.value)
+    (option,) = options
+    named = re.findall(r"\(--(\S+)\)", str(refused.value))
+    assert named == [option.replace("_", "-")], "the way out is of the part that failed"
     assert refused.value.__cause__ is not None
 
 
@@ -142,14 +164,20 @@ def test_so_it_does_in_a_process_of_its_own(site, folder):
             "NoHead",
             rf"compute_logits of model 'NoHead' {BY_ACME} .* \[1, 320\].*must .* \[2, 320\]",
         ),
+        (
+            "NoNumbers",
+            rf"model 'NoNumbers' {BY_ACME} with .*: no token can be drawn for this request: its "
+            "logits are not numbers",
+        ),
         ("NarrowHead", r"compute_logits of model 'NarrowHead' .* \[2, 319\].*must .* \[2, 320\]"),
     ],
 )
 def test_so_does_a_model(site, tmp_path, architecture, told):
     site.install("acme", BROKEN)
     folder = write_checkpoint(tmp_path, architecture, layout="qwen3").folder
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=told) as refused:
         start(folder, kernels="torch")
+    assert "--samplers" not in str(refused.value)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +191,7 @@ def test_they_write_to_the_null_block_alone(llm):
     runner = runner_of(llm)
     layers = [each for each in runner.model.modules() if isinstance(each, CachingLayer)]
     assert len(layers) > 1
-    compute_first_steps(runner, 60, COMPILED)
+    compute_first_steps(runner, 60, STEPS_WITH_KERNELS)
     for layer in layers:
         assert layer._kv_cache[0].any(), "the step was computed"
         assert not layer._kv_cache[1:].any()
@@ -187,11 +215,11 @@ def test_so_they_do_where_the_host_gathers_and_nothing_is_recorded(folder, kerne
 def test_they_keep_to_small_limits(folder):
     options = {"max_num_seqs": 1, "max_model_len": 2, "max_num_batched_tokens": 2}
     with LLM(str(folder), kernels="torch", **options) as llm:
-        compute_first_steps(runner_of(llm), 1, COMPILED)
+        compute_first_steps(runner_of(llm), 1, STEPS_WITH_KERNELS)
 
 
 def failing_with(monkeypatch, llm, error):
-    def fail(logits):
+    def fail(_):
         raise error
 
     monkeypatch.setattr(runner_of(llm).pipeline, "warm_up", fail)
