@@ -393,3 +393,7 @@ def test_of_a_released_table_the_end_is_evicted_first():
     (table,) = request.block_ids
     end(kv, request)
     assert kv.pool.cached_blocks() == table[::-1]
+
+
+def test_a_model_without_kv_layers_has_no_prefix_cache():
+    assert not KVCacheManager(fixed_plan([], 1)).has_cache

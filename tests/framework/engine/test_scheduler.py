@@ -240,6 +240,14 @@ def test_drafts_leave_each_other_request_its_token(drafts, plan):
     assert scheduler.running[0].draft_token_ids == [], "they are not tried later either"
 
 
+def test_two_requests_have_their_drafts_where_the_budget_holds_both():
+    scheduler = decoding("a", "b", prompt=[5], max_num_batched_tokens=4, max_num_seqs=4)
+    assert scheduler.set_drafts("a", [1])
+    assert scheduler.set_drafts("b", [2])
+    planned = scheduler.schedule().requests
+    assert sorted((share.slot, share.num_tokens) for share in planned) == [(0, 2), (1, 2)]
+
+
 def test_drafts_that_find_no_blocks_are_dropped_and_the_request_decodes():
     scheduler = decoding("a", num_blocks=2, max_tokens=2)
     scheduler.running[0].max_total_tokens = 40  # as if it had more to say than fits

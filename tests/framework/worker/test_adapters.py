@@ -203,6 +203,7 @@ def test_what_is_no_pair_of_matrices_is_refused_with_its_shapes(manager, shapes,
         lambda m: replace(m, a=torch.ones(2, 64, dtype=torch.int64)),
         lambda m: replace(m, b=torch.ones(64, 2, dtype=torch.bool)),
         lambda m: replace(m, scale=float("nan")),
+        lambda m: replace(m, scale=float("inf")),
     ],
 )
 def test_numbers_that_nothing_can_be_computed_with_are_refused(manager, change):
