@@ -89,7 +89,9 @@ def worker(tmp_path) -> ModelWorker:
     plugins = load_plugins(settings.plugins)
     composition = compose_engine(settings, plugins).composition
     description = replace(
-        composition.description, kv_layers=tuple(spec_of(name).layer for name in LAYERS)
+        composition.description,
+        hidden_size=HIDDEN,
+        kv_layers=tuple(spec_of(name).layer for name in LAYERS),
     )
     composition = replace(composition, description=description, layer_backends=(0,) * len(LAYERS))
     worker = ModelWorker(settings, composition, plugins.registries, SingleDevice())
@@ -230,10 +232,10 @@ def test_a_model_that_keeps_nothing_needs_no_memory(worker):
         def forward(self, input_ids, positions, batch, inputs_embeds=None, stage_input=None):
             assert batch.attention == []
             self.seen = [input_ids.unsqueeze(1).float()]
-            return self.seen[0]
+            return self.seen[0].repeat(1, HIDDEN)
 
         def compute_logits(self, hidden_states):
-            return hidden_states.repeat(1, VOCAB)
+            return hidden_states[:, :1].repeat(1, VOCAB)
 
     worker._model = Feedforward()
     run = Run(worker, with_length(fixed_plan([], 1)))
