@@ -446,6 +446,13 @@ def test_among_parsers_that_match_the_priority_decides(site):
     assert reasons(choice) == {"hermes": "acme was preferred"}
 
 
+def test_a_parser_of_lower_priority_is_not_taken_for_its_name(site):
+    site.install("acme", parser(priority="-1"))
+    choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
+    assert choice.name == "hermes"
+    assert reasons(choice) == {"acme": "hermes was preferred"}
+
+
 def test_no_parser_is_taken_when_none_matches():
     composition = composed("{{ messages }}")
     assert composition.tool_parser is None

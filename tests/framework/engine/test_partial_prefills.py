@@ -74,3 +74,10 @@ def test_one_that_waits_for_its_turn_may_be_passed_and_one_for_an_empty_step_not
     for is_chunked in (True, False):
         settings = SchedulerSettings(enable_chunked_prefill=is_chunked)
         assert PartialPrefills(settings, [], StepInProgress(9)).may_be_passed == is_chunked
+
+
+@pytest.mark.parametrize(("rank", "tokens"), [(4, 20), (5, 0), (6, 0)])
+def test_a_prompt_that_goes_before_the_last_that_runs_is_not_held_up(rank, tokens):
+    running, step = [prompt(50, rank=0), prompt(50, rank=5)], StepInProgress(20)
+    limits = PartialPrefills(SchedulerSettings(max_num_partial_prefills=1), running, step)
+    assert limits.share(prompt(21, rank), 21, step) == tokens

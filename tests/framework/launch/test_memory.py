@@ -1,5 +1,7 @@
 """The plan of an engine follows the user's options, and says which of them would help."""
 
+from dataclasses import replace
+
 import pytest
 from installed import sites
 
@@ -7,7 +9,7 @@ from quire.compose import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
-from quire.launch.memory import NUM_KEPT_REQUESTS, plan_memory
+from quire.launch.memory import NUM_KEPT_REQUESTS, plan_memory, planned_requests
 from quire.plugins import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -81,6 +83,12 @@ def test_a_host_has_room_for_the_prefixes_of_a_few_more_requests(tmp_path):
     assert planned(its).num_blocks == (3 + NUM_KEPT_REQUESTS) * 7 + 1
     few = planned(its, available=9 * BLOCK_BYTES)
     assert few.num_blocks == 9, "as far as the memory goes"
+
+
+def test_a_device_keeps_prefixes_in_all_that_is_left_of_its_memory(tmp_path):
+    its = composed(tmp_path, max_num_seqs=2)
+    assert planned_requests(its.settings, its.composition) == 2 + NUM_KEPT_REQUESTS
+    assert planned_requests(its.settings, replace(its.composition, device="cuda:0")) is None
 
 
 def test_no_more_requests_are_planned_than_a_step_has_tokens(tmp_path):
