@@ -54,7 +54,7 @@ def choose_shipped_lora(
         return None
     try:
         entry = registries.lora_sources.entry(DEFAULT_LORA_SOURCE)
-    except PluginError:  # left out, or contested: nobody named it
+    except PluginError:  # left out, or contested, and not named
         return None
     return Choice("LoRA source (shipped)", entry, "for the adapters that come with the checkpoint")
 

@@ -124,3 +124,16 @@ def _is_check(statement: ast.stmt) -> bool:
         return False
     called = ast.unparse(statement.value.func).rpartition(".")[2]
     return called.startswith(ASSERTING)
+
+
+class AskedCases:
+    """The cases that a kit gives pytest for one argument; it stands for pytest's metafunc."""
+
+    def __init__(self, name: str) -> None:
+        self.fixturenames = [name]
+        self.cases: list[Any] | None = None
+
+    def parametrize(self, name: str, cases: Iterable[Any], ids: Any) -> None:
+        """Keep the cases."""
+        assert [name] == self.fixturenames
+        self.cases = list(cases)

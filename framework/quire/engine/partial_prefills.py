@@ -28,8 +28,8 @@ class PartialPrefills:
     def share(self, request: Request, pending: int, step: StepInProgress) -> int:
         """Return how many tokens a request that lacks so many may begin with; 0: it must wait.
 
-        It may begin with all that it lacks, or with all that is left: so nobody begins in a step
-        behind one that began in pieces.
+        It may begin with all that it lacks, or with all that is left. So no request begins in a
+        step behind one that began in pieces.
 
         The limits do not hold up a request that goes before one of the running prompts.
         """

@@ -114,7 +114,7 @@ class KVCacheSpecContract:
             )
 
     def test_without_prefix_hits_it_holds_no_more(self, spec: KVCacheSpec) -> None:
-        """As nobody looks for one, nothing is kept to be found; the plan is still kept."""
+        """As no hit is looked for, no block is kept to be found; the plan is still kept."""
         bare = spec.without_prefix_hits()
         assert bare.page_bytes == spec.page_bytes, "without prefix hits a page has other bytes"
         for length in LENGTHS:

@@ -65,7 +65,7 @@ def _set_sync_debug_mode(mode: str) -> None:
 
 @contextmanager
 def _no_launches() -> Iterator[None]:
-    """Leave out the Triton kernels: they run on the device, so nobody waits for them."""
+    """Leave out the Triton kernels: they run on the device, and the host does not wait."""
     if "triton" not in sys.modules:  # then the step has none
         yield
         return

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from device_attention import DeviceAttention
-from kit_checks import Check, checks, rejecting
+from kit_checks import AskedCases, Check, checks, rejecting
 
 from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
 from quire.testing import (
@@ -517,22 +517,10 @@ def test_padding_in_somebodys_block_is_noticed(padding):
         contract(PadsIntoTheLastBlock).test_padding_writes_to_the_null_block_only(padding)
 
 
-class Asked:
-    """What pytest would be told of one test."""
-
-    def __init__(self, name):
-        self.fixturenames = [name]
-        self.cases = None
-
-    def parametrize(self, name, cases, ids):
-        assert [name] == self.fixturenames
-        self.cases = list(cases)
-
-
 def cases_of(name, **capabilities):
     kit = contract(DeviceAttention)
     kit.capabilities = replace(CAPABILITIES, **capabilities)
-    asked = Asked(name)
+    asked = AskedCases(name)
     kit.pytest_generate_tests(asked)
     return asked.cases
 
@@ -574,7 +562,7 @@ def test_sizes_types_and_captured_steps_are_tried_as_declared():
 def test_so_many_cases_are_tried_as_the_class_says(num_cases, num_tried):
     kit = contract(DeviceAttention)
     kit.num_cases = num_cases
-    asked = Asked("window")
+    asked = AskedCases("window")
     kit.pytest_generate_tests(asked)
     assert len(asked.cases) == num_tried
 

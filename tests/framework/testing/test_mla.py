@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from device_mla import DEVICE_MLA, DeviceMLA
-from kit_checks import Check, checks, rejecting
+from kit_checks import AskedCases, Check, checks, rejecting
 
 from quire.testing import mla, mla_graphs, mla_scene
 from quire.testing.attention_sizes import Padding
@@ -276,20 +276,8 @@ def test_every_check_of_the_kit_rejects_a_broken_backend():
     assert checks(*KIT) == proved | {check_of(LAYOUT, 1)}
 
 
-class Asked:
-    """What pytest would be told of one test."""
-
-    def __init__(self, name):
-        self.fixturenames = [name]
-        self.cases = None
-
-    def parametrize(self, name, cases, ids):
-        assert [name] == self.fixturenames
-        self.cases = list(cases)
-
-
 def cases_of(name, **capabilities):
-    asked = Asked(name)
+    asked = AskedCases(name)
     contract(DeviceMLA, replace(DEVICE_MLA, **capabilities)).pytest_generate_tests(asked)
     return asked.cases
 
