@@ -1,5 +1,6 @@
 """One thread a process: the models here are tiny, and waiting for each other costs more."""
 
+import gc
 import os
 
 import pytest
@@ -28,3 +29,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: make test-gpu"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _set_aside():
+    """Keep what is there, up to a million objects, from being searched for garbage.
+
+    Engines look for garbage when they have loaded and when they close: with all tests and
+    transformers in this process, that takes longer than the rest of a small one's life.
+    """
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """Let libraries that count what they leave behind find it freed."""
+    gc.unfreeze()

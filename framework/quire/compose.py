@@ -352,9 +352,7 @@ def _named_parts(
     for option, name, registry in named:
         if name in (AUTO, NONE) or name not in registry:
             continue  # who does not exist is refused where it is chosen
-        capabilities = registry.entry(name).capabilities
-        if "cpu" in capabilities.devices:
-            yield f"{option} {name}", capabilities.dtypes
+        yield f"{option} {name}", registry.entry(name).capabilities.dtypes
 
 
 def _attention(given: _Given, refused: Mapping[str, str]) -> ChosenBackends:

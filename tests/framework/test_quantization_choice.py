@@ -237,6 +237,15 @@ def test_weights_whose_kernels_failed_are_told_as_they_are(name, kept, weights):
     assert told.recording_flaw == "torch multiplies"
 
 
+def test_a_method_that_rounds_keeps_its_name_where_its_kernels_failed():
+    settings = Settings.from_options({"quantization": "bf16"})
+    registries = load_plugins(settings.plugins).registries
+    chosen = composed(config={"torch_dtype": "float32"}, quantization="bf16")
+    told = corrected(chosen, settings, registries, FAILURE)
+    assert told.quantization.name == "bf16", "its numbers are not the checkpoint's"
+    assert told.weights.startswith("bf16 (asked for; its numbers are kept in float32")
+
+
 def test_only_what_failed_is_chosen_anew():
     settings = Settings.from_options({})
     registries = load_plugins(settings.plugins).registries

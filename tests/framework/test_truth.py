@@ -4,6 +4,7 @@ What is not asked by either way runs the kernels that auto takes.
 """
 
 import random
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -87,10 +88,15 @@ def greedy(model, prompt):
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory):
+    """Each model, made when it is first asked for."""
+    return cache(lambda name: Subject(tmp_path_factory.mktemp(name), *MODELS[name]))
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def subject(request, tmp_path_factory):
-    architecture, config = MODELS[request.param]
-    return Subject(tmp_path_factory.mktemp(request.param), architecture, config)
+def subject(request, subjects):
+    return subjects(request.param)
 
 
 @pytest.fixture(
@@ -107,8 +113,8 @@ def uncached(request, subject):
 
 
 @pytest.fixture(scope="module")
-def one_subject(tmp_path_factory):
-    return Subject(tmp_path_factory.mktemp("one"), *MODELS["qwen3"])
+def one_subject(subjects):
+    return subjects("qwen3")
 
 
 def tokens(outputs):

@@ -128,14 +128,11 @@ class DecodeGraphs:
     ) -> tuple[list[int], CapturedStep] | None:
         """Send a step's numbers; returns its slots and what computes it, or None if nothing does.
 
-        Every request must draw a token behind one, and none ask about its prompt.
+        Every request must draw a token behind one: so it cannot ask about its prompt any more.
         """
         tables = self._inputs.tables
         slots = [share.slot for share in requests if share.num_tokens == 1 == share.num_samples]
         if not slots or len(slots) < len(requests):
-            return None
-        asking = tables.with_prompt_logprobs
-        if asking and any(map(tables.is_in_prompt, asking.intersection(slots))):
             return None
         uses_adapters = bool(tables.with_adapter) and bool(tables.adapter_index[slots].max() >= 0)
         step = self.step_of(len(slots), uses_adapters=uses_adapters)

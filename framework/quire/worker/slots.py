@@ -187,10 +187,6 @@ class SlotTables:
         slots = np.array([share.slot for share in requests], np.int64)
         self.num_computed[slots] += np.array([share.num_tokens for share in requests], np.int64)
 
-    def is_in_prompt(self, slot: int) -> bool:
-        """Whether the next token to compute predicts one of the prompt."""
-        return bool(self.num_computed[slot] < self.info_of(slot).num_prompt_tokens - 1)
-
     def _note_wishes(self, message: SlotAssignment) -> None:
         """Keep the slots with rare wishes apart, so that a step need not look for them."""
         self.adapter_index[message.slot] = -1

@@ -178,7 +178,7 @@ class TorchSDPABackend(AttentionBackend):
             metadata.written = rows.written(metadata.step.slot_mapping)
         new = write_rows(pages, rows, metadata.written, k, v, layer)
         tenancy = metadata.tenancy
-        if tenancy is not None and _is_plain(layer) and pages.data.dtype == q.dtype:
+        if tenancy is not None and _is_plain(layer):
             cache = rows.flat(pages.data)
             keys, values = self._held.read(tenancy, cache, rows, new)
             mask = tenancy.mask[:, :, : tenancy.length]

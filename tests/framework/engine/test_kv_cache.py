@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from engine_parts import make_message
 
+from quire.engine.block_pool import NULL_BLOCK
 from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request
@@ -79,6 +80,17 @@ def test_a_block_that_is_not_full_is_not_found():
     kv = make_kv()
     compute(kv, range(7))
     assert hit(kv, range(20)) == 4
+
+
+def test_a_block_that_was_let_go_before_it_was_named_is_not_found():
+    kv = make_kv(WINDOW)
+    request = make_request(kv, range(16))
+    kv.grow(request, 16)
+    kv.free_unneeded(request, 16)
+    assert request.block_ids[0][:3] == [NULL_BLOCK] * 3
+    kv.settle(request, 16)
+    found = [kv.pool.find(0, block_hash) for block_hash in request.hashes[1:]]
+    assert found == [None, None, None, request.block_ids[0][3]]
 
 
 def test_what_differs_in_one_token_is_found_up_to_that_block():

@@ -136,6 +136,16 @@ def test_time_since_the_last_step_counts_while_there_is_work(start, wait_for, re
     assert wait_for(lambda: case.thread.stalled_s == 0.0)
 
 
+def test_steps_that_say_nothing_do_not_end_a_stall(start, wait_for, request_of):
+    case = start()
+    case.core.hangs = True
+    case.core.released.set()  # its steps return None at once, again and again
+    case.thread.post(lambda core: core.add(request_of()))
+    assert wait_for(lambda: case.thread.stalled_s > 0.05)
+    case.core.hangs = False
+    assert wait_for(lambda: case.thread.stalled_s == 0.0)
+
+
 def test_many_steps_are_no_stall(start, wait_for, request_of):
     case = start(Noted(step_s=0.03))
     began_s = time.monotonic()

@@ -70,6 +70,15 @@ def test_the_cache_gets_its_share_of_what_the_weights_leave(folder, monkeypatch)
     assert "are free on this cpu beside the weights" in too_large.problem
 
 
+def test_a_cache_larger_by_a_byte_than_what_is_free_is_the_problem(folder, monkeypatch):
+    monkeypatch.setattr(estimate, "weight_bytes", lambda *_: 10**8)
+    needed = 10**8 + estimated(folder, num_kv_blocks=700).plan.num_bytes
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed)
+    assert estimated(folder, num_kv_blocks=700).problem is None
+    monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed - 1)
+    assert "room for 699 blocks" in estimated(folder, num_kv_blocks=700).problem
+
+
 def test_each_group_says_what_it_costs(folder):
     memory = estimated(folder, num_kv_blocks=700, max_num_batched_tokens=64)
     # 4 windows and 1 full layer, in groups of 1. A page: K and V * 16 tokens * 2 heads * 16 * 4.

@@ -65,6 +65,19 @@ def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
         assert 0.1 < seconds_until_closed(connection) < 2
 
 
+def test_a_head_in_pieces_is_timed_once_and_its_answer_not_at_all(served, hasty):
+    served.core.step_s = 0.5
+    served.core.tokens_per_step = 100
+    with connect(served) as connection:
+        for piece in (POST[:10], POST[10:20], POST[20:] + CHAT):
+            connection.sendall(piece)
+            time.sleep(0.02)
+        answer = b""
+        while not answer.endswith(b"}") and (part := connection.recv(65536)):
+            answer += part
+    assert b"I am a script." in answer
+
+
 def test_a_request_that_has_begun_may_take_its_time(served, hasty):
     served.core.step_s = 0.5
     served.core.tokens_per_step = 100

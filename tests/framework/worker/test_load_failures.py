@@ -132,6 +132,15 @@ def test_kernels_that_were_asked_for_and_do_not_compile_stop_the_start(folder, b
 
 
 @NEEDS_KERNELS
+def test_a_named_backend_whose_kernels_do_not_compile_stops_the_start(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cpu_attention, "LIBRARY", failing_library(tmp_path))
+    with pytest.raises((NativeUnavailableError, RefusedError), match="'cpu' cannot serve here"):
+        answer(folder, attention_backend="cpu")
+
+
+@NEEDS_KERNELS
 def test_any_part_whose_kernels_do_not_compile_stops_who_asked_for_them(folder, broken_part):
     with pytest.raises((NativeUnavailableError, RefusedError)):
         answer(folder, kernels="native")

@@ -111,13 +111,6 @@ def test_a_patch_in_the_middle_ends_what_is_known():
     assert tables.token_ids[1, :4].tolist() == [0, 1, 40, 41]
 
 
-@pytest.mark.parametrize(("computed", "is_within"), [(0, True), (3, True), (4, False), (5, False)])
-def test_the_last_token_of_a_prompt_predicts_none_of_it(computed, is_within):
-    tables = make_tables()
-    tables.assign(assignment(2, range(5), computed))
-    assert tables.is_in_prompt(2) is is_within
-
-
 def test_computed_tokens_add_up_and_drawn_ones_are_known():
     tables = make_tables()
     tables.assign(assignment(0, range(5), 1))
