@@ -1,5 +1,7 @@
 """The tables of mutants fit the product, so that `make mutants` tries all of them."""
 
+import re
+
 import mutant_copy
 import mutant_report
 import pytest
@@ -25,6 +27,16 @@ def test_every_mutant_changes_something_and_is_listed_once(mutants):
 def test_every_mutant_names_tests_that_exist(mutants):
     paths = {test.partition("::")[0] for mutant in mutants for test in mutant.tests}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_mutant_names_functions_and_classes_that_their_files_have(mutants):
+    """Those of a class may be a kit's."""
+    named = {tuple(test.split("::")[:2]) for m in mutants for test in m.tests if "::" in test}
+    assert [
+        test
+        for test in sorted(named)
+        if not re.search(rf"^(def|class) {test[1]}\b", (ROOT / test[0]).read_text(), re.MULTILINE)
+    ] == []
 
 
 def test_a_test_that_is_not_there_is_an_error_except_in_an_older_revision(tmp_path):

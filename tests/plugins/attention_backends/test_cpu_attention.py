@@ -123,6 +123,14 @@ def test_answers_of_parts_of_a_context_are_merged(threads, kv_dtype):
     check(cut, [(0, 1)])
 
 
+def test_a_row_that_sees_nothing_of_a_part_of_its_context_has_nothing_of_it():
+    """A cut among the last keys, at a multiple of 32: the first of 8 new tokens end before it."""
+    scene = on_threads(3, SceneSizes(num_heads=8, num_kv_heads=8))
+    short, cut = scene.add(60), scene.add(263)
+    scene.answers([(short, 59), (cut, 255)])
+    check(scene, [(short, 1), (cut, 8)])
+
+
 MANY_HEADS = [  # an item takes 32, 8 or 5 of the heads, and the last one what is left
     {"num_heads": 41, "num_kv_heads": 41, "head_dim": 16},
     {"num_heads": 84, "num_kv_heads": 21, "head_dim": 16},

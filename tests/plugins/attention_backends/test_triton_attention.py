@@ -136,6 +136,15 @@ def test_what_a_window_hides_is_no_work(reach):
     check(scene.step(plan))
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_cap_a_window_and_sinks_together(batch_invariant):
+    features = {"soft_cap": 3.0, "window": 70, "has_sinks": True}
+    scene, numbers = filled([130, 5, 300], **features, batch_invariant=batch_invariant)
+    check(scene.step([(number, 1) for number in numbers]))
+    more = scene.add(50)
+    check(scene.step([(numbers[0], 1), (more, 50), (numbers[2], 2)]))
+
+
 @pytest.mark.usefixtures("few_programs")
 def test_a_few_tokens_of_a_request_are_split_as_one_is():
     """Draft tokens to be verified: the rows of a tile have place for them."""
