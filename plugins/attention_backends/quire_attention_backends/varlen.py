@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire_attention_backends.cache_rows import CacheRows
@@ -25,7 +24,6 @@ from quire_attention_backends.spans import IntArray
 
 MAX_HEAD_DIM = 256
 LEAST_CAPABILITY = (8, 0)
-ARGUMENTS = frozenset(inspect.signature(varlen_attn).parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,12 @@ class VarlenAttention:
         """Return it where torch, the GPU and the head shape allow it."""
         if shape.device.type != "cuda":
             return None
-        found = cls(varlen_attn, "enable_gqa" in ARGUMENTS)
+        from torch.nn.attention.varlen import varlen_attn  # and dynamo: two seconds
+
+        arguments = inspect.signature(varlen_attn).parameters.keys()
+        found = cls(varlen_attn, "enable_gqa" in arguments)
         is_able = torch.cuda.get_device_capability(shape.device) >= LEAST_CAPABILITY
-        return found if is_able and {"scale", "window_size"} <= ARGUMENTS else None
+        return found if is_able and {"scale", "window_size"} <= arguments else None
 
     def serves(self, shape: AttentionShape, layer: AttentionLayerParams) -> bool:
         """Whether it can do what a layer asks."""

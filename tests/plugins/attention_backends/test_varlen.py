@@ -1,5 +1,7 @@
 """What torch's attention over many lengths is asked; a stand-in does it by the definition."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -119,6 +121,14 @@ def test_without_groups_only_equal_heads_are_served():
 
 def test_there_is_none_on_a_cpu():
     assert VarlenAttention.here(HALF) is None
+
+
+def test_a_cpu_does_not_wait_for_what_it_cannot_use_to_be_imported():
+    """It brings dynamo with it, which takes two seconds."""
+    code = (
+        "import sys, quire_attention_backends.torch_sdpa; sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("capability", "is_able"), [((7, 5), False), ((8, 0), True)])
