@@ -115,6 +115,15 @@ def test_one_name_with_new_content_is_another_adapter(manager):
     assert not torch.allclose(old, new, atol=1e-3)
 
 
+def test_new_content_in_an_old_folder_is_another_adapter(manager):
+    found = []
+    for content in ("old", "new"):
+        manager.source.adapters["folder"] = drawn_adapter(content)
+        index = manager.load(AdapterRef("a", "folder", content_hash=content))
+        found.append(logits(manager, index))
+    assert not torch.allclose(*found, atol=1e-3)
+
+
 def test_files_that_changed_since_are_refused(manager):
     manager.source.adapters["a"] = drawn_adapter("something else")
     with pytest.raises(AdapterError, match="'a': its files have changed") as caught:

@@ -8,6 +8,7 @@ import pytest
 
 from quire.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker import checkpoint_files
 from quire.worker.checkpoint_files import StoredTensor, find_weight_files, read_headers
 
 
@@ -148,9 +149,15 @@ def no_shape(file: Path) -> None:
     with_header(file, json.dumps(header).encode(), data)
 
 
+def claim_more_than_there_is(file: Path) -> None:
+    """What is there is a header without tensors, and claims the four bytes behind it."""
+    file.write_bytes((6).to_bytes(8, "little") + b"{}")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        claim_more_than_there_is,
         cut_the_end, cut_the_header, empty, add_to_the_end, claim_a_huge_header, break_the_header,
         nest_the_header, make_the_header_a_list, claim_a_huge_tensor, overlap, negative_offsets,
         unknown_dtype, no_shape,
@@ -159,6 +166,16 @@ def no_shape(file: Path) -> None:
 def test_a_damaged_file_is_an_error_that_names_it(written, damage):
     damage(written.folder / "model.safetensors")
     with pytest.raises(CheckpointCorruptError, match=r"model\.safetensors' is damaged"):
+        read(written.folder)
+
+
+def test_a_header_is_no_longer_than_the_format_allows(written, monkeypatch):
+    header = (written.folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    monkeypatch.setattr(checkpoint_files, "MAX_HEADER_BYTES", length)
+    read(written.folder)
+    monkeypatch.setattr(checkpoint_files, "MAX_HEADER_BYTES", length - 1)
+    with pytest.raises(CheckpointCorruptError, match=f"header claims {length} bytes"):
         read(written.folder)
 
 

@@ -126,6 +126,15 @@ def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(host
     assert told == [0, 0, 1, 2], "a load that failed may have written, too"
 
 
+def test_the_backends_of_all_groups_forget(half, backend):
+    other = HeldContext(backend.shape)
+    host = KVStoreHost(half, [backend, other], "store")
+    host.begin_step(plan(loads=[1]))
+    half.reports = [TransferReport(done=[1])]
+    host.report()
+    assert (backend.num_forgotten, other.num_forgotten) == (1, 1)
+
+
 @pytest.mark.parametrize("call", ["begin_step", "report"])
 def test_a_half_that_raises_fails_all_that_is_open_and_is_logged_once(host, half, caplog, call):
     host.begin_step(plan(saves=[1]))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import parallel_rank
@@ -16,6 +17,7 @@ from torch import Tensor
 from quire.errors import SettingsError
 from quire.layers import SingleDevice
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker import parallel
 from quire.worker.parallel import join_group
 
 TOLERANCE = 1e-5
@@ -140,6 +142,20 @@ def test_one_rank_meets_nobody(tmp_path):
     group = join_group(tmp_path / "address", 0, 1, torch.device("cpu"))
     assert isinstance(group, SingleDevice)
     assert not (tmp_path / "address").exists()
+
+
+def test_on_a_cpu_ranks_listen_on_the_loopback_interface_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    seen = []
+    monkeypatch.setattr(
+        parallel.dist,
+        "init_process_group",
+        lambda *_, **__: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")),
+    )
+    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    monkeypatch.setattr(parallel.dist, "new_group", lambda: group)
+    join_group(tmp_path / "address", 0, 2, torch.device("cpu"))
+    assert seen in (["lo"], ["lo0"])
 
 
 def test_a_rank_outside_the_group_is_refused(tmp_path):

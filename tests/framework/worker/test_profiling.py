@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from allocation_meter import AllocationMeter
+from cpp_compilers import NEEDS_COMPILER
 
 from quire.config import Settings
 from quire.errors import CapacityError
@@ -76,6 +77,13 @@ def test_the_step_runs_through_every_model(tmp_path, architecture, enable_lora):
     assert all(layer.place == -1 for layer in layers), "unbound again"
     with pytest.raises(RuntimeError, match="before bind"):
         layers[0]._bound()
+
+
+@NEEDS_COMPILER
+def test_log_probabilities_are_counted_where_no_filter_takes_more(tmp_path):
+    model = loaded(tmp_path, samplers=["cpu_gumbel"])
+    logits_bytes = 8 * 320 * 4
+    assert measure(model, AllocationMeter()).sampling_bytes > 3 * logits_bytes, "a copy, and these"
 
 
 @pytest.mark.parametrize("enable_lora", [False, True], ids=["", "lora"])

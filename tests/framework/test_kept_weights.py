@@ -1,0 +1,35 @@
+"""Whole engines: auto keeps every number of a checkpoint; who names a method has them rounded."""
+
+import pytest
+from cpp_compilers import NEEDS_COMPILER
+
+from quire import LLM, SamplingParams
+from quire.testing.checkpoints import write_checkpoint
+
+pytestmark = NEEDS_COMPILER
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Says bfloat16, and its tensors are float32, with numbers that bfloat16 does not have."""
+    folder = tmp_path_factory.mktemp("m")
+    return str(write_checkpoint(folder, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder)
+
+
+def logprobs(folder, **options):
+    with LLM(folder, dtype="float32", kernels="native", **options) as llm:
+        (output,) = llm.generate([[5, 6, 7, 8]], PARAMS)
+        rows = output.outputs[0].logprobs
+        method = llm.composition.quantization
+    return method, [entry.logprob for row in rows for entry in row.values()]
+
+
+def test_auto_rounds_no_number_that_a_checkpoint_has_against_its_word(folder):
+    nobody, exact = logprobs(folder, quantization="none")
+    chosen, kept = logprobs(folder)
+    named, rounded = logprobs(folder, quantization="bf16")
+    assert (nobody, chosen.name, named.name) == (None, "bf16", "bf16")
+    assert kept == pytest.approx(exact, abs=1e-5)
+    assert rounded != pytest.approx(exact, abs=1e-4)
