@@ -180,6 +180,7 @@ def test_a_download_brings_weights_only_when_they_are_needed(shipped, monkeypatc
     with pytest.raises(CheckpointNotFoundError, match="no network here"):
         find("acme/model", shipped, with_weights=with_weights)
     assert "*.json" in asked["allow_patterns"]
+    assert "*.jinja" in asked["allow_patterns"], "where newer checkpoints keep their chat template"
     assert ("*.safetensors" in asked["allow_patterns"]) is with_weights
 
 

@@ -123,6 +123,11 @@ def test_devices_that_share_layers_run_step_by_step():
     assert flaw(tensor_parallel_size=1) is None
 
 
+def test_who_wants_every_step_eager_gets_it_on_any_device():
+    assert graphs(enforce_eager=True) == (0, "none: --enforce-eager")
+    assert flaw(enforce_eager=True) == "--enforce-eager"
+
+
 def test_graphs_are_no_larger_than_what_runs():
     assert graphs(max_num_seqs=8, max_cuda_graph_size=64)[0] == 8
     assert graphs(max_num_seqs=8, max_num_batched_tokens=4)[0] == 4

@@ -285,6 +285,8 @@ def test_of_a_distribution_that_is_installed_twice_the_first_counts(site, tmp_pa
     assert found["acme_fruit"] == "1.0"
     assert "acme" not in found
     assert shadowed_distributions() == {"acme-fruit": [str(site.folder), str(stale)]}
+    monkeypatch.setattr(sys, "path", [str(site.folder)] * 2)
+    assert shadowed_distributions() == {}, "a folder that stands on the path twice is one place"
 
 
 def test_metadata_that_cannot_be_read_stops_nothing(site):

@@ -59,6 +59,7 @@ def test_more_tokens_at_least_than_at_most_is_a_contradiction():
     assert error.param == "min_tokens"
     assert "min_tokens (17) is larger than max_tokens (16)" in str(error)
     assert SamplingParams(min_tokens=17, max_tokens=None).min_tokens == 17
+    assert SamplingParams(min_tokens=16, max_tokens=16).min_tokens == 16
 
 
 def test_one_stop_string_is_not_taken_for_its_letters():

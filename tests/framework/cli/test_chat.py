@@ -2,6 +2,8 @@ import subprocess
 import sys
 
 from quire.cli.main import main
+from quire.frontend.answer import AnswerParsers
+from quire.interfaces.tool_parsing import TextDelta
 
 
 def test_a_conversation_goes_line_by_line_until_an_empty_one():
@@ -26,6 +28,26 @@ def talk(monkeypatch, capsys, lines, *argv):
     status = main(["chat", "demo", *flags, *argv])
     told = capsys.readouterr()
     return status, told.out.split("\n")[:-1], told.err.count("[context_length_exceeded]")
+
+
+class HoldsBack:
+    """Lets nothing go before the end."""
+
+    def __init__(self):
+        self.text = ""
+
+    def feed(self, text):
+        self.text += text
+        return []
+
+    def close(self):
+        return [TextDelta(self.text)]
+
+
+def test_what_a_parser_held_back_is_shown_at_the_end(monkeypatch, capsys):
+    monkeypatch.setattr(AnswerParsers, "__call__", lambda *_, **__: HoldsBack())
+    _, answers, _ = talk(monkeypatch, capsys, ["What is quire?"])
+    assert "quire is" in answers[0]
 
 
 LONG = "What is a KV cache? " * 40

@@ -64,6 +64,12 @@ def test_the_numbers_add_up(mixed, capsys):
     assert {"tokens": 1024, "requests": 13} in memory["fits"]
 
 
+def test_a_length_that_the_cache_does_not_hold_is_told_as_it_will_be(mixed, capsys):
+    _, memory = memory_of(capsys, mixed, "--num-kv-blocks", "101")
+    assert 0 < memory["max_model_len"] < 4096
+    assert memory["max_model_len"] == memory["fits"][-1]["tokens"]
+
+
 def test_what_the_user_sets_is_followed(mixed, capsys):
     _, few = memory_of(capsys, mixed, "--max-num-seqs", "2", "--max-model-len", "100")
     assert few["max_model_len"] == 100

@@ -32,3 +32,9 @@ def test_a_raw_prompt_is_continued_as_it_is_through_the_adapter(capsys):
     assert prompt.endswith("quire is")
     assert "user" not in prompt
     assert output["lora_request"]["lora_name"] == "pirate"
+
+
+def test_a_question_goes_through_the_adapter_as_well(capsys):
+    output, prompt = asked(capsys, "What is quire?", "--adapter", "pirate")
+    assert "user" in prompt
+    assert output["lora_request"]["lora_name"] == "pirate"

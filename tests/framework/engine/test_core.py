@@ -5,11 +5,15 @@ from engine_parts import (
     ScriptedGrammars,
     make_core,
     make_message,
+    make_plan,
     make_scheduler,
     run_to_end,
 )
+from fickle_store import FickleStore
 
 from quire.engine.core import EngineCore
+from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
 from quire.errors import GrammarError, InvalidRequestError
 from quire.messages import (
@@ -38,6 +42,7 @@ def test_requests_of_any_length_finish_with_their_own_tokens():
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers():
     core, _, _ = make_core(num_blocks=3)
+    core.scheduler.kv.pool.take(1)  # what others hold is not among the numbers
     core.add(make_message("big", prompt=range(8), max_tokens=4))
     (output,) = core.step().outputs
     assert output.finish_reason == "error"
@@ -124,11 +129,12 @@ def test_a_request_that_fails_in_a_chunk_gives_its_grammar_back():
 
 def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
     core, _, grammars = make_core()
-    core.add(make_message("bound", structured_outputs=CHOICE))
+    for name in ("bound", "other"):
+        core.add(make_message(name, structured_outputs=CHOICE))
     core.abort(["bound"])
     assert grammars.released == ["bound"]
-    grammars.ready = [("bound", None)]
-    assert core.step().outputs == []
+    grammars.ready = [("bound", None), ("other", None)]
+    assert run_to_end(core).keys() == {"other"}
 
 
 def test_a_form_begins_behind_the_token_that_ends_the_thinking():
@@ -319,6 +325,20 @@ def test_workers_are_asked_for_their_health_and_stopped():
     core.shutdown()
     assert executor.is_shut_down
     assert grammars.is_shut_down
+
+
+def test_the_kv_store_is_shut_down_with_the_engine():
+    class Closed(FickleStore):
+        num_shutdowns = 0
+
+        def shutdown(self):
+            self.num_shutdowns += 1
+
+    plan = make_plan(9)
+    kv, store = KVCacheManager(plan), Closed({}, plan)
+    core, _, _ = make_core(kv=kv, transfers=KVTransfers(store, kv, 1.0, "the store"))
+    core.shutdown()
+    assert store.num_shutdowns == 1
 
 
 # -- grammars --------------------------------------------------------------------------------------

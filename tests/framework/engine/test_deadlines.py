@@ -94,6 +94,7 @@ def test_notes_are_no_more_than_a_multiple_of_those_that_are_not_over():
         lengths.append(len(deadlines))
     num_looks = sum(after < before for before, after in pairwise(lengths))
     assert num_looks < 20, "of a thousand that came, few looked at all"
+    assert max(lengths) > 1.9 * len(alive), "and none before the notes had nearly doubled"
     assert deadlines.late(1e9) == alive, "and none of those is lost"
 
 

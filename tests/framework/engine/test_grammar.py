@@ -10,6 +10,7 @@ import signal
 import time
 
 import pytest
+from installed import write_distribution
 from processes import workers_of
 
 from quire.engine.grammar import GrammarHost
@@ -33,6 +34,58 @@ HOSTILE = {
     "enum": Params(json={"enum": list(range(100_000))}),
     "depth": Params(json='{"items": ' * 10_000 + "{}" + "}" * 10_000),
     "recursion": Params(json={"type": "object", "properties": {"a": {"$ref": "#"}}}),
+}
+
+CROWDED = {
+    "crowded_plugin": """
+        from quire import hookimpl
+        from quire.interfaces.structured_output import GrammarCapabilities
+
+        @hookimpl
+        def register_structured_output(registry):
+            capabilities = GrammarCapabilities(frozenset({"regex"}))
+            registry.add("crowded", "crowded_backend:Crowded", capabilities=capabilities)
+    """,
+    "crowded_backend": """
+        from weakref import WeakSet
+
+        from quire.interfaces.structured_output import (
+            CompiledGrammar,
+            Matcher,
+            StructuredOutputBackend,
+        )
+
+        class Crowded(StructuredOutputBackend, CompiledGrammar):
+            def __init__(self, vocabulary):
+                self.alive = WeakSet()
+
+            @classmethod
+            def check(cls, params):
+                pass
+
+            def compile(self, params):
+                return self
+
+            def matcher(self):
+                return Member(self.alive)
+
+        class Member(Matcher):
+            def __init__(self, alive):
+                self.alive = alive
+                alive.add(self)
+
+            def accept(self, token_id):
+                return True
+
+            def fill_bitmask(self, words):
+                words[0] = len(self.alive)
+
+            def rollback(self, num_tokens):
+                pass
+
+            def is_finished(self):
+                return False
+    """,
 }
 
 
@@ -280,6 +333,13 @@ def test_all_processes_are_gone_after_shutdown(host):
         time.sleep(0.01)
 
 
+def test_after_a_shutdown_the_next_grammar_starts_all_anew(host):
+    ready(host, "a", WORDS)
+    host.shutdown()
+    ready(host, "a", Params(choice=("xyz",)))
+    assert mask(host, "a") == {ord("x")}
+
+
 def test_a_grammar_that_cannot_be_sent_is_an_error_of_its_request(host):
     deep = []
     for _ in range(100_000):
@@ -292,6 +352,18 @@ def test_a_grammar_that_cannot_be_sent_is_an_error_of_its_request(host):
     assert set(outcomes) == {"0", "1", "2"}
     assert all("cannot be sent" in str(error) for error in outcomes.values())
     ready(host, "good", WORDS)
+
+
+def test_a_request_that_is_over_leaves_no_matcher_behind(host, tmp_path, monkeypatch):
+    write_distribution(tmp_path, "crowded", {"crowded": "crowded_plugin"}, **CROWDED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in "abc":
+        ready(host, name, Params(regex="a", backend="crowded"))
+    host.release("a")
+    assert mask(host, "c") == {1}, "two: the mask of this backend counts them"
+    host.accept("b", [1])
+    host.release("b")
+    assert mask(host, "c") == {0}
 
 
 def test_more_masks_than_rows_is_an_error(host):

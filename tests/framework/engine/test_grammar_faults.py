@@ -33,6 +33,8 @@ FAULTY = {
             )
     """,
     "faulty_backend": """
+        import time
+
         from quire.interfaces.structured_output import (
             CompiledGrammar,
             Matcher,
@@ -47,6 +49,10 @@ FAULTY = {
 
             def compile(self, params):
                 print("noise of a compiler", flush=True)
+                if params.regex == "slow":
+                    time.sleep(30)
+                if params.regex == "large":
+                    self.index = bytearray(2**28)
                 if params.regex == "compile":
                     raise RuntimeError("secret of compile")
                 return self
@@ -156,7 +162,24 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     assert "secret" not in str(error)
     assert f"RuntimeError: secret of {secret}" in caplog.text
     assert "failed for a" in caplog.text
+    if secret != "accept":
+        assert not host._parts[0]._links, "its place is free"
     assert "noise" not in capfd.readouterr().out, "clients must not be able to fill the log"
+
+
+@pytest.mark.parametrize(
+    ("regex", "reason"), [("slow", "within 0.2 s and"), ("large", "needs more memory than")]
+)
+def test_a_grammar_has_no_more_time_and_memory_than_it_may(
+    make_host, tmp_path, monkeypatch, regex, reason
+):
+    write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = make_host(timeout_s=0.2, memory_bytes=2**27)
+    host.submit("a", Params(regex=regex, backend="faulty"))
+    error = settle(host, "a", within_s=10.0)
+    assert isinstance(error, GrammarError)
+    assert reason in str(error)
 
 
 def test_a_process_that_dies_is_told_with_its_requests(make_host, caplog):

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 
 import pytest
-from processes import workers_of
+from processes import eventually, is_running, workers_of
 
 from quire.engine.grammar import GrammarHost
 from quire.interfaces.structured_output import Vocabulary
@@ -128,6 +128,15 @@ def test_masks_that_nobody_collects_are_not_taken_for_the_next_ones(host):
     [(request_id, error)] = host.poll()
     assert request_id == "digits"
     assert "does not allow token 120" in str(error)
+
+
+def test_a_process_whose_masks_nobody_collects_ends_with_its_last_request(host):
+    join(host)
+    host.request_masks([(0, "digits")])
+    [of_digits, of_letters] = processes_of(host)
+    leave(host)
+    eventually(lambda: processes_of(host) == [of_letters])
+    assert not is_running(of_digits)
 
 
 def test_requests_that_outlive_a_step_that_was_broken_off_stand_where_they_were(host):

@@ -23,8 +23,7 @@ STUCK_BACKEND = """
     class Stuck(StructuredOutputBackend):
         def __init__(self, vocabulary):
             print("building", flush=True)
-            while True:
-                time.sleep(0.1)
+            time.sleep(60)
 
         @classmethod
         def check(cls, params):
@@ -53,7 +52,7 @@ def test_a_nursery_that_builds_a_backend_ends_with_its_engine(tmp_path):
         stuck_plugin=STUCK_PLUGIN,
         stuck_backend=STUCK_BACKEND,
     )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True, env=environment
     )

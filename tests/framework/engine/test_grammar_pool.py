@@ -2,10 +2,11 @@
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
-from processes import eventually, is_running, workers_of
+from processes import descendants, eventually, is_running, workers_of
 
 from quire.engine import grammar_nursery
 from quire.engine.grammar import GrammarHost
@@ -215,13 +216,37 @@ def test_a_compiled_grammar_has_no_time_limit_any_more(make_host):
     assert processes_of(host) == before
 
 
-def test_the_processes_of_a_nursery_end_with_it(make_host):
+@pytest.mark.parametrize("has_watchdog", [True, False])
+def test_the_processes_of_a_nursery_end_with_it(make_host, has_watchdog):
     host = make_host()
     ready(host, "a", "x")
     [child] = processes_of(host)
+    [watchdog] = descendants(nursery_of(host).pid).keys() - {child}
+    if not has_watchdog:
+        os.kill(watchdog, signal.SIGKILL)
+        eventually(lambda: not is_running(watchdog))
     os.kill(nursery_of(host).pid, signal.SIGKILL)
     eventually(lambda: not is_running(child))
     assert mask(host, "a") == {ord("x")}, "and come back with the next one"
+
+
+def test_a_nursery_whose_start_was_interrupted_is_replaced(make_host, monkeypatch):
+    def interrupted(*arguments, **options):
+        started.append(start(*arguments, **options))
+        os.kill(started[0].pid, signal.SIGSTOP)  # it never comes to read its setup
+        raise KeyboardInterrupt
+
+    host, started, start = make_host(), [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        host.submit("a", WORDS)
+    monkeypatch.undo()
+    try:
+        ready(host, "b", "y")
+        assert nursery_of(host).is_alive
+    finally:
+        started[0].kill()
+        started[0].wait()
 
 
 # -- what does not answer --------------------------------------------------------------------------

@@ -177,8 +177,13 @@ def test_who_begins_and_ends_is_told():
     assert policy.ids == ["b"]
 
 
-def test_an_account_that_fails_is_logged_and_no_more(caplog):
-    guarded = GuardedPolicy(Keeps())
+@pytest.mark.parametrize("error", [ValueError("never began"), KeyError("a")])
+def test_an_account_that_fails_is_logged_and_no_more(caplog, error):
+    class Account(InOrder):
+        def ended(self, request):
+            raise error
+
+    guarded = GuardedPolicy(Account())
     with caplog.at_level(logging.ERROR):
         guarded.ended(REQUESTS[0])
     assert len(caplog.records) == 1

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from engine_parts import (
@@ -12,6 +14,7 @@ from engine_parts import (
 from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request, Status
+from quire.engine.scheduler import _shares
 from quire.engine.step_in_progress import StepInProgress
 from quire.interfaces.kv_cache import KVLayer
 from quire.messages import (
@@ -21,6 +24,7 @@ from quire.messages import (
     ScheduledRequest,
     SlotResult,
     StepResult,
+    TokenLogprobs,
 )
 from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 from quire_scheduling_policies.priority import PriorityFirst
@@ -264,6 +268,18 @@ def test_a_block_that_drafts_fill_is_found():
     assert len(scheduler.kv.pool._content) == 1
 
 
+def test_a_block_that_drafts_fill_at_the_end_of_an_answer_is_found_while_others_run():
+    scheduler = decoding("a", prompt=(1, 2), enable_prefix_caching=True, max_tokens=5)
+    scheduler.add(make_request("b", prompt=[9, 9], max_tokens=9))
+    finish_step(scheduler, scheduler.schedule())
+    assert scheduler.set_drafts("a", [7, 7])
+    plan = scheduler.schedule()
+    scheduler.schedule()
+    outputs = take(scheduler, plan, SlotResult(0, [7, 7, 7]), SlotResult(1, [7]))
+    assert [output.finish_reason for output in outputs] == ["length", None]
+    assert num_found(scheduler, [1, 2, 7, 7, 7]) == 4
+
+
 def test_drafts_that_are_all_rejected_bring_one_token_and_do_not_count_as_computed():
     scheduler = decoding("a")
     scheduler.set_drafts("a", [8, 9])
@@ -381,6 +397,15 @@ def test_the_budget_of_a_prompt_that_has_to_go_goes_to_the_others():
     assert shares(plan) == [(decodes.slot, 1, 1), (stays.slot, 3, 0)]
 
 
+def test_running_prompts_of_a_worse_rank_have_what_those_of_a_better_one_leave():
+    assert _shares([ranked(0), ranked(0), ranked(1)], [3, 30, 30], 16) == [3, 13, 0]
+    assert _shares([ranked(0), ranked(1), ranked(1)], [6, 30, 30], 16) == [6, 5, 5]
+
+
+def ranked(rank):
+    return SimpleNamespace(rank=rank)
+
+
 # -- what is found ---------------------------------------------------------------------------------
 
 
@@ -470,6 +495,19 @@ def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start(
     assert num_found(scheduler, range(30)) == 0, "its new blocks are not written yet"
     finish_step(scheduler, second)
     assert num_found(scheduler, range(30)) == 8
+
+
+def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_told_once():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30), prompt_logprobs=0))
+    first = scheduler.schedule()
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepInProgress(8))
+    second = scheduler.schedule()
+    logprobs = [TokenLogprobs([7], [-0.5], 1)] * 8
+    assert take(scheduler, first, SlotResult(0, [], prompt_logprobs=logprobs)) == []
+    (output,) = take(scheduler, second, SlotResult(1, [], prompt_logprobs=logprobs))
+    assert output.prompt_logprobs == logprobs
 
 
 def test_what_left_a_window_is_free_as_soon_as_its_step_is_done():

@@ -7,7 +7,7 @@ from engine_parts import make_core, make_message, make_plan, make_request, run_t
 
 from quire.engine import store_queue
 from quire.engine.block_pool import BlockPool
-from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_cache import KVCacheManager, PrefixHit
 from quire.engine.kv_plan import fixed_plan
 from quire.engine.kv_transfers import MAX_LOADS, MIN_SILENT_STEPS, KVTransfers
 from quire.engine.load_columns import take_columns
@@ -192,6 +192,18 @@ def test_an_answer_that_came_later_is_not_asked_for_again(queue, clock):
     assert queue.call_back(clock[0]) == [request]
     assert queue.ask(request) is Status.LOADING
     assert len(queue.oracle.asked) == 2
+
+
+def test_later_is_asked_again_for_what_lies_behind_the_hit(queue, clock, monkeypatch):
+    hits, look_up = [], queue.transfers.look_up
+    monkeypatch.setattr(
+        queue.transfers, "look_up", lambda request, hit: hits.append(hit) or look_up(request, hit)
+    )
+    request = queue.request()
+    assert queue.sets_aside(request, PrefixHit(2, [[1, 2]], 0), 0) is Status.ASKING
+    clock[0] += 0.002
+    queue.call_back(clock[0])
+    assert hits == [2, 2]
 
 
 def test_a_step_hears_later_so_many_times_and_everybody_has_a_turn(queue, clock):

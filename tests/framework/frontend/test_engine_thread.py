@@ -191,6 +191,15 @@ def test_stopping_ends_the_thread_and_is_no_death_in_the_log(start, caplog):
     assert len(case.deaths) == 1
 
 
+def test_in_a_fork_nothing_is_queued_for_the_thread_that_stayed_behind(start, monkeypatch):
+    case = start()
+    monkeypatch.setattr(engine_thread_module.os, "getpid", lambda: -1)
+    with pytest.raises(EngineDeadError, match="not to a fork"):
+        case.thread.post(print)
+    monkeypatch.undo()
+    assert case.thread.death is None
+
+
 def test_stopping_does_not_wait_for_what_there_is_to_do(start, request_of):
     case = start(Noted(step_s=0.01))
     case.thread.post(lambda core: core.add(request_of("the lazy dog jumps over the fox")))

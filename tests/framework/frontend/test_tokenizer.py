@@ -6,7 +6,7 @@ import pytest
 from tokenizers import processors
 
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
-from quire.frontend.tokenizer import FastBackend, Tokenizer
+from quire.frontend.tokenizer import SHORT_CHARACTERS, FastBackend, Tokenizer
 
 
 def test_text_survives_the_way_there_and_back(tokenizer):
@@ -54,6 +54,9 @@ def test_add_bos_token_of_the_config_counts(folder, asked_for, post_processor_ad
     is_added = post_processor_adds if asked_for is None else asked_for
     assert (tokenizer.encode("fox")[0] == bos) is is_added
     assert tokenizer.encode("fox", add_special_tokens=False)[0] != bos
+    long = "fox" * SHORT_CHARACTERS
+    assert (tokenizer.encode(long)[0] == bos) is is_added
+    assert tokenizer.encode(long, add_special_tokens=False)[0] != bos
 
 
 def test_a_missing_folder_is_named(tmp_path):

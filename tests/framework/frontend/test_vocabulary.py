@@ -222,3 +222,9 @@ def test_the_alphabet_has_each_byte_once_and_byte_tokens_are_whole():
     assert byte_level_bytes("\xad") == "\xad".encode()
     assert single_byte("<0x41>") == b"A"
     assert single_byte("<0x41>x") is single_byte("x<0x41>") is None
+
+
+def test_no_grammar_may_draw_a_special_token_that_ends_nothing(byte_level):
+    special = byte_level.token_to_id("<|end|>")
+    assert special not in spelled(read_vocabulary(byte_level, [], 500))
+    assert byte_level.token_to_id("<tool_call>") in spelled(read_vocabulary(byte_level, [], 500))

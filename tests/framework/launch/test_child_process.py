@@ -49,6 +49,15 @@ def test_one_that_dies_before_it_has_read_its_config_just_ended(run):
     assert child.end(10.0).startswith("ended with exit code 7")
 
 
+def test_its_end_gives_its_file_descriptor_back(run):
+    child = run("pass")
+    descriptor = child.fileno()
+    os.fstat(descriptor)
+    child.end(10.0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_the_signal_that_ended_it_has_a_name(run, number):
     child = run(SLEEP)

@@ -1,8 +1,11 @@
 """An engine is started where it was asked for, and says the same wherever it runs."""
 
+import asyncio
+import sys
 from dataclasses import replace
 
 import pytest
+from installed import sites
 
 from quire.config import Settings
 from quire.engine.core import EngineCore
@@ -10,7 +13,10 @@ from quire.launch import engine, start_engine
 from quire.launch.composing import compose_engine
 from quire.launch.engine import has_engine_process
 from quire.plugins import load_plugins
+from quire.sampling_params import SamplingParams
 from quire.testing.checkpoints import write_checkpoint
+
+site = pytest.fixture(sites)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,33 @@ def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monke
     with pytest.raises(RuntimeError, match="no thinking here"):
         start_engine(Settings.from_options({"model": folder}))
     assert len(ended) == 1
+
+
+FINISHED = """
+    from quire import hookimpl
+
+    finished = []
+
+    @hookimpl
+    def request_finished(output):
+        finished.append(output.request_id)
+"""
+
+
+def test_behind_an_async_frontend_plugins_hear_of_requests_that_finished(folder, site):
+    site.install("acme_ends", FINISHED)
+    engine = start_engine(Settings.from_options({"model": folder}))
+    frontend = engine.async_frontend()
+
+    async def answer():
+        try:
+            return await frontend.generate_whole("x", SamplingParams(max_tokens=1))
+        finally:
+            await frontend.shutdown()
+
+    output = asyncio.run(answer())
+    (finished,) = sys.modules["acme_ends"].finished
+    assert finished.startswith(output.request_id)
 
 
 def test_a_server_on_a_cpu_has_its_engine_beside_it(folder):

@@ -94,6 +94,12 @@ def test_a_request_that_cannot_be_sent_is_answered_like_any_other_that_is_refuse
     assert answers["good"][-1].token_ids == [13]
 
 
+def test_an_idle_engine_answers_a_request_that_it_cannot_read(start):
+    core = start(make_core()[0])
+    core.add(make_message("bad", prompt=["x"]))
+    assert finish(core)["bad"][-1].error.code == InvalidRequestError.code
+
+
 def test_a_request_that_the_engine_cannot_read_fails_and_no_other_does(start):
     core = start(make_core()[0])
     core.add(make_message("bad", prompt=["x"]))

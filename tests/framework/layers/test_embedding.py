@@ -170,3 +170,13 @@ def test_a_head_of_its_own_asks_the_quantization():
     head.load_weight("weight", WEIGHT, "lm_head")
     head.finish_loading()
     torch.testing.assert_close(head(torch.eye(4)), 2 * WEIGHT.T)
+
+
+def test_a_weight_that_stays_narrow_gives_vectors_of_the_compute_type():
+    layer = VocabParallelEmbedding(7, 4, replace(CONTEXT, quantization=Keeping(False)))
+    layer.load_weight("weight", WEIGHT.bfloat16(), "embed_tokens")
+    layer.finish_loading()
+    assert layer.weight.dtype is torch.bfloat16
+    vectors = layer(torch.arange(7))
+    assert vectors.dtype is torch.float32
+    assert torch.equal(vectors, WEIGHT.bfloat16().float())

@@ -131,6 +131,16 @@ def overlap(file: Path) -> None:
     with_header(file, json.dumps(header).encode(), data)
 
 
+def leave_a_gap(file: Path) -> None:
+    """The tensor behind the gap still ends where the file does."""
+    header, data = header_of(file)
+    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+    begin, end = header[last]["data_offsets"]
+    header[last]["shape"] = [(end - begin) // 4 - 1]
+    header[last]["data_offsets"] = [begin + 4, end]
+    with_header(file, json.dumps(header).encode(), data)
+
+
 def negative_offsets(file: Path) -> None:
     header, data = header_of(file)
     header["model.norm.weight"]["data_offsets"] = [-256, 0]
@@ -159,8 +169,8 @@ def claim_more_than_there_is(file: Path) -> None:
     [
         claim_more_than_there_is,
         cut_the_end, cut_the_header, empty, add_to_the_end, claim_a_huge_header, break_the_header,
-        nest_the_header, make_the_header_a_list, claim_a_huge_tensor, overlap, negative_offsets,
-        unknown_dtype, no_shape,
+        nest_the_header, make_the_header_a_list, claim_a_huge_tensor, overlap, leave_a_gap,
+        negative_offsets, unknown_dtype, no_shape,
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_an_error_that_names_it(written, damage):

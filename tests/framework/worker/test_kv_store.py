@@ -126,6 +126,13 @@ def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(host
     assert told == [0, 0, 1, 2], "a load that failed may have written, too"
 
 
+def test_a_load_that_ends_beside_a_save_is_seen(host, half, backend):
+    host.begin_step(plan(loads=[1], saves=[2]))
+    half.reports = [TransferReport(done=[1, 2])]
+    host.report()
+    assert backend.num_forgotten == 1
+
+
 def test_the_backends_of_all_groups_forget(half, backend):
     other = HeldContext(backend.shape)
     host = KVStoreHost(half, [backend, other], "store")

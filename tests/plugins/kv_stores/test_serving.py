@@ -7,6 +7,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.messages import TransferReport
+from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 
 STORY = "Once upon a time there was a fox who lived near a river and liked to count the stars. " * 3
@@ -45,6 +46,14 @@ def test_what_the_pool_forgot_is_loaded_and_answers_stay_the_same(expected, capl
     assert with_store("max_bytes=64MiB") == expected
     assert len(loads(caplog, "done")) == len(PROMPTS)
     assert not loads(caplog, "failed")
+
+
+def test_a_closed_engine_has_shut_down_both_halves(monkeypatch):
+    closed = []
+    for half in (HostMemory, HostMemoryScheduler):
+        monkeypatch.setattr(half, "shutdown", lambda self: closed.append(type(self)))
+    LLM("demo", **SIZES, kv_store="host_memory").close()
+    assert set(closed) == {HostMemory, HostMemoryScheduler}
 
 
 @pytest.mark.parametrize("options", [("max_bytes=96KiB",), ("step_bytes=1",)])

@@ -221,3 +221,23 @@ def test_a_flat_row_of_many_tokens_keeps_exactly_the_first_k():
     drawn = draw_absorbing(logits, rows)
     assert (drawn[:3] >= vocab_size - 3).all()
     assert torch.equal(drawn, draw(after_steps(logits, rows), rows))
+
+
+def test_top_k_ends_as_well_at_logits_where_the_search_begins():
+    logits = (-(torch.arange(5, device=DEVICE) ** 2) / 16).repeat(24, 1)  # the first pivots
+    fields = [{"temperature": 1.0, "top_k": 1 + row // 8} for row in range(24)]
+    rows = sampled_rows(CAPABILITIES, fields, seeds=range(24))
+    assert torch.equal(draw_absorbing(logits, rows), draw(after_steps(logits, rows), rows))
+
+
+def test_the_noise_of_a_token_that_wins_a_large_vocabulary_is_exact():
+    seeds = [6917, 93825, 131344, 246158, 261484, 368114, 410952, 509837] * 2
+    rows = sampled_rows(CAPABILITIES, [{}] * 16, seeds=seeds, positions=[1] * 16)
+    words = token_words(row_keys(rows), 2)
+    assert (words[:, 0] < 2**32 * 1e-5).all()  # as the least of 100,000 tokens
+    noise = noise_of(words)
+    logits = torch.zeros(16, 2, device=DEVICE)
+    logits[:, 1] = noise[:, 0] - noise[:, 1]  # with which both tokens are as good
+    logits[:8, 1] -= 1e-4
+    logits[8:, 1] += 1e-4
+    assert draw(logits, rows).tolist() == [0] * 8 + [1] * 8

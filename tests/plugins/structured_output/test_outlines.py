@@ -190,6 +190,8 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
         ("a|^b", "the anchor ^"),
         ("a$b", "the anchor $"),
         ("[a&&b]", "'&&'"),
+        ("[a--b]", "'--'"),
+        ("[a~~b]", "'~~'"),
         ("[[:alpha:]]", "'['"),
         (r"\bword\b", "word boundaries"),
         ("(?<!a)b", "lookbehind"),

@@ -1,0 +1,15 @@
+"""The process of grammars is told what the user set."""
+
+from quire.config import Settings
+from quire.launch.composing import compose_engine
+from quire.launch.grammars import make_grammars
+from quire.plugins import load_plugins
+from quire.testing.checkpoints import write_checkpoint
+
+
+def test_a_grammar_has_as_long_as_the_user_says(tmp_path):
+    folder = str(write_checkpoint(tmp_path, "Qwen3ForCausalLM").folder)
+    settings = Settings.from_options({"model": folder, "grammar_timeout_s": 7.5})
+    grammars = make_grammars(compose_engine(settings, load_plugins(settings.plugins)))
+    assert grammars._limits.timeout_s == 7.5
+    grammars.shutdown()
