@@ -52,7 +52,8 @@ def test_a_nursery_that_builds_a_backend_ends_with_its_engine(tmp_path):
         stuck_plugin=STUCK_PLUGIN,
         stuck_backend=STUCK_BACKEND,
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    path = [str(tmp_path), *filter(None, sys.path)]  # this quire, wherever it comes from
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True, env=environment
     )

@@ -47,10 +47,13 @@ def test_where_nobody_tells_each_cpu_is_a_core(tmp_path):
         ("4:cpu,cpuacct:/a\n",
          {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         ("2:memory:/a\n", {"cpu.max": "100000 100000"}, None),
+        ("4:cpuset,cpuacct:/a\n",
+         {"cpuset,cpuacct/a/cpu.cfs_quota_us": "50000",
+          "cpuset,cpuacct/a/cpu.cfs_period_us": "100000"}, None),
         ("", {}, None),
     ],
     ids=["one", "none", "above", "smallest", "no namespace", "version 1", "version 1 without",
-         "another controller", "nothing"],
+         "another controller", "controllers named alike", "nothing"],
 )  # fmt: skip
 def test_a_quota_is_the_smallest_of_the_groups_above(tmp_path, own, files, quota):
     write(tmp_path / "own", own)

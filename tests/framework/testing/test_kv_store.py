@@ -489,6 +489,13 @@ class BesideTorch(HostMemoryScheduler):
 BesideTorch.__module__ = "module_with_torch"
 
 
+class FromNowhere(HostMemoryScheduler):
+    pass
+
+
+FromNowhere.__module__ = "module_that_is_not_there"
+
+
 class NoFault(HostMemory):
     """Right; it is the kit's own `damage` that does nothing."""
 
@@ -616,6 +623,11 @@ def run(name, broken, folder):
     if "scene" in wanted:
         given["scene"] = build(ROOM)
     getattr(kit, name)(**{each: given[each] for each in wanted})
+
+
+def test_a_half_that_cannot_be_imported_by_itself_is_told_with_the_reason(tmp_path):
+    with pytest.raises(AssertionError, match="No module named 'module_that_is_not_there'"):
+        run(NO_TORCH, FromNowhere, tmp_path)
 
 
 class AnswersLater(HostMemoryScheduler):

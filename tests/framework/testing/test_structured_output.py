@@ -123,6 +123,11 @@ class ForgetsToRollBack(OutlinesMatcher):
         super().rollback(max(0, num_tokens - 1))
 
 
+class RollsBackOne(OutlinesMatcher):
+    def rollback(self, num_tokens):
+        super().rollback(min(num_tokens, 1))
+
+
 class NeverFinishes(OutlinesMatcher):
     def is_finished(self):
         return False
@@ -186,6 +191,7 @@ OF_A_MATCHER = [
     (GoesOnBehindTheEnd, EXACT, "token 300 is not in the mask"),
     (MovesWhenItRefuses, EXACT, "though nothing was accepted"),
     (ForgetsToRollBack, ROLLBACK, "leads to another mask"),
+    (RollsBackOne, ROLLBACK, "rolling back [23] tokens leads to another mask"),
     (NeverFinishes, END, "behind the end the grammar is not finished"),
     (ForgetsTheEnd, END, "behind the end, not just all ends follow"),
     (NeverFinishes, FINISHED, "is_finished is False"),

@@ -24,6 +24,7 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
 CPU = torch.device("cpu")
+SAMPLE = 256  # tokens of a row that cpu_gumbel.cpp looks at first
 CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 ALL_KINDS = (
     {"temperature": 0.0},
@@ -189,6 +190,17 @@ def test_what_a_sample_suggests_changes_nothing(vocab_size, scale, num_peaks, fi
     for row in range(2):
         if not is_on_the_edge(logits[row], fields):
             assert found[row] == expected[row]
+
+
+@pytest.mark.parametrize("vocab_size", [1024, 9000])
+def test_a_sample_of_likely_tokens_alone_does_not_cut_top_k_short(each_set, vocab_size):
+    """Those that the sample meets are likely, and no others: it suggests too short a range."""
+    logits = torch.zeros(40, vocab_size)
+    sampled = torch.arange(SAMPLE) * (vocab_size // SAMPLE)
+    logits[:, sampled] = 1.0 + torch.arange(SAMPLE) / SAMPLE
+    rows = sampled_rows(CAPABILITIES, [{"top_k": 100}] * 40, seeds=range(40))
+    expected = gumbel_draw(after_steps(logits, rows), rows)
+    assert draw_absorbing(logits, rows).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.2}])
