@@ -10,7 +10,7 @@ from quire.checkpoint import Checkpoint
 from quire.compose import compose, corrected
 from quire.composition import Choice
 from quire.config import Settings
-from quire.errors import RefusedError, UnknownNameError
+from quire.errors import ApiVersionError, PluginLoadError, RefusedError, UnknownNameError
 from quire.machine import Machine
 from quire.messages import LoadFailures
 from quire.plugins import Plugins, load_plugins
@@ -49,6 +49,18 @@ METHODS = """
         add("acme_high", from_plain_checkpoint=True, lossless_for=FLOAT32, priority=100)
         add("acme_gone", "acme_gone:Nothing", from_plain_checkpoint=True, lossless_for=FLOAT32,
             priority=200)
+"""
+
+USELESS_METHODS = """
+    from quire import hookimpl
+    from quire.interfaces.quantization import QuantizationCapabilities
+
+    @hookimpl
+    def register_quantizations(registry):
+        there = QuantizationCapabilities(frozenset({"cuda"}), frozenset({"float32"}))
+        method = "quire.interfaces.quantization:Quantization"
+        registry.add("acme_new", method, api=99, capabilities=there)
+        registry.add("acme_gone", "acme_gone:Nothing", capabilities=there)
 """
 
 
@@ -141,6 +153,19 @@ def test_a_method_that_cannot_serve_is_refused_with_those_that_can():
 def test_a_method_that_nobody_offers_is_refused_with_a_hint():
     with pytest.raises(UnknownNameError, match=r"unknown quantization method 'int9'; did you mean"):
         composed(quantization="int9")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "why"),
+    [
+        ("acme_new", ApiVersionError, "speaks version 99 of its interface"),
+        ("acme_gone", PluginLoadError, "points at 'acme_gone:Nothing', and there is no such"),
+    ],
+)
+def test_what_a_method_can_is_not_asked_where_its_code_is_of_no_use(site, name, error, why):
+    site.install("acme", USELESS_METHODS)
+    with pytest.raises(error, match=f"{name}.*{why}"):
+        composed(quantization=name)
 
 
 def test_auto_takes_the_highest_priority_of_those_that_keep_weights_exactly(site):

@@ -24,6 +24,7 @@ def test_a_scene_begins_with_all_requests_in_their_first_decode(is_ahead):
     scene = Scene(5, 64, is_ahead=is_ahead)
     core, _ = make_core(PARTS, scene)
     begin(core, scene)
+    assert core.scheduler.is_settled is not is_ahead, "ahead, a step is in flight"
     running = core.scheduler.running
     assert [len(request.token_ids) for request in running] == [64] * 5
     assert {request.token_ids[-1] for request in running} == {DRAWN_TOKEN}

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from quire.cli.bench_prefix import lines
+from quire.cli.bench_prefix import Load, _with_cache, lines
 from quire.cli.main import main
+from quire.config import Settings
 
 SMALL = ["--num-prompts", "2", "--prompt-len", "64", "--output-len", "2", "--pairs", "2"]
 
@@ -44,6 +45,16 @@ def test_a_model_can_be_named(capsys):
     figures = bench(capsys, "demo", "--hit-rates", "0.5")
     assert figures["model"] == "demo"
     assert figures["hit_rates"][0]["hit_rate"] == 0.5
+
+
+def test_one_of_the_two_engines_has_no_cache():
+    load = Load(num_prompts=2, prompt_len=64, output_len=2, pairs=2)
+    assert [
+        _with_cache(Settings(), load, on).cache.enable_prefix_caching for on in (True, False)
+    ] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("text", ["1", "-0.1", "much"])

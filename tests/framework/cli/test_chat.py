@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+from quire.async_engine import AsyncEngine
 from quire.cli.main import main
 from quire.frontend.answer import AnswerParsers
 from quire.interfaces.tool_parsing import TextDelta
@@ -64,3 +65,17 @@ def test_the_system_message_is_part_of_every_prompt(monkeypatch, capsys):
     questions = ["What is quire?"]
     assert talk(monkeypatch, capsys, questions, "--system", LONG)[2] == 1
     assert talk(monkeypatch, capsys, questions, "--system", "Be brief.")[2] == 0
+
+
+def test_every_answer_goes_through_the_adapter(monkeypatch, capsys):
+    asked = []
+    generate = AsyncEngine.generate
+
+    def noted(self, prompt, params, **options):
+        asked.append(options)
+        return generate(self, prompt, params, **options)
+
+    monkeypatch.setattr(AsyncEngine, "generate", noted)
+    talk(monkeypatch, capsys, ["What is quire?", "And then?"], "--adapter", "pirate")
+    talk(monkeypatch, capsys, ["What is quire?"])
+    assert [options["lora_request"] for options in asked] == ["pirate", "pirate", None]

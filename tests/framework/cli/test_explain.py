@@ -65,9 +65,10 @@ def test_the_numbers_add_up(mixed, capsys):
 
 
 def test_a_length_that_the_cache_does_not_hold_is_told_as_it_will_be(mixed, capsys):
-    _, memory = memory_of(capsys, mixed, "--num-kv-blocks", "101")
-    assert 0 < memory["max_model_len"] < 4096
-    assert memory["max_model_len"] == memory["fits"][-1]["tokens"]
+    _, out = explained(capsys, mixed, "--num-kv-blocks", "101", "--json")
+    told = json.loads(out)
+    assert 0 < told["max_model_len"] < told["model_length"] == 4096
+    assert told["memory"]["max_model_len"] == told["max_model_len"]
 
 
 def test_what_the_user_sets_is_followed(mixed, capsys):

@@ -269,3 +269,9 @@ def test_whatever_a_template_raises_blames_the_messages():
             ChatTemplate(text).render(USER)
         assert caught.value.param == "messages"
         assert caught.value.__cause__ is not None
+
+
+def test_a_template_of_the_users_knows_the_special_tokens(tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    template = ChatTemplate.load(tmp_path, tmp_path / "own.jinja", {"bos_token": "<s>"})
+    assert template.render(USER) == "<s>Hi"

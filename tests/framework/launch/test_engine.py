@@ -60,10 +60,14 @@ def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monke
     assert len(ended) == 1
 
 
-FINISHED = """
+HEARS = """
     from quire import hookimpl
 
-    finished = []
+    received, finished = [], []
+
+    @hookimpl
+    def request_received(request):
+        received.append(request.request_id)
 
     @hookimpl
     def request_finished(output):
@@ -71,8 +75,8 @@ FINISHED = """
 """
 
 
-def test_behind_an_async_frontend_plugins_hear_of_requests_that_finished(folder, site):
-    site.install("acme_ends", FINISHED)
+def test_behind_an_async_frontend_plugins_hear_of_requests_that_come_and_go(folder, site):
+    site.install("acme_hears", HEARS)
     engine = start_engine(Settings.from_options({"model": folder}))
     frontend = engine.async_frontend()
 
@@ -83,11 +87,21 @@ def test_behind_an_async_frontend_plugins_hear_of_requests_that_finished(folder,
             await frontend.shutdown()
 
     output = asyncio.run(answer())
-    (finished,) = sys.modules["acme_ends"].finished
-    assert finished.startswith(output.request_id)
+    heard = sys.modules["acme_hears"]
+    assert heard.received == heard.finished
+    assert [each.startswith(output.request_id) for each in heard.finished] == [True]
 
 
 def test_a_server_on_a_cpu_has_its_engine_beside_it(folder):
     engine = start_engine(Settings.from_options({"model": folder}), is_serving=True)
     assert isinstance(engine.core, EngineCore)
     engine.core.shutdown()
+
+
+def test_the_chat_template_of_the_user_takes_the_place_of_the_models(folder, tmp_path):
+    (tmp_path / "own.jinja").write_text("own: {{ messages[0].content }}")
+    options = {"model": folder, "chat_template": str(tmp_path / "own.jinja")}
+    settings = Settings.from_options(options)
+    composed = compose_engine(settings, load_plugins(settings.plugins))
+    messages = [{"role": "user", "content": "Hi"}]
+    assert composed.chat_template.render(messages) == "own: Hi"

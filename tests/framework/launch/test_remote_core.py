@@ -94,6 +94,17 @@ def test_a_request_that_cannot_be_sent_is_answered_like_any_other_that_is_refuse
     assert answers["good"][-1].token_ids == [13]
 
 
+def test_a_request_that_is_aborted_before_it_was_sent_runs_for_nobody(start):
+    scripted = slow(0.001)
+    core = start(scripted)
+    core.add(make_message("gone", max_tokens=1000))
+    core.abort(["gone"])
+    core.add(make_message("stays", max_tokens=2))
+    assert list(finish(core)) == ["stays"]
+    assert "gone" not in scripted.running
+    assert "gone" not in scripted.waiting
+
+
 def test_an_idle_engine_answers_a_request_that_it_cannot_read(start):
     core = start(make_core()[0])
     core.add(make_message("bad", prompt=["x"]))

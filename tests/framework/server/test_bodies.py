@@ -52,6 +52,12 @@ def test_a_body_may_be_so_deep_and_no_deeper(kind):
         check_depth(nested(kind, MAX_DEPTH + 1))
 
 
+def test_a_body_that_is_too_deep_is_refused_before_it_is_typed():
+    deep = msgspec.json.encode({"text": nested(list, MAX_DEPTH)})
+    with pytest.raises(InvalidRequestError, match="deeper than 64"):
+        decode(deep, Text)
+
+
 def test_depth_is_looked_for_in_every_branch():
     value = {"a": 1, "b": [{}, {"c": nested(list, MAX_DEPTH - 2)}]}
     with pytest.raises(InvalidRequestError, match="deeper"):

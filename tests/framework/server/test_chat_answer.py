@@ -1,5 +1,7 @@
 """Which calls of an answer are kept, when some of them break off."""
 
+import re
+
 import pytest
 from msgspec import UNSET
 
@@ -198,3 +200,13 @@ def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end():
     plain = answers()
     take(plain, "a", "stop")
     assert (plain.choice().logprobs, plain.choice().stop_reason) == (None, None)
+
+
+def test_no_two_calls_of_any_answers_have_one_id():
+    ids = []
+    for _ in range(2):
+        answer = ChatAnswer(0, AnswerParser(None, HermesToolParser()), True)
+        answer.read(Delta(index=0, text=GOOD + LATER, token_ids=[], finish_reason="stop"), None)
+        ids += [call.id for call in answer.choice().message.tool_calls]
+    assert len(set(ids)) == 4
+    assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)

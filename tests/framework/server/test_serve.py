@@ -49,6 +49,16 @@ def test_port_zero_takes_a_free_port_and_says_which(served):
     assert "version" in httpx.get(f"{served.url}/version").json()
 
 
+def test_a_server_that_has_started_tells_its_statistics(serve, monkeypatch):
+    told = []
+
+    async def log_stats(frontend):
+        told.append(frontend)
+
+    monkeypatch.setattr(serve_module, "log_stats", log_stats)
+    assert told == [serve().frontend]
+
+
 def test_an_answer_on_a_kept_connection_is_not_held_back(served):
     delays = []
     with httpx.Client() as client:

@@ -86,6 +86,15 @@ class LosesBrokenCalls(HermesToolParser):
         return super().close()
 
 
+class LosesAnnouncedCalls(HermesToolParser):
+    """And the blanks before them; what broke before its name was known is text."""
+
+    def close(self):
+        if self._call is not None and self._is_announced:
+            self._call, self._blanks = None, ""
+        return super().close()
+
+
 class GivesTheNameOnly(HermesToolParser):
     """Of a call that breaks off after its name."""
 
@@ -170,6 +179,7 @@ PROOFS = [
     (EndsCallsByItself, HALF, "has calls that the whole has not"),
     (KeepsHalfAClosingTag, HALF, "gives the text .*nor that and the broken call"),
     (LosesBrokenCalls, HALF, "gives the text"),
+    (LosesAnnouncedCalls, HALF, "gives the text 'So:'"),
     (GivesTheNameOnly, HALF, "gives the text"),
     (ForgetsGarbledCalls, LOST, "garbled .* changes with its cut"),
     (Shared, SHARE, "two answers got mixed up"),

@@ -219,6 +219,10 @@ def test_pages_that_do_not_begin_at_whole_vectors_are_refused():
     raw = torch.zeros(3 * spec.page_bytes + 4, dtype=torch.uint8)[4:]
     with pytest.raises(RefusedError, match=r"reads vectors of 16 bytes.*pages of scene"):
         CudaBackend.kv_view(raw, spec, 3)
+    spec = full_attention_spec(SceneSizes(num_kv_heads=2, head_dim=2))
+    padded = torch.zeros(3, spec.page_bytes + 8, dtype=torch.uint8)[:, : spec.page_bytes]
+    with pytest.raises(RefusedError, match=f"lie {spec.page_bytes + 8} bytes apart"):
+        CudaBackend.kv_view(padded, spec, 3)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,26 @@ def test_a_row_is_drawn_alike_by_any_number_of_threads(monkeypatch, threads):
     assert torch.equal(sampler.draw(logits, greedy), logits.argmax(-1))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_stay_in_the_room_that_they_share(monkeypatch, threads):
+    vocab_size, num_rows = 30_011, 30
+    logits = random_logits(num_rows, vocab_size, 3.0, seed=1)
+    rows = sampled_rows(CAPABILITIES, [{"top_k": 9000, "top_p": 0.99}] * num_rows)
+    whole = torch.full((16 * vocab_size,), 42.0)  # more than three threads need
+
+    def empty(*shape, dtype):
+        is_room = dtype == torch.float32
+        return whole[: shape[0]] if is_room else torch.zeros(*shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "empty", empty)
+    sampler = CpuGumbel(vocab_size, CPU)
+    sampler.draw_absorbing(logits, rows)
+    room = sampler._room
+    assert (room != 42).any()
+    assert (whole[len(room) :] == 42).all()
+
+
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1023, 1025, 5000])
 @pytest.mark.parametrize("all_greedy", [True, False])
 def test_the_first_of_the_likeliest_is_taken(each_set, all_greedy, vocab_size):
