@@ -291,6 +291,9 @@ def test_of_a_distribution_that_is_installed_twice_the_first_counts(site, tmp_pa
 
 def test_metadata_that_cannot_be_read_stops_nothing(site):
     (site.folder / "half_removed-1.0.dist-info").mkdir()
+    unreadable = site.folder / "unreadable-1.0.dist-info" / "METADATA"
+    unreadable.parent.mkdir()
+    unreadable.write_bytes(b"Name: \xff\xfe")
     site.install("sound", OFFERS_APPLE)
     assert record_of(load_plugins(), "sound").state == "loaded"
 

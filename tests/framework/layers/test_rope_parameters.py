@@ -35,6 +35,13 @@ def read(**config) -> RopeParameters:
             RopeParameters(8.0, "linear", 3.0),
         ),
         (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 3.0},
+            },
+            RopeParameters(10000.0, "linear", 3.0),
+        ),
+        (
             {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
             RopeParameters(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
         ),

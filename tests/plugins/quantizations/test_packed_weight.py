@@ -17,6 +17,7 @@ if DOT_FLAG in cpu_flags():
     FORMATS["bf16_dot"] = BFLOAT16_DOT
 SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8)]
 COUNTS = (*range(1, 71), 300)
+BLOCK = 256  # inputs that are packed at once, where they need no scale
 
 pytestmark = pytest.mark.skipif(native_flaw() is not None, reason=str(native_flaw()))
 
@@ -139,6 +140,15 @@ def test_what_is_not_a_number_reaches_its_row_only(keeping):
     product = packed.multiply(x)
     assert product[3].isnan().all()
     assert product[torch.arange(20) != 3].isfinite().all()
+
+
+@pytest.mark.parametrize("keeping", [FLOAT32, BFLOAT16])
+def test_an_infinity_of_a_weight_comes_into_its_own_product_only(keeping):
+    """So none is left over behind the last input, where zeros would make it not-a-number."""
+    weight = torch.ones(3, 2 * BLOCK + 1)
+    weight[1, 1 : 2 * BLOCK] = torch.inf
+    product = PackedWeight(weight, keeping).multiply(torch.ones(2, 2 * BLOCK + 1))
+    assert product.tolist() == [[2 * BLOCK + 1, torch.inf, 2 * BLOCK + 1]] * 2
 
 
 def test_x_may_have_several_counts_of_rows(keeping):

@@ -47,6 +47,8 @@ def test_large_bounds_are_kept_at_their_edges():
         ({"exclusiveMinimum": 1, "exclusiveMaximum": 3}, [2]),
         ({"minimum": 0.5, "maximum": 2.5}, [1, 2]),
         ({"exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}, [1, 2]),
+        ({"minimum": 1, "exclusiveMinimum": 1, "maximum": 4, "exclusiveMaximum": 4}, [2, 3]),
+        ({"minimum": 2, "exclusiveMinimum": 0, "maximum": 3, "exclusiveMaximum": 9}, [2, 3]),
         ({"minimum": -1, "exclusiveMinimum": -3, "maximum": 0}, [-1, 0]),
     ],
 )

@@ -274,6 +274,7 @@ def test_calls_are_their_texts_and_what_satisfies_their_schemas(backend):
         ),
         (calls(), "no tool"),
         (calls({"type": "string"}, separator="\0"), r"U\+0000"),
+        (calls({"type": "string"}, separator="\ud800"), "around a call contains half a surrogate"),
         (calls(*[{"enum": list(range(1900))}] * 9), "tool 't5'.*10000 values"),
     ],
 )

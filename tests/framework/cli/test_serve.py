@@ -1,0 +1,32 @@
+"""`quire serve`: what the engine and the server are given."""
+
+from types import SimpleNamespace
+
+from quire.cli import serve as command
+from quire.cli.main import main
+from quire.plugins import load_plugins
+
+
+def test_strangers_are_told_of_plugins_without_files_and_tracebacks(monkeypatch, capsys):
+    started, served = [], []
+    engine = SimpleNamespace(
+        plugins=load_plugins(), model_name="m", async_frontend=lambda: "the frontend"
+    )
+
+    def start_engine(settings, *, is_serving):
+        started.append((settings.model.model, is_serving))
+        return engine
+
+    def serve(frontend, settings, report, on_ready):
+        served.append((frontend, settings.port, report()))
+        on_ready("http://127.0.0.1:1234")
+
+    monkeypatch.setattr(command, "start_engine", start_engine)
+    monkeypatch.setattr(command, "serve", serve)
+    assert main(["serve", "demo", "--port", "1234"]) == 0
+    ((frontend, port, report),) = served
+    assert started == [("demo", True)]
+    assert (frontend, port) == ("the frontend", 1234)
+    assert {plugin["name"] for plugin in report} >= {"quire_models", "quire_samplers"}
+    assert not {"file", "traceback"} & {key for plugin in report for key in plugin}
+    assert capsys.readouterr().out == "m is served at http://127.0.0.1:1234\n"
