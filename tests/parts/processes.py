@@ -1,9 +1,11 @@
 """Look at processes from outside, as /proc shows them."""
 
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 from quire.watchdog import NAME
 
@@ -31,6 +33,11 @@ def workers_of(pid: int) -> list[int]:
     """Return the children of a process, without its watchdog."""
     with open(f"/proc/{pid}/task/{pid}/children") as children:
         return [child for child in map(int, children.read().split()) if _name(child) != NAME]
+
+
+def path_with(folder: Path | str) -> str:
+    """Return a PYTHONPATH by which a child imports what this process does, and from a folder."""
+    return os.pathsep.join([str(folder), *filter(None, sys.path)])
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> float:

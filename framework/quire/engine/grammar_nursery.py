@@ -113,7 +113,6 @@ class GrammarNursery:
         ours, theirs = socket.socketpair()
         self._control = ours  # at once: an interrupt below must not keep it open
         ours.settimeout(SEND_TIMEOUT_S)
-        self._setup_file.seek(0)  # the nursery shares this position
         fds = (theirs.fileno(), self._setup_file.fileno(), self._masks_fd)
         with theirs:
             arguments = python_arguments(MODULE, [str(os.getpid()), *map(str, fds)])

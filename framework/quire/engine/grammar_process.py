@@ -267,6 +267,7 @@ def main(arguments: list[str]) -> None:
     if sys.platform == "linux":
         die_with(engine_pid)
     with socket.socket(fileno=control_fd) as control:
-        with open(setup_fd, "rb") as file:
-            setup = msgspec.msgpack.decode(file.read(), type=Setup)
+        # Not read: one whose start was interrupted may read at the same time, and shares its place.
+        with open(setup_fd, "rb"), mmap.mmap(setup_fd, 0, prot=mmap.PROT_READ) as packed:
+            setup = msgspec.msgpack.decode(packed, type=Setup)
         Nursery(control, setup, mmap.mmap(masks_fd, 0)).serve()

@@ -397,6 +397,18 @@ def test_the_budget_of_a_prompt_that_has_to_go_goes_to_the_others():
     assert shares(plan) == [(decodes.slot, 1, 1), (stays.slot, 3, 0)]
 
 
+def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
+    scheduler = make_scheduler(policy=SecondHasToGo(), max_num_batched_tokens=8)
+    for name, first in (("stays", 0), ("goes", 100)):
+        scheduler.add(make_request(name, prompt=range(first, first + 40), max_tokens=4))
+        finish_step(scheduler, scheduler.schedule())
+    stays, goes = scheduler.running
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    plan = scheduler.schedule()
+    assert shares(plan) == [(stays.slot, 4, 0)]
+    assert (goes.status, goes.block_ids) == (Status.WAITING, [[]])
+
+
 def test_running_prompts_of_a_worse_rank_have_what_those_of_a_better_one_leave():
     assert _shares([ranked(0), ranked(0), ranked(1)], [3, 30, 30], 16) == [3, 13, 0]
     assert _shares([ranked(0), ranked(1), ranked(1)], [6, 30, 30], 16) == [6, 5, 5]

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from installed import write_distribution
-from processes import descendants, eventually, is_running
+from processes import descendants, eventually, is_running, path_with
 from server_parts import start_server, stop_servers
 
 import quire
@@ -271,7 +271,7 @@ def test_when_the_parent_is_killed_during_a_step_that_holds_the_interpreter_noth
         [sys.executable, "-c", code, folder],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path)},
     )
     with parent:
         assert parent.stdout.readline() == "holding\n"

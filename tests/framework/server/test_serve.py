@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from processes import path_with
 from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend
 
@@ -327,7 +328,7 @@ def program():
             [sys.executable, "-c", PROGRAM, str(step_s), str(grace_s)],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": parts},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(parts)},
         )
         processes.append(process)
         return process, process.stdout.readline().strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kit_checks import Check, checks, rejecting
+from processes import path_with
 
 from quire.errors import SettingsError
 from quire.interfaces.kv_transfer import KVLookup, column_bytes, column_pieces
@@ -747,7 +748,7 @@ def test_the_documented_store_passes_the_kit(tmp_path):
     for path, code in snippets:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(code, encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": path_with(tmp_path), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path, env=environment, capture_output=True, text=True,

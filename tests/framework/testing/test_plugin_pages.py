@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import path_with
+
 PAGES = Path(__file__).parents[3] / "docs" / "plugins"
 SNIPPET = re.compile(
     r"^```(?:python|cpp)\n(?:#|//) (\S+\.(?:py|cpp))\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -31,7 +33,7 @@ def test_the_documented_plugins_pass_their_kits(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
@@ -49,7 +51,7 @@ def test_the_documented_tables_of_contents_import_no_torch(tmp_path):
     code = f"import sys, {pages}; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": path_with(tmp_path)},
         capture_output=True,
         text=True,
     )

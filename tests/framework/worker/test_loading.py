@@ -345,3 +345,18 @@ def test_two_scales_for_one_place_are_refused(written):
     rewrite(written, **{scale_name(owner): torch.tensor(0.5) for owner in ("", "k_proj.")})
     with pytest.raises(CheckpointCorruptError, match="are both k_scale of one layer"):
         load(written)
+
+
+def test_a_model_may_have_other_names_than_its_checkpoint(written):
+    weights = load_file(written.folder / "model.safetensors")
+    save_file(
+        {f"wrapped.{name}": tensor for name, tensor in weights.items()},
+        written.folder / "model.safetensors",
+    )
+    model = make_model(written.config)
+    with pytest.raises(CheckpointCorruptError, match="wrapped"):
+        load_weights(model, written.folder)
+    model.map_weight_name = lambda name: name.removeprefix("wrapped.")
+    load_weights(model, written.folder)
+    norm = dict(model.named_parameters())["model.norm.weight"]
+    assert torch.equal(norm, weights["model.norm.weight"])

@@ -272,3 +272,12 @@ def test_a_device_that_failed_is_not_tried_again_and_ends_the_engine(
     monkeypatch.undo()
     with pytest.raises(EngineDeadError, match="an illegal memory access"):
         llm.generate(["a"], GREEDY)
+
+
+def test_beside_a_chunk_that_draws_nothing_a_request_draws_its_own_token(tmp_path):
+    folder = str(write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder)
+    prompts = [list(range(10, 40)), [5, 6, 7]]
+    with LLM(folder, max_model_len=64, max_num_batched_tokens=8) as llm:
+        alone = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
+        together = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    assert together == alone

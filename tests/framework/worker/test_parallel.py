@@ -11,6 +11,7 @@ import parallel_rank
 import pytest
 import torch
 from model_parts import difference
+from processes import path_with
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -57,7 +58,8 @@ def run_ranks(size: int, folder: Path, checkpoints: list[Path]) -> list[dict[str
     """Run the ranks in processes, and return what each computed."""
     folder.mkdir()
     script = parallel_rank.__file__
-    environment = {**os.environ, "PYTHONPATH": str(Path(script).parent), "OMP_NUM_THREADS": "1"}
+    path = path_with(Path(script).parent)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     outputs = [folder / f"{rank}.safetensors" for rank in range(size)]
     ranks = [
         subprocess.Popen(

@@ -1,5 +1,7 @@
 """The backend `cpu` passes the conformance kit, by every instruction set that is here."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -93,6 +95,7 @@ FEATURES = [
     {"chunk": 90},
     {"window": 200, "chunk": 150, "soft_cap": 3.0},
     {"soft_cap": 30.0, "has_sinks": True},
+    {"has_sinks": True, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 2.0},
 ]
 
 
@@ -153,6 +156,21 @@ def test_items_of_some_of_the_heads_are_cut_and_merged(sizes, kv_dtype):
             torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=limit)
         one, other = torch.cat(whole.answers(plan)), torch.cat([answer for answer, _ in found])
         assert not torch.equal(one, other), "no item was cut"
+
+
+def test_block_tables_may_be_a_part_of_wider_ones():
+    scene = on_threads(1, SceneSizes())
+    plan = [(scene.add(40), 40), (scene.add(70), 70)]
+    layout, heads = scene.layout(plan, Padding()), scene.inputs(plan)
+    table = layout.block_table
+    wide = torch.cat((table, torch.full_like(table, 2**30)), 1)[:, : table.shape[1]]
+    answers = [
+        scene.backend.forward(
+            *heads, scene.kv_cache, scene.backend.prepare(each), scene.sizes.params
+        )
+        for each in (layout, replace(layout, block_table=wide))
+    ]
+    assert torch.equal(*answers)
 
 
 def test_equal_steps_have_equal_bits():

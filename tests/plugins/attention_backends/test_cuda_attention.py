@@ -4,6 +4,7 @@ What `g++` makes of it runs on the CPU. A GPU runs the conformance kit on the re
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention_graphs import CapturedStep
 from quire.testing.attention_sizes import Padding, SceneSizes, full_attention_spec
 from quire.testing.attention_truth import reference_attention
-from quire_attention_backends.cuda_attention import CudaBackend
+from quire_attention_backends.cuda_attention import CudaBackend, StepMetadata
 from quire_attention_backends.cuda_decode import DecodeVariant
 from quire_attention_backends.reach import Reach
 
@@ -223,6 +224,11 @@ def test_pages_that_do_not_begin_at_whole_vectors_are_refused():
     padded = torch.zeros(3, spec.page_bytes + 8, dtype=torch.uint8)[:, : spec.page_bytes]
     with pytest.raises(RefusedError, match=f"lie {spec.page_bytes + 8} bytes apart"):
         CudaBackend.kv_view(padded, spec, 3)
+
+
+def test_only_a_step_of_single_tokens_is_decode():
+    found = [StepMetadata(SimpleNamespace(max_query_len=n), None).is_decode for n in (0, 1, 2, 9)]
+    assert found == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -138,3 +138,10 @@ def test_fixed_splits_of_short_contexts_are_longer_than_a_tile():
 def test_fixed_splits_depend_on_the_longest_request_alone():
     sizes = SplitSizes.of(SHAPE, 32, 1)
     assert (sizes.unit * 32, sizes.max_units) == (4096 * 16, 32)
+
+
+def test_requests_a_little_longer_than_a_share_leave_two_partial_answers_each():
+    sizes = SplitSizes(unit=64, max_queries=1, budget=32, max_units=64, is_fixed=False)
+    plan = plan_splits(layout([(1, 64 * 15 - 1)] * 27), Reach(), sizes)
+    assert plan.parts[:, 1].tolist() == [2] * 27
+    assert sizes.max_partials >= 2 * 27

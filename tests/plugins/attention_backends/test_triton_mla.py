@@ -65,6 +65,17 @@ def test_a_step_is_divided_and_put_together_again():
         torch.testing.assert_close(answer.double(), truth, rtol=0, atol=2e-5)
 
 
+def test_the_numbers_of_a_row_may_stand_apart():
+    scene = MLAScene(TritonMLABackend, SIZES)
+    scene.add(5)
+    metadata = scene.backend.prepare(scene.layout([(0, 5)], Padding()))
+    apart = [torch.stack((x, -x), -1)[..., 0] for x in scene.inputs([(0, 5)])]
+    assert {x.stride(-1) for x in apart} == {2}
+    out = scene.backend.forward(*apart, scene.kv_cache, metadata, SCALE)
+    scene.requests[0].num_computed = 5
+    torch.testing.assert_close(out.double(), scene.truth(0, 5), rtol=0, atol=2e-5)
+
+
 def compute_all_but_one(scene, number):
     """Write the rows as earlier steps would have done; interpreting those takes a minute."""
     request = scene.requests[number]
