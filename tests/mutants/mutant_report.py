@@ -31,8 +31,9 @@ def page(labels: Sequence[str]) -> str:
     rows = [row(room, mutants[room], outcomes) for room in mutants]
     rows.append(row("**all**", everyone, outcomes))
     head = ["room", "mutants", "equivalent", *(f"noticed {label}" for label in labels)]
-    survivors = [m for m in everyone if outcomes[labels[-1]].get(m.key) == SURVIVED]
     equivalent = [mutant for mutant in everyone if mutant.equivalent]
+    lived = [mutant for mutant in everyone if outcomes[labels[-1]].get(mutant.key) == SURVIVED]
+    survivors = [mutant for mutant in lived if not mutant.equivalent]
     parts = [
         INTRODUCTION,
         "\n".join(_cells(row) for row in (head, ["---"] * len(head), *rows)),
