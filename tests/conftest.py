@@ -1,4 +1,7 @@
-"""One thread a process: the models here are tiny, and waiting for each other costs more."""
+"""Settings of the whole suite: threads, devices, random examples and garbage collection.
+
+One thread a process: the models here are tiny, and synchronizing threads costs more.
+"""
 
 import gc
 import os
@@ -32,15 +35,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _set_aside():
-    """Keep what is there, up to a million objects, from being searched for garbage.
+def _frozen_heap():
+    """Exclude the objects that exist from garbage collection.
 
-    Engines look for garbage when they have loaded and when they close: with all tests and
-    transformers in this process, that takes longer than the rest of a small one's life.
+    Engines collect garbage after loading and on closing. With all tests and transformers imported,
+    scanning a million old objects takes longer than the rest of a small test.
     """
+    gc.collect()  # garbage of the module before must not be kept for the whole session
     gc.freeze()
 
 
 def pytest_unconfigure():
-    """Let libraries that count what they leave behind find it freed."""
+    """Unfreeze, so that libraries that report leaks at exit see these objects freed."""
     gc.unfreeze()

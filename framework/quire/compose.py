@@ -341,7 +341,7 @@ def _dtype(
 def _named_parts(
     settings: Settings, registries: Registries, description: ModelDescription
 ) -> Iterator[tuple[str, frozenset[str]]]:
-    """Return what the user or the checkpoint named for a CPU, with its compute types."""
+    """Yield each named part with its compute types; the choice of parts checks its device."""
     if settings.model.kernels == "native":
         yield "--kernels native", frozenset({NATIVE_DTYPE})
     method = description.quantization or settings.model.quantization

@@ -1,4 +1,4 @@
-"""Whole engines: auto keeps every number of a checkpoint; who names a method has them rounded."""
+"""Weights of whole engines: `auto` keeps every value of a checkpoint; a named method may round."""
 
 import pytest
 from cpp_compilers import NEEDS_COMPILER
@@ -13,7 +13,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Says bfloat16, and its tensors are float32, with numbers that bfloat16 does not have."""
+    """A checkpoint whose config says bfloat16, with float32 tensors that bfloat16 would round."""
     folder = tmp_path_factory.mktemp("m")
     return str(write_checkpoint(folder, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder)
 
@@ -26,10 +26,10 @@ def logprobs(folder, **options):
     return method, [entry.logprob for row in rows for entry in row.values()]
 
 
-def test_auto_rounds_no_number_that_a_checkpoint_has_against_its_word(folder):
-    nobody, exact = logprobs(folder, quantization="none")
+def test_auto_keeps_float32_tensors_of_a_checkpoint_that_says_bfloat16(folder):
+    unquantized, exact = logprobs(folder, quantization="none")
     chosen, kept = logprobs(folder)
     named, rounded = logprobs(folder, quantization="bf16")
-    assert (nobody, chosen.name, named.name) == (None, "bf16", "bf16")
+    assert (unquantized, chosen.name, named.name) == (None, "bf16", "bf16")
     assert kept == pytest.approx(exact, abs=1e-5)
     assert rounded != pytest.approx(exact, abs=1e-4)

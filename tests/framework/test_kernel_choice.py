@@ -123,7 +123,7 @@ def test_devices_that_share_layers_run_step_by_step():
     assert flaw(tensor_parallel_size=1) is None
 
 
-def test_who_wants_every_step_eager_gets_it_on_any_device():
+def test_enforce_eager_turns_graphs_off_on_every_device():
     assert graphs(enforce_eager=True) == (0, "none: --enforce-eager")
     assert flaw(enforce_eager=True) == "--enforce-eager"
 

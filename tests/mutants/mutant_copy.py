@@ -31,6 +31,18 @@ RUN_TIMEOUT_S = 600
 # Interrupted: a test file could not be imported. That notices a mutant, whose module may fail as it
 # is imported; an environment in which it fails anyway is found by the run without a mutant.
 EXIT_PASSED, EXIT_FAILED, EXIT_INTERRUPTED = range(3)
+# A mutant of C++ may crash the tests, which notices it; SIGKILL is ours, for a run that hung.
+CRASHES = tuple(
+    -number
+    for number in (
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+    )
+)
 LOG = "mutant.log"
 
 
@@ -91,8 +103,7 @@ class Copy:
         if run.exitcode is None:
             os.killpg(run.pid, signal.SIGKILL)
             run.join()
-        is_killed = run.exitcode < 0  # by us, as it hung, or by a mutant of C++: that is noticed
-        if not is_killed and run.exitcode not in (EXIT_PASSED, EXIT_FAILED, EXIT_INTERRUPTED):
+        if run.exitcode not in (EXIT_PASSED, EXIT_FAILED, EXIT_INTERRUPTED, *CRASHES):
             log = (self.folder / LOG).read_text()
             raise SystemExit(f"pytest could not run {there} (exit {run.exitcode}):\n{log}")
         return run.exitcode == EXIT_PASSED

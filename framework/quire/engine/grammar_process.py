@@ -267,7 +267,8 @@ def main(arguments: list[str]) -> None:
     if sys.platform == "linux":
         die_with(engine_pid)
     with socket.socket(fileno=control_fd) as control:
-        # Not read: one whose start was interrupted may read at the same time, and shares its place.
+        # Mapped, not read: a process whose start was interrupted may still be loading the same open
+        # file, and reading would move the offset that both share.
         with open(setup_fd, "rb"), mmap.mmap(setup_fd, 0, prot=mmap.PROT_READ) as packed:
             setup = msgspec.msgpack.decode(packed, type=Setup)
         Nursery(control, setup, mmap.mmap(masks_fd, 0)).serve()

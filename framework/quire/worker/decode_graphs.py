@@ -128,7 +128,8 @@ class DecodeGraphs:
     ) -> tuple[list[int], CapturedStep] | None:
         """Send a step's numbers; returns its slots and what computes it, or None if nothing does.
 
-        Every request must draw a token behind one: so it cannot ask about its prompt any more.
+        Every request must compute one token and sample one. Its prompt is then complete, so no log
+        probabilities of the prompt are due.
         """
         tables = self._inputs.tables
         slots = [share.slot for share in requests if share.num_tokens == 1 == share.num_samples]

@@ -64,7 +64,7 @@ class VarlenAttention:
         """Return it where torch, the GPU and the head shape allow it."""
         if shape.device.type != "cuda":
             return None
-        from torch.nn.attention.varlen import varlen_attn  # and dynamo: two seconds
+        from torch.nn.attention.varlen import varlen_attn  # it imports torch._dynamo
 
         arguments = inspect.signature(varlen_attn).parameters.keys()
         found = cls(varlen_attn, "enable_gqa" in arguments)

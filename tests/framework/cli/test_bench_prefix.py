@@ -49,12 +49,8 @@ def test_a_model_can_be_named(capsys):
 
 def test_one_of_the_two_engines_has_no_cache():
     load = Load(num_prompts=2, prompt_len=64, output_len=2, pairs=2)
-    assert [
-        _with_cache(Settings(), load, on).cache.enable_prefix_caching for on in (True, False)
-    ] == [
-        True,
-        False,
-    ]
+    both = [_with_cache(Settings(), load, is_on) for is_on in (True, False)]
+    assert [settings.cache.enable_prefix_caching for settings in both] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["1", "-0.1", "much"])

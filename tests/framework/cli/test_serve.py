@@ -1,4 +1,4 @@
-"""`quire serve`: what the engine and the server are given."""
+"""`quire serve`: arguments of the engine and the server."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ from quire.cli.main import main
 from quire.plugins import load_plugins
 
 
-def test_strangers_are_told_of_plugins_without_files_and_tracebacks(monkeypatch, capsys):
+def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatch, capsys):
     started, served = [], []
     engine = SimpleNamespace(
         plugins=load_plugins(), model_name="m", async_frontend=lambda: "the frontend"

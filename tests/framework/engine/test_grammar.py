@@ -360,7 +360,7 @@ def test_a_request_that_is_over_leaves_no_matcher_behind(host, tmp_path, monkeyp
     for name in "abc":
         ready(host, name, Params(regex="a", backend="crowded"))
     host.release("a")
-    assert mask(host, "c") == {1}, "two: the mask of this backend counts them"
+    assert mask(host, "c") == {1}, "0b10: this backend's mask is its number of live matchers"
     host.accept("b", [1])
     host.release("b")
     assert mask(host, "c") == {0}

@@ -168,14 +168,18 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
 
 
 @pytest.mark.parametrize(
-    ("regex", "reason"), [("slow", "within 0.2 s and"), ("large", "needs more memory than")]
+    ("regex", "limits", "reason"),
+    [
+        ("slow", {"timeout_s": 0.2}, "within 0.2 s and"),
+        ("large", {"memory_bytes": 2**27}, "needs more memory than"),
+    ],
 )
 def test_a_grammar_has_no_more_time_and_memory_than_it_may(
-    make_host, tmp_path, monkeypatch, regex, reason
+    make_host, tmp_path, monkeypatch, regex, limits, reason
 ):
     write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    host = make_host(timeout_s=0.2, memory_bytes=2**27)
+    host = make_host(**limits)
     host.submit("a", Params(regex=regex, backend="faulty"))
     error = settle(host, "a", within_s=10.0)
     assert isinstance(error, GrammarError)

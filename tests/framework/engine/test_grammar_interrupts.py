@@ -130,7 +130,7 @@ def test_masks_that_nobody_collects_are_not_taken_for_the_next_ones(host):
     assert "does not allow token 120" in str(error)
 
 
-def test_a_process_whose_masks_nobody_collects_ends_with_its_last_request(host):
+def test_a_process_whose_masks_were_not_collected_ends_with_its_last_request(host):
     join(host)
     host.request_masks([(0, "digits")])
     [of_digits, of_letters] = processes_of(host)

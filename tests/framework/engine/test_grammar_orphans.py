@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from installed import write_distribution
-from processes import descendants, eventually, is_running
+from processes import descendants, eventually, is_running, path_with
 
 STUCK_PLUGIN = """
     from quire import hookimpl
@@ -52,8 +52,7 @@ def test_a_nursery_that_builds_a_backend_ends_with_its_engine(tmp_path):
         stuck_plugin=STUCK_PLUGIN,
         stuck_backend=STUCK_BACKEND,
     )
-    path = [str(tmp_path), *filter(None, sys.path)]  # this quire, wherever it comes from
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    environment = os.environ | {"PYTHONPATH": path_with(tmp_path)}
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True, env=environment
     )

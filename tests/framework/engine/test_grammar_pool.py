@@ -242,7 +242,7 @@ def test_a_nursery_whose_start_was_interrupted_is_replaced(make_host, monkeypatc
     monkeypatch.undo()
     ready(host, "b", "y")  # both read the setup at the same time
     assert nursery_of(host).is_alive
-    assert started[0].wait(10.0) is not None, "nobody gives it an order any more"
+    assert started[0].wait(10.0) is not None, "the interrupted one ends by itself"
 
 
 # -- what does not answer --------------------------------------------------------------------------

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 from engine_parts import (
@@ -14,7 +12,6 @@ from engine_parts import (
 from quire.engine.kv_cache import KVCacheManager
 from quire.engine.kv_plan import fixed_plan
 from quire.engine.request import Request, Status
-from quire.engine.scheduler import _shares
 from quire.engine.step_in_progress import StepInProgress
 from quire.interfaces.kv_cache import KVLayer
 from quire.messages import (
@@ -409,13 +406,16 @@ def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
     assert (goes.status, goes.block_ids) == (Status.WAITING, [[]])
 
 
-def test_running_prompts_of_a_worse_rank_have_what_those_of_a_better_one_leave():
-    assert _shares([ranked(0), ranked(0), ranked(1)], [3, 30, 30], 16) == [3, 13, 0]
-    assert _shares([ranked(0), ranked(1), ranked(1)], [6, 30, 30], 16) == [6, 5, 5]
-
-
-def ranked(rank):
-    return SimpleNamespace(rank=rank)
+def test_running_prompts_of_a_worse_rank_get_the_tokens_that_a_better_one_leaves():
+    scheduler = make_scheduler(policy=PriorityFirst(), max_num_batched_tokens=16)
+    for name, length, priority in (("a", 90, 1), ("b", 90, 1), ("urgent", 35, 0)):
+        message = make_message(name, prompt=range(length), max_tokens=4)
+        scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+        finish_step(scheduler, scheduler.schedule())
+    plan = scheduler.schedule()
+    assert shares(plan) == [(2, 16, 0)], "all of them"
+    finish_step(scheduler, plan)
+    assert shares(scheduler.schedule()) == [(2, 5, 1), (0, 6, 0), (1, 5, 0)]
 
 
 # -- what is found ---------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_start_that_fails_after_the_core_has_begun_ends_the_core(folder, monke
     assert len(ended) == 1
 
 
-HEARS = """
+RECORDS_REQUESTS = """
     from quire import hookimpl
 
     received, finished = [], []
@@ -75,8 +75,8 @@ HEARS = """
 """
 
 
-def test_behind_an_async_frontend_plugins_hear_of_requests_that_come_and_go(folder, site):
-    site.install("acme_hears", HEARS)
+def test_plugins_see_requests_of_an_async_frontend_begin_and_end(folder, site):
+    site.install("acme_records", RECORDS_REQUESTS)
     engine = start_engine(Settings.from_options({"model": folder}))
     frontend = engine.async_frontend()
 
@@ -87,9 +87,9 @@ def test_behind_an_async_frontend_plugins_hear_of_requests_that_come_and_go(fold
             await frontend.shutdown()
 
     output = asyncio.run(answer())
-    heard = sys.modules["acme_hears"]
-    assert heard.received == heard.finished
-    assert [each.startswith(output.request_id) for each in heard.finished] == [True]
+    recorded = sys.modules["acme_records"]
+    assert recorded.received == recorded.finished
+    assert [each.startswith(output.request_id) for each in recorded.finished] == [True]
 
 
 def test_a_server_on_a_cpu_has_its_engine_beside_it(folder):

@@ -1,4 +1,4 @@
-"""The process of grammars is told what the user set."""
+"""Settings of the grammar process: time limit and chosen plugin."""
 
 import pytest
 

@@ -94,7 +94,7 @@ def test_a_request_that_cannot_be_sent_is_answered_like_any_other_that_is_refuse
     assert answers["good"][-1].token_ids == [13]
 
 
-def test_a_request_that_is_aborted_before_it_was_sent_runs_for_nobody(start):
+def test_a_request_aborted_before_it_was_sent_never_runs(start):
     scripted = slow(0.001)
     core = start(scripted)
     core.add(make_message("gone", max_tokens=1000))

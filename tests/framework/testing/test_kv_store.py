@@ -626,7 +626,7 @@ def run(name, broken, folder):
     getattr(kit, name)(**{each: given[each] for each in wanted})
 
 
-def test_a_half_that_cannot_be_imported_by_itself_is_told_with_the_reason(tmp_path):
+def test_the_kit_says_why_a_scheduler_side_cannot_be_imported_by_itself(tmp_path):
     with pytest.raises(AssertionError, match="No module named 'module_that_is_not_there'"):
         run(NO_TORCH, FromNowhere, tmp_path)
 

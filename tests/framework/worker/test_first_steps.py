@@ -54,7 +54,7 @@ BROKEN = """
     class NoNumbers(Qwen3ForCausalLM):
         def compute_logits(self, rows):
             logits = super().compute_logits(rows)
-            logits[1:] *= math.nan  # of the first request there are some
+            logits[1:] *= math.nan  # the first row stays finite: every row has to be checked
             return logits
 
     class NarrowHead(Qwen3ForCausalLM):

@@ -274,7 +274,7 @@ def test_a_device_that_failed_is_not_tried_again_and_ends_the_engine(
         llm.generate(["a"], GREEDY)
 
 
-def test_beside_a_chunk_that_draws_nothing_a_request_draws_its_own_token(tmp_path):
+def test_a_request_beside_an_unfinished_prompt_samples_its_own_token(tmp_path):
     folder = str(write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder)
     prompts = [list(range(10, 40)), [5, 6, 7]]
     with LLM(folder, max_model_len=64, max_num_batched_tokens=8) as llm:

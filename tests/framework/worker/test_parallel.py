@@ -147,7 +147,8 @@ def test_one_rank_meets_nobody(tmp_path):
 
 
 def test_on_a_cpu_ranks_listen_on_the_loopback_interface_alone(tmp_path, monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # recorded, so that the end of the test removes it
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     seen = []
     monkeypatch.setattr(
         parallel.dist,

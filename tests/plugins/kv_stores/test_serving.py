@@ -48,10 +48,18 @@ def test_what_the_pool_forgot_is_loaded_and_answers_stay_the_same(expected, capl
     assert not loads(caplog, "failed")
 
 
-def test_a_closed_engine_has_shut_down_both_halves(monkeypatch):
+def test_closing_an_engine_shuts_down_both_sides_of_its_store(monkeypatch):
     closed = []
-    for half in (HostMemory, HostMemoryScheduler):
-        monkeypatch.setattr(half, "shutdown", lambda self: closed.append(type(self)))
+
+    def noting(shutdown):
+        def noted(self):
+            closed.append(type(self))
+            shutdown(self)
+
+        return noted
+
+    for side in (HostMemory, HostMemoryScheduler):
+        monkeypatch.setattr(side, "shutdown", noting(side.shutdown))
     LLM("demo", **SIZES, kv_store="host_memory").close()
     assert set(closed) == {HostMemory, HostMemoryScheduler}
 

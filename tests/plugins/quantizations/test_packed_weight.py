@@ -144,7 +144,7 @@ def test_what_is_not_a_number_reaches_its_row_only(keeping):
 
 @pytest.mark.parametrize("keeping", [FLOAT32, BFLOAT16])
 def test_an_infinity_of_a_weight_comes_into_its_own_product_only(keeping):
-    """So none is left over behind the last input, where zeros would make it not-a-number."""
+    """An infinity left in the padding after the last input would be multiplied by zero: NaN."""
     weight = torch.ones(3, 2 * BLOCK + 1)
     weight[1, 1 : 2 * BLOCK] = torch.inf
     product = PackedWeight(weight, keeping).multiply(torch.ones(2, 2 * BLOCK + 1))
