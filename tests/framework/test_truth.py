@@ -148,7 +148,9 @@ def test_in_a_batch_of_any_order_nothing_changes(subject, uncached):
 
 
 @BY_EITHER
-def test_a_preempted_answer_is_the_same(subject, ways):
+@pytest.mark.parametrize("model", ["llama-llama3-tied", "qwen3"])
+def test_a_preempted_answer_is_the_same(subjects, model, ways):
+    subject = subjects(model)
     # 16 requests of up to 134 tokens need 94 blocks of 16 at the end; 24 are a quarter of that.
     with subject.llm(num_kv_blocks=25, **ways) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected

@@ -23,6 +23,11 @@ def test_about_ninety_five_of_a_hundred_intervals_hold_the_truth():
     assert 176 <= hits <= 198  # of 200; of a few samples the method makes it somewhat narrow
 
 
+def test_a_fortieth_of_the_resamples_lies_outside_on_either_side():
+    numbers = iter(range(1000))
+    assert bootstrap([0.0], lambda _: next(numbers), draws=1000) == (25, 974)
+
+
 def test_more_samples_make_the_interval_narrower():
     draw = random.Random(3)
     widths = []
