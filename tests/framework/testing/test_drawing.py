@@ -201,6 +201,12 @@ def absorbing_without(source):
     return Forgetful
 
 
+class AbsorbsAtOnePosition(Absorbing):
+    def draw_absorbing(self, logits, rows):
+        positions = rows.positions[:1].expand(len(rows.positions))
+        return super().draw_absorbing(logits, replace(rows, positions=positions))
+
+
 class AbsorbsByTheHost(Absorbing):
     def draw_absorbing(self, logits, rows):
         return super().draw_absorbing(logits, rows) if rows.host_fields else self.draw(logits, rows)
@@ -294,7 +300,7 @@ ABSORBING_PROOFS = [
     (LeavesOutAStep, AFTER_STEPS, "min_p"),
     (absorbing_without("seed"), AFTER_STEPS, "other tokens than after the steps"),
     (absorbing_without("child"), AFTER_STEPS, "other tokens than after the steps"),
-    (absorbing_by_numbers(position=0), AFTER_STEPS, "other tokens than after the steps"),
+    (AbsorbsAtOnePosition, AFTER_STEPS, "other tokens than after the steps"),
     (ChangesTheLogits, "absorbing_needs_nothing_from_the_host", "changed the logits"),
     (AbsorbsByTheHost, "absorbing_needs_nothing_from_the_host", "host_fields is empty"),
     (SortsTheBatch, "absorbing_treats_each_row_alone", "beside rows of padding"),

@@ -95,6 +95,15 @@ class LosesAnnouncedCalls(HermesToolParser):
         return super().close()
 
 
+class InventsText(HermesToolParser):
+    """Before what it returns of a call that breaks off."""
+
+    def close(self):
+        is_broken_off = self._call is not None
+        events = super().close()
+        return [TextDelta("Sorry: "), *events] if is_broken_off else events
+
+
 class GivesTheNameOnly(HermesToolParser):
     """Of a call that breaks off after its name."""
 
@@ -181,6 +190,7 @@ PROOFS = [
     (LosesBrokenCalls, HALF, "gives the text"),
     (LosesAnnouncedCalls, HALF, "gives the text 'So:'"),
     (GivesTheNameOnly, HALF, "gives the text"),
+    (InventsText, HALF, "gives the text .*Sorry: "),
     (ForgetsGarbledCalls, LOST, "garbled .* changes with its cut"),
     (Shared, SHARE, "two answers got mixed up"),
 ]
