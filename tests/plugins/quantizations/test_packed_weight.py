@@ -109,11 +109,12 @@ def test_a_row_that_is_not_there_is_an_error(keeping, index):
     assert torch.equal(packed.rows(torch.tensor([6])), keeping.keeps(numbers(7, 33))[6:])
 
 
-def test_groups_of_zeros_and_of_nothing_finite(keeping):
-    """Zeros stay zeros; what is not a number, or too large, stays visible."""
+@pytest.mark.parametrize("nan_bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF])
+def test_groups_of_zeros_and_of_nothing_finite(keeping, nan_bits):
+    """Zeros stay zeros; NaN, also one that would round to infinity, and infinity stay visible."""
     weight = numbers(3, 300)
     weight[0] = 0
-    weight[1, 5] = torch.nan
+    weight.view(torch.int32)[1, 5] = nan_bits
     weight[2, 290] = torch.inf
     kept = PackedWeight(weight, keeping).rows(torch.arange(3))
     assert torch.equal(kept[0], torch.zeros(300))

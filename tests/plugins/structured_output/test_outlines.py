@@ -203,6 +203,7 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
         (r"[\x00]", "cannot spell"),
         (r"(?P<x>a)(?P=x)", "backreference"),
         (r"\k<x>", "backreference"),
+        (r"(a)(b)(c)(d)(e)(f)(g)(h)(i)\9", "backreference"),
         ("a" * 40_000, "40000 characters"),
         ("\ud800", "surrogate"),
     ],
