@@ -64,12 +64,14 @@ class VarlenAttention:
         """Return it where torch, the GPU and the head shape allow it."""
         if shape.device.type != "cuda":
             return None
+        if torch.cuda.get_device_capability(shape.device) < LEAST_CAPABILITY:
+            return None
         from torch.nn.attention.varlen import varlen_attn  # it imports torch._dynamo
 
         arguments = inspect.signature(varlen_attn).parameters.keys()
-        found = cls(varlen_attn, "enable_gqa" in arguments)
-        is_able = torch.cuda.get_device_capability(shape.device) >= LEAST_CAPABILITY
-        return found if is_able and {"scale", "window_size"} <= arguments else None
+        if not {"scale", "window_size"} <= arguments:
+            return None
+        return cls(varlen_attn, "enable_gqa" in arguments)
 
     def serves(self, shape: AttentionShape, layer: AttentionLayerParams) -> bool:
         """Whether it can do what a layer asks."""

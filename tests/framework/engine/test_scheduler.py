@@ -379,12 +379,16 @@ class SecondHasToGo(PriorityFirst):
         return 1
 
 
+def begin_with_priority(scheduler, name, length, priority):
+    message = make_message(name, prompt=range(length), max_tokens=30)
+    scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+    finish_step(scheduler, scheduler.schedule())
+
+
 def test_the_budget_of_a_prompt_that_has_to_go_goes_to_the_others():
     scheduler = make_scheduler(policy=SecondHasToGo(), max_num_batched_tokens=4)
     for name, length, priority in (("stays", 40, 1), ("decodes", 2, 0), ("goes", 40, 0)):
-        message = make_message(name, prompt=range(length), max_tokens=30)
-        scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
-        finish_step(scheduler, scheduler.schedule())
+        begin_with_priority(scheduler, name, length, priority)
     while scheduler.running[0].num_computed_tokens % 4:
         finish_step(scheduler, scheduler.schedule())
     decodes, goes, stays = scheduler.running
@@ -409,9 +413,7 @@ def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
 def test_running_prompts_of_a_worse_rank_get_the_tokens_that_a_better_one_leaves():
     scheduler = make_scheduler(policy=PriorityFirst(), max_num_batched_tokens=16)
     for name, length, priority in (("a", 90, 1), ("b", 90, 1), ("urgent", 35, 0)):
-        message = make_message(name, prompt=range(length), max_tokens=4)
-        scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
-        finish_step(scheduler, scheduler.schedule())
+        begin_with_priority(scheduler, name, length, priority)
     plan = scheduler.schedule()
     assert shares(plan) == [(2, 16, 0)], "all of them"
     finish_step(scheduler, plan)
