@@ -38,7 +38,7 @@ GPU_TESTS := \
 	$(BACKENDS)/test_cuda_compiler.py::test_nvrtc_compiles_the_decode_kernels_without_headers \
 	$(BACKENDS)/test_cuda_compiler.py::test_a_wrong_source_is_refused_by_nvrtc_with_the_line \
 	tests/plugins/kv_stores/test_host_memory_worker.py::test_columns_survive_a_way_through_pinned_memory \
-	tests/framework/testing/test_attention_graphs.py::test_a_real_graph_is_replayed
+	tests/framework/testing/attention/test_attention_graphs.py::test_a_real_graph_is_replayed
 # tests/gpu has these kits whole.
 GPU_LEFT_OUT := \
 	--deselect=$(BACKENDS)/test_triton_attention.py::TestTriton \
@@ -58,10 +58,10 @@ mutants: $(READY)
 # that call them: minutes. The compiler must be GCC, whose sanitizers can be loaded into any Python.
 NATIVE_TESTS := \
 	tests/framework/native/test_pool.py tests/framework/native/test_vec.py \
-	tests/framework/kernels/test_cpu_layers.py tests/framework/kernels/test_cpu_lora.py \
-	tests/framework/layers/test_native_lora.py \
+	tests/framework/native/layer_kernels/test_cpu_layers.py tests/framework/native/layer_kernels/test_cpu_lora.py \
+	tests/framework/layers/linear/test_native_lora.py \
 	tests/plugins/quantizations tests/plugins/samplers/test_cpu_gumbel.py \
-	tests/plugins/attention_backends/test_cpu_attention.py
+	tests/plugins/attention_backends/cpu/test_cpu_attention.py
 
 sanitize: $(READY)
 	QUIRE_CXXFLAGS="-g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined" \

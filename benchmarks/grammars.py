@@ -11,8 +11,8 @@ import random
 import statistics
 import time
 
-from quire.engine.grammar import GrammarHost
-from quire.engine.grammar_pool import GrammarLimits
+from quire.engine.grammar.grammar_host import GrammarHost
+from quire.engine.grammar.grammar_pool import GrammarLimits
 from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 

@@ -27,20 +27,25 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quire import LLM, SamplingParams
-from quire.cli.bench_report import surroundings
-from quire.cli.bench_shapes import write_shape
+from quire.cli.bench.model_shapes import write_shape
+from quire.cli.bench.tables import surroundings
 from quire.errors import NativeUnavailableError, RefusedError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention, LayerContext
 from quire.layers.embedding import LMHead
-from quire.layers.linear import ParallelLinear
-from quire.native import instruction_sets
+from quire.layers.linear.linear_layers import ParallelLinear
+from quire.machine import instruction_sets
 from quire.native.availability import native_flaw
-from quire.plugins import load_plugins
-from quire.registry import import_reference
-from quire.worker.checkpoint_files import find_weight_files, read_headers
-from quire.worker.loading import as_module, held_weight_bytes, load_weights, weight_targets
+from quire.plugins.loading import load_plugins
+from quire.plugins.registry import import_reference
+from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
+from quire.worker.loading.weight_loading import (
+    as_module,
+    held_weight_bytes,
+    load_weights,
+    weight_targets,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench_interval import Figure, bootstrap
-from quire.cli.bench_report import surroundings
+from quire.cli.bench.interval import Figure, bootstrap
+from quire.cli.bench.tables import surroundings
 
 RESULTS = Path(__file__).parent / "results"
 CHILD = Path(__file__).parent / "scheduler_peers.py"

@@ -59,7 +59,7 @@ def cost_of_step(step: Step) -> float:
 
 def quire_step(scene: dict[str, Any]) -> Step:
     """Return quire's whole step: schedule, the calls of the workers, update, statistics."""
-    from quire.cli.bench_engine import EngineParts, Scene, begin, make_core
+    from quire.cli.bench.null_engine import EngineParts, Scene, begin, make_core
 
     core_scene = Scene(
         scene["num_running"],

@@ -4,8 +4,8 @@ A process of the suite holds torch, models and caches of its own, and its tests 
 servers and C++ compilers.
 """
 
-from quire.free_memory import free_host_bytes
-from quire.native.cores import cpu_quota, usable_cpus
+from quire.machine.cores import cpu_quota, usable_cpus
+from quire.machine.free_memory import free_host_bytes
 
 PROCESS_BYTES = 3 * 2**30  # at most, with what its tests start
 MAX_PROCESSES = 8  # the longest tests set the time; more processes only share them

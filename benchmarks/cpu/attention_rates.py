@@ -29,8 +29,8 @@ from quire.interfaces.attention import (
     StepLayout,
 )
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
-from quire.plugins import load_plugins
-from quire.worker.memory import zeroed_bytes
+from quire.plugins.loading import load_plugins
+from quire.worker.memory.device_memory import zeroed_bytes
 
 BACKENDS = ("cpu", "torch_sdpa")
 HEADS = {"0.6B": (16, 8, 128), "8B": (32, 8, 128)}  # H, K and D of Qwen3

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine_process import EngineFailedError, clean_environment, without_paths
 
-from quire.cli.bench_shapes import SHAPES
+from quire.cli.bench.model_shapes import SHAPES
 
 HERE = Path(__file__).parent
 TINY = "tiny"

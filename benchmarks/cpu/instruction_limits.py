@@ -11,7 +11,7 @@ from typing import Any
 
 from engine_process import EngineFailedError, EngineProcess
 
-from quire.native.instruction_sets import cpu_flags
+from quire.machine.instruction_sets import cpu_flags
 
 WIDE = "avx512f"
 VLLM_LIBRARIES = r"^_C(_\w+)?\.abi3"

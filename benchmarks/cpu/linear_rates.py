@@ -28,8 +28,8 @@ from torch.nn.functional import linear
 
 from quire.errors import RefusedError
 from quire.interfaces.quantization import LinearMethod
-from quire.layers.prepacked import Prepacked
-from quire.plugins import load_plugins
+from quire.layers.linear.prepacked import Prepacked
+from quire.plugins.loading import load_plugins
 
 SIZES = (  # inputs and outputs; the last four are those of Qwen3-0.6B
     (256, 512),

@@ -13,9 +13,9 @@ from typing import Any
 
 from engine_process import LIMITS, clean_environment, dropped_variables
 
-from quire.cli.bench_report import surroundings
-from quire.native.cores import usable_cores
-from quire.native.instruction_sets import cpu_flags
+from quire.cli.bench.tables import surroundings
+from quire.machine.cores import usable_cores
+from quire.machine.instruction_sets import cpu_flags
 
 TOLD_FLAGS = (
     "avx2",

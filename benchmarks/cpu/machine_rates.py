@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from quire.machine.pages import own_pages
 from quire.native.library import NativeLibrary
-from quire.native.pages import own_pages
 
 LARGE = 2**29  # bytes; no cache has as much
 REPEATS = 20_000  # short, so that some are not interrupted

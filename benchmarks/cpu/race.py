@@ -17,7 +17,7 @@ from trials import Trials, tell
 from turns import take_turns
 from ways import AGAIN, VLLM_CACHE_GIB
 
-from quire.free_memory import free_host_bytes
+from quire.machine.free_memory import free_host_bytes
 
 
 class Replaced(list[Any]):

@@ -26,11 +26,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from quire import LLM, SamplingParams
-from quire.cli.bench_shapes import SHAPES, write_shape
+from quire.cli.bench.model_shapes import SHAPES, write_shape
 from quire.engine.core import EngineCore
-from quire.engine.scheduler import Scheduler
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.frontend.batch import _Run
-from quire.frontend.shared_core import SharedCore
+from quire.frontend.dispatch.shared_core import SharedCore
 from quire.native.recording import Recording
 from quire.worker import model_runner
 from quire.worker.model_runner import ModelRunner

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 
 NUM_REQUESTS = (1, 16, 64, 256)
 BLOCK_SIZE = 16

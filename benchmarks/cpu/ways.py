@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engine_process import Configuration
 
-from quire.native.cores import CPUS, usable_cores
-from quire.native.instruction_sets import cpu_flags
+from quire.machine.cores import CPUS, usable_cores
+from quire.machine.instruction_sets import cpu_flags
 
 QUIRE = Configuration("quire", "", weight_bytes=2)
 AGAIN = Configuration("quire", "again", weight_bytes=2)

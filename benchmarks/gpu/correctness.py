@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from quire import LLM, SamplingParams
-from quire.cli.bench_shapes import write_shape
+from quire.cli.bench.model_shapes import write_shape
 from quire.config import PluginSettings
-from quire.plugins import load_plugins
-from quire.testing.attention_scene import AttentionScene
-from quire.testing.attention_sizes import SceneSizes
+from quire.plugins.loading import load_plugins
+from quire.testing.attention.attention_scene import AttentionScene
+from quire.testing.attention.attention_sizes import SceneSizes
 
 TOLERANCE = {"bfloat16": 3e-2, "float32": 2e-5}
 LENGTHS = (3, 600, 17, 90)

@@ -25,7 +25,7 @@ from quire.interfaces.attention import (
     StepLayout,
 )
 from quire.interfaces.kv_cache import KVLayer
-from quire.plugins import Registries, load_plugins
+from quire.plugins.loading import Registries, load_plugins
 
 BATCHES = (1, 8, 17, 32, 128, 256)
 CONTEXTS = (128, 1024, 4096, 16_384)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire import LLM, SamplingParams
-from quire.cli.bench_shapes import write_shape
+from quire.cli.bench.model_shapes import write_shape
 from quire.messages import EngineRequest
 
 TOKENS = range(300, 8000)  # every shape's vocabulary has them; the first few are special

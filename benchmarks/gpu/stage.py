@@ -102,7 +102,7 @@ def _peer(folder: Path, who: str, device: torch.device, is_dry: bool) -> dict[st
 def _able(device: torch.device) -> list[str]:
     """Return the backends that serve this device."""
     from quire.config import PluginSettings
-    from quire.plugins import load_plugins
+    from quire.plugins.loading import load_plugins
 
     registry = load_plugins(PluginSettings()).registries.attention_backends
     return [

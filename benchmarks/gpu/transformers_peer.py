@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quire.cli.bench_shapes import write_shape
+from quire.cli.bench.model_shapes import write_shape
 
 
 @dataclass(frozen=True, slots=True)

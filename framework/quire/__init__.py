@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.hookspecs import hookimpl
     from quire.llm import LLM
     from quire.outputs import LoRARequest, RequestOutput
+    from quire.plugins.registry import Registrar
     from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = version("quire")
@@ -22,6 +23,7 @@ __all__ = [
     "LLM",
     "AsyncEngine",
     "LoRARequest",
+    "Registrar",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -33,6 +35,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "AsyncEngine": "quire.async_engine",
     "LoRARequest": "quire.outputs",
+    "Registrar": "quire.plugins.registry",
     "RequestOutput": "quire.outputs",
     "SamplingParams": "quire.sampling_params",
     "StructuredOutputsParams": "quire.sampling_params",

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
-from quire.frontend.answer import split_answer
+from quire.frontend.chat.completion_parser import split_answer
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput

@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from quire.byte_size import parse_byte_size
 from quire.errors import SettingsError
+from quire.machine.byte_size import parse_byte_size
 
 T = TypeVar("T")
 

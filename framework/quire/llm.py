@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from quire.composition import Composition
+from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.answer import split_answer
 from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend, Finish, Outcome
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.chat.completion_parser import split_answer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats, LoadAdapter, ResetPrefixCache
 from quire.outputs import LoRARequest, Messages, Prompt, RequestOutput

@@ -131,7 +131,7 @@ def test_a_step_that_raises_is_the_end_of_the_engine(folder, tmp_path, monkeypat
 
 
 def test_close_does_not_wait_for_an_engine_that_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("quire.frontend.shared_core.CLOSE_WAIT_S", 0.5)
+    monkeypatch.setattr("quire.frontend.dispatch.shared_core.CLOSE_WAIT_S", 0.5)
     written = write_checkpoint(tmp_path, "Qwen3ForCausalLM", seed=1)
     llm = LLM(str(written.folder), engine_process=True, max_model_len=64)
     engine = next(pid for pid, line in descendants(os.getpid()).items() if "engine_process" in line)

@@ -7,11 +7,11 @@ bfloat16, by other kernels, so every feature is tried with that as well.
 from dataclasses import replace
 
 from quire.config import PluginSettings
-from quire.plugins import load_plugins
-from quire.testing.attention import AttentionBackendContract
-from quire_attention_backends.cuda_attention import CudaBackend
-from quire_attention_backends.torch_sdpa import TorchSDPABackend
-from quire_attention_backends.triton_attention import TritonBackend
+from quire.plugins.loading import load_plugins
+from quire.testing.attention.attention_contract import AttentionBackendContract
+from quire_attention_backends.cuda.cuda_attention import CudaBackend
+from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
+from quire_attention_backends.triton.triton_attention import TritonBackend
 
 BACKENDS = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.attention_backends
 

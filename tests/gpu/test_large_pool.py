@@ -9,12 +9,12 @@ import pytest
 import torch
 from gpu_tests import ON_CPU
 
-from quire.plugins import load_plugins
-from quire.testing.attention_scene import AttentionScene
-from quire.testing.attention_sizes import Padding, SceneSizes
-from quire_attention_backends.cuda_attention import CudaBackend
-from quire_attention_backends.torch_sdpa import TorchSDPABackend
-from quire_attention_backends.triton_attention import TritonBackend
+from quire.plugins.loading import load_plugins
+from quire.testing.attention.attention_scene import AttentionScene
+from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire_attention_backends.cuda.cuda_attention import CudaBackend
+from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
+from quire_attention_backends.triton.triton_attention import TritonBackend
 
 pytestmark = pytest.mark.skipif(ON_CPU, reason="4.6 GB of GPU memory")
 

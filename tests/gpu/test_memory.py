@@ -5,7 +5,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import CapacityError
-from quire.nvml import cuda_compute_capability, cuda_memory
+from quire.machine.nvml import cuda_compute_capability, cuda_memory
 from quire.testing.checkpoints import write_checkpoint
 
 MIB = 2**20

@@ -6,10 +6,10 @@ As for other attention, every feature is tried in float32 and in bfloat16.
 from dataclasses import replace
 
 from quire.config import PluginSettings
-from quire.plugins import load_plugins
-from quire.testing.mla import MLABackendContract
-from quire_attention_backends.torch_mla import TorchMLABackend
-from quire_attention_backends.triton_mla import TritonMLABackend
+from quire.plugins.loading import load_plugins
+from quire.testing.mla.mla_contract import MLABackendContract
+from quire_attention_backends.mla.torch_mla import TorchMLABackend
+from quire_attention_backends.mla.triton_mla import TritonMLABackend
 
 BACKENDS = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.attention_backends
 BFLOAT16 = {"dtypes": frozenset({"bfloat16"}), "kv_dtypes": frozenset({"bfloat16"})}

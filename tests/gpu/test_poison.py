@@ -6,7 +6,7 @@ import pytest
 from recorded_engine import runner_of
 
 from quire import LLM, SamplingParams
-from quire.layers.caching_layer import CachingLayer
+from quire.layers.attention.caching_layer import CachingLayer
 from quire.testing.checkpoints import write_checkpoint
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -17,10 +17,10 @@ from gumbel_reference import noise_of, row_keys, token_words
 
 from quire.config import PluginSettings
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.plugins import load_plugins
-from quire.testing.drawing import DrawStepContract
-from quire.testing.sampled_rows import sampled_rows
-from quire.testing.sampling import LogitsStepContract
+from quire.plugins.loading import load_plugins
+from quire.testing.sampling.logits_contract import LogitsStepContract
+from quire.testing.sampling.sampled_rows import sampled_rows
+from quire.testing.sampling.sampler_contract import DrawStepContract
 from quire_samplers.categorical import WIDTH, Categorical
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP

@@ -5,11 +5,11 @@ A table is a room of the house, and a file beside this one:
     tests = ["tests/framework/engine"]       # those of the room
 
     [[mutant]]
-    file = "framework/quire/engine/admission.py"
+    file = "framework/quire/engine/scheduling/admission.py"
     old = "the text that is replaced; it must occur exactly once in the file"
     new = "what takes its place"
     what = "what is wrong then, and what would follow"
-    tests = ["tests/framework/engine/test_admission.py"]  # instead of the room's, quicker
+    tests = ["tests/framework/engine/scheduling/test_admission.py"]  # in place of the room's
     equivalent = "why no test can notice it"              # for those that change nothing
 """
 

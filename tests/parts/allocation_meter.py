@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
-from quire.worker.memory import MemoryMeter
+from quire.worker.memory.device_memory import MemoryMeter
 
 
 class AllocationMeter(MemoryMeter):

@@ -14,7 +14,7 @@ import torch
 
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire.interfaces.kv_cache import KVLayer
-from quire_attention_backends.triton_attention import TritonBackend
+from quire_attention_backends.triton.triton_attention import TritonBackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
 DTYPES = {

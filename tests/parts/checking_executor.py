@@ -9,7 +9,7 @@ from fickle_store import FickleStoreWorker
 from kv_contents import KVContents
 from kv_memory import KVMemory
 
-from quire.engine.block_pool import BlockPool
+from quire.engine.kv_cache.block_pool import BlockPool
 from quire.interfaces.executor import Executor, WorkerLaunch
 from quire.interfaces.kv_cache import KVPlan
 from quire.messages import (

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from quire.interfaces.attention import AttentionShape
-from quire_attention_backends import cuda_decode
-from quire_attention_backends.cuda_attention import CudaBackend
-from quire_attention_backends.cuda_decode import BLOCK_THREADS, DecodeStep, DecodeVariant
+from quire_attention_backends.cuda import cuda_decode
+from quire_attention_backends.cuda.cuda_attention import CudaBackend
+from quire_attention_backends.cuda.cuda_decode import BLOCK_THREADS, DecodeStep, DecodeVariant
 
 HAS_COMPILER = shutil.which("g++") is not None
 EMULATOR = Path(__file__).parent / "cuda_emulator.h"

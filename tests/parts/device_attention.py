@@ -5,7 +5,7 @@ import math
 import torch
 
 from quire.interfaces.attention import AttentionBackend, AttentionCapabilities
-from quire.layers.rotary import Rotation, rotate
+from quire.layers.attention.rotary import Rotation, rotate
 
 DEVICE_ATTENTION = AttentionCapabilities(
     devices=frozenset({"cpu", "cuda"}),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from quire.engine.kv_transfers import MAX_LOADS
+from quire.engine.kv_store.kv_transfers import MAX_LOADS
 from quire.engine.request import Request, Status
 from quire.messages import EngineStats
 
 if TYPE_CHECKING:
     from engine_trial import EngineTrial
 
-    from quire.engine.kv_transfers import KVTransfers
+    from quire.engine.kv_store.kv_transfers import KVTransfers
     from quire.messages import StepPlan
 
 

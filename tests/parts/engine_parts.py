@@ -6,11 +6,11 @@ from typing import Any
 
 from quire.config import SchedulerSettings
 from quire.engine.core import EngineCore
-from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_plan import fixed_plan
-from quire.engine.kv_transfers import KVTransfers
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_cache.kv_plan import fixed_plan
+from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request
-from quire.engine.scheduler import Scheduler
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import GrammarError
 from quire.interfaces.executor import Executor, WorkerLaunch
 from quire.interfaces.kv_cache import KVLayer, KVPlan

@@ -22,11 +22,11 @@ from trial_scene import MIXES, POLICIES, Accounted, Scene, make_spec, settings_o
 from trial_wishes import ADAPTERS, Wish, message_of
 
 from quire.engine.core import EngineCore
-from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_plan import fixed_plan
-from quire.engine.kv_transfers import KVTransfers
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_cache.kv_plan import fixed_plan
+from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request
-from quire.engine.scheduler import Scheduler
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import GrammarError
 from quire.messages import (
     EngineOutput,

@@ -2,9 +2,9 @@
 
 import torch
 
-from quire.testing.attention_scene import AttentionScene
-from quire.testing.attention_sizes import Padding, SceneSizes
-from quire.testing.attention_truth import DTYPES
+from quire.testing.attention.attention_scene import AttentionScene
+from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_truth import DTYPES
 
 
 def filled(backend_class, sizes: SceneSizes, lengths, spare=4):

@@ -4,7 +4,7 @@ import torch
 
 from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_cache import KVLayer
-from quire_attention_backends.kv_layout import split_pages, view_pages
+from quire_attention_backends.shared.kv_layout import split_pages, view_pages
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 16

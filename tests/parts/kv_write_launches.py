@@ -5,8 +5,8 @@ import itertools
 import torch
 
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
-from quire_attention_backends.kv_layout import Pages
-from quire_attention_backends.kv_write import rotate_and_write, write_kv
+from quire_attention_backends.shared.kv_layout import Pages
+from quire_attention_backends.triton.kv_write import rotate_and_write, write_kv
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 KV_TYPES = {

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import torch
 
-from quire.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from quire.kernels.lora import expand, output_tiles, shrink
+from quire.kernels.gated_activation import gelu_tanh_and_mul, silu_and_mul
+from quire.kernels.lora_products import expand, output_tiles, shrink
 from quire.kernels.rms_norm import add_rms_norm
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

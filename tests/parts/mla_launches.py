@@ -6,7 +6,7 @@ import torch
 
 from quire.interfaces.attention import StepLayout
 from quire.interfaces.mla import MLAShape
-from quire_attention_backends.triton_mla import (
+from quire_attention_backends.mla.triton_mla import (
     LATENT_DIMS,
     MANY_PROGRAMS,
     ROPE_DIMS,

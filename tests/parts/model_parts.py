@@ -11,9 +11,9 @@ from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.lora import AdapterBatch
 from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention, LayerContext, SingleDevice, TensorParallelGroup
-from quire.registry import import_reference
+from quire.plugins.registry import import_reference
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading import load_weights
+from quire.worker.loading.weight_loading import load_weights
 from quire_models.plugin import MODELS
 
 CPU = torch.device("cpu")

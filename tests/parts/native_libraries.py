@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from quire.native.instruction_sets import INSTRUCTION_SETS, VARIABLE, cpu_flags
+from quire.machine.instruction_sets import INSTRUCTION_SETS, VARIABLE, cpu_flags
 from quire.native.library import NativeLibrary
 
 SETS_HERE = [

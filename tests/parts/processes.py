@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.watchdog import NAME
+from quire.process.watchdog import NAME
 
 
 def is_running(pid: int) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from recorded_runs import RecordedRuns
 
 from quire import LLM
-from quire.worker.decode_graphs import DecodeGraphs
-from quire.worker.graph_capture import StepCapture
+from quire.worker.graphs.decode_graphs import DecodeGraphs
+from quire.worker.graphs.graph_capture import StepCapture
 from quire.worker.model_runner import ModelRunner
 
 AS_ON_A_GPU = {

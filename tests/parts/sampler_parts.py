@@ -3,7 +3,7 @@
 import torch
 
 from quire.messages import RowBitmask, SlotAssignment
-from quire.worker.slots import SlotTables
+from quire.worker.batch.slots import SlotTables
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 
 FIELDS = (TEMPERATURE, TOP_K, TOP_P, MIN_P)

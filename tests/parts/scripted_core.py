@@ -1,7 +1,6 @@
 """An engine core with the model left out: each request is answered by a script.
 
-It does at its edge what `EngineCore` does: tests/framework/frontend/test_engine_client.py holds
-both to the same sentences.
+It does at its edge what `EngineCore` does: test_engine_client.py runs the same tests against both.
 """
 
 import threading

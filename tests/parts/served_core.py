@@ -5,11 +5,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from quire.ipc import Channel
-from quire.launch.engine_link import EngineLink
-from quire.launch.engine_wire import Connected, FromEngine, ToEngine
-from quire.launch.remote_core import RemoteCore
-from quire.launch.served_engine import serve
+from quire.launch.engine_process.engine_link import EngineLink
+from quire.launch.engine_process.engine_wire import Connected, FromEngine, ToEngine
+from quire.launch.engine_process.remote_core import RemoteCore
+from quire.launch.engine_process.served_engine import serve
+from quire.process.ipc import Channel
 
 
 class ServingThread:

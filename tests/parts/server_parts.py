@@ -9,12 +9,12 @@ from typing import Any
 from scripted_core import Reply, ScriptedCore
 
 from quire.config import ServerSettings
-from quire.frontend.answer import AnswerParsers, ParserChoice
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.intake import Intake
-from quire.frontend.request_hooks import RequestHook
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.completion_parser import AnswerParsers, ParserChoice
+from quire.frontend.intake.intake import Intake
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.reasoning import (
     ContentDelta,
     ReasoningDelta,
@@ -34,8 +34,8 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire.messages import AdapterRef, EngineRequest
-from quire.registry import Source
-from quire.server.serve import HTTPServer, listening_socket
+from quire.plugins.registry import Source
+from quire.server.http_server import HTTPServer, listening_socket
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "demo" / "quire_demo" / "checkpoint"
 MAX_MODEL_LEN = 512

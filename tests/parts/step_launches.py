@@ -3,8 +3,8 @@
 import torch
 
 from quire.messages import ScheduledRequest, SlotAssignment
-from quire.worker.device_inputs import DeviceInputs
-from quire.worker.slots import SlotTables
+from quire.worker.batch.device_inputs import DeviceInputs
+from quire.worker.batch.slots import SlotTables
 
 
 def every_gather() -> None:

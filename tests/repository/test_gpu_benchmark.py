@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.bench_shapes import SHAPES
+from quire.cli.bench.model_shapes import SHAPES
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 H200 = (4.3e12, 790e12)  # copies and products, as they were measured on one

@@ -70,7 +70,7 @@ def test_a_share_counts_what_was_tried_and_is_not_equivalent():
 def test_a_mutant_follows_its_text_to_the_file_that_has_it_now():
     text = 'file = "framework/quire/gone.py"\nold = "{}"\nnew = ""\nwhat = "moved"\n'
     moved = text.format("class KVCacheManager:")
-    followed = moved.replace("quire/gone.py", "quire/engine/kv_cache.py")
+    followed = moved.replace("quire/gone.py", "quire/engine/kv_cache/kv_cache_manager.py")
     assert refit.refitted(moved, "engine") == followed
     assert refit.refitted(followed, "engine") == followed
     assert refit.refitted(text.format("what no file has"), "engine") is None

@@ -8,7 +8,7 @@ import pytest
 from native_libraries import failing_library
 
 from quire.errors import NativeUnavailableError
-from quire.machine import Machine
+from quire.machine.machine import Machine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NEEDS_KERNELS = pytest.mark.skipif(
@@ -26,7 +26,7 @@ def benchmark(monkeypatch):
 @pytest.fixture
 def tiny(benchmark, monkeypatch):
     """A small shape that the benchmark knows."""
-    shapes = importlib.import_module("quire.cli.bench_shapes").SHAPES
+    shapes = importlib.import_module("quire.cli.bench.model_shapes").SHAPES
     monkeypatch.setitem(shapes, "tiny", shapes["5m"] | TINY)
     return "tiny"
 
@@ -72,7 +72,7 @@ def test_nothing_is_measured_where_kernels_do_not_run(benchmark, monkeypatch):
 
 @NEEDS_KERNELS
 def test_weights_that_were_not_packed_are_no_figure(benchmark, tiny, tmp_path, monkeypatch):
-    library = importlib.import_module("quire_quantizations.library")
+    library = importlib.import_module("quire_quantizations.linear_library")
     monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
     with pytest.raises(NativeUnavailableError, match=r"was not packed in bf16"):
         list(benchmark.measure_random(tiny))

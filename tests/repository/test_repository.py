@@ -13,11 +13,11 @@ import pytest
 
 from quire import messages
 from quire.cli.options import all_options
-from quire.discovery import ENTRY_POINT_GROUP, locate
-from quire.hookspecs import KINDS
 from quire.interfaces.model import ModelCapabilities
-from quire.isolation import known_hooks
-from quire.plugins import Registries, load_plugins
+from quire.plugins.discovery import ENTRY_POINT_GROUP, locate
+from quire.plugins.isolation import known_hooks
+from quire.plugins.kinds import KINDS
+from quire.plugins.loading import Registries, load_plugins
 from quire.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]

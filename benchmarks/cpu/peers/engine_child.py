@@ -71,7 +71,7 @@ def run(generate: Generate, message: dict[str, Any]) -> dict[str, Any]:
 def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
     """Import quire."""
     from quire import LLM, SamplingParams
-    from quire.native import instruction_sets
+    from quire.machine import instruction_sets
 
     def build(folder: Path, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
         llm = LLM(str(folder), enable_prefix_caching=False, **options)

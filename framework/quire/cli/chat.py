@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from quire.async_engine import AsyncEngine
-from quire.cli.generation import add_generation_flags, read_sampling_params
 from quire.cli.options import add_options, read_settings
+from quire.cli.sampling_flags import add_generation_flags, read_sampling_params
 from quire.config import DEFAULT_MODEL
 from quire.errors import RequestError
 from quire.interfaces.reasoning import ReasoningDelta

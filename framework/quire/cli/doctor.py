@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.discovery import (
+from quire.errors import ApiVersionError, ContestedNameError
+from quire.interfaces.kv_transfer import KVStoreCapabilities
+from quire.interfaces.model import ModelCapabilities
+from quire.plugins.discovery import (
     ENTRY_POINT_GROUP,
     Stray,
     locate,
@@ -12,11 +15,8 @@ from quire.discovery import (
     stray_distributions,
     unreadable_distributions,
 )
-from quire.errors import ApiVersionError, ContestedNameError
-from quire.interfaces.kv_transfer import KVStoreCapabilities
-from quire.interfaces.model import ModelCapabilities
-from quire.plugins import Plugins
-from quire.registry import Entry, check_api, did_you_mean
+from quire.plugins.loading import Plugins
+from quire.plugins.registry import Entry, check_api, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

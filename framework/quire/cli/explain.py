@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.cli.options import add_options, read_settings
-from quire.composition import Choice, Composition
+from quire.compose.composition import Choice, Composition
+from quire.compose.lora_choice import load_sources
 from quire.config import DEFAULT_MODEL, SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
-from quire.lora_choice import load_sources
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from quire.errors import AdapterError, QuireError
-from quire.traceback_text import with_cause
+from quire.process.traceback_text import with_cause
 
 COMMANDS = {
     "run": "answer a prompt on the command line",
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: str) -> NoReturn:
     from quire.cli.options import all_options
-    from quire.registry import did_you_mean
+    from quire.plugins.registry import did_you_mean
 
     flag = unknown.partition("=")[0]
     hint = did_you_mean(flag, [option.flag for option in all_options()])

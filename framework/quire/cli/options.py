@@ -13,8 +13,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quire import compiled_cache
-from quire.byte_size import parse_byte_size
 from quire.config import (
     ENVIRONMENT_PREFIX,
     GROUPS,
@@ -24,8 +22,10 @@ from quire.config import (
     parse_truth,
 )
 from quire.errors import SettingsError
-from quire.native import compiler, instruction_sets
-from quire.registry import did_you_mean
+from quire.machine import instruction_sets
+from quire.machine.byte_size import parse_byte_size
+from quire.native import compiled_cache, compiler
+from quire.plugins.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 2**20
 OTHER_VARIABLES = frozenset(  # of quire's, but no options

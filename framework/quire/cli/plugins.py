@@ -8,8 +8,9 @@ from typing import Any
 from quire.cli.doctor import Problem, examine
 from quire.cli.options import add_options, read_settings
 from quire.errors import UnknownNameError
-from quire.plugins import Plugins, entry_report, load_plugins, plugins_report
-from quire.registry import Entry, did_you_mean
+from quire.plugins.loading import Plugins, load_plugins
+from quire.plugins.registry import Entry, did_you_mean
+from quire.plugins.report import entry_report, plugins_report
 
 ACTIONS = {
     "list": "every plugin, what became of it, and the names that it offers",

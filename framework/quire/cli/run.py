@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.generation import add_generation_flags, read_json_file, read_sampling_params
 from quire.cli.options import add_options, read_settings
+from quire.cli.sampling_flags import add_generation_flags, read_json_file, read_sampling_params
 from quire.config import DEFAULT_MODEL
 from quire.llm import LLM
 from quire.outputs import RequestOutput

@@ -5,8 +5,8 @@ import argparse
 from quire.cli.options import add_options, read_settings
 from quire.config import DEFAULT_MODEL, GROUPS
 from quire.launch import start_engine
-from quire.plugins import plugins_report
-from quire.server.serve import serve
+from quire.plugins.report import plugins_report
+from quire.server.http_server import serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

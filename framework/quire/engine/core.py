@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.engine.grammars import Grammars
+from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output
-from quire.engine.scheduler import Scheduler, has_work
+from quire.engine.scheduling.scheduler import Scheduler, has_work
 from quire.errors import (
     CapacityError,
     InvalidRequestError,

@@ -6,10 +6,10 @@ their own.
 
 from collections.abc import Callable, Sequence
 
-from quire.engine.kv_cache import KVCacheManager
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.request import Request, Status
-from quire.engine.running_set import RunningSet
-from quire.engine.settling import Settling
+from quire.engine.scheduling.block_commits import Settling
+from quire.engine.scheduling.running_set import RunningSet
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 

@@ -12,18 +12,18 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
-from quire.frontend.answer import AnswerParser
-from quire.frontend.answer_stream import AnswerStream
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.dispatch import Dispatch
-from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.engine_thread import STOP_TIMEOUT_S
-from quire.frontend.intake import Intake
-from quire.frontend.output import Answers
-from quire.frontend.prompt import EncodedPrompt
-from quire.frontend.request_hooks import FailingPlugin, RequestHook
-from quire.frontend.throughput import Done
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.completion_parser import AnswerParser
+from quire.frontend.completions.completion import Answers
+from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.dispatch.dispatch import Dispatch
+from quire.frontend.dispatch.engine_client import EngineCoreClient
+from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
+from quire.frontend.dispatch.throughput import Done
+from quire.frontend.intake.intake import Intake
+from quire.frontend.intake.prompt import EncodedPrompt
+from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.tool_parsing import CallGrammar
 from quire.messages import AdapterRef, Control, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput

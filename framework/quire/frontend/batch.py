@@ -23,12 +23,12 @@ from quire.errors import (
     QuireError,
     RequestFailedError,
 )
-from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.intake import Intake
-from quire.frontend.output import Answers
-from quire.frontend.request_hooks import RequestHook
-from quire.frontend.shared_core import SharedCore
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.completions.completion import Answers
+from quire.frontend.dispatch.engine_client import EngineCoreClient
+from quire.frontend.dispatch.shared_core import SharedCore
+from quire.frontend.intake.intake import Intake
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import (
     AdapterRef,
     Control,
@@ -38,8 +38,8 @@ from quire.messages import (
     EngineStats,
 )
 from quire.outputs import Prompt, RequestOutput
+from quire.process.traceback_text import with_cause
 from quire.sampling_params import SamplingParams
-from quire.traceback_text import with_cause
 
 MAX_IN_FLIGHT = 1024
 MAX_TOLD = 8  # failures in the message of one error

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.reference import check_reference
+from quire.interfaces.reference import check_reference
 
 if TYPE_CHECKING:
     from torch import Tensor

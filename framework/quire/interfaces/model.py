@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.interfaces.kv_cache import KVLayer
-from quire.reference import check_reference
+from quire.interfaces.reference import check_reference
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.call_grammar import CallGrammar as CallGrammar
-from quire.call_grammar import CallShape as CallShape
-from quire.call_grammar import SchemaPiece as SchemaPiece
+from quire.sampling_params import CallGrammar as CallGrammar
+from quire.sampling_params import CallShape as CallShape
+from quire.sampling_params import SchemaPiece as SchemaPiece
 
 
 @dataclass(frozen=True, slots=True)

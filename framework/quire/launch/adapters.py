@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from quire.composition import Composition
+from quire.compose.composition import Composition
 from quire.config import DEFAULT_LORA_SOURCE, Settings
 from quire.errors import AdapterSourceError, UnknownModelError
 from quire.interfaces.lora import LoRASource

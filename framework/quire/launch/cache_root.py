@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from quire.checkpoint import CONFIG, WEIGHT_FILES
-from quire.choosing import AUTO
-from quire.composition import Choice, Composition
+from quire.compose.checkpoint import CONFIG, WEIGHT_FILES
+from quire.compose.choosing import AUTO
+from quire.compose.composition import Choice, Composition
 from quire.config import ModelSettings
 from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
 

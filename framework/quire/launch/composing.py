@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from quire.checkpoint import Checkpoint, find_checkpoint
-from quire.choosing import ASKED_FOR
-from quire.compose import compose, corrected
-from quire.composition import Composition
+from quire.compose.checkpoint import Checkpoint, find_checkpoint
+from quire.compose.choosing import ASKED_FOR
+from quire.compose.compose import compose, corrected
+from quire.compose.composition import Composition
+from quire.compose.kernel_choice import NATIVE_DTYPE
 from quire.config import Settings
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.tokenizer import Tokenizer
-from quire.kernel_choice import NATIVE_DTYPE
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import LoadFailures
 from quire.native.waiting import wait_asleep
-from quire.plugins import Plugins, load_plugins
-from quire.registry import Entry
+from quire.plugins.loading import Plugins, load_plugins
+from quire.plugins.registry import Entry
 
 logger = logging.getLogger(__name__)
 

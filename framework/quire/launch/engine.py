@@ -5,26 +5,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.composition import Composition
+from quire.compose.composition import Composition
+from quire.compose.lora_choice import load_sources
 from quire.config import Settings
-from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.engine_client import EngineCoreClient
-from quire.frontend.intake import Intake
-from quire.frontend.request_hooks import RequestHook
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.dispatch.engine_client import EngineCoreClient
+from quire.frontend.intake.intake import Intake
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.lora import LoRASource
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import Composed, compose_engine, log_composition
-from quire.launch.core import start_core
-from quire.launch.grammars import make_grammar_check
+from quire.launch.core_startup import start_core
+from quire.launch.engine_process.remote_core import RemoteCore
+from quire.launch.grammar_setup import make_grammar_check
 from quire.launch.parsers import load_parsers, make_thinking
-from quire.launch.remote_core import RemoteCore
-from quire.lora_choice import load_sources
 from quire.messages import AdapterRef, LoadAdapter, Started
 from quire.outputs import LoRARequest
-from quire.plugins import Plugins, load_plugins
+from quire.plugins.loading import Plugins, load_plugins
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ the cache's size is given, and as good as the estimate when it is not.
 
 from dataclasses import dataclass, replace
 
-from quire.compose import layer_specs
-from quire.engine.kv_plan import requests_that_fit
+from quire.compose.compose import layer_specs
+from quire.compose.memory_profile import MemoryProfile, least_cache_bytes, misfit
+from quire.compose.weight_bytes import weight_bytes
+from quire.engine.kv_cache.kv_plan import requests_that_fit
 from quire.errors import CapacityError
-from quire.free_memory import cache_bytes, free_host_bytes
 from quire.interfaces.kv_cache import KVGroup, KVPlan
 from quire.launch.composing import Composed
-from quire.launch.kv_store import check_store_options
-from quire.launch.memory import plan_memory, planned_requests
+from quire.launch.kv_memory import plan_memory, planned_requests
+from quire.launch.kv_store_setup import check_store_options
 from quire.launch.profile_estimate import estimate_profile
-from quire.memory_profile import MemoryProfile, least_cache_bytes, misfit
-from quire.nvml import cuda_memory
-from quire.weight_bytes import weight_bytes
+from quire.machine.free_memory import cache_bytes, free_host_bytes
+from quire.machine.nvml import cuda_memory
 
 LENGTHS = (1024, 4096, 16384)  # tokens of requests that people ask about
 

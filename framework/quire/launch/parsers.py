@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from quire.composition import Choice, Composition
-from quire.frontend.answer import AnswerParsers, ParserChoice
-from quire.frontend.thinking import Thinking
-from quire.frontend.tokenizer import Tokenizer
-from quire.plugins import Registries
-from quire.registry import Registry
+from quire.compose.composition import Choice, Composition
+from quire.frontend.chat.completion_parser import AnswerParsers, ParserChoice
+from quire.frontend.chat.thinking import Thinking
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.plugins.loading import Registries
+from quire.plugins.registry import Registry
 
 
 def load_parsers(composition: Composition, registries: Registries) -> AnswerParsers:

@@ -4,12 +4,12 @@ The worker measures all of this at start-up; `quire explain` has to do with less
 backends keep for themselves is not in it: only their code knows.
 """
 
-from quire.composition import Composition
+from quire.compose.composition import Composition
+from quire.compose.kernel_choice import num_captures
+from quire.compose.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
 from quire.config import Settings
 from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
-from quire.kernel_choice import num_captures
-from quire.memory_profile import LOGIT_BYTES, MemoryProfile, captured_bytes, groups_of
-from quire.nvml import DeviceMemory
+from quire.machine.nvml import DeviceMemory
 
 DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
 DRAW_COPIES = 4  # of the logits, at the peak of a draw

@@ -1,7 +1,7 @@
 """Building blocks for model authors; tensor-parallel and LoRA aware from the first line.
 
 Names are imported when they are asked for, so that a torch-free `describe` can use
-`quire.layers.config_values` and `quire.layers.rope_parameters` without loading torch.
+`quire.layers.config_values` and `quire.layers.attention.rope_parameters` without loading torch.
 """
 
 from importlib import import_module
@@ -9,40 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.layers.activation import GeluTanhAndMul, SiluAndMul
-    from quire.layers.attention import Attention
+    from quire.layers.attention.attention_layer import Attention
+    from quire.layers.attention.mla_layer import MLAAttention
+    from quire.layers.attention.rotary import RotaryEmbedding, rotate
     from quire.layers.context import LayerContext
     from quire.layers.embedding import LMHead, VocabParallelEmbedding
     from quire.layers.layer import Layer
-    from quire.layers.linear import (
+    from quire.layers.linear.linear_layers import (
         ColumnParallelLinear,
         MergedColumnParallelLinear,
         QKVParallelLinear,
         RowParallelLinear,
     )
-    from quire.layers.mla import MLAAttention
     from quire.layers.norm import QKNorm, RMSNorm
     from quire.layers.parallel import SingleDevice, TensorParallelGroup
-    from quire.layers.rotary import RotaryEmbedding, rotate
 
 _HOMES = {
-    "Attention": "attention",
-    "ColumnParallelLinear": "linear",
+    "Attention": "attention.attention_layer",
+    "ColumnParallelLinear": "linear.linear_layers",
     "GeluTanhAndMul": "activation",
     "LMHead": "embedding",
     "Layer": "layer",
     "LayerContext": "context",
-    "MLAAttention": "mla",
-    "MergedColumnParallelLinear": "linear",
+    "MLAAttention": "attention.mla_layer",
+    "MergedColumnParallelLinear": "linear.linear_layers",
     "QKNorm": "norm",
-    "QKVParallelLinear": "linear",
+    "QKVParallelLinear": "linear.linear_layers",
     "RMSNorm": "norm",
-    "RotaryEmbedding": "rotary",
-    "RowParallelLinear": "linear",
+    "RotaryEmbedding": "attention.rotary",
+    "RowParallelLinear": "linear.linear_layers",
     "SiluAndMul": "activation",
     "SingleDevice": "parallel",
     "TensorParallelGroup": "parallel",
     "VocabParallelEmbedding": "embedding",
-    "rotate": "rotary",
+    "rotate": "attention.rotary",
 }
 
 __all__ = [

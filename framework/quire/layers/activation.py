@@ -14,9 +14,9 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
-from quire.kernels import cpu_layers
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, begin_native
+from quire.native.layer_kernels import cpu_layers
 
 GELU_CUBE = 0.044715
 
@@ -29,7 +29,7 @@ class SiluAndMul(Layer):
         self.batch_invariant = context.batch_invariant
         self.kernel: Callable[[Tensor], Tensor] | None = None
         if context.kernels == "triton":
-            from quire.kernels.activation import silu_and_mul  # loads Triton
+            from quire.kernels.gated_activation import silu_and_mul  # loads Triton
 
             self.kernel = silu_and_mul
         self.is_native = begin_native(context)
@@ -58,7 +58,7 @@ class GeluTanhAndMul(Layer):
         self.batch_invariant = context.batch_invariant
         self.kernel: Callable[[Tensor], Tensor] | None = None
         if context.kernels == "triton":
-            from quire.kernels.activation import gelu_tanh_and_mul  # loads Triton
+            from quire.kernels.gated_activation import gelu_tanh_and_mul  # loads Triton
 
             self.kernel = gelu_tanh_and_mul
         self.is_native = begin_native(context)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, frozen
-from quire.layers.linear import linear_method, plain_method
+from quire.layers.linear.linear_layers import linear_method, plain_method
 from quire.layers.parallel import TensorParallelGroup
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.kernels import cpu_layers
 from quire.layers.context import LayerContext
+from quire.native.layer_kernels import cpu_layers
 
 
 class Layer(nn.Module):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.kernels import cpu_layers
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, begin_native, frozen
 from quire.layers.parallel import share, share_kv_heads
+from quire.native.layer_kernels import cpu_layers
 
 AddAndNorm = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 

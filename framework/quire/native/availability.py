@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quire.errors import NativeUnavailableError
-from quire.native import instruction_sets
+from quire.machine import instruction_sets
 from quire.native.build import Build
 from quire.native.compiler import extra_flags, locate_compiler
 

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire import compiled_cache
 from quire.errors import NativeUnavailableError
-from quire.native import instruction_sets
+from quire.machine import instruction_sets
+from quire.native import compiled_cache
 from quire.native.compiler import FLAGS, CppCompiler, extra_flags, own_words
 from quire.native.sources import Sources
 

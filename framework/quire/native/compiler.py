@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from quire.errors import NativeUnavailableError, SettingsError
-from quire.native.cores import usable_cpus
+from quire.machine.cores import usable_cpus
 from quire.native.sources import INCLUDED, Sources
 
 VARIABLE = "CXX"

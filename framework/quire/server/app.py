@@ -12,16 +12,16 @@ from starlette.routing import Route
 from quire.config import ServerSettings
 from quire.errors import QuireError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.server.cache import CacheRoutes
-from quire.server.chat import ChatRoute
-from quire.server.completions import CompletionRoute
-from quire.server.errors import handle_disconnect, handle_error
-from quire.server.health import HealthRoutes
-from quire.server.lifecycle import Lifecycle
-from quire.server.logprob_budget import LogprobBudget
-from quire.server.models import ModelRoutes
-from quire.server.security import Guard
-from quire.server.tokenize import TokenRoutes
+from quire.server.http.lifecycle import Lifecycle
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.http.security import Guard
+from quire.server.routes.chat_completions import ChatRoute
+from quire.server.routes.completions import CompletionRoute
+from quire.server.routes.health import HealthRoutes
+from quire.server.routes.models import ModelRoutes
+from quire.server.routes.prefix_cache import CacheRoutes
+from quire.server.routes.tokenize import TokenRoutes
+from quire.server.wire.http_errors import handle_disconnect, handle_error
 
 
 def create_app(

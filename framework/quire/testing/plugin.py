@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from quire.plugins import Registries
+    from quire.plugins.loading import Registries
 
 
 @pytest.fixture(scope="session")
 def quire_registries() -> Registries:
     """What all installed plugins offer; a plugin's own tests find its names here."""
-    from quire.plugins import load_plugins
+    from quire.plugins.loading import load_plugins
 
     return load_plugins().registries

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quire.config import SchedulerSettings
-from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_plan import fixed_plan
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.request import Request
-from quire.engine.scheduler import Scheduler
-from quire.engine.sort_key import SortKey, sort_key
+from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.scheduling.sort_key import SortKey, sort_key
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import AdapterRef, EngineRequest, SlotResult, StepPlan, StepResult

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.composition import Composition
+from quire.compose.composition import Composition
+from quire.compose.kernel_choice import graph_sizes
+from quire.compose.sampler_choice import absorbed_steps
 from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
-from quire.kernel_choice import graph_sizes
-from quire.plugins import Registries
-from quire.sampler_choice import absorbed_steps
-from quire.worker.adapters import AdapterManager
-from quire.worker.graph_capture import step_capture
-from quire.worker.loading import as_module
-from quire.worker.memory import CudaMeter, enough_memory
+from quire.plugins.loading import Registries
+from quire.worker.batch.slots import SlotTables
+from quire.worker.graphs.cpu_graphs import RecordedSteps
+from quire.worker.graphs.graph_capture import step_capture
+from quire.worker.loading.adapter_manager import AdapterManager
+from quire.worker.loading.weight_loading import as_module
+from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
-from quire.worker.recorded_steps import RecordedSteps
-from quire.worker.sampling import SamplingPipeline
-from quire.worker.slots import SlotTables
+from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def build_runner(
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
     if composition.kernels == "triton":
-        from quire.worker.device_inputs import DeviceInputs  # loads Triton
+        from quire.worker.batch.device_inputs import DeviceInputs  # loads Triton
 
         device_inputs = DeviceInputs(
             tables,
@@ -112,7 +112,7 @@ def capture_graphs(
     """
     if runner.device_inputs is None or not composition.max_graph_requests:
         return
-    from quire.worker.decode_graphs import DecodeGraphs  # loads Triton
+    from quire.worker.graphs.decode_graphs import DecodeGraphs  # loads Triton
 
     device = runner.tables.device
     free_bytes = _free_bytes(device)

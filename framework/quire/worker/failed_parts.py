@@ -10,16 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from quire.compose import corrected
-from quire.composition import Composition
+from quire.compose.compose import corrected
+from quire.compose.composition import Composition
 from quire.errors import NativeUnavailableError, QuireError, RefusedError
-from quire.kernels import cpu_layers, cpu_lora
-from quire.layers.caching_layer import CachingLayer
+from quire.layers.attention.caching_layer import CachingLayer
 from quire.messages import LoadFailures
-from quire.plugins import Registries
-from quire.worker.largest_step import BackendKind
-from quire.worker.loading import as_module
-from quire.worker.profiling import LoadedModel, backend_kinds
+from quire.native.layer_kernels import cpu_layers, cpu_lora
+from quire.plugins.loading import Registries
+from quire.worker.loading.weight_loading import as_module
+from quire.worker.memory.largest_step import BackendKind
+from quire.worker.memory.profiling import LoadedModel, backend_kinds
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from quire.errors import QuireError, RefusedError, RequestFailedError
 from quire.messages import ScheduledRequest
-from quire.worker.device_faults import end_if_device_failed
-from quire.worker.drawn import Drawn
-from quire.worker.memory import is_out_of_memory
+from quire.worker.batch.step_results import NOT_A_NUMBER, why_unsound
+from quire.worker.device.device_faults import end_if_device_failed
+from quire.worker.memory.device_memory import is_out_of_memory
 from quire.worker.model_runner import ModelRunner
-from quire.worker.step_results import NOT_A_NUMBER, why_unsound
+from quire.worker.sampling.sampled_tokens import Drawn
 
 Lengths = tuple[int, ...]  # the tokens of each request of a step
 

@@ -33,22 +33,22 @@ from quire.messages import (
     StepPlan,
     StepResult,
 )
-from quire.worker.adapters import AdapterManager
-from quire.worker.device_faults import end_if_device_failed
-from quire.worker.drawn import Drawn
-from quire.worker.host_copy import HostCopier
-from quire.worker.loading import as_module
-from quire.worker.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
-from quire.worker.recorded_steps import RecordedSteps
-from quire.worker.sampling import SamplingPipeline
-from quire.worker.slots import SlotTables
-from quire.worker.step_inputs import StepInputs, build_inputs
-from quire.worker.step_results import LaunchedStep, failure
-from quire.worker.uploads import upload
+from quire.worker.batch.slots import SlotTables
+from quire.worker.batch.step_inputs import StepInputs, build_inputs
+from quire.worker.batch.step_results import LaunchedStep, failure
+from quire.worker.device.device_faults import end_if_device_failed
+from quire.worker.device.host_copy import HostCopier
+from quire.worker.device.uploads import upload
+from quire.worker.graphs.cpu_graphs import RecordedSteps
+from quire.worker.loading.adapter_manager import AdapterManager
+from quire.worker.loading.weight_loading import as_module
+from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
+from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
 if TYPE_CHECKING:  # they load Triton
-    from quire.worker.decode_graphs import CapturedStep, DecodeGraphs
-    from quire.worker.device_inputs import DeviceInputs
+    from quire.worker.batch.device_inputs import DeviceInputs
+    from quire.worker.graphs.decode_graphs import CapturedStep, DecodeGraphs
 
 logger = logging.getLogger(__name__)
 

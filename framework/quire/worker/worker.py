@@ -8,8 +8,10 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from quire.choosing import AUTO
-from quire.composition import Composition
+from quire.compose.choosing import AUTO
+from quire.compose.composition import Composition
+from quire.compose.lora_choice import load_sources
+from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
 from quire.interfaces.attention import KVBackend
@@ -18,9 +20,8 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
 from quire.interfaces.quantization import Quantization
 from quire.layers.context import LayerContext
+from quire.layers.linear.prepacked import Prepacked
 from quire.layers.parallel import TensorParallelGroup
-from quire.layers.prepacked import Prepacked
-from quire.lora_choice import load_sources
 from quire.messages import (
     RowBitmask,
     StepPlan,
@@ -28,17 +29,19 @@ from quire.messages import (
     WorkerControl,
     WorkerInfo,
 )
-from quire.plugins import Registries
-from quire.weight_bytes import weight_bytes
-from quire.worker.adapters import AdapterManager
+from quire.plugins.loading import Registries
 from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
-from quire.worker.base_model import BaseModel, names_of
-from quire.worker.binding import LayerBinding
+from quire.worker.batch.slots import SlotTables
+from quire.worker.device.threads import THREADS
 from quire.worker.failed_parts import PartLibraries, replace_failed
 from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, compute_first_steps
-from quire.worker.kv_store import KVStoreHost, build_kv_store
-from quire.worker.loading import held_weight_bytes, init_dummy_weights, load_weights
-from quire.worker.memory import (
+from quire.worker.kv_store_host import KVStoreHost, build_kv_store
+from quire.worker.loading.adapter_manager import AdapterManager
+from quire.worker.loading.base_model import BaseModel, names_of
+from quire.worker.loading.layer_binding import LayerBinding
+from quire.worker.loading.progress import loading_progress
+from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
+from quire.worker.memory.device_memory import (
     CudaMeter,
     enough_memory,
     give_back,
@@ -47,11 +50,8 @@ from quire.worker.memory import (
     keep_freed_memory,
     zeroed_bytes,
 )
+from quire.worker.memory.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.model_runner import ModelRunner
-from quire.worker.profiling import LoadedModel, gpu_cache_bytes
-from quire.worker.progress import loading_progress
-from quire.worker.slots import SlotTables
-from quire.worker.threads import THREADS
 
 TORCH_DTYPES = {
     "float32": torch.float32,

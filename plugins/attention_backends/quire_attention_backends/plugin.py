@@ -1,9 +1,8 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.attention import AttentionCapabilities, KVBackend
-from quire.machine import interprets_kernels
-from quire.registry import Registrar
+from quire.machine.machine import interprets_kernels
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
@@ -13,7 +12,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     """Offer the attention backends below."""
     registry.add(
         "torch_sdpa",
-        "quire_attention_backends.torch_sdpa:TorchSDPABackend",
+        "quire_attention_backends.torch.torch_sdpa:TorchSDPABackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
@@ -28,7 +27,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     )
     registry.add(
         "cpu",
-        "quire_attention_backends.cpu_attention:CpuBackend",
+        "quire_attention_backends.cpu.cpu_attention:CpuBackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cpu"}),
             dtypes=frozenset({"float32"}),
@@ -45,7 +44,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     )
     registry.add(
         "triton",
-        "quire_attention_backends.triton_attention:TritonBackend",
+        "quire_attention_backends.triton.triton_attention:TritonBackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
             dtypes=_DTYPES,
@@ -65,7 +64,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     )
     registry.add(
         "cuda",
-        "quire_attention_backends.cuda_attention:CudaBackend",
+        "quire_attention_backends.cuda.cuda_attention:CudaBackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cuda"}),
             dtypes=_DTYPES,
@@ -84,7 +83,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     )
     registry.add(
         "torch_mla",
-        "quire_attention_backends.torch_mla:TorchMLABackend",
+        "quire_attention_backends.mla.torch_mla:TorchMLABackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
@@ -95,7 +94,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
     )
     registry.add(
         "triton_mla",
-        "quire_attention_backends.triton_mla:TritonMLABackend",
+        "quire_attention_backends.mla.triton_mla:TritonMLABackend",
         capabilities=AttentionCapabilities(
             devices=frozenset({"cuda", "cpu"} if interprets_kernels() else {"cuda"}),
             dtypes=_DTYPES,

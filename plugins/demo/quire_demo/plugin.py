@@ -1,8 +1,7 @@
 """The table of contents of this plugin."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.checkpoint import CheckpointSource
-from quire.registry import Registrar
 
 
 @hookimpl

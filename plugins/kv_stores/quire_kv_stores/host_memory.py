@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler, column_bytes
 from quire_kv_stores.column_index import Column, ColumnIndex
-from quire_kv_stores.options import read_options
 from quire_kv_stores.orders import ColumnMove, StepOrders, TransferOrder, encode
+from quire_kv_stores.store_options import read_options
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.kv_transfer import KVStoreWorker, column_bytes, column_pieces
 from quire.messages import TransferReport
 from quire_kv_stores.column_copies import ColumnCopies
-from quire_kv_stores.options import read_options
 from quire_kv_stores.orders import ColumnMove, TransferOrder, decode
 from quire_kv_stores.slot_pool import SlotPool
+from quire_kv_stores.store_options import read_options
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
-from quire.registry import Registrar
 
 
 @hookimpl

@@ -9,8 +9,8 @@ from typing import Any
 from quire.errors import UnsupportedModelError
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
+from quire.layers.attention.rope_parameters import RopeParameters, read_rope
 from quire.layers.config_values import ConfigValues
-from quire.layers.rope_parameters import RopeParameters, read_rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from quire.layers import (
     RowParallelLinear,
     SiluAndMul,
 )
-from quire.layers.rotary import Rotation
+from quire.layers.attention.rotary import Rotation
 from quire_models.decoder_config import DecoderConfig
 
 ACTIVATIONS = {"silu": SiluAndMul, "gelu_tanh": GeluTanhAndMul}

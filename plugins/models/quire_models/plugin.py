@@ -1,8 +1,7 @@
 """The table of contents of this plugin. Imports no model."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.model import Model, ModelCapabilities
-from quire.registry import Registrar
 
 MODELS = {
     "Gemma3ForCausalLM": "gemma3",

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from quire.errors import RefusedError, SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
-from quire.native.instruction_sets import InstructionSet, cpu_flags, here
-from quire_quantizations import library
+from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
+from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8, Format
 from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quire.interfaces.quantization import LinearMethod
-from quire.layers.linear import Unquantized
-from quire.layers.prepacked import Prepacked
+from quire.layers.linear.linear_layers import Unquantized
+from quire.layers.linear.prepacked import Prepacked
 from quire.native.library import NativeUnavailableError
 from quire_quantizations.formats import FLOAT32, Format
 from quire_quantizations.packed_memory import PackedMemory

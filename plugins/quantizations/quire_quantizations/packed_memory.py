@@ -7,7 +7,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from quire.native.pages import own_pages
+from quire.machine.pages import own_pages
 
 PIECE_BYTES = 2**26
 ALIGNMENT = 64

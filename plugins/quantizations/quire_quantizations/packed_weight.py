@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.native.recording import recordable
-from quire_quantizations import library
+from quire_quantizations import linear_library as library
 from quire_quantizations.formats import Format
-from quire_quantizations.library import WeightStruct
+from quire_quantizations.linear_library import WeightStruct
 
 
 def _from_torch(num_bytes: int) -> Tensor:

@@ -2,9 +2,8 @@
 
 from functools import partial
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
-from quire.registry import Registrar
 
 _packed = partial(
     QuantizationCapabilities,

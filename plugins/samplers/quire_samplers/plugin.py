@@ -1,8 +1,7 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
-from quire.registry import Registrar
 
 TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0, "0 takes the likeliest token.")
 TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k likeliest tokens; 0 or -1 is off.")

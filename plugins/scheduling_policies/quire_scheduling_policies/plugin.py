@@ -1,8 +1,7 @@
 """The table of contents of this plugin. Imports nothing heavy."""
 
-from quire import hookimpl
+from quire import Registrar, hookimpl
 from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
-from quire.registry import Registrar
 
 
 @hookimpl

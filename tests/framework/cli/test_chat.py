@@ -3,7 +3,7 @@ import sys
 
 from quire.async_engine import AsyncEngine
 from quire.cli.main import main
-from quire.frontend.answer import AnswerParsers
+from quire.frontend.chat.completion_parser import AnswerParsers
 from quire.interfaces.tool_parsing import TextDelta
 
 

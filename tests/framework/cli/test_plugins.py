@@ -7,8 +7,8 @@ from installed import sites, write_distribution
 
 from quire.cli.main import main
 from quire.cli.plugins import find, lines
-from quire.hookspecs import KINDS
-from quire.plugins import load_plugins
+from quire.plugins.kinds import KINDS
+from quire.plugins.loading import load_plugins
 
 site = pytest.fixture(sites)
 
@@ -245,7 +245,7 @@ def test_the_doctor_finds_a_name_that_leaves_nothing_out(quire):
 @pytest.mark.parametrize(
     "group",
     [
-        "quire.plugins",
+        "quire.plugins.loading",
         "quire_plugins",
         "quire-plugin",
         "Quire",

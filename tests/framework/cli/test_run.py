@@ -5,7 +5,7 @@ import json
 import sys
 
 from quire.cli.main import main
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire_demo.checkpoint_source import demo
 
 FLAGS = ("--max-tokens", "1", "--temperature", "0", "--json")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from quire.cli import serve as command
 from quire.cli.main import main
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 
 
 def test_the_plugin_report_of_a_server_has_no_files_and_no_tracebacks(monkeypatch, capsys):

@@ -12,8 +12,8 @@ from engine_parts import (
 from fickle_store import FickleStore
 
 from quire.engine.core import EngineCore
-from quire.engine.kv_cache import KVCacheManager
-from quire.engine.kv_transfers import KVTransfers
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
 from quire.errors import GrammarError, InvalidRequestError
 from quire.messages import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from quire.cli.bench_engine import (
+from quire.cli.bench.null_engine import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     EngineParts,

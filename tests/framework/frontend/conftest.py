@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from quire.frontend.intake import Intake
-from quire.frontend.tokenizer import FastBackend, Tokenizer
+from quire.frontend.intake.intake import Intake
+from quire.frontend.text.tokenizer import FastBackend, Tokenizer
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog",

@@ -22,12 +22,12 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat_template import ChatTemplate
-from quire.frontend.intake import Intake
+from quire.frontend.chat.chat_template import ChatTemplate
+from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.intake.intake import Intake
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
-from quire.registry import Source
+from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
 
 WHOLE = SamplingParams(max_tokens=None)

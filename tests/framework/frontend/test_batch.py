@@ -16,9 +16,9 @@ from quire.errors import (
 )
 from quire.frontend import batch as batch_module
 from quire.frontend.batch import BatchFrontend
-from quire.frontend.intake import Intake
+from quire.frontend.intake.intake import Intake
 from quire.messages import AdapterRef, EngineOutput, EngineOutputs, ErrorReport
-from quire.registry import Source
+from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
 
 WHOLE = SamplingParams(max_tokens=None)

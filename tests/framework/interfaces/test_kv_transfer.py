@@ -10,7 +10,7 @@ from quire.interfaces.kv_transfer import (
     column_bytes,
     column_pieces,
 )
-from quire.testing.kv_store_scene import one_group_plan, three_groups_plan
+from quire.testing.kv_store.kv_store_scene import one_group_plan, three_groups_plan
 
 
 def test_a_piece_belongs_to_the_group_whose_layer_lies_in_the_tensor():

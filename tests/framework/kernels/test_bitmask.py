@@ -6,7 +6,7 @@ from dry_launch import compiled_in_child
 from kernel_device import DEVICE
 
 from quire.kernels.bitmask import BLOCK, mask_logits
-from quire.worker.masks import mask_logits as plain
+from quire.worker.sampling.logit_masks import mask_logits as plain
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, BLOCK, 2 * BLOCK + 5])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from installed import sites
 
+from quire.compose.lora_choice import load_sources
 from quire.config import Settings
 from quire.errors import (
     AdapterError,
@@ -14,18 +15,17 @@ from quire.errors import (
     SettingsError,
     UnknownModelError,
 )
-from quire.frontend.engine_client import error_of
-from quire.ipc import decode, encode
+from quire.frontend.dispatch.engine_client import error_of
 from quire.launch.adapters import find_adapters, resolve_adapter
 from quire.launch.composing import compose_engine
-from quire.launch.engine_wire import ErrorMessage
-from quire.lora_choice import load_sources
+from quire.launch.engine_process.engine_wire import ErrorMessage
 from quire.messages import AdapterRef
 from quire.outputs import LoRARequest
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
+from quire.process.ipc import decode, encode
+from quire.process.traceback_text import with_cause
 from quire.testing.checkpoints import write_checkpoint
-from quire.traceback_text import with_cause
-from quire.worker.step_results import failure
+from quire.worker.batch.step_results import failure
 
 site = pytest.fixture(sites)
 

@@ -9,8 +9,8 @@ from quire.config import Settings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import compose_engine
-from quire.launch.memory import plan_memory
-from quire.plugins import load_plugins
+from quire.launch.kv_memory import plan_memory
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
 GIGABYTE = 10**9

@@ -12,7 +12,7 @@ from quire.engine.core import EngineCore
 from quire.launch import engine, start_engine
 from quire.launch.composing import compose_engine
 from quire.launch.engine import has_engine_process
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
 from quire.testing.checkpoints import write_checkpoint
 

@@ -6,12 +6,12 @@ import pytest
 
 from quire import LLM
 from quire.config import Settings
-from quire.free_memory import cache_bytes, free_host_bytes
 from quire.launch import estimate
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import Fit, MemoryEstimate, estimate_memory
 from quire.layers.parallel import SingleDevice
-from quire.plugins import load_plugins
+from quire.machine.free_memory import cache_bytes, free_host_bytes
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.worker import ModelWorker
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from quire.compose import layer_specs
+from quire.compose.compose import layer_specs
 from quire.config import Settings
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile
-from quire.nvml import DeviceMemory
-from quire.plugins import load_plugins
+from quire.machine.nvml import DeviceMemory
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
 MEMORY = DeviceMemory(total=10**10, free=8 * 10**9)

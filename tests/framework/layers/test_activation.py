@@ -9,8 +9,8 @@ from kernel_device import BY_TORCH_OR_KERNEL
 from model_parts import CONTEXT
 from native_libraries import failing_library
 
-from quire.kernels import cpu_layers
 from quire.layers import GeluTanhAndMul, SiluAndMul
+from quire.native.layer_kernels import cpu_layers
 
 
 def halves() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.interfaces.model import ForwardBatch, Model
 from quire.layers import Attention
-from quire.layers.linear import ParallelLinear
-from quire.registry import import_reference
+from quire.layers.linear.linear_layers import ParallelLinear
+from quire.plugins.registry import import_reference
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading import load_weights
+from quire.worker.loading.weight_loading import load_weights
 from quire_models.plugin import MODELS
 
 pytestmark = ONLY_INTERPRETED

@@ -10,7 +10,8 @@ import quire.layers
 
 def test_config_modules_do_not_load_torch():
     code = (
-        "import sys, quire.layers, quire.layers.rope_parameters, quire_models.llama_config, "
+        "import sys, quire.layers, quire.layers.attention.rope_parameters; "
+        "import quire_models.llama_config, "
         "quire_models.gemma3_config, "
         "quire_models.qwen2_config, quire_models.qwen3_config, quire_models.plugin; "
         "sys.exit('torch' in sys.modules)"

@@ -9,8 +9,8 @@ from model_parts import CONTEXT
 from native_libraries import failing_library
 from torch import Tensor
 
-from quire.kernels import cpu_layers
 from quire.layers import QKNorm, RMSNorm
+from quire.native.layer_kernels import cpu_layers
 
 
 def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:

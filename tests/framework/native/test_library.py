@@ -20,9 +20,8 @@ from cpp_compilers import (
 )
 from native_libraries import SETS_HERE
 
-from quire import compiled_cache
 from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
-from quire.native import library
+from quire.native import compiled_cache, library
 from quire.native.availability import POOL_SOURCE, native_flaw
 from quire.native.library import NativeLibrary
 

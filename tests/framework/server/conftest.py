@@ -9,10 +9,10 @@ import pytest
 from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Served, Texts, make_frontend, start_server, stop_servers
 
-from quire.frontend.answer import AnswerParsers
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.request_hooks import RequestHook
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from openai import OpenAI

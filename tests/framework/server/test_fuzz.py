@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.server.fields import NEUTRAL, SILENT
-from quire.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from quire.server.wire.fields import NEUTRAL, SILENT
+from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 ROUTES = {
     "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "Hi"}]}),

@@ -13,7 +13,7 @@ from openai import OpenAI
 from server_parts import Served, start_server, stop_servers
 
 from quire.config import Settings
-from quire.frontend.intake import Intake
+from quire.frontend.intake.intake import Intake
 from quire.launch import Engine, start_engine
 
 HI = [{"role": "user", "content": "Hi"}]

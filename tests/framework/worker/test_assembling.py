@@ -7,10 +7,10 @@ from installed import sites
 from quire.config import Settings
 from quire.errors import PluginLoadError
 from quire.launch.composing import compose_engine
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.assembling import build_pipeline
-from quire.worker.slots import SlotTables
+from quire.worker.batch.slots import SlotTables
 
 site = pytest.fixture(sites)
 SAMPLERS = """

@@ -9,7 +9,7 @@ from recorded_engine import AS_ON_A_GPU, runner_of
 
 from quire import LLM
 from quire.errors import CapacityError, EngineDeadError, RefusedError
-from quire.layers.caching_layer import CachingLayer
+from quire.layers.attention.caching_layer import CachingLayer
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.first_steps import STEPS_WITH_KERNELS, compute_first_steps
 
@@ -21,7 +21,7 @@ BROKEN = """
     from quire.interfaces.attention import AttentionCapabilities
     from quire.interfaces.model import ModelCapabilities
     from quire.interfaces.sampling import LogitsStep, SamplerCapabilities
-    from quire_attention_backends.torch_sdpa import TorchSDPABackend
+    from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
     from quire_samplers.categorical import Categorical
     from quire_samplers.plugin import TEMPERATURE
     from quire_models.qwen3 import Qwen3ForCausalLM

@@ -9,13 +9,13 @@ from native_libraries import failing_library
 from quire import LLM, SamplingParams
 from quire.config import Settings
 from quire.errors import NativeUnavailableError, RefusedError
-from quire.kernels import cpu_layers, cpu_lora
 from quire.launch.composing import compose_engine
-from quire.machine import Machine
-from quire.plugins import load_plugins
+from quire.machine.machine import Machine
+from quire.native.layer_kernels import cpu_layers, cpu_lora
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
-from quire_attention_backends import cpu_attention
-from quire_quantizations import library as weights_library
+from quire_attention_backends.cpu import cpu_attention
+from quire_quantizations import linear_library as weights_library
 from quire_samplers import cpu_gumbel
 
 site = pytest.fixture(sites)
@@ -28,7 +28,7 @@ BACKENDS = """
     from quire import hookimpl
     from quire.errors import RefusedError
     from quire.interfaces.attention import AttentionCapabilities
-    from quire_attention_backends.torch_sdpa import TorchSDPABackend
+    from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
     class Broken(TorchSDPABackend):
         def __init__(self, shape):

@@ -12,8 +12,8 @@ from quire.errors import AdapterError, EngineDeadError
 from quire.interfaces.sampling import LogitsStep, SampledRows
 from quire.messages import AdapterRef, StepPlan
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.drawn import Drawn
 from quire.worker.model_runner import ModelRunner
+from quire.worker.sampling.sampled_tokens import Drawn
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 POISON = 7

@@ -1,7 +1,7 @@
 """The name `demo` is the checkpoint that ships, with each of its adapters by its folder's name."""
 
 from quire.config import PluginSettings
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from recipe.adapters import STYLES
 from recipe.template import CHECKPOINT
 

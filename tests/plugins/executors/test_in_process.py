@@ -14,7 +14,7 @@ from quire.messages import (
     StepResult,
     WorkerInfo,
 )
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire_executors.in_process import InProcessExecutor
 
 INFO = WorkerInfo(device="cpu", dtype="float32", weight_bytes=3, available_kv_bytes=5)

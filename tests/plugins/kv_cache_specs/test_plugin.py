@@ -7,7 +7,7 @@ import pytest
 
 from quire.config import PluginSettings
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 
 PARAMS = {
     "full_attention": (),

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from quire.testing.kv_store_scene import StoreScene, chain, one_group_plan
+from quire.testing.kv_store.kv_store_scene import StoreScene, chain, one_group_plan
 from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 

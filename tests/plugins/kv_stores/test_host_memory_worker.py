@@ -6,7 +6,7 @@ import torch
 
 from quire.errors import CapacityError
 from quire.interfaces.kv_transfer import BlockColumn
-from quire.testing.kv_store_scene import StoreScene, chain, one_group_plan
+from quire.testing.kv_store.kv_store_scene import StoreScene, chain, one_group_plan
 from quire_kv_stores import slot_pool
 from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory

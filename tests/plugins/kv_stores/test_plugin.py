@@ -1,6 +1,6 @@
 """The store that ships is found by its name, both halves of it."""
 
-from quire.registry import import_reference
+from quire.plugins.registry import import_reference
 from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 

@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 )
 
 from quire.interfaces.kv_transfer import column_bytes
-from quire.testing.kv_store_scene import NUM_BLOCKS, StoreScene, chain
-from quire.testing.kv_store_scene import one_group_plan as one_group
-from quire.testing.kv_store_scene import three_groups_plan as three_groups
+from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, StoreScene, chain
+from quire.testing.kv_store.kv_store_scene import one_group_plan as one_group
+from quire.testing.kv_store.kv_store_scene import three_groups_plan as three_groups
 from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 

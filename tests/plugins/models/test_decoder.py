@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.interfaces.model import ForwardBatch, Model, StageTensors
 from quire.layers import Attention
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading import load_weights
+from quire.worker.loading.weight_loading import load_weights
 
 TOLERANCE = 1e-4
 LLAMA3 = {

@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.interfaces.model import Model
 from quire.layers import Attention, QKNorm, RMSNorm, SiluAndMul
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.loading import load_weights
+from quire.worker.loading.weight_loading import load_weights
 from quire_models.gemma3 import Gemma3ForCausalLM
 from quire_models.gemma3_config import describe_gemma3, read_gemma3
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.errors import UnsupportedModelError
-from quire.layers.rope_parameters import RopeParameters
+from quire.layers.attention.rope_parameters import RopeParameters
 from quire_models.gemma3_config import describe_gemma3, read_gemma3
 
 SIZES: dict[str, Any] = {

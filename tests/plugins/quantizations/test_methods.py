@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 
 from quire.errors import RefusedError, SettingsError
 from quire.layers import LMHead
-from quire.layers.linear import ParallelLinear
+from quire.layers.linear.linear_layers import ParallelLinear
+from quire.machine.instruction_sets import VARIABLE, cpu_flags, here
 from quire.native.availability import native_flaw
-from quire.native.instruction_sets import VARIABLE, cpu_flags, here
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.loading import load_weights
+from quire.worker.loading.weight_loading import load_weights
 from quire_models.qwen3 import Qwen3ForCausalLM
 from quire_models.qwen3_config import describe_qwen3
 from quire_quantizations import methods

@@ -15,9 +15,9 @@ from quire.layers import (
     MergedColumnParallelLinear,
     VocabParallelEmbedding,
 )
-from quire.layers.row_tiles import same_bits
+from quire.layers.linear.row_tiles import same_bits
 from quire.native.availability import native_flaw
-from quire_quantizations import library
+from quire_quantizations import linear_library as library
 from quire_quantizations.formats import INT8, Format
 from quire_quantizations.methods import (
     BFloat16Products,

@@ -4,10 +4,10 @@ import pytest
 import torch
 from native_libraries import SETS_HERE, use_set
 
-from quire.layers.row_tiles import same_bits
+from quire.layers.linear.row_tiles import same_bits
+from quire.machine.instruction_sets import cpu_flags
 from quire.native.availability import native_flaw
-from quire.native.instruction_sets import cpu_flags
-from quire_quantizations import library
+from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
 from quire_quantizations.methods import DOT_FLAG
 from quire_quantizations.packed_weight import PackedWeight

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-from quire.hookspecs import KINDS
 from quire.interfaces.reasoning import ReasoningParserCapabilities
-from quire.registry import Registrar, Source, import_reference
+from quire.plugins.kinds import KINDS
+from quire.plugins.registry import Registrar, Source, import_reference
 from quire_reasoning_parsers import plugin
 from quire_reasoning_parsers.think_tags import ThinkTagsParser
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.drawing import DrawStepContract
-from quire.testing.sampled_rows import sampled_rows
+from quire.testing.sampling import DrawStepContract
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.categorical import WIDTH, Categorical, by_cumulative
 from quire_samplers.plugin import TEMPERATURE
 

@@ -14,8 +14,8 @@ from native_libraries import SETS_HERE, failing_library, use_set
 
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.native import library
-from quire.testing.drawing import AbsorbingDrawContract
-from quire.testing.sampled_rows import sampled_rows
+from quire.testing.sampling import AbsorbingDrawContract
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers import cpu_gumbel
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.min_p import MinP

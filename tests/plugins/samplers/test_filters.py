@@ -8,7 +8,7 @@ from gumbel_reference import gumbel_draw
 from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.categorical import Categorical
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.gumbel import Gumbel

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing import sampled_rows as sampled
-from quire.testing.drawing import AbsorbingDrawContract
+from quire.testing.sampling import AbsorbingDrawContract
+from quire.testing.sampling import sampled_rows as sampled
 from quire_samplers import gumbel
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.gumbel_kernels import CHUNK

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
 from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P
 

@@ -12,7 +12,7 @@ from transformers import (
 
 from quire.errors import InvalidRequestError
 from quire.interfaces.sampling import STAGES, SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
+from quire.testing.sampling.sampled_rows import sampled_rows
 
 DEVICE = torch.device("cpu")
 VOCAB_SIZE = 120

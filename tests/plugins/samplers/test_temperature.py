@@ -5,8 +5,8 @@ import torch
 from transformers import TemperatureLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
 from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TEMPERATURE
 from quire_samplers.temperature import Temperature
 

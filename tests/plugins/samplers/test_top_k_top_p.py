@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
 from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TOP_K, TOP_P
 from quire_samplers.top_k_top_p import TopKTopP, _total
 

@@ -3,7 +3,7 @@
 import torch
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampled_rows import sampled_rows
+from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.uniform import mix, uniform
 
 CAPABILITIES = SamplerCapabilities(stage="draw")

@@ -11,7 +11,7 @@ import pytest
 from quire.errors import GrammarError
 from quire.interfaces.structured_output import Vocabulary
 from quire.interfaces.tool_parsing import CallGrammar, CallShape, SchemaPiece
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.structured_output import (
     StructuredOutputContract,

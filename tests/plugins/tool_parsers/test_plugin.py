@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quire.hookspecs import KINDS
-from quire.registry import Registrar, Source, import_reference
+from quire.plugins.kinds import KINDS
+from quire.plugins.registry import Registrar, Source, import_reference
 from quire_tool_parsers import plugin
 from quire_tool_parsers.hermes import HermesToolParser
 

@@ -16,7 +16,7 @@ from quire.layers import (
     VocabParallelEmbedding,
     rotate,
 )
-from quire.layers.rope_parameters import RopeParameters
+from quire.layers.attention.rope_parameters import RopeParameters
 
 
 def layer_norm(width, context):

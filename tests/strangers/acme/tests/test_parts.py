@@ -4,7 +4,7 @@ from acme_quire.attention import PlainAttention
 from acme_quire.sampler import TopNSigma
 from acme_quire.tool_parser import AcmeCalls
 
-from quire.plugins import load_plugins
+from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.sampling import LogitsStepContract
 from quire.testing.tool_parsing import ToolParserContract, ToolSample

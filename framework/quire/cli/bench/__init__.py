@@ -1,0 +1,29 @@
+"""`quire bench MEASURE`: measure this machine, and say what was measured; a module a measure."""
+
+import argparse
+import json
+from importlib import import_module
+
+MEASURES = {
+    "throughput": "tokens per second, all prompts at once",
+    "startup": "fresh process to first token, in seconds",
+    "scheduler": "CPU time of the engine itself, around workers that do nothing",
+    "prefix": "what the prefix cache costs and gains, by the share of prompts that it knows",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    measures = parser.add_subparsers(dest="measure", required=True, metavar="MEASURE")
+    for name, summary in MEASURES.items():
+        measure = measures.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        import_module(f"quire.cli.bench.bench_{name}").add_arguments(measure)
+        measure.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    module = import_module(f"quire.cli.bench.bench_{arguments.measure}")
+    figures = module.measure(arguments)
+    print(json.dumps(figures, indent=2) if arguments.json else "\n".join(module.lines(figures)))
+    return 0

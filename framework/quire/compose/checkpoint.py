@@ -1,0 +1,131 @@
+"""Find a checkpoint's folder and read its config.json, before any weight is touched."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config import ModelSettings
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.interfaces.checkpoint import CheckpointSource, ShippedCheckpoint
+from quire.plugins.registry import Entry, Registry
+
+CONFIG = "config.json"
+MAX_CONFIG_BYTES = 4 * 2**20
+DESCRIPTION_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.tiktoken")
+WEIGHT_FILES = ("*.safetensors",)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's files.
+
+    Attributes:
+        name: What the user called it.
+        config: Its config.json.
+        adapters: LoRA adapters that a plugin ships with it, by name.
+        entry: What a plugin ships it as; None: no plugin does.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    entry: Entry | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The first of the config's `architectures`.
+
+        Raises:
+            CheckpointCorruptError: It names none.
+        """
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise CheckpointCorruptError(
+                f"{self.folder / CONFIG} names no architecture; `architectures` must be a list "
+                'such as ["Qwen3ForCausalLM"]'
+            )
+        return str(names[0])
+
+
+def find_checkpoint(
+    settings: ModelSettings, shipped: Registry[CheckpointSource], with_weights: bool = True
+) -> Checkpoint:
+    """Find the checkpoint that the settings name: a shipped name, a folder, or a hub id.
+
+    Args:
+        settings: They name it.
+        shipped: What plugins ship. A folder of the same name is meant only if it is a checkpoint;
+            `./NAME` always is the folder.
+        with_weights: Whether a download brings the weights too.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing under that name.
+        CheckpointCorruptError: Its config.json is missing or broken.
+        PluginError: A plugin ships it, and cannot be loaded.
+    """
+    name = settings.model
+    folder = os.path.expanduser(name)
+    is_shipped = name in shipped and not os.path.isfile(os.path.join(folder, CONFIG))
+    entry = shipped.entry(name) if is_shipped else None
+    if entry is not None:
+        found = shipped.load(entry)()
+    elif os.path.isdir(folder):
+        found = ShippedCheckpoint(Path(folder))
+    elif os.path.isfile(folder):
+        raise CheckpointNotFoundError(f"{name} is a file; name the folder that it lies in")
+    elif _looks_like_path(name):
+        raise CheckpointNotFoundError(f"no such model folder: {name}")
+    else:
+        known = ", ".join(shipped) or "none"
+        found = ShippedCheckpoint(_from_hub(name, settings.revision, with_weights, known))
+    return Checkpoint(name, found.folder, read_config(found.folder), found.adapters, entry)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `config.json` of a folder.
+
+    Raises:
+        CheckpointCorruptError: It is missing, too large, or not a JSON object.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointCorruptError(f"{folder} has no {CONFIG}; is the folder complete?")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise CheckpointCorruptError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorruptError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointCorruptError(f"{path} must hold a JSON object")
+    return config
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def _from_hub(name: str, revision: str | None, with_weights: bool, known: str) -> Path:
+    from huggingface_hub import snapshot_download  # a second to import, and rarely needed
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    logger.info("looking for %s on the hub", name)
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=[*DESCRIPTION_FILES, *(WEIGHT_FILES if with_weights else ())],
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointNotFoundError(
+            f"{name!r} is no folder, no shipped checkpoint (known: {known}) and cannot be had from "
+            f"the hub: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    return Path(folder)

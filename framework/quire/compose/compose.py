@@ -1,0 +1,404 @@
+"""Compose an engine: settings and registries in, a frozen account of every choice out.
+
+Nothing heavy is imported here. Every part is chosen by what it declared at registration, and the
+`Composition` says what was chosen, from which distribution and version, why, and why the others
+were not. It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+from quire.compose.attention_choice import (
+    ChosenBackends,
+    attention_queries,
+    choose_attention_backends,
+    common_block_size,
+)
+from quire.compose.checkpoint import Checkpoint
+from quire.compose.choosing import (
+    AUTO,
+    NONE,
+    check_present,
+    choose_named,
+    choose_optional,
+    choose_parser,
+)
+from quire.compose.composition import Choice, Composition
+from quire.compose.kernel_choice import (
+    NATIVE_DTYPE,
+    check_batch_invariant,
+    choose_graphs,
+    choose_kernels,
+    recording_flaw,
+)
+from quire.compose.lora_choice import choose_lora, choose_shipped_lora
+from quire.compose.quantization_choice import (
+    QuantizationQuery,
+    choose_quantization,
+    without_kernels,
+)
+from quire.compose.sampler_choice import choose_samplers
+from quire.config import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_SCHEDULING_POLICY,
+    DEFAULT_STRUCTURED_OUTPUT,
+    Settings,
+)
+from quire.errors import (
+    PluginLoadError,
+    QuireError,
+    RefusedError,
+    SettingsError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
+from quire.interfaces.model import ModelDescription
+from quire.machine.machine import Machine
+from quire.messages import LoadFailures
+from quire.native.availability import native_flaw
+from quire.plugins.loading import Plugins, Registries
+from quire.plugins.registry import Entry, check_api, import_reference
+
+KERNELS_OFF = "--kernels torch"
+
+
+def compose(
+    settings: Settings,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    chat_template: str = "",
+    machine: Machine | None = None,
+) -> Composition:
+    """Choose every part.
+
+    Args:
+        settings: What the user asked for.
+        plugins: What is installed.
+        checkpoint: The model's files; only its config is read.
+        chat_template: Text of the chat template, by which `auto` finds parsers.
+        machine: The machine to plan for; by default this one.
+
+    Raises:
+        UnsupportedModelError: No plugin offers the architecture, or it cannot be served.
+        PluginError: A part that the user named does not exist, fails to load, or cannot serve.
+        SettingsError: Options contradict the model.
+        RefusedError: A promise that was asked for cannot be kept.
+    """
+    registries = plugins.registries
+    model, description = _choose_model(registries, checkpoint)
+    machine = _without_what_is_off(machine or _this_machine(), settings, registries)
+    device = machine.device(settings.model.device)
+    settings = settings.for_device(device)
+    dtype, dtype_why = _dtype(settings, registries, machine, description, device)
+    tp_size = settings.parallel.tensor_parallel_size
+    given = _Given(settings, registries, description, machine, device, dtype)
+    parts = settings.parts
+    lora_source = choose_lora(registries, settings.lora, model)
+    composition = Composition(
+        quire_version=version("quire"),
+        checkpoint=checkpoint,
+        description=description,
+        machine=machine,
+        device=device,
+        dtype=dtype,
+        dtype_why=dtype_why,
+        kv_dtype=settings.cache.kv_dtype(dtype),
+        max_model_len=_max_model_len(settings.model.max_model_len, description),
+        model=model,
+        kv_cache_specs=_choose_specs(registries, description),
+        structured_output=choose_optional(
+            registries.structured_output, parts.structured_output, DEFAULT_STRUCTURED_OUTPUT
+        ),
+        tool_parser=choose_parser(registries.tool_parsers, parts.tool_call_parser, chat_template),
+        reasoning_parser=choose_parser(
+            registries.reasoning_parsers, parts.reasoning_parser, chat_template
+        ),
+        lora_source=lora_source,
+        shipped_lora_source=choose_shipped_lora(registries, lora_source, checkpoint.adapters),
+        scheduling_policy=choose_named(
+            registries.scheduling_policies,
+            settings.scheduler.scheduling_policy,
+            DEFAULT_SCHEDULING_POLICY,
+        ),
+        kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
+        executor=_choose_executor(registries, settings.parallel.executor, tp_size),
+        **_computing_parts(given, LoadFailures()),
+    )
+    _check_tensor_parallel(model, description, tp_size)
+    for choice in composition.choices:
+        check_api(choice.entry)
+        check_present(choice.entry)
+    return composition
+
+
+def corrected(
+    composition: Composition, settings: Settings, registries: Registries, failures: LoadFailures
+) -> Composition:
+    """Return the composition with what can take the place of parts that failed while they loaded.
+
+    Args:
+        composition: What was chosen.
+        settings: What it was chosen by, with the sizes that the device decides.
+        registries: Where others are found.
+        failures: What cannot serve after all.
+
+    Raises:
+        PluginError: Nothing else can serve, or the user named what failed.
+    """
+    given = _Given(
+        settings,
+        registries,
+        composition.description,
+        composition.machine,
+        composition.device,
+        composition.dtype,
+    )
+    return replace(composition, **_computing_parts(given, failures))
+
+
+def build_spec(
+    registries: Registries, composition: Composition, layer: KVLayer, tp_size: int
+) -> KVCacheSpec:
+    """Build the KV-cache spec of one layer.
+
+    Raises:
+        PluginError: The spec's code cannot be loaded.
+        SettingsError: The layer's sizes cannot work.
+    """
+    choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
+    spec = registries.kv_cache_specs.load(choice.entry)
+    return spec(layer, composition.block_size, composition.kv_dtype, tp_size)
+
+
+def layer_specs(
+    settings: Settings, composition: Composition, registries: Registries
+) -> list[KVCacheSpec]:
+    """Return the KV-cache spec of each layer that keeps something.
+
+    Raises:
+        PluginError: A spec's code cannot be loaded.
+        SettingsError: A layer's sizes cannot work.
+    """
+    tp_size = settings.parallel.tensor_parallel_size
+    specs = [
+        build_spec(registries, composition, layer, tp_size)
+        for layer in composition.description.kv_layers
+    ]
+    if settings.cache.enable_prefix_caching:
+        return specs
+    return [spec.without_prefix_hits() for spec in specs]
+
+
+def _choose_model(
+    registries: Registries, checkpoint: Checkpoint
+) -> tuple[Choice, ModelDescription]:
+    architecture = checkpoint.architecture
+    try:
+        entry = registries.models.entry(architecture)
+    except UnknownNameError as error:
+        raise UnsupportedModelError(
+            f"{error}. A plugin adds an architecture with the hook register_models: "
+            "see docs/plugins/models.md"
+        ) from None
+    check_api(entry)
+    description = _describe(entry, checkpoint.config)
+    return Choice("model", entry, "named by the checkpoint"), description
+
+
+def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
+    """Ask a model's torch-free half; what it raises on purpose is ours, the rest is its own."""
+    what = f"the description of model {entry.name!r} of {entry.source}"
+    describe: Callable[[Mapping[str, Any]], ModelDescription]
+    describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
+    try:
+        description = describe(config)
+    except QuireError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(
+            f"{what} failed on this config.json: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(description, ModelDescription):
+        raise PluginLoadError(f"{what} gave a {type(description).__name__}, no ModelDescription")
+    return description
+
+
+def _choose_specs(registries: Registries, description: ModelDescription) -> tuple[Choice, ...]:
+    names = dict.fromkeys(layer.spec for layer in description.kv_layers)
+    return tuple(
+        Choice("KV-cache spec", registries.kv_cache_specs.entry(name), "named by the model")
+        for name in names
+    )
+
+
+def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:
+    def serves(entry: Entry) -> bool:
+        return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
+
+    registry = registries.executors
+    choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)
+    if serves(choice.entry):
+        return choice
+    able = [offer.name for offer in registry.offers() if serves(offer)]
+    raise RefusedError(
+        f"executor {wanted!r} runs at most {choice.entry.capabilities.max_tensor_parallel_size} "
+        f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: "
+        f"{', '.join(dict.fromkeys(able)) or 'none installed'}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the parts that compute are chosen by."""
+
+    settings: Settings
+    registries: Registries
+    description: ModelDescription
+    machine: Machine
+    device: str
+    dtype: str
+
+
+def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
+    """Choose kernels and all that depends on them, without what failed while it loaded.
+
+    The method that keeps the weights stays: they are loaded already.
+
+    Returns:
+        Fields of a `Composition`.
+    """
+    settings, registries, device = given.settings, given.registries, given.device
+    kernels, kernels_why = choose_kernels(
+        settings.model.kernels, given.machine, device, given.dtype
+    )
+    check_batch_invariant(settings, device, kernels)
+    query = QuantizationQuery(
+        device, given.dtype, kernels, kernels_why, given.description.checkpoint_dtype
+    )
+    quantization, weights = choose_quantization(
+        registries, settings.model.quantization, given.description, query
+    )
+    if failures.quantization is not None:
+        quantization, weights = without_kernels(quantization, query, failures.quantization)
+    if failures.kernels is not None:
+        kernels, kernels_why = "torch", failures.kernels
+    draw_kernels = kernels if failures.samplers is None else "torch"
+    attention = _attention(given, failures.attention_backends)
+    num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
+    return {
+        "kernels": kernels,
+        "kernels_why": kernels_why,
+        "quantization": quantization,
+        "weights": weights,
+        "block_size": _block_size(settings, attention),
+        "attention_backends": attention.backends,
+        "layer_backends": attention.layer_backends,
+        "max_graph_requests": num_graphs,
+        "graphs_why": graphs_why,
+        "recording_flaw": recording_flaw(
+            settings,
+            device,
+            kernels,
+            attention.backends,
+            packs=quantization is not None and failures.quantization is None,
+        ),
+        "samplers": choose_samplers(registries, settings.parts.samplers, draw_kernels),
+    }
+
+
+def _this_machine() -> Machine:
+    """Return what this machine has, a compiler for C++ kernels included."""
+    return replace(Machine.here(), native_flaw=native_flaw())
+
+
+def _without_what_is_off(machine: Machine, settings: Settings, registries: Registries) -> Machine:
+    """Return the machine as the engine may use it.
+
+    `--kernels torch` turns compiled kernels off, but for an attention backend of theirs that is
+    asked for by name.
+    """
+    wanted, registry = settings.parts.attention_backend, registries.attention_backends
+    is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
+    if settings.model.kernels != "torch" or is_asked_for:
+        return machine
+    return replace(machine, native_flaw=KERNELS_OFF)
+
+
+def _dtype(
+    settings: Settings,
+    registries: Registries,
+    machine: Machine,
+    description: ModelDescription,
+    device: str,
+) -> tuple[str, str]:
+    """Return the compute type, and why.
+
+    On a CPU, what the machine is best at gives way to a named part that needs another.
+    """
+    wanted = settings.model.dtype
+    dtype, why = machine.dtype(wanted, description.checkpoint_dtype, device)
+    if wanted != AUTO or device != "cpu":
+        return dtype, why
+    for part, served in _named_parts(settings, registries, description):
+        if dtype not in served and NATIVE_DTYPE in served:
+            return NATIVE_DTYPE, f"{part} computes in it"
+    return dtype, why
+
+
+def _named_parts(
+    settings: Settings, registries: Registries, description: ModelDescription
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield each named part with its compute types; the choice of parts checks its device."""
+    if settings.model.kernels == "native":
+        yield "--kernels native", frozenset({NATIVE_DTYPE})
+    method = description.quantization or settings.model.quantization
+    named = (
+        ("--quantization", method, registries.quantizations),
+        ("--attention-backend", settings.parts.attention_backend, registries.attention_backends),
+    )
+    for option, name, registry in named:
+        if name in (AUTO, NONE) or name not in registry:
+            continue  # who does not exist is refused where it is chosen
+        yield f"{option} {name}", registry.entry(name).capabilities.dtypes
+
+
+def _attention(given: _Given, refused: Mapping[str, str]) -> ChosenBackends:
+    queries = attention_queries(
+        given.settings,
+        given.registries,
+        given.description,
+        given.device,
+        given.dtype,
+        given.machine.compute_capability,
+        given.machine.native_flaw,
+    )
+    wanted = given.settings.parts.attention_backend
+    return choose_attention_backends(given.registries, wanted, queries, refused)
+
+
+def _block_size(settings: Settings, attention: ChosenBackends) -> int:
+    return settings.cache.block_size or common_block_size(attention.backends)
+
+
+def _max_model_len(wanted: int | None, description: ModelDescription) -> int:
+    longest = description.max_model_len
+    if wanted is not None and wanted > longest:
+        raise SettingsError(
+            f"max_model_len is {wanted}, but the model's positions end at {longest}"
+        )
+    return wanted or longest
+
+
+def _check_tensor_parallel(model: Choice, description: ModelDescription, tp_size: int) -> None:
+    if tp_size == 1:
+        return
+    if not model.entry.capabilities.supports_tensor_parallel:
+        raise RefusedError(f"model {model.name!r} does not support tensor parallelism")
+    if description.num_heads % tp_size:
+        raise SettingsError(
+            f"tensor_parallel_size {tp_size} does not divide the model's {description.num_heads} "
+            "attention heads"
+        )

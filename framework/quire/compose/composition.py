@@ -1,0 +1,180 @@
+"""What was decided: every part of an engine, who serves it, why, and why the others do not.
+
+It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.compose.checkpoint import Checkpoint
+from quire.interfaces.kv_cache import KVLayer
+from quire.interfaces.model import ModelDescription
+from quire.interfaces.sampling import RequestField
+from quire.machine.machine import Machine
+from quire.plugins.registry import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A part that was not chosen."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One part of the engine.
+
+    Attributes:
+        role: What it does here, for people: "attention backend", "sampler 2 of 4".
+        entry: Who serves it.
+        why: Why this one.
+        rejected: The others, with reasons.
+    """
+
+    role: str
+    entry: Entry
+    why: str
+    rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+        return self.entry.name
+
+    @property
+    def others(self) -> tuple[Rejection, ...]:
+        """Who does not serve: other names, and what others offer under this one."""
+        passed_over = (
+            Rejection(
+                f"{self.name} of {source}",
+                f"quire's own is used; {self.entry.preference(source)} would use it",
+            )
+            for source in self.entry.passed_over
+        )
+        return (*self.rejected, *passed_over)
+
+    def __str__(self) -> str:
+        return f"{self.entry.kind.title} {self.name!r} of plugin {self.entry.source}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The choice as JSON data."""
+        source = self.entry.source
+        return {
+            "role": self.role,
+            "kind": self.entry.kind.name,
+            "name": self.name,
+            "plugin": source.plugin,
+            "distribution": source.distribution,
+            "version": source.version,
+            "api": self.entry.api,
+            "reference": self.entry.reference,
+            "why": self.why,
+            "rejected": [{"name": r.name, "reason": r.reason} for r in self.others],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """Everything that was decided before anything was loaded.
+
+    Attributes:
+        machine: What it was chosen for; without native kernels, if they are turned off.
+        kv_dtype: Element type of the KV cache.
+        kernels: What layers and sampling run: "torch", "triton" or "native".
+        kernels_why: Why so.
+        quantization: How linear layers keep their weights; None: in the compute type.
+        weights: The same and why, for people.
+        attention_backends: Each once, the one of most layers first; none where no layer keeps
+            anything.
+        layer_backends: The place there of the backend of each of `description.kv_layers`.
+        max_graph_requests: Of the largest decode step that is captured as a CUDA graph; 0: none is.
+        graphs_why: Why so many.
+        recording_flaw: Why the calls of decode steps are not recorded and repeated, as they are on
+            a CPU; None: they are.
+        shipped_lora_source: Reads the adapters that come with the checkpoint; None if there are
+            none, or if `lora_source` does.
+    """
+
+    quire_version: str
+    checkpoint: Checkpoint
+    description: ModelDescription
+    machine: Machine
+    device: str
+    dtype: str
+    dtype_why: str
+    kv_dtype: str
+    kernels: str
+    kernels_why: str
+    max_model_len: int
+    block_size: int
+    model: Choice
+    quantization: Choice | None
+    weights: str
+    attention_backends: tuple[Choice, ...]
+    layer_backends: tuple[int, ...]
+    max_graph_requests: int
+    graphs_why: str
+    recording_flaw: str | None
+    kv_cache_specs: tuple[Choice, ...]
+    samplers: tuple[Choice, ...]
+    structured_output: Choice | None
+    tool_parser: Choice | None
+    reasoning_parser: Choice | None
+    lora_source: Choice | None
+    shipped_lora_source: Choice | None
+    scheduling_policy: Choice
+    kv_store: Choice | None
+    executor: Choice
+
+    @property
+    def passed_over(self) -> list[Entry]:
+        """Whose names others offer, too, and for which the user has not decided."""
+        shipped = [] if self.shipped_checkpoint is None else [self.shipped_checkpoint]
+        entries = [choice.entry for choice in (*self.choices, *shipped)]
+        return [entry for entry in entries if entry.passed_over]
+
+    @property
+    def shipped_checkpoint(self) -> Choice | None:
+        """The checkpoint, where a plugin ships it; no part of the engine."""
+        entry = self.checkpoint.entry
+        return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
+
+    @property
+    def decode_steps(self) -> str:
+        """How decode steps get from layer to layer on a CPU, for people."""
+        if self.recording_flaw is None:
+            return "recorded and repeated"
+        return f"through Python ({self.recording_flaw})"
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Every part, in the order in which a request meets them."""
+        optional = (
+            self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
+            self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
+        )  # fmt: skip
+        parts = (
+            self.model, self.quantization, *self.attention_backends, *self.kv_cache_specs,
+            *self.samplers, *optional,
+        )  # fmt: skip
+        return [part for part in parts if part is not None]
+
+    def attention_backend_of(self, layer: KVLayer) -> Choice:
+        """Return who attends in one of the model's layers."""
+        names = [known.name for known in self.description.kv_layers]
+        return self.attention_backends[self.layer_backends[names.index(layer.name)]]
+
+    @property
+    def sampler_fields(self) -> list[RequestField]:
+        """The request fields that the samplers read, each once."""
+        every = [field for part in self.samplers for field in part.entry.capabilities.fields]
+        return list({field.name: field for field in every}.values())
+
+    def fingerprint(self) -> list[tuple[str, str, str, str]]:
+        """(kind, name, distribution, version) of each part: what workers must agree on."""
+        return [
+            (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
+            for c in self.choices
+        ]

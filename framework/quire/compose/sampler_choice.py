@@ -1,0 +1,81 @@
+"""Sampler steps are ordered by stage; exactly one draws, and no field means two things."""
+
+from collections.abc import Iterable, Sequence
+
+from quire.compose.composition import Choice
+from quire.config import DEFAULT_DRAWS, DEFAULT_SAMPLERS
+from quire.errors import RefusedError, SettingsError
+from quire.interfaces.sampling import STAGES, RequestField
+from quire.plugins.loading import Registries
+from quire.plugins.registry import Entry
+
+
+def choose_samplers(
+    registries: Registries, wanted: Iterable[str], kernels: str
+) -> tuple[Choice, ...]:
+    """Expand `default`, and order the steps by stage and name.
+
+    Args:
+        registries: Where the steps are found.
+        wanted: Their names, in any order.
+        kernels: What they may run: "torch", "triton" or "native".
+
+    Raises:
+        PluginError: No plugin offers a step, its name is contested, or it needs other kernels.
+        SettingsError: Not exactly one of them draws, or two mean different things by one field.
+    """
+    names: dict[str, str] = {}
+    for name in wanted:
+        if name == "default":
+            names |= dict.fromkeys((*DEFAULT_SAMPLERS, DEFAULT_DRAWS[kernels]), "built in")
+        else:
+            names[name] = "asked for"
+    entries = [registries.samplers.entry(name) for name in names]
+    for entry in entries:
+        needed = entry.capabilities.needs_kernels
+        if needed not in (None, kernels):
+            raise RefusedError(
+                f"sampler {entry.name!r} of {entry.source} runs {needed} kernels, and the chosen "
+                f"ones are {kernels}; take {DEFAULT_DRAWS[kernels]!r}, or --kernels {needed}, "
+                "which has them or says why not"
+            )
+    entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
+    draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]
+    if len(draws) != 1:
+        raise SettingsError(
+            f"samplers need exactly one step that draws, got {', '.join(draws) or 'none'}; "
+            "write `--samplers default NAME` to add NAME to the built-in ones"
+        )
+    _check_fields(entries)
+    return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+
+
+def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
+    """Return which steps of a pipeline its draw can do itself; none, unless it is all it declares.
+
+    Only quire's own steps are meant: what another plugin offers under the same name may differ.
+
+    Args:
+        samplers: In the order of the pipeline, the draw last.
+    """
+    names = samplers[-1].entry.capabilities.absorbs
+    found = tuple(
+        index
+        for index, step in enumerate(samplers[:-1])
+        if step.name in names and step.entry.source.is_ours
+    )
+    return found if tuple(samplers[index].name for index in found) == names else ()
+
+
+def _check_fields(entries: Iterable[Entry]) -> None:
+    """Check that steps which read the same request field mean the same by it."""
+    owners: dict[str, tuple[RequestField, Entry]] = {}
+    for entry in entries:
+        for field in entry.capabilities.fields:
+            known, owner = owners.setdefault(field.name, (field, entry))
+            if (field.type, field.default) != (known.type, known.default):
+                raise SettingsError(
+                    f"samplers {owner.name!r} of {owner.source} and {entry.name!r} of "
+                    f"{entry.source} both read the request field {field.name!r}, but with another "
+                    "type or default; leave one of them out"
+                )

@@ -1,0 +1,28 @@
+"""What weights will take, by what is known of a model and of how its layers keep them."""
+
+from quire.compose.composition import Composition
+from quire.interfaces.kv_cache import DTYPE_BYTES
+from quire.interfaces.quantization import QuantizationCapabilities
+
+BITS = 8
+
+
+def weight_bytes(composition: Composition, tp_size: int) -> int:
+    """Return the bytes of a model's weights on one device.
+
+    All that no linear layer keeps is small but for an embedding, which counts in the checkpoint's
+    type where a method keeps the linear layers.
+    """
+    description = composition.description
+    if composition.quantization is None:
+        return description.num_params // tp_size * DTYPE_BYTES[composition.dtype]
+    there: QuantizationCapabilities = composition.quantization.entry.capabilities
+    own_bits = BITS * DTYPE_BYTES[composition.dtype]
+    bits = own_bits if there.weight_bits is None else there.weight_bits
+    head_bits = bits if there.head_bits is None else there.head_bits
+    head = description.vocab_size * description.hidden_size
+    embedding = 0 if description.has_tied_head else head
+    linear = max(0, description.num_params - head - embedding)
+    embedding_bits = BITS * DTYPE_BYTES.get(description.checkpoint_dtype, own_bits // BITS)
+    num_bits = linear * bits + head * head_bits + embedding * embedding_bits
+    return round(num_bits / BITS) // tp_size

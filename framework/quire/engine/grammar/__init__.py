@@ -1,0 +1,1 @@
+"""Grammars of requests, compiled and matched in processes of their own."""

@@ -1,0 +1,1 @@
+"""Which requests a step computes, and how many tokens of each."""

@@ -1,0 +1,98 @@
+"""A scheduling policy with the host around it: one that fails costs its order, not the engine."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+from quire.engine.scheduling.sort_key import SortKey, sort_key
+from quire.errors import RequestFailedError
+from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedPolicy(SchedulingPolicy):
+    """Asks another policy, and goes on in the order of the queue where that one fails."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self._has_failed = False
+
+    def order(self, request: ScheduledView) -> SortKey:
+        """Return its key, as one that can be compared with every other: no queue fails later.
+
+        Raises:
+            RequestFailedError: It failed; without a key the request has no place in the queue.
+        """
+        try:
+            return sort_key(self._policy.order(request))
+        except Exception as error:
+            self._log()
+            raise RequestFailedError(f"{self._name} failed: {type(error).__name__}") from error
+
+    def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
+        """Return its word; true if it fails."""
+        try:
+            return bool(self._policy.admits(request, _ReadOnly(running)))
+        except Exception:  # noqa: BLE001 - the edge of a plugin; it is logged
+            self._log()
+            return True
+
+    def victim(self, running: Sequence[ScheduledView]) -> int:
+        """Return its choice; the last in order if it fails or names nobody."""
+        try:
+            index = self._policy.victim(_ReadOnly(running))
+            running[index]
+            return index % len(running)
+        except Exception:  # noqa: BLE001 - the edge of a plugin; it is logged
+            self._log()
+            return len(running) - 1
+
+    def began(self, request: ScheduledView) -> None:
+        """Tell it that a request runs from now on."""
+        self._tell(self._policy.began, request)
+
+    def ended(self, request: ScheduledView) -> None:
+        """Tell it that a request runs no longer."""
+        self._tell(self._policy.ended, request)
+
+    @property
+    def _name(self) -> str:
+        kind = type(self._policy)
+        return f"the scheduling policy {kind.__module__}.{kind.__qualname__}"
+
+    def _tell(self, what: Callable[[ScheduledView], None], request: ScheduledView) -> None:
+        try:
+            what(request)
+        except Exception:  # noqa: BLE001 - the edge of a plugin; it is logged
+            self._log()
+
+    def _log(self) -> None:
+        """Log the error at hand with its traceback, the first time."""
+        if not self._has_failed:
+            logger.exception("%s failed; what it cannot answer goes by the queue", self._name)
+        self._has_failed = True
+
+
+class _ReadOnly(Sequence[ScheduledView]):
+    """The scheduler's own list of those that run, to be looked at only; nothing is copied."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: Sequence[ScheduledView]) -> None:
+        self._requests = requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledView: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ScheduledView]: ...
+
+    def __getitem__(self, index: int | slice) -> ScheduledView | Sequence[ScheduledView]:
+        return tuple(self._requests[index]) if isinstance(index, slice) else self._requests[index]
+
+    def __iter__(self) -> Iterator[ScheduledView]:
+        return iter(self._requests)

@@ -1,0 +1,1 @@
+"""Chat templates, and the parsers that split a completion into thinking, calls and text."""

@@ -1,0 +1,254 @@
+"""Chat templates run in Jinja's sandbox, with the filters that Hugging Face templates rely on.
+
+A template comes with a checkpoint, so it is not trusted: it cannot reach Python objects, its output
+is bounded, and whatever it raises becomes a `ChatTemplateError`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from quire.errors import (
+    ChatTemplateError,
+    CheckpointCorruptError,
+    InvalidRequestError,
+    SettingsError,
+)
+from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+from quire.frontend.text.checkpoint_file import read_json_object
+
+MAX_PROMPT_CHARACTERS = 16 * 2**20
+PARAMETERS = ("messages", "tools", "documents", "add_generation_prompt")
+FUNCTIONS = ("raise_exception", "strftime_now")
+HOW_TO_PASS_ONE = (
+    "pass one with --chat-template FILE (or chat_template=FILE), or use /v1/completions and "
+    "`generate`, which need none"
+)
+
+
+class ChatTemplate:
+    """The template of one model.
+
+    Args:
+        templates: Template texts by name; `default` is used, or `tool_use` when there are tools.
+        special_tokens: Texts such as bos_token, offered to the template under their names.
+        max_characters: Longest prompt that is rendered.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str] | str,
+        special_tokens: Mapping[str, str] | None = None,
+        max_characters: int = MAX_PROMPT_CHARACTERS,
+    ) -> None:
+        self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._max_characters = max_characters
+        environment = _environment()
+        self._compiled = {
+            name: _compile(environment, name, text) for name, text in self.templates.items()
+        }
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        override: Path | str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> "ChatTemplate":
+        """Read a checkpoint's template; a checkpoint without one loads, and cannot render.
+
+        Args:
+            folder: The checkpoint.
+            override: A Jinja file to use in place of the model's own.
+            special_tokens: `Tokenizer.special_tokens`.
+
+        Raises:
+            SettingsError: The override is not a file.
+            CheckpointCorruptError: The checkpoint's template is not Jinja.
+        """
+        if override is None:
+            return cls(_own_templates(Path(folder)), special_tokens)
+        path = Path(override)
+        try:
+            return cls(path.read_text("utf-8"), special_tokens)
+        except (OSError, UnicodeDecodeError, CheckpointCorruptError) as error:
+            raise SettingsError(
+                f"chat_template must be a Jinja file; {path} cannot be used: {error}"
+            ) from error
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a template to render with."""
+        return bool(self.templates)
+
+    @property
+    def source(self) -> str:
+        """The texts of all templates, in which parsers look for their markers."""
+        return "\n".join(self.templates.values())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt for a conversation; it holds its special tokens already.
+
+        Args:
+            messages: In OpenAI's shape.
+            tools: In OpenAI's shape.
+            template_kwargs: Further names for the template, such as `enable_thinking`. A mapping
+                of its own, so that a client cannot reach our parameters.
+            add_generation_prompt: End with the opening of the assistant's turn.
+
+        Raises:
+            ChatTemplateError: There is no template, or it refuses the conversation.
+            InvalidRequestError: A message, a tool or a name in `template_kwargs` is wrong.
+        """
+        names = dict(template_kwargs or {})
+        self._check_names(names)
+        variables = self._special_tokens | names
+        variables |= {
+            "messages": normalize_messages(messages),
+            "tools": normalize_tools(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._render(self._choose(bool(tools)), variables)
+
+    def _check_names(self, kwargs: Mapping[str, Any]) -> None:
+        taken = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
+        for name in kwargs:
+            if name in taken or name.startswith("_"):
+                raise InvalidRequestError(
+                    f"chat_template_kwargs cannot set {name!r}: the template has it already",
+                    param="chat_template_kwargs",
+                )
+
+    def _choose(self, has_tools: bool) -> jinja2.Template:
+        if not self._compiled:
+            raise ChatTemplateError(f"this model has no chat template; {HOW_TO_PASS_ONE}")
+        if has_tools and "tool_use" in self._compiled:
+            return self._compiled["tool_use"]
+        if "default" in self._compiled:
+            return self._compiled["default"]
+        names = ", ".join(self._compiled)
+        raise ChatTemplateError(
+            f"this model has the chat templates {names} and none is the default; {HOW_TO_PASS_ONE}"
+        )
+
+    def _render(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        num_characters = 0
+        try:
+            for piece in template.generate(variables):
+                num_characters += len(piece)
+                if num_characters > self._max_characters:
+                    raise ChatTemplateError(
+                        f"the chat template wrote more than {self._max_characters} characters",
+                        param="messages",
+                    )
+                pieces.append(piece)
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # the template is foreign code: whatever it raises
+            raise ChatTemplateError(
+                f"the chat template cannot render this conversation: {error}", param="messages"
+            ) from error
+        return "".join(pieces)
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}` marks what a model is trained on; here it only shows what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 asks for a set here
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the body of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", GenerationBlock],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _compile(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> jinja2.Template:
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointCorruptError(
+            f"chat template {name!r} is not Jinja, line {error.lineno}: {error.message}; "
+            f"{HOW_TO_PASS_ONE}"
+        ) from error
+
+
+def _own_templates(folder: Path) -> dict[str, str]:
+    """Return the checkpoint's templates: from its own file, or from tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return {"default": path.read_text("utf-8")}
+    declared = read_json_object(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(declared, str):
+        return {"default": declared}
+    if isinstance(declared, list):
+        return {entry["name"]: entry["template"] for entry in declared if _is_named(entry, folder)}
+    return {}
+
+
+def _is_named(entry: object, folder: Path) -> bool:
+    """Check one of several templates.
+
+    Raises:
+        CheckpointCorruptError: It has no name or no text.
+    """
+    if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
+        return True
+    raise CheckpointCorruptError(
+        f"{folder / 'tokenizer_config.json'}: each chat template in a list needs `name` and "
+        f"`template`, got {entry!r}"
+    )
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as it is; Jinja's own filter writes HTML escapes into it."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,264 @@
+"""What the engine says about a request becomes what its caller reads.
+
+An `Answer` is one child's text so far; `Answers` are the n of one prompt. A stop string is found
+here, after detokenizing, so it is the frontend that ends such an answer and tells the engine.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from quire.errors import QuireError
+from quire.frontend.completions.logprob_row import LogprobRow
+from quire.frontend.dispatch.engine_client import error_of
+from quire.frontend.intake.intake import Admission
+from quire.frontend.intake.request_hooks import RequestHook
+from quire.frontend.text.detokenizer import Detokenizer
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from quire.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    LoRARequest,
+    PromptLogprobs,
+    RequestOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Told(NamedTuple):
+    """How much of an answer its deltas have brought."""
+
+    num_texts: int = 0
+    num_tokens: int = 0
+    num_prompt_logprobs: int = 0
+
+
+class Answer:
+    """One answer, as it grows.
+
+    Attributes:
+        request: What the engine was asked.
+        finish_reason: None as long as it grows.
+        must_abort: The text ended at a stop string, and the engine does not know yet.
+        num_cached_tokens: Prompt tokens whose KV was in the cache already.
+    """
+
+    def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.finish_reason: FinishReason | None = None
+        self.must_abort = False
+        self.num_cached_tokens = 0
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, request.token_ids, request.params)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._num_decoded = 0  # of these, or with a stop token that is not shown
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._prompt_logprobs: list[LogprobRow | None] = []
+        self._stop_reason: int | str | None = None
+        self._told = _Told()
+
+    def take(self, output: EngineOutput) -> None:
+        """Take what a step added; it becomes text when somebody asks, or when text may end it.
+
+        Raises:
+            RequestError: The engine reports that the request failed.
+        """
+        if output.error is not None:
+            self.finish_reason = "error"
+            raise error_of(output.error)
+        if output.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        self._logprobs += [self._row(row).as_dict() for row in output.logprobs or ()]
+        self._token_ids += output.token_ids
+        if self.request.params.prompt_logprobs is not None:
+            self._take_prompt_logprobs(output)
+        if output.finish_reason is not None:
+            self._finish(output, output.finish_reason)
+        elif self._detokenizer.has_stops:
+            self._decode()
+            self.must_abort = self._ends_at_stop_string()
+
+    def abort(self) -> None:
+        """End the answer from outside; what was held back comes with its last delta."""
+        self._decode()
+        self._texts.append(self._detokenizer.close())
+        self.finish_reason = "abort"
+
+    def delta(self) -> Delta:
+        """Return what is new since the last one."""
+        self._decode()
+        told = self._told
+        self._told = _Told(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
+        is_asked = self.request.params.logprobs is not None
+        new_of_prompt = range(told.num_prompt_logprobs, len(self._prompt_logprobs))
+        return Delta(
+            index=self.request.child,
+            text="".join(self._texts[told.num_texts :]),
+            token_ids=self._token_ids[told.num_tokens :],
+            logprobs=self._logprobs[told.num_tokens :] if is_asked else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=[self._prompt_logprobs[index] for index in new_of_prompt] or None,
+        )
+
+    def completion(self) -> CompletionOutput:
+        """Return the answer so far."""
+        self._decode()
+        return CompletionOutput(
+            index=self.request.child,
+            text="".join(self._texts),
+            token_ids=list(self._token_ids),
+            logprobs=None if self.request.params.logprobs is None else list(self._logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, as far as they are known; None if nobody asked for them."""
+        if self.request.params.prompt_logprobs is None:
+            return None
+        return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
+
+    def _decode(self, num_hidden: int = 0) -> None:
+        """Turn tokens into text, but the last few; behind a stop string nothing is the answer's.
+
+        A token that cannot be decoded is tried once, so that the answer can still be ended.
+        """
+        detokenizer = self._detokenizer
+        first, self._num_decoded = self._num_decoded, len(self._token_ids)
+        for index in range(first, len(self._token_ids) - num_hidden):
+            self._texts.append(detokenizer.feed(self._token_ids[index]))
+            if detokenizer.stop_string is not None:
+                del self._token_ids[index + 1 :], self._logprobs[index + 1 :]
+                self._num_decoded = len(self._token_ids)
+                break
+
+    def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
+        """Take in that the engine ended the answer, unless a stop string did before."""
+        self._decode(num_hidden=int(self._ends_with_hidden_stop(output)))
+        self._texts.append(self._detokenizer.close())
+        if self._ends_at_stop_string():
+            return
+        self.finish_reason = reason
+        if reason == "stop" and output.token_ids:
+            asked_for = output.token_ids[-1] in self.request.params.stop_token_ids
+            self._stop_reason = output.token_ids[-1] if asked_for else None
+
+    def _ends_at_stop_string(self) -> bool:
+        """Whether the text has come to a stop string; then that is the reason of its end."""
+        found = self._detokenizer.stop_string
+        if found is not None:
+            self._stop_reason, self.finish_reason = found, "stop"
+        return found is not None
+
+    def _ends_with_hidden_stop(self, output: EngineOutput) -> bool:
+        """Whether the last token ended the answer and is not shown."""
+        ended = output.finish_reason == "stop" and bool(output.token_ids)
+        is_stop_token = ended and output.token_ids[-1] in self.request.stop_token_ids
+        return is_stop_token and not self.request.params.include_stop_str_in_output
+
+    def _take_prompt_logprobs(self, output: EngineOutput) -> None:
+        """Add to those of the prompt; nothing predicts its first token."""
+        if not self._prompt_logprobs:
+            self._prompt_logprobs.append(None)
+        self._prompt_logprobs += [self._row(row) for row in output.prompt_logprobs or ()]
+
+    def _row(self, row: TokenLogprobs) -> LogprobRow:
+        return LogprobRow(row, self._tokenizer.token_text)
+
+
+class Answers:
+    """The n answers to one prompt.
+
+    Args:
+        admission: The prompt and its requests.
+        tokenizer: The model's.
+        finished_hooks: The plugins' `request_finished`; their errors are logged.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        tokenizer: Tokenizer,
+        finished_hooks: Sequence[RequestHook] = (),
+    ) -> None:
+        self.admission = admission
+        self._finished_hooks = finished_hooks
+        self._answers = {
+            request.request_id: Answer(request, tokenizer) for request in admission.requests
+        }
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every answer is over."""
+        return all(answer.finish_reason is not None for answer in self._answers.values())
+
+    @property
+    def unfinished_ids(self) -> list[str]:
+        """Engine requests that are not over."""
+        return [i for i, answer in self._answers.items() if answer.finish_reason is None]
+
+    def take(self, output: EngineOutput) -> Answer:
+        """Take what a step added; return whose it is.
+
+        Raises:
+            RequestError: The engine reports that the request failed.
+        """
+        answer = self._answers[output.request_id]
+        try:
+            answer.take(output)
+        except QuireError:
+            self._run_hooks(answer.request, output)
+            raise
+        if answer.finish_reason is not None:
+            self._run_hooks(answer.request, output)
+        return answer
+
+    def abort(self) -> list[Delta]:
+        """End what is not over; return the last delta of each."""
+        return [self._abort(self._answers[request_id]) for request_id in self.unfinished_ids]
+
+    def result(self) -> RequestOutput:
+        """Return everything so far."""
+        answers = list(self._answers.values())
+        first = answers[0]
+        prompt, adapter = self.admission.prompt, self.admission.requests[0].adapter
+        return RequestOutput(
+            request_id=self.admission.request_id,
+            prompt=prompt.text,
+            prompt_token_ids=list(prompt.token_ids),
+            outputs=[answer.completion() for answer in answers],
+            finished=self.is_finished,
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=first.num_cached_tokens,
+            lora_request=None if adapter is None else _lora_request(adapter),
+        )
+
+    def _abort(self, answer: Answer) -> Delta:
+        answer.abort()
+        last = EngineOutput(
+            request_id=answer.request.request_id, token_ids=[], finish_reason="abort"
+        )
+        self._run_hooks(answer.request, last)
+        return answer.delta()
+
+    def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
+        for source, hook in self._finished_hooks:
+            _call_safely(source, hook, request, output)
+
+
+def _lora_request(adapter: AdapterRef) -> LoRARequest:
+    return LoRARequest(adapter.name, lora_path=adapter.path)
+
+
+def _call_safely(source: Any, hook: Any, request: EngineRequest, output: EngineOutput) -> None:
+    try:
+        hook(request=request, output=output)
+    except Exception:  # a plugin's: the answer is complete, and stays so
+        logger.exception("plugin %s failed in request_finished", source)

@@ -1,0 +1,1 @@
+"""Checks of a request, before the engine gets it."""

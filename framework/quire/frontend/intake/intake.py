@@ -1,0 +1,287 @@
+"""Every check of a request happens here, before the engine hears of it; after that it is complete.
+
+One prompt becomes n requests that differ in `child` alone: same tokens, same seed.
+"""
+
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from quire.errors import (
+    GrammarError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestError,
+    RequestFailedError,
+)
+from quire.frontend.chat.thinking import Thinking
+from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
+from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook, RequestHooks
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.interfaces.sampling import RequestField
+from quire.messages import AdapterRef, EngineRequest
+from quire.outputs import Prompt
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
+
+SEED_BITS = 63
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_TIMEOUT_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What became of one prompt: n requests, ready for the engine."""
+
+    request_id: str
+    prompt: EncodedPrompt
+    requests: tuple[EngineRequest, ...]
+
+
+class Intake:
+    """Turns prompts and `SamplingParams` into complete engine requests.
+
+    Args:
+        tokenizer: The model's.
+        max_model_len: Tokens of prompt and answer together, at most.
+        vocab_size: V of the model: ids from here on do not exist.
+        fields: Every request field that the composed sampler steps read.
+        hooks: The plugins' `request_received`, with who they belong to.
+        check_grammar: Looks at a form before it is queued; raises `GrammarError`.
+        thinking: How the model thinks, if it does: a form begins behind it.
+        has_priorities: Whether the scheduling policy looks at priorities.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        fields: Sequence[RequestField] = (),
+        hooks: Sequence[RequestHook] = (),
+        check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
+        thinking: Thinking | None = None,
+        has_priorities: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._fields = {field.name: field for field in fields}
+        self._hooks = RequestHooks(hooks)
+        self._check_grammar = check_grammar
+        self._thinking = thinking
+        self._has_priorities = has_priorities
+        self._checked_form: StructuredOutputsParams | None = None  # a batch's is looked at once
+
+    @property
+    def extra_fields(self) -> tuple[RequestField, ...]:
+        """Fields that plugins add to the request; over HTTP, further fields of the body."""
+        known = SamplingParams.__struct_fields__
+        return tuple(field for field in self._fields.values() if field.name not in known)
+
+    @property
+    def failing_plugins(self) -> list[FailingPlugin]:
+        """The plugins whose `request_received` fails on every request."""
+        return self._hooks.failing()
+
+    def admit(
+        self,
+        prompt: Prompt | EncodedPrompt,
+        params: SamplingParams,
+        *,
+        adapter: AdapterRef | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Admission:
+        """Check a prompt and what is asked of it.
+
+        Args:
+            prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the
+                ids count and the text is kept for the output), `add_special_tokens`, `cache_salt`;
+                or what `encode` returned.
+            params: How to generate.
+            adapter: The LoRA adapter, resolved.
+            priority: Smaller goes first; not 0 only where the scheduling policy reads it.
+            timeout_s: Seconds from now on that the request may take; the engine may allow less.
+
+        Raises:
+            InvalidRequestError: A value is out of range, or a field does not exist.
+            PromptTooLongError: There is no room for an answer.
+            GrammarError: The form that is asked for cannot be honoured.
+            RequestError: A plugin refuses the request.
+            RequestFailedError: A plugin failed.
+        """
+        self._check_priority(priority)
+        _check_timeout(timeout_s)
+        encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt)
+        request_id = uuid.uuid4().hex
+        first = EngineRequest(
+            request_id=f"{request_id}-0",
+            token_ids=encoded.token_ids,
+            params=params,
+            fields=self._resolve_fields(params),
+            max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
+            seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
+            stop_token_ids=self._resolve_stop_token_ids(params),
+            thinking_end_token_id=self._resolve_form(encoded, params),
+            adapter=adapter,
+            priority=priority,
+            cache_salt=encoded.cache_salt,
+            arrival_s=time.monotonic(),
+            timeout_s=timeout_s,
+        )
+        requests = (first, *_others(first, request_id))
+        for request in requests:
+            self._hooks.received(request)
+        return Admission(request_id, encoded, requests)
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Return a prompt's tokens, checked.
+
+        Raises:
+            InvalidRequestError: It is empty, or not a prompt.
+            PromptTooLongError: It is longer than the model's length.
+        """
+        parts = prompt_parts(prompt)
+        text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
+        if token_ids is None:
+            token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
+        else:
+            check_token_ids(token_ids, self._vocab_size, "prompt")
+            token_ids = list(token_ids)
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
+        if len(token_ids) >= self._max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: this "
+                f"model takes {self._max_model_len} tokens, prompt and answer together",
+                param="prompt",
+            )
+        return EncodedPrompt(text, token_ids, parts.get("cache_salt"))
+
+    def _check_priority(self, priority: object) -> None:
+        is_int = isinstance(priority, int) and not isinstance(priority, bool)
+        if not is_int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
+            raise InvalidRequestError(
+                f"priority must be a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}, got "
+                f"{priority!r:.100}",
+                param="priority",
+            )
+        if priority != 0 and not self._has_priorities:
+            raise InvalidRequestError(
+                f"priority is {priority}, but this engine serves first come, first served; start "
+                "it with --scheduling-policy priority, or send 0",
+                param="priority",
+            )
+
+    def _encode_text(self, text: Any, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the prompt is not valid Unicode: {error}", param="prompt"
+            ) from error
+        token_ids = self._tokenizer.encode(text, add_special_tokens)
+        check_token_ids(token_ids, self._vocab_size, "prompt")
+        return token_ids
+
+    def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        room = self._max_model_len - num_prompt_tokens
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} "
+                f"tokens this model has room for {room}",
+                param="min_tokens",
+            )
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _resolve_stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
+        own = () if params.ignore_eos else self._tokenizer.eos_token_ids
+        return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+
+    def _resolve_form(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
+        """Check the form; return the token behind which it begins, None for the answer's start."""
+        form = params.structured_outputs
+        if form is None:
+            return None
+        try:
+            self._check_form(form)
+            if self._thinking is None:
+                return None
+            return self._thinking.end_token_id(prompt.text, prompt.token_ids)
+        except GrammarError as error:
+            if error.param is None:
+                error.param = "structured_outputs" if form.calls is None else "tools"
+            raise
+
+    def _check_form(self, form: StructuredOutputsParams) -> None:
+        if self._check_grammar is None or form is self._checked_form:
+            return
+        try:
+            self._check_grammar(form)
+        except RequestError:
+            raise
+        except Exception as error:
+            logger.exception("the structured-output backend failed to check a form")
+            raise RequestFailedError(
+                "the structured-output backend failed on this form; the log says how"
+            ) from error
+        self._checked_form = form
+
+    def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
+        """Return every sampler field: from the parameters, else from extra_args, else default."""
+        known = SamplingParams.__struct_fields__
+        self._check_extra_args(params.extra_args)
+        values = {}
+        for name, field in self._fields.items():
+            given = (
+                getattr(params, name)
+                if name in known
+                else params.extra_args.get(name, field.default)
+            )
+            values[name] = field.check(given)
+        return values
+
+    def _check_extra_args(self, extra_args: Mapping[str, Any]) -> None:
+        offered = [field.name for field in self.extra_fields]
+        for name in extra_args:
+            if name not in offered:
+                near = get_close_matches(str(name), offered, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                listed = ", ".join(offered) or "none"
+                raise InvalidRequestError(
+                    f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
+                    param=str(name),
+                )
+
+
+def _others(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:
+    """Yield the other answers' requests to the same prompt, which the first one reports on."""
+    params = first.params
+    if params.prompt_logprobs is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    for child in range(1, params.n):
+        yield msgspec.structs.replace(
+            first, request_id=f"{request_id}-{child}", child=child, params=params
+        )
+
+
+def _check_timeout(timeout_s: object) -> None:
+    if timeout_s is None:
+        return
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:  # type: ignore[operator]
+        raise InvalidRequestError(
+            f"timeout_s must be a number of seconds greater than 0, got {timeout_s!r:.100}",
+            param="timeout_s",
+        )

@@ -1,0 +1,275 @@
+"""Text to tokens with `tokenizers` alone; transformers is asked only where there is no fast file.
+
+`transformers.AutoTokenizer` loads torch, which takes seconds, so it is the last resort and the log
+says so. Nothing here runs code from a checkpoint.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
+from quire.frontend.text.checkpoint_file import read_json_object
+from quire.frontend.text.decoding import Decoding
+from quire.frontend.text.text_stream import TextStream
+from quire.frontend.text.tokenizer_backend import TokenizerBackend
+
+logger = logging.getLogger(__name__)
+
+SHORT_CHARACTERS = 4096
+TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class FastBackend:
+    """A `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text."""
+        if len(text) <= SHORT_CHARACTERS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:  # without offsets: a third of the time, and of how long it holds the interpreter
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of ids."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as it stands in the vocabulary; None if there is no such id."""
+        return self._tokenizer.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token of the vocabulary."""
+        return self._tokenizer.token_to_id(token)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return all tokens, the added ones too."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def special_token_ids(self) -> frozenset[int]:
+        """Return the ids that `skip_special_tokens` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def decoder(self) -> dict[str, Any] | None:
+        """Return the decoder as `tokenizer.json` describes it."""
+        decoder = self._tokenizer.decoder
+        if decoder is None:
+            return None
+        # The pickled state of a decoder is its JSON; asking the whole tokenizer takes 100 ms.
+        description: dict[str, Any] = json.loads(decoder.__getstate__())
+        return description
+
+
+class SlowBackend:
+    """A tokenizer of transformers that has no fast form."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of ids."""
+        return str(
+            self._tokenizer.decode(
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as it stands in the vocabulary; None if there is no such id."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return None if token is None else str(token)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token of the vocabulary."""
+        return self.vocabulary().get(token)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return all tokens, the added ones too."""
+        return dict(self._tokenizer.get_vocab())
+
+    def special_token_ids(self) -> frozenset[int]:
+        """Return the ids that `skip_special_tokens` leaves out."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def decoder(self) -> dict[str, Any] | None:
+        """Only `decode` knows."""
+        return None
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint.
+
+    Attributes:
+        eos_token_ids: Ids that end an answer, from generation_config.json and the tokenizer.
+        special_tokens: Text of bos_token, eos_token, pad_token and unk_token, as far as they exist;
+            chat templates read them.
+        special_token_ids: Ids that `skip_special_tokens` leaves out.
+        vocab_size: Largest id plus one; a model's logits may be wider.
+    """
+
+    def __init__(
+        self,
+        backend: TokenizerBackend,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        add_bos_token: bool | None = None,
+    ) -> None:
+        self.backend = backend
+        self.special_tokens = special_tokens or {}
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.special_token_ids = backend.special_token_ids()
+        self.vocab_size = max(backend.vocabulary().values(), default=-1) + 1
+        self._edit_bos = self._bos_edit(add_bos_token)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read the tokenizer of a checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: The folder has no tokenizer.
+            CheckpointCorruptError: One of its files is broken.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise CheckpointNotFoundError(f"there is no folder {folder} to read a tokenizer from")
+        config = read_json_object(folder / "tokenizer_config.json")
+        backend = _load_backend(folder)
+        special_tokens = _special_tokens(config, folder)
+        add_bos_token = config.get("add_bos_token")
+        return cls(
+            backend,
+            special_tokens=special_tokens,
+            eos_token_ids=_eos_token_ids(backend, special_tokens, folder),
+            add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, with the tokenizer's own begin-of-text if it has one."""
+        token_ids = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        return self._edit_bos(token_ids) if add_special_tokens else token_ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ids; bytes that are no character become U+FFFD."""
+        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as it stands in the vocabulary; None if there is no such id."""
+        return self.backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text; part of a character, perhaps."""
+        return self._decoding.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """Return what a token looks like alone, as logprobs show it."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def text_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return an incremental decoder that stands at the end of a prompt."""
+        return self._decoding.stream(prompt_token_ids, skip_special_tokens)
+
+    @cached_property
+    def _decoding(self) -> Decoding:
+        return Decoding.of(self.backend)
+
+    def _bos_edit(self, add_bos_token: bool | None) -> Callable[[list[int]], list[int]]:
+        """Return how to make `encode` agree with `add_bos_token` of tokenizer_config.json.
+
+        The post-processor in tokenizer.json usually agrees already; some checkpoints leave it out
+        and say it in the config alone.
+        """
+        bos = self.backend.token_to_id(self.special_tokens.get("bos_token", ""))
+        is_added = self.backend.encode("", add_special_tokens=True)[:1] == [bos]
+        if bos is None or add_bos_token is None or add_bos_token == is_added:
+            return lambda token_ids: token_ids
+        if add_bos_token:
+            return lambda token_ids: [bos, *token_ids]
+        return lambda token_ids: token_ids[1:]
+
+
+def _load_backend(folder: Path) -> TokenizerBackend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _load_with_transformers(folder)
+    try:
+        return FastBackend(tokenizers.Tokenizer.from_file(str(path)))
+    except Exception as error:  # `tokenizers` raises plain Exception and nothing else
+        raise CheckpointCorruptError(
+            f"{path} is not a tokenizer ({error}); fetch the checkpoint again"
+        ) from error
+
+
+def _load_with_transformers(folder: Path) -> TokenizerBackend:
+    """Let transformers convert what it knows; it is named by string so that no floor needs it."""
+    logger.warning(
+        "%s has no tokenizer.json: loading the tokenizer with transformers, which loads torch "
+        "and takes seconds",
+        folder,
+    )
+    auto = import_module("transformers").AutoTokenizer
+    try:
+        tokenizer = auto.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        raise CheckpointNotFoundError(
+            f"{folder} holds no tokenizer: there is no tokenizer.json, and transformers finds none "
+            f"either ({error}); name another folder with --tokenizer"
+        ) from error
+    return FastBackend(tokenizer.backend_tokenizer) if tokenizer.is_fast else SlowBackend(tokenizer)
+
+
+def _special_tokens(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return the texts of the named special tokens; each stands as text or as an object."""
+    found = read_json_object(folder / "special_tokens_map.json") | {
+        name: value for name, value in config.items() if value is not None
+    }
+    tokens = {}
+    for name in TOKEN_NAMES:
+        value = found.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _eos_token_ids(
+    backend: TokenizerBackend, special_tokens: dict[str, str], folder: Path
+) -> tuple[int, ...]:
+    own = backend.token_to_id(special_tokens.get("eos_token", ""))
+    named = _declared_eos(folder / "generation_config.json")
+    if own is None and not named:
+        named = _declared_eos(folder / "config.json")
+    found = ([] if own is None else [own]) + named
+    return tuple(dict.fromkeys(found))
+
+
+def _declared_eos(path: Path) -> list[int]:
+    declared = read_json_object(path).get("eos_token_id")
+    listed = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
+        raise CheckpointCorruptError(
+            f"{path}: eos_token_id must be a token id or a list of them, it is {declared!r}"
+        )
+    return listed

@@ -1,0 +1,98 @@
+"""Start a core: workers first, as only they know how much memory is left for the cache."""
+
+from collections.abc import Callable
+
+from quire.compose.composition import Composition
+from quire.config import Settings
+from quire.engine.core import EngineCore
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_store.kv_transfers import KVTransfers
+from quire.engine.scheduling.scheduler import Scheduler
+from quire.errors import SettingsError
+from quire.interfaces.executor import Executor, Worker, WorkerGrid, WorkerLaunch
+from quire.interfaces.kv_cache import KVPlan
+from quire.launch.cache_root import cache_root
+from quire.launch.composing import Composed
+from quire.launch.grammar_setup import make_grammars
+from quire.launch.kv_memory import log_memory, plan_memory
+from quire.launch.kv_store_setup import check_store_options, load_store
+from quire.messages import Started
+from quire.plugins.loading import Plugins
+
+
+def start_core(composed: Composed) -> tuple[EngineCore, Started]:
+    """Start the workers, load the weights, allocate the cache; the core is ready for requests.
+
+    Raises:
+        QuireError: It cannot be started; the message says why and what would help.
+    """
+    settings, composition = composed.settings, composed.composition
+    check_store_options(composed)  # loading weights takes long
+    executor = _make_executor(settings, composition, composed.plugins)
+    try:
+        info = executor.start()
+        composed = composed.corrected(info.failures)
+        plan = _allocate(composed, executor, info.available_kv_bytes)
+        wanted = settings.scheduler.async_scheduling
+        is_ahead = info.is_asynchronous if wanted is None else wanted
+        scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
+        core = EngineCore(scheduler, executor, grammars, is_ahead=is_ahead)
+    except BaseException:
+        executor.shutdown()
+        raise
+    return core, Started(plan.max_model_len, info.failures)
+
+
+def _allocate(composed: Composed, executor: Executor, available_bytes: int) -> KVPlan:
+    """Plan and allocate the KV cache from what the weights have left."""
+    settings, composition = composed.settings, composed.composition
+    plan = plan_memory(settings, composition, composed.plugins.registries, available_bytes)
+    executor.allocate(plan)
+    log_memory(plan)
+    return plan
+
+
+def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
+    settings, composition = composed.settings, composed.composition
+    policy = composed.plugins.registries.scheduling_policies.load(
+        composition.scheduling_policy.entry
+    )
+    kv = KVCacheManager(
+        plan,
+        enable_prefix_caching=settings.cache.enable_prefix_caching,
+        root=cache_root(settings.model, composition, plan),
+        max_step_tokens=settings.scheduler.max_num_batched_tokens,
+    )
+    transfers = _make_transfers(composed, plan, kv)
+    return Scheduler(settings.scheduler, kv, policy(), settings.lora.max_loras, transfers)
+
+
+def _make_transfers(composed: Composed, plan: KVPlan, kv: KVCacheManager) -> KVTransfers | None:
+    """Build the scheduler's half of the outside KV store, if there is to be one."""
+    cache, store = composed.settings.cache, load_store(composed)
+    if store is None:
+        return None
+    name = str(composed.composition.kv_store)
+    return KVTransfers(store(cache.store_options, plan), kv, cache.kv_store_timeout_s, name)
+
+
+def _make_executor(settings: Settings, composition: Composition, plugins: Plugins) -> Executor:
+    executor_class = plugins.registries.executors.load(composition.executor.entry)
+    grid = WorkerGrid(tp_size=settings.parallel.tensor_parallel_size)
+    return executor_class(
+        WorkerLaunch(make=_worker_maker(settings, composition, plugins), grid=grid)
+    )
+
+
+def _worker_maker(
+    settings: Settings, composition: Composition, plugins: Plugins
+) -> Callable[[int], Worker]:
+    def make(rank: int) -> Worker:
+        from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.worker import ModelWorker
+
+        if settings.parallel.tensor_parallel_size != 1 or rank != 0:
+            raise SettingsError("workers that share a layer need a process each")
+        return ModelWorker(settings, composition, plugins.registries, SingleDevice())
+
+    return make

@@ -1,0 +1,267 @@
+"""An engine in another process, with the verbs of one in this: nobody above can tell.
+
+That process steps as long as it has work and sends one message a step; `step` takes the next one.
+So a step here is a step there, only that the engine does not wait for us between two of them.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from quire.config import ServerSettings
+from quire.errors import EngineDeadError, InvalidRequestError, QuireError
+from quire.launch.composing import Composed
+from quire.launch.engine_process.engine_link import LAST_WORD_S, EngineLink
+from quire.launch.engine_process.engine_wire import (
+    ANSWERS,
+    Abort,
+    Add,
+    Answer,
+    Call,
+    Connected,
+    EncodedRequest,
+    EngineConfig,
+    FromEngine,
+    ReadStats,
+    Ready,
+    Refused,
+    Shutdown,
+    Stepped,
+    own_quire,
+)
+from quire.messages import (
+    Control,
+    EngineOutput,
+    EngineOutputs,
+    EngineRequest,
+    EngineStats,
+    ErrorReport,
+    Started,
+)
+from quire.process.child_process import ChildProcess, SocketFolder
+from quire.process.ipc import Channel, decode, encode
+from quire.process.python_child import python_arguments
+
+MODULE = "quire.launch.engine_process"
+STOP_TIMEOUT_S = 10.0  # for the step that runs; after that the process is killed
+NEVER = sys.maxsize
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteCore:
+    """An `EngineCore` in a process of its own. One thread calls it, but for `wake` and `kill`.
+
+    In a fork of the process that started it, it is dead.
+
+    Args:
+        link: The way to the process; its engine takes requests.
+    """
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._open: dict[str, int] = {}  # requests that are not over: which command added them
+        self._unsent: list[EncodedRequest] = []
+        self._inbox: deque[Stepped] = deque()
+        self._stats = EngineStats()
+
+    @classmethod
+    def start(cls, composed: Composed) -> tuple[Self, Started]:
+        """Start a process, and wait until its engine takes requests.
+
+        Raises:
+            QuireError: What the engine raises there, or it chose other parts than we did.
+            EngineDeadError: The process ended.
+        """
+        with SocketFolder() as folder:
+            channel = Channel(FromEngine, folder.address, is_listening=True)
+            try:
+                arguments = python_arguments(MODULE, [str(os.getpid()), str(folder.path)])
+                process = ChildProcess(arguments, _config(composed, folder))
+            except BaseException:
+                channel.close()
+                raise
+            link = EngineLink(channel, process)
+            _expect(link, Connected)
+        ready = _expect(link, Ready)
+        return cls(link), ready.started
+
+    @property
+    def pid(self) -> int:
+        """The process of the engine."""
+        return self._link.pid
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request; all that were queued leave together, with the next other verb.
+
+        Raises:
+            InvalidRequestError: A request with this id is not over yet.
+            EngineDeadError: We are a fork of the process that started the engine.
+        """
+        self._link.check_owner()
+        request_id = request.request_id
+        if request_id in self._open:
+            raise InvalidRequestError(f"request id {request_id!r} is in use")
+        self._open[request_id] = self._link.num_sent + 1
+        try:
+            self._unsent.append(EncodedRequest.of(request))
+        except QuireError as error:
+            self._refuse(request_id, ErrorReport(InvalidRequestError.code, str(error)))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; ids that are not known are none of its business."""
+        gone = [request_id for request_id in request_ids if request_id in self._open]
+        with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
+            if gone:
+                self._flush()
+                self._link.send(Abort(gone))
+        for request_id in gone:
+            self._open.pop(request_id, None)
+
+    def has_work(self) -> bool:
+        """Whether a step would have something to say."""
+        return bool(self._open or self._inbox)
+
+    def step(self) -> EngineOutputs | None:
+        """Wait for the next step to end; return what it added to each request.
+
+        Returns:
+            None if `wake` was called before that.
+
+        Raises:
+            EngineDeadError: The engine cannot go on.
+        """
+        self._flush()
+        if not self.has_work():
+            return EngineOutputs([], self._stats)
+        while not self._inbox:
+            if (message := self._link.receive(can_wake=True)) is None:
+                return None
+            self._take(message)
+        stepped = self._inbox.popleft()
+        self._stats = stepped.outputs.stats
+        return EngineOutputs(self._expected(stepped), self._stats)
+
+    def wake(self) -> None:
+        """Let a `step` that waits return; from any thread."""
+        self._link.wake()
+
+    def kill(self) -> bool:
+        """Let no verb wait any longer: the process is killed; from any thread. Returns True."""
+        self._link.kill()
+        return True
+
+    def control(self, command: Control) -> Any:
+        """Have the engine do something between two steps; returns and raises what it does there.
+
+        Raises:
+            EngineDeadError: The engine cannot go on.
+        """
+        return self._call(command)
+
+    def stats(self) -> EngineStats:
+        """Return a few numbers about the engine, as they are now.
+
+        Raises:
+            EngineDeadError: The engine cannot go on.
+        """
+        stats: EngineStats = self._call(ReadStats())
+        return stats
+
+    def check_health(self) -> None:
+        """Return if the engine lives.
+
+        Raises:
+            EngineDeadError: It does not.
+        """
+        self._link.check()
+
+    def shutdown(self) -> None:
+        """End the process after the step that runs, or after a while. May be called twice."""
+        with contextlib.suppress(EngineDeadError):  # it has come to its end already
+            self._link.send(Shutdown())
+        self._link.close(EngineDeadError("the engine was shut down"), STOP_TIMEOUT_S)
+
+    def _flush(self) -> None:
+        self._link.check_owner()
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._link.send(Add(unsent))
+
+    def _call(self, command: Control | ReadStats) -> Any:
+        self._flush()
+        call_id = self._link.num_sent + 1
+        self._link.send(Call(call_id, command))
+        while True:
+            message = self._link.receive()
+            if isinstance(message, Answer) and message.call_id == call_id:
+                break
+            self._take(message)
+        if message.error is not None:
+            raise message.error.error()
+        return decode(message.value, ANSWERS[type(command)])
+
+    def _refuse(self, request_id: str, report: ErrorReport) -> None:
+        """Answer a request here, in the next step."""
+        output = EngineOutput(
+            request_id=request_id, token_ids=[], finish_reason="error", error=report
+        )
+        num_taken = self._open[request_id]
+        self._inbox.append(Stepped(EngineOutputs([output], self._stats), num_taken))
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Stepped():
+                self._inbox.append(message)
+            case Answer():  # its caller was interrupted
+                logger.debug("nobody waits for the answer to call %d any more", message.call_id)
+            case _:
+                self._link.die(EngineDeadError(f"the engine said {message!r} out of turn"))
+
+    def _expected(self, stepped: Stepped) -> list[EngineOutput]:
+        """Leave out what was aborted meanwhile, and note what is over."""
+        num_taken, added_by = stepped.num_taken, self._open
+        expected = []
+        for output in stepped.outputs.outputs:
+            if added_by.get(output.request_id, NEVER) <= num_taken:
+                expected.append(output)
+                if output.finish_reason is not None:
+                    del added_by[output.request_id]
+        return expected
+
+
+def _expect(link: EngineLink, kind: type[Any]) -> Any:
+    """Wait for a word of the start-up.
+
+    Raises:
+        QuireError: The engine cannot start; the process is gone then.
+    """
+    try:
+        message = link.receive()
+    except BaseException as error:
+        link.close(EngineDeadError(f"the engine did not start: {error}"))
+        raise
+    if isinstance(message, Refused):
+        link.close(EngineDeadError("the engine did not start"), LAST_WORD_S)
+        raise message.error.error()
+    if not isinstance(message, kind):
+        link.die(EngineDeadError(f"the engine said {message!r} out of turn"))
+    return message
+
+
+def _config(composed: Composed, folder: SocketFolder) -> bytes:
+    composition = composed.composition
+    config = EngineConfig(
+        settings=replace(composed.settings, server=ServerSettings()),  # its key is none of theirs
+        address=folder.address,
+        log_level=logging.getLogger("quire").getEffectiveLevel(),
+        quire=own_quire(),
+        fingerprint=composition.fingerprint(),
+        checkpoint_folder=str(composition.checkpoint.folder),
+    )
+    return encode(config)

@@ -1,0 +1,82 @@
+"""A grammar is checked where the request arrives, and compiled in a process beside the engine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from quire.compose.composition import Choice, Composition
+from quire.config import PluginSettings
+from quire.engine.grammar.grammar_host import GrammarHost
+from quire.engine.grammar.grammar_pool import GrammarLimits
+from quire.engine.grammar.grammars import NoGrammars
+from quire.errors import GrammarError, PluginError
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.vocabulary import read_vocabulary
+from quire.interfaces.structured_output import Vocabulary
+from quire.launch.composing import Composed
+from quire.plugins.loading import Plugins
+from quire.plugins.registry import Entry
+from quire.sampling_params import StructuredOutputsParams
+
+
+def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
+    """Prepare the grammar process; it starts with the first request that needs it."""
+    settings, composition = composed.settings, composed.composition
+    choice = composition.structured_output
+    if choice is None:
+        return NoGrammars()
+    vocab_size = composition.description.vocab_size
+    folder, tokenizer = composition.checkpoint.folder, composed.tokenizer
+    return GrammarHost(
+        lambda: _read_vocabulary(folder, tokenizer, vocab_size),
+        backend=choice.name,
+        plugins=_with_choice(settings.plugins, choice),
+        max_rows=settings.scheduler.max_num_seqs,
+        limits=GrammarLimits(timeout_s=settings.parts.grammar_timeout_s),
+    )
+
+
+def make_grammar_check(
+    composition: Composition, plugins: Plugins
+) -> Callable[[StructuredOutputsParams], None] | None:
+    """Return what refuses a form early, by name, in the backend that a request chooses."""
+    choice = composition.structured_output
+    if choice is None:
+        return None
+    default = plugins.registries.structured_output.load(choice.entry)
+
+    def check(params: StructuredOutputsParams) -> None:
+        try:
+            registry = plugins.registries.structured_output
+            backend = registry.get(params.backend) if params.backend else default
+            entry = registry.entry(params.backend) if params.backend else choice.entry
+        except PluginError as error:
+            raise GrammarError(str(error), param="structured_outputs.backend") from error
+        _check_form(params.form, entry)
+        backend.check(params)
+
+    return check
+
+
+def _with_choice(settings: PluginSettings, choice: Choice) -> PluginSettings:
+    """Let another process choose as we did, should several plugins offer the name."""
+    preference = f"{choice.entry.kind.name}:{choice.name}={choice.entry.source.plugin}"
+    return replace(settings, prefer=(*settings.prefer, preference))
+
+
+def _check_form(form: str, backend: Entry) -> None:
+    forms = backend.capabilities.forms
+    if form not in forms:
+        raise GrammarError(
+            f"the {backend.name} backend cannot do the form {form!r}; it has "
+            f"{', '.join(sorted(forms))}"
+        )
+
+
+def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    from tokenizers import Tokenizer as FastTokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise GrammarError(f"grammars need a fast tokenizer, and {folder} has no tokenizer.json")
+    return read_vocabulary(FastTokenizer.from_file(str(path)), tokenizer.eos_token_ids, vocab_size)

@@ -1,0 +1,1 @@
+"""Attention layers, and the rotary embedding of their queries and keys."""

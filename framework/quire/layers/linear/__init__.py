@@ -1,0 +1,1 @@
+"""Linear layers: merged, sharded, adapted, quantized or packed for the CPU."""

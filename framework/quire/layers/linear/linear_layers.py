@@ -1,0 +1,307 @@
+"""A linear layer is a list of checkpoint matrices, stacked; each device has a share of each.
+
+Merged layers (qkv, gate and up), tensor parallelism and LoRA all follow from that one list: loading
+narrows each matrix to this device's rows and columns, and an adapter's matrices are cut the same
+way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quire.interfaces.lora import AdapterBatch, AdapterModule
+from quire.interfaces.quantization import LinearMethod
+from quire.layers.context import LayerContext
+from quire.layers.layer import Layer, frozen
+from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
+from quire.layers.linear.prepacked import Prepacked
+from quire.layers.linear.row_tiles import InTiles
+from quire.layers.parallel import share, share_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSlice:
+    """One matrix of the checkpoint, and which of its rows this device has.
+
+    Attributes:
+        name: Last name of the checkpoint's module: `q_proj`.
+        num_rows: Rows in the checkpoint.
+        rows: Those of this device.
+    """
+
+    name: str
+    num_rows: int
+    rows: range
+
+
+class Unquantized(LinearMethod):
+    """The weight as it is, in the layers' dtype."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+
+    def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
+        """Register `weight` `[out_features, in_features]`."""
+        weight = frozen((out_features, in_features), self.dtype, self.device)
+        layer.register_parameter("weight", weight)
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        """Nothing to repack."""
+
+    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Compute `x @ weight.T`."""
+        return functional.linear(x, layer.weight)  # type: ignore[arg-type]
+
+    def apply_with_bias(self, layer: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+        """Compute `x @ weight.T + bias`, in one launch on a GPU."""
+        return functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
+
+
+class ParallelLinear(Layer):
+    """What all linear layers share. Build one of the four below.
+
+    Args:
+        name: Module path in the model; quantization methods go by it.
+        num_columns: Inputs in the checkpoint.
+        columns: Those of this device; if fewer, outputs are partial sums.
+        slices: The checkpoint's matrices, in order.
+        bias: Whether each matrix has a bias.
+        context: Where and how to build.
+    """
+
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        name: str,
+        num_columns: int,
+        columns: range,
+        slices: tuple[LinearSlice, ...],
+        *,
+        bias: bool,
+        context: LayerContext,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.num_columns = num_columns
+        self.columns = columns
+        self.slices = {part.name: part for part in slices}
+        self.offsets = _offsets(slices)
+        self.context = context
+        self.out_features = sum(len(part.rows) for part in slices)
+        self.lora: LoRAStacks | None = None
+        self.method = linear_method(name, context)
+        self.method.create_weights(self, self.out_features, len(columns))
+        no_bias = None if not bias else frozen((self.out_features,), context.dtype, context.device)
+        self.register_parameter("bias", no_bias)
+
+    def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
+        """Return `[rows]` for a vector and `[rows, columns]` for a matrix."""
+        num_rows = self.slices[part].num_rows
+        is_vector = self.get_parameter(parameter).dim() == 1
+        return (num_rows,) if is_vector else (num_rows, self.num_columns)
+
+    def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
+        """Copy this device's rows and columns of one checkpoint matrix into their place."""
+        rows = self.slices[part].rows
+        share_of_rows = tensor[rows.start : rows.stop]
+        if tensor.dim() == 2:
+            share_of_rows = share_of_rows[:, self.columns.start : self.columns.stop]
+        if parameter == "weight":
+            self.method.expect(self, tensor.dtype)
+        offset = self.offsets[part]
+        self.get_parameter(parameter)[offset : offset + len(rows)].copy_(share_of_rows)
+
+    def finish_loading(self) -> None:
+        """Let the quantization method repack."""
+        self.method.finish_loading(self)
+
+    def enable_lora(self, max_loras: int, max_rank: int) -> None:
+        """Make room for adapters."""
+        places = tuple(
+            LoRASlice(self.offsets[part.name], part.rows) for part in self.slices.values()
+        )
+        context = self.context
+        self.lora = LoRAStacks(places, self.columns, max_loras, max_rank, context)
+
+    def set_adapter(self, index: int, modules: Mapping[str, AdapterModule]) -> None:
+        """Place an adapter's matrices, by the last name of the checkpoint's module; none clears.
+
+        `enable_lora` must have been called.
+        """
+        if self.lora is None:
+            raise RuntimeError(f"{self.name} has no room for adapters; call enable_lora first")
+        self.lora.set(index, [modules.get(name) for name in self.slices])
+
+    def _project(self, x: Tensor, adapters: AdapterBatch | None, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            out = self.method.apply(self, x)
+        else:
+            out = self.method.apply_with_bias(self, x, bias)
+        if adapters is not None and self.lora is not None:
+            self.lora.add(out, x, adapters)
+        return out
+
+
+class MergedColumnParallelLinear(ParallelLinear):
+    """Several matrices on the same input, each divided by rows: gate and up in one product.
+
+    Args:
+        name: Module path in the model.
+        in_features: Inputs.
+        parts: Outputs of each matrix, by the last name of the checkpoint's module.
+        bias: Whether each has a bias.
+        context: Where and how to build.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        context: LayerContext,
+    ) -> None:
+        slices = tuple(
+            LinearSlice(part, rows, share(f"outputs of {name}", rows, context.tp))
+            for part, rows in parts.items()
+        )
+        super().__init__(name, in_features, range(in_features), slices, bias=bias, context=context)
+
+    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
+        """Return this device's outputs: `[T, in] -> [T, out / tp]`."""
+        return self._project(x, adapters, self.bias)
+
+
+class ColumnParallelLinear(MergedColumnParallelLinear):
+    """One matrix divided by rows, so that each device has some of the outputs."""
+
+    def __init__(
+        self, name: str, in_features: int, out_features: int, *, bias: bool, context: LayerContext
+    ) -> None:
+        parts = {_last_name(name): out_features}
+        super().__init__(name, in_features, parts, bias=bias, context=context)
+
+
+class QKVParallelLinear(ParallelLinear):
+    """Query, key and value projections in one product, divided by heads.
+
+    With fewer key/value heads than devices, each is kept by several devices.
+
+    Args:
+        name: Module path in the model.
+        hidden_size: Inputs.
+        num_heads: Query heads of the whole model.
+        num_kv_heads: Key/value heads of the whole model.
+        head_dim: Numbers per head.
+        parts: The checkpoint's names of the three.
+        bias: Whether each has a bias.
+        context: Where and how to build.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+        bias: bool,
+        context: LayerContext,
+    ) -> None:
+        heads = share("num_attention_heads", num_heads, context.tp)
+        kv_heads = share_kv_heads(num_kv_heads, context.tp)
+        counts = (num_heads, num_kv_heads, num_kv_heads)
+        slices = tuple(
+            LinearSlice(part, count * head_dim, _head_rows(mine, head_dim))
+            for part, count, mine in zip(parts, counts, (heads, kv_heads, kv_heads), strict=True)
+        )
+        super().__init__(name, hidden_size, range(hidden_size), slices, bias=bias, context=context)
+
+    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
+        """Return q, k and v of this device side by side: `[T, hidden] -> [T, (H + 2K) * D]`."""
+        return self._project(x, adapters, self.bias)
+
+
+class RowParallelLinear(ParallelLinear):
+    """One matrix divided by columns: each device has some inputs, and the outputs are summed."""
+
+    def __init__(
+        self, name: str, in_features: int, out_features: int, *, bias: bool, context: LayerContext
+    ) -> None:
+        columns = share(f"inputs of {name}", in_features, context.tp)
+        slices = (LinearSlice(_last_name(name), out_features, range(out_features)),)
+        super().__init__(name, in_features, columns, slices, bias=bias, context=context)
+        self.tp = context.tp
+
+    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
+        """Return all outputs, on every device: `[T, in / tp] -> [T, out]`."""
+        if self.tp.size == 1:
+            return self._project(x, adapters, self.bias)
+        out = self._sum(self._project(x, adapters, None))
+        return out if self.bias is None else out.add_(self.bias)
+
+    def _sum(self, partial: Tensor) -> Tensor:  # [T, out], both
+        """Add up the devices' parts; in batch-invariant mode always in the order of ranks."""
+        if not self.context.batch_invariant:
+            return self.tp.all_reduce(partial)
+        first, *rest = self.tp.all_gather(partial, -1).chunk(self.tp.size, -1)
+        return functools.reduce(torch.add, rest, first)
+
+
+def linear_method(name: str, context: LayerContext) -> LinearMethod:
+    """Return how a layer keeps its weight: as the quantization says, or else as it is.
+
+    Args:
+        name: Of the layer.
+        context: Where and how to build.
+    """
+    chosen = context.quantization and context.quantization.linear_method(name)
+    return _as_the_mode_asks(chosen, name, context) if chosen else plain_method(name, context)
+
+
+def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> LinearMethod:
+    """Return how a layer keeps its weight if no quantization says otherwise.
+
+    Args:
+        name: Of the layer, for errors.
+        context: Where and how to build.
+        is_shared: Another layer reads the weight as it is.
+    """
+    method: LinearMethod = Unquantized(context.dtype, context.device)
+    if context.prepack:
+        method = Prepacked(context.dtype, context.device, is_shared)
+    return _as_the_mode_asks(method, name, context)
+
+
+def _as_the_mode_asks(method: LinearMethod, name: str, context: LayerContext) -> LinearMethod:
+    if not context.batch_invariant:
+        return method
+    return InTiles(method, name, context.dtype, context.device)
+
+
+def _offsets(slices: tuple[LinearSlice, ...]) -> dict[str, int]:
+    """Where each slice begins among our rows."""
+    offsets, offset = {}, 0
+    for part in slices:
+        offsets[part.name] = offset
+        offset += len(part.rows)
+    return offsets
+
+
+def _head_rows(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _last_name(path: str) -> str:
+    return path.rpartition(".")[2]

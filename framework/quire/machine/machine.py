@@ -1,0 +1,106 @@
+"""What this machine is good at, found out without torch, so that planning stays light."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from quire.machine.instruction_sets import cpu_flags
+
+NVIDIA_CONTROL = Path("/dev/nvidiactl")
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+MATRIX_FLAGS = frozenset({"amx_bf16"})  # torch uses them; native kernels do not
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A computer, as far as an engine's choices depend on it.
+
+    Attributes:
+        cpu_flags: What its processor can do.
+        has_cuda: Whether it has a GPU, and a torch that can use one.
+        has_triton: Whether Triton is installed.
+        interprets_kernels: Whether Triton kernels are interpreted on the CPU.
+        compute_capability: Of the first CUDA device, 90 for 9.0; None if nobody says.
+        native_flaw: Why compiled CPU kernels cannot be used; None: they can, unless compiling them
+            fails.
+    """
+
+    cpu_flags: frozenset[str]
+    has_cuda: bool
+    has_triton: bool = False
+    interprets_kernels: bool = False
+    compute_capability: int | None = None
+    native_flaw: str | None = "nobody has looked for a compiler"
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Look at the machine that this process runs on."""
+        has_cuda = _has_cuda()
+        return cls(
+            cpu_flags(),
+            has_cuda,
+            has_triton=find_spec("triton") is not None,
+            interprets_kernels=interprets_kernels(),
+            compute_capability=_compute_capability() if has_cuda else None,
+        )
+
+    @cached_property
+    def cpu_has_bf16(self) -> bool:
+        """Whether bfloat16 matrix products have instructions of their own here."""
+        return bool(self.cpu_flags & BF16_FLAGS)
+
+    @cached_property
+    def cpu_has_matrix_bf16(self) -> bool:
+        """Whether torch has this processor's own matrix instructions for bfloat16."""
+        return bool(self.cpu_flags & MATRIX_FLAGS)
+
+    def dtype(self, wanted: str, checkpoint: str, device: str) -> tuple[str, str]:
+        """Return the compute dtype and the reason for it.
+
+        Args:
+            wanted: What the user asks for; "auto" leaves it to us.
+            checkpoint: The dtype of the checkpoint's weights.
+            device: "cpu" or "cuda".
+        """
+        if wanted != "auto":
+            return wanted, "asked for"
+        if device != "cpu" or checkpoint == "float32":
+            return checkpoint, "the checkpoint's own"
+        if checkpoint == "bfloat16" and self.cpu_has_matrix_bf16:
+            return (
+                "bfloat16",
+                "the checkpoint's own; torch has this CPU's bfloat16 matrix instructions",
+            )
+        if checkpoint == "bfloat16" and self.native_flaw is None:
+            return "float32", "native kernels multiply bfloat16 weights in float32"
+        if checkpoint == "bfloat16" and self.cpu_has_bf16:
+            return "bfloat16", "the checkpoint's own; this CPU has bfloat16 instructions"
+        return "float32", f"{checkpoint} matrix products are many times slower on this CPU"
+
+    def device(self, wanted: str) -> str:
+        """Return the device to compute on."""
+        return wanted if wanted != "auto" else "cuda" if self.has_cuda else "cpu"
+
+
+def interprets_kernels() -> bool:
+    """Whether Triton kernels of this process run in Triton's interpreter: on a CPU, and slowly."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _compute_capability() -> int | None:
+    from quire.machine.nvml import cuda_compute_capability  # of no use where there is no GPU
+
+    return cuda_compute_capability()
+
+
+def _has_cuda() -> bool:
+    """Whether there is an NVIDIA GPU, and a torch that was built for one."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip():
+        return False  # hidden on purpose
+    try:
+        return NVIDIA_CONTROL.exists() and not version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,95 @@
+"""Adapters of a CPU's linear layers in C++, token by token; `layers.lora` knows when that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_int, c_int64, c_long, c_void_p
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.native.layer_kernels.cpu_layers import check_bound, wrong_rows
+from quire.native.library import NativeLibrary, NativeUnavailableError
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FUNCTIONS = {"add_lora": (c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_int)}
+LIBRARY = NativeLibrary("adapters", SOURCE, FUNCTIONS)
+
+
+def is_available() -> bool:
+    """Whether the function is there; waits until it is known."""
+    try:
+        LIBRARY.load()
+    except NativeUnavailableError:  # the library has logged why
+        return False
+    return True
+
+
+class _Adapters(Structure):
+    """The stacks of a layer, as the library reads them."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("a", "b", "spans", "outputs")),
+        *((name, c_int64) for name in ("inputs", "rows", "max_rank", "slices")),
+    ]
+
+
+class AddLoRA:
+    """Adapters of a linear layer, each token's by itself: for few tokens of many adapters.
+
+    Args:
+        a: `[places, rows, in]` float32, an adapter's slices after each other.
+        b: `[places, max_rank, out]` float32; the first rows of each slice's outputs are in use.
+        output_ends: Where the slices' outputs end.
+
+    The memory of both must stay where it is.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, output_ends: Sequence[int]) -> None:
+        check_bound(a)
+        check_bound(b)
+        self._add = LIBRARY.load().add_lora
+        places, self._rows, self._inputs = a.shape
+        self._outputs = b.shape[2]
+        self._spans = torch.zeros(places, len(output_ends) + 1, dtype=torch.int32)
+        outputs = torch.tensor([0, *output_ends])
+        self._memory = (a, b, self._spans, outputs)
+        pointers = [tensor.data_ptr() for tensor in self._memory]
+        sizes = (self._inputs, self._rows, b.shape[1], len(output_ends))
+        self._adapters = _Adapters(*pointers, *sizes)
+        self._threads = torch.get_num_threads()
+
+    def set(self, place: int, ends: Sequence[int]) -> None:
+        """Say where in `a` the slices of an adapter end, the first entry being 0."""
+        self._spans[place] = torch.tensor(ends, dtype=torch.int32)
+
+    def __call__(
+        self,
+        out: Tensor,  # [T, out] float32, in place, in one piece
+        x: Tensor,  # [T, in] float32
+        index: Tensor,  # [T] int64: places, or -1
+    ) -> None:
+        """Add each token's adapter to its outputs.
+
+        Raises:
+            ValueError: Types or sizes are others.
+        """
+        if x.dtype != torch.float32 or x.shape[-1] != self._inputs:
+            raise wrong_rows(x, self._inputs)
+        if out.dtype != torch.float32 or out.shape[-1] != self._outputs:
+            raise wrong_rows(out, self._outputs)
+        if index.dtype != torch.int64 or not len(out) == len(x) == len(index):
+            raise ValueError(
+                f"{len(out)} outputs, {len(x)} inputs and {index.dtype} of {len(index)} do not "
+                "belong together"
+            )
+        if not out.is_contiguous():
+            raise ValueError("outputs must be in one piece")
+        x, index, num_tokens = x.contiguous(), index.contiguous(), len(x)
+        hidden = torch.empty(num_tokens, self._rows, dtype=torch.float32)
+        self._add(
+            out.data_ptr(), x.data_ptr(), index.data_ptr(), num_tokens, hidden.data_ptr(),
+            byref(self._adapters), self._threads,
+        )  # fmt: skip

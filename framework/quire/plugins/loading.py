@@ -1,0 +1,231 @@
+"""Load the installed plugins, each on its own, and gather what they offer.
+
+pluggy checks the hooks; loading is ours, because a plugin that fails must hurt nobody else: plugins
+are taken one at a time in sorted order (ours first), and what one offers is accepted only when all
+of it loaded. No plugin manager is kept in a module variable; each process, and each test, has its
+own.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pluggy
+
+from quire.config import ENVIRONMENT_PREFIX, PluginSettings, parse_truth
+from quire.errors import PluginLoadError, SettingsError, UnknownNameError
+from quire.interfaces.attention import KVBackend
+from quire.interfaces.checkpoint import CheckpointSource
+from quire.interfaces.executor import Executor
+from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.kv_transfer import KVStoreScheduler
+from quire.interfaces.lora import LoRASource
+from quire.interfaces.model import Model
+from quire.interfaces.quantization import Quantization
+from quire.interfaces.reasoning import ReasoningParser
+from quire.interfaces.sampling import SamplerStep
+from quire.interfaces.scheduling import SchedulingPolicy
+from quire.interfaces.structured_output import StructuredOutputBackend
+from quire.interfaces.tool_parsing import ToolParser
+from quire.plugins.discovery import Candidate, discover
+from quire.plugins.isolation import PluginRecord, load_candidate
+from quire.plugins.kinds import KINDS
+from quire.plugins.registry import Kind, Registry, Source, did_you_mean
+
+AUTOLOAD_OFF = f"{ENVIRONMENT_PREFIX}DISABLE_PLUGIN_AUTOLOAD"
+
+logger = logging.getLogger(__name__)
+
+
+class Registries:
+    """All that the plugins offer, one registry a kind."""
+
+    checkpoints: Registry[CheckpointSource]
+    models: Registry[type[Model]]
+    attention_backends: Registry[type[KVBackend]]
+    kv_cache_specs: Registry[type[KVCacheSpec]]
+    quantizations: Registry[type[Quantization]]
+    samplers: Registry[type[SamplerStep]]
+    structured_output: Registry[type[StructuredOutputBackend]]
+    tool_parsers: Registry[type[ToolParser]]
+    reasoning_parsers: Registry[type[ReasoningParser]]
+    lora_sources: Registry[type[LoRASource]]
+    scheduling_policies: Registry[type[SchedulingPolicy]]
+    kv_stores: Registry[type[KVStoreScheduler]]
+    executors: Registry[type[Executor]]
+
+    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
+        self._by_name = {kind.name: Registry[Any](kind) for kind in kinds}
+        vars(self).update(self._by_name)
+
+    def __getitem__(self, kind: str) -> Registry[Any]:
+        return self._by_name[kind]
+
+    def __iter__(self) -> Iterator[Registry[Any]]:
+        return iter(self._by_name.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plugins of one process.
+
+    Attributes:
+        unknown_blocks: Names in `-p no:NAME` that no installed plugin has.
+    """
+
+    registries: Registries
+    records: tuple[PluginRecord, ...] = ()
+    managers: dict[str, pluggy.PluginManager] = field(default_factory=dict)  # one a loaded plugin
+    unknown_blocks: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> list[PluginRecord]:
+        """Those that could not be loaded."""
+        return [record for record in self.records if record.state == "failed"]
+
+    def hooks(self, name: str) -> list[tuple[Source, Callable[..., Any]]]:
+        """Return every implementation of a request hook, to be called by keyword."""
+        return [
+            (record.source, getattr(self.managers[record.source.plugin].hook, name))
+            for record in self.records
+            if record.state == "loaded" and name in record.hooks
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of the installed plugins are to be loaded.
+
+    Attributes:
+        blocked: Left out: `-p no:NAME`.
+        wanted: Named by the user: `-p NAME`.
+        only_named: Discovery is off: no third party's plugin is loaded unless it is wanted.
+    """
+
+    blocked: frozenset[str]
+    wanted: frozenset[str]
+    only_named: bool
+
+    @classmethod
+    def of(cls, settings: PluginSettings) -> "Selection":
+        """Read the settings; where they say nothing, an environment variable may switch off.
+
+        Raises:
+            SettingsError: The variable is no truth value, or a name is wanted and left out.
+        """
+        only_named = settings.disable_plugin_autoload
+        if only_named is None:
+            only_named = parse_truth(os.environ.get(AUTOLOAD_OFF, "0"), AUTOLOAD_OFF)
+        names = settings.plugins
+        blocked = frozenset(name.removeprefix("no:") for name in names if name.startswith("no:"))
+        wanted = frozenset(name for name in names if not name.startswith("no:"))
+        if both := sorted(blocked & wanted):
+            raise SettingsError(f"-p {both[0]} and -p no:{both[0]} contradict each other")
+        return cls(blocked, wanted, only_named)
+
+    def exclusion(self, candidate: Candidate) -> str | None:
+        """Return why a plugin is not loaded, "blocked" or "off"; None: it is."""
+        names = candidate.source.names
+        if names & self.blocked:
+            return "blocked"
+        if self.only_named and not candidate.is_ours and not names & self.wanted:
+            return "off"
+        return None
+
+
+def load_plugins(
+    settings: PluginSettings | None = None, found: Iterable[Candidate] | None = None
+) -> Plugins:
+    """Load the installed plugins, ours first and then by name.
+
+    Args:
+        settings: Which to leave out, and which to prefer.
+        found: Candidates in place of the installed ones.
+
+    Raises:
+        SettingsError: The settings cannot be read, or contradict each other.
+        PluginLoadError: A plugin that the user named (`-p NAME`) fails or is not installed.
+        UnknownNameError: `prefer` names what nobody offers.
+    """
+    settings = settings or PluginSettings()
+    selection = Selection.of(settings)
+    records: list[PluginRecord] = []
+    managers: dict[str, pluggy.PluginManager] = {}
+    for candidate in _in_order(discover() if found is None else found):
+        if state := selection.exclusion(candidate):
+            records.append(PluginRecord(candidate.source, candidate.entry_point.value, state))
+            continue
+        record, manager = load_candidate(candidate)
+        records.append(record)
+        if manager is not None:
+            managers[candidate.name] = manager
+    _check_wanted(selection.wanted, records)
+    registries = _gather(records)
+    _apply_preferences(registries, settings.prefer)
+    unknown = _unknown_blocks(selection.blocked, records)
+    return Plugins(registries, tuple(records), managers, unknown)
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Ours first, then by name: the order never depends on the order of installation."""
+    return sorted(candidates, key=lambda candidate: (not candidate.is_ours, candidate.name))
+
+
+def _gather(records: Iterable[PluginRecord]) -> Registries:
+    """Fill the registries with what the loaded plugins offer."""
+    registries = Registries()
+    num_failed = 0
+    for record in records:
+        num_failed += record.state == "failed"
+        for entry in record.entries:
+            registries[entry.kind.name].accept([entry])
+    for registry in registries:
+        registry.num_failed_plugins = num_failed
+    return registries
+
+
+def _check_wanted(wanted: Collection[str], records: Collection[PluginRecord]) -> None:
+    """Explicit is strict: what was named must have loaded."""
+    for name in sorted(wanted):
+        meant = [record for record in records if name in record.source.names]
+        if not meant:
+            hint = did_you_mean(name, _all_names(records))
+            raise PluginLoadError(
+                f"plugin {name!r} is not installed (`quire plugins list` shows all){hint}"
+            )
+        for record in meant:
+            if record.state == "failed":
+                raise PluginLoadError(
+                    f"plugin {record.source} failed to load: {record.error}\n{record.traceback}"
+                )
+            if record.state == "blocked":
+                raise SettingsError(f"plugin {record.source} is both named and left out by -p")
+
+
+def _unknown_blocks(blocked: Collection[str], records: Collection[PluginRecord]) -> tuple[str, ...]:
+    names = _all_names(records)
+    unknown = tuple(sorted(name for name in blocked if name not in names))
+    for name in unknown:
+        logger.warning("-p no:%s: no such plugin is installed%s", name, did_you_mean(name, names))
+    return unknown
+
+
+def _all_names(records: Iterable[PluginRecord]) -> set[str]:
+    return {name for record in records for name in record.source.names}
+
+
+def _apply_preferences(registries: Registries, preferences: Iterable[str]) -> None:
+    kinds = [registry.kind.name for registry in registries]
+    for preference in preferences:
+        kind, _, rest = preference.partition(":")
+        name, _, plugin = rest.rpartition("=")
+        if not (kind and name and plugin):
+            raise SettingsError(f"prefer must read KIND:NAME=PLUGIN, got {preference!r}")
+        if kind not in kinds:
+            raise UnknownNameError(
+                f"unknown kind {kind!r} in prefer{did_you_mean(kind, kinds)} "
+                f"(known: {', '.join(kinds)})"
+            )
+        registries[kind].prefer(name, plugin)

@@ -1,0 +1,323 @@
+"""A registry: the names that plugins offer, who offers each, and where its code lies.
+
+There is one class for every kind of plugin. A name stands for an import string, which is resolved
+when the name is selected, so a plugin with thirty models costs nothing at start and a missing
+optional dependency hurts only who asks for it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pkgutil import resolve_name
+from typing import Any, Generic, TypeVar, cast
+
+from quire.errors import (
+    ApiVersionError,
+    ContestedNameError,
+    PluginError,
+    PluginLoadError,
+    UnknownNameError,
+)
+from quire.interfaces.reference import check_reference
+
+T = TypeVar("T")
+
+OWN_DISTRIBUTION = "quire"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of plugin.
+
+    Attributes:
+        name: Field of `Registries`, and the second half of the hook `register_<name>`.
+        title: What an error message calls one of them: "attention backend".
+        api: Version of the kind's interface that this quire speaks; it serves `api - 1` as well.
+        capabilities: What an entry must declare at registration, if anything.
+        interface: The class that the code behind a name must be a subclass of; None: a function.
+    """
+
+    name: str
+    title: str
+    api: int = 1
+    capabilities: type | None = None
+    interface: type | None = None
+
+    @property
+    def apis(self) -> range:
+        """The interface versions that this quire serves."""
+        return range(max(1, self.api - 1), self.api + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an entry comes from."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a user may call the plugin: its name, its entry point's, its distribution's."""
+        return frozenset({self.plugin, self.plugin.partition("@")[0], self.distribution})
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it ships with quire: its distribution tells, for a plugin's name is free."""
+        return self.distribution == OWN_DISTRIBUTION
+
+    def __str__(self) -> str:
+        return f"{self.plugin} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name that one plugin offers.
+
+    Attributes:
+        reference: Import string, "package.module:attribute".
+        passed_over: Others that offer the name, too, and for which the user has not decided; set
+            on what a registry returns.
+    """
+
+    kind: Kind
+    name: str
+    reference: str
+    source: Source
+    api: int = 1
+    capabilities: Any = None
+    passed_over: tuple[Source, ...] = ()
+
+    def preference(self, source: Source) -> str:
+        """Return the option by which the user lets one who offers the name serve it."""
+        return f"--prefer {self.kind.name}:{self.name}={source.plugin}"
+
+
+class Registrar(Generic[T]):
+    """What a `register_*` hook receives: collects what one plugin offers of one kind."""
+
+    def __init__(self, kind: Kind, source: Source) -> None:
+        self.kind = kind
+        self.source = source
+        self.entries: list[Entry] = []
+
+    def add(self, name: str, reference: str, *, api: int = 1, capabilities: Any = None) -> None:
+        """Offer `name`; its code is at `reference`, written `package.module:attribute`.
+
+        Args:
+            name: What a user writes to select it.
+            reference: Import string; nothing is imported now.
+            api: Version of the kind's interface that the code speaks.
+            capabilities: What selection needs to know without importing the code; its type is
+                the kind's own (`AttentionCapabilities`, `ModelCapabilities`, ...).
+
+        Raises:
+            PluginError: The call itself is wrong; the message says how.
+        """
+        if not name or not isinstance(name, str):
+            raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
+        check_reference(reference, f"{self.kind.title} {name!r}: the reference")
+        if not isinstance(api, int) or isinstance(api, bool) or api < 1:
+            raise PluginError(
+                f"{self.kind.title} {name!r}: api must be a whole number from 1, got {api!r}"
+            )
+        wanted = self.kind.capabilities
+        if wanted is not None and not isinstance(capabilities, wanted):
+            raise PluginError(
+                f"{self.kind.title} {name!r} must be added with capabilities="
+                f"{wanted.__name__}(...), got {capabilities!r}"
+            )
+        if any(entry.name == name for entry in self.entries):
+            raise PluginError(f"{self.kind.title} {name!r} is added twice by {self.source}")
+        self.entries.append(Entry(self.kind, name, reference, self.source, api, capabilities))
+
+
+class Registry(Generic[T]):
+    """Names of one kind. Every lookup error says what is known and where to look next."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.num_failed_plugins = 0
+        self._offers: dict[str, list[Entry]] = {}
+        self._preferred: dict[str, str] = {}
+
+    def accept(self, entries: Iterable[Entry]) -> None:
+        """Take in what one plugin offers, once the whole plugin is known to load."""
+        for entry in entries:
+            self._offers.setdefault(entry.name, []).append(entry)
+
+    def prefer(self, name: str, plugin: str) -> None:
+        """Let `plugin` serve a name that several offer; the user's word, never a plugin's.
+
+        Args:
+            name: The name.
+            plugin: The plugin's name, or another of `Source.names` if only one of them has it.
+
+        Raises:
+            UnknownNameError: That plugin does not offer the name.
+            ContestedNameError: Several plugins that offer it are called so.
+        """
+        offers = self._offers.get(name, [])
+        if not offers:
+            raise UnknownNameError(self._unknown(name))
+        meant = [entry for entry in offers if entry.source.plugin == plugin]
+        meant = meant or [entry for entry in offers if plugin in entry.source.names]
+        if not meant:
+            raise UnknownNameError(
+                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it comes from "
+                f"{_listed(offers)}"
+            )
+        if len(meant) > 1:
+            raise ContestedNameError(
+                f"{plugin!r} may be {_listed(meant)}, and each offers {self.kind.title} {name!r}; "
+                f"{_choice_between(meant)}"
+            )
+        self._preferred[name] = meant[0].source.plugin
+
+    def entry(self, name: str) -> Entry:
+        """Return who serves `name`, without importing it.
+
+        Raises:
+            UnknownNameError: No plugin offers the name.
+            ContestedNameError: Several plugins do, none of them quire's, and the user preferred
+                none.
+        """
+        offers = self._offers.get(name, [])
+        if not offers:
+            raise UnknownNameError(self._unknown(name))
+        entry = self.uncontested(name)
+        if entry is None:
+            raise ContestedNameError(
+                f"{self.kind.title} {name!r} is offered by {_listed(offers)}; "
+                f"{_choice_between(offers)}"
+            )
+        return entry
+
+    def uncontested(self, name: str) -> Entry | None:
+        """Return who serves a name that is offered; None where it is contested.
+
+        Between several plugins the user's preference decides. Without one quire's own part serves:
+        what is merely installed neither takes its place nor stops it. If none of them is quire's,
+        the name is contested.
+        """
+        offers = self._offers[name]
+        if name in self._preferred:
+            return next(e for e in offers if e.source.plugin == self._preferred[name])
+        if len(offers) == 1:
+            return offers[0]
+        ours = next((entry for entry in offers if entry.source.is_ours), None)
+        if ours is None:
+            return None
+        others = tuple(entry.source for entry in offers if entry is not ours)
+        return replace(ours, passed_over=others)
+
+    def get(self, name: str) -> T:
+        """Import and return the code behind `name`.
+
+        Raises:
+            UnknownNameError: No plugin offers the name.
+            ContestedNameError: Several plugins do, none of them quire's.
+            ApiVersionError: The code speaks a version of the interface that this quire does not.
+            PluginLoadError: The import fails, the cause is chained; or what it gives is no
+                subclass of the kind's interface.
+        """
+        return self.load(self.entry(name))
+
+    def load(self, entry: Entry) -> T:
+        """Import and return the code behind one entry; raises as `get` does."""
+        check_api(entry)
+        what = f"{self.kind.title} {entry.name!r} of {entry.source}"
+        found = import_reference(entry.reference, what)
+        _check_interface(found, self.kind.interface, f"{what}: {entry.reference}")
+        return cast("T", found)
+
+    def contested(self) -> dict[str, list[Entry]]:
+        """Return the names that several plugins offer, so that none serves them."""
+        return {
+            name: list(offers)
+            for name, offers in self._offers.items()
+            if self.uncontested(name) is None
+        }
+
+    def offers(self) -> Iterator[Entry]:
+        """Every entry of every plugin, by name, contested or not."""
+        for name in sorted(self._offers):
+            yield from self._offers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._offers))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._offers
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def _unknown(self, name: str) -> str:
+        hint = did_you_mean(name, self._offers)
+        known = ", ".join(self) or "none"
+        failed = self.num_failed_plugins
+        plugins = "plugin" if failed == 1 else "plugins"
+        doctor = (
+            f". {failed} {plugins} failed to load, see `quire plugins doctor`" if failed else ""
+        )
+        return f"unknown {self.kind.title} {name!r}{hint} (known: {known}){doctor}"
+
+
+def check_api(entry: Entry) -> None:
+    """Check, before anything is imported, that we speak the entry's interface version.
+
+    Raises:
+        ApiVersionError: We do not; the message says which side is to be upgraded.
+    """
+    served = entry.kind.apis
+    if entry.api in served:
+        return
+    cure = "upgrade quire" if entry.api > served[-1] else f"upgrade {entry.source.distribution}"
+    raise ApiVersionError(
+        f"{entry.kind.title} {entry.name!r} of {entry.source} speaks version {entry.api} of its "
+        f"interface; this quire serves {' and '.join(map(str, served))}: {cure}"
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'flash'?" for the known name that is near to a wrong one, if any."""
+    by_folded = {other.casefold(): other for other in known}
+    near = get_close_matches(name.casefold(), by_folded, 1, cutoff=0.5)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+
+
+def import_reference(reference: str, what: str) -> object:
+    """Import `package.module:attribute`.
+
+    Raises:
+        PluginLoadError: It cannot be imported; `what` says for whom.
+    """
+    try:
+        return resolve_name(reference)
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(
+            f"{what} could not be imported from {reference!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_interface(found: object, interface: type | None, what: str) -> None:
+    if interface is None:
+        if not callable(found):
+            raise PluginLoadError(
+                f"{what} must be a function, and is of type {type(found).__name__}"
+            )
+    elif not (isinstance(found, type) and issubclass(found, interface)):
+        wanted = f"{interface.__module__}.{interface.__name__}"
+        raise PluginLoadError(f"{what} is not a subclass of {wanted}")
+
+
+def _listed(offers: Iterable[Entry]) -> str:
+    return " and ".join(str(offer.source) for offer in offers)
+
+
+def _choice_between(offers: Iterable[Entry]) -> str:
+    """Say how the user decides between plugins that offer one name."""
+    ways = " or ".join(offer.preference(offer.source) for offer in offers)
+    return f"choose with {ways}, or leave one out with -p no:PLUGIN"

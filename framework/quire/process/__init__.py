@@ -1,0 +1,1 @@
+"""Processes: channels between them, children, watchdogs, and exceptions as text."""

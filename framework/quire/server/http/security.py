@@ -1,0 +1,192 @@
+"""Deny by default: one guard in front of every route, known or not, looks at the raw request.
+
+It runs before routing, so a route that somebody adds is guarded without doing anything. Only
+`/livez` and `/readyz`, spelt exactly so, are open.
+"""
+
+import hashlib
+import ipaddress
+import logging
+import secrets
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.config import ServerSettings
+from quire.server.http.lifecycle import Lifecycle
+from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError, error_response
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Guard:
+    """ASGI middleware: Host, key, Origin, drain and body size, in this order.
+
+    Args:
+        app: What is guarded.
+        settings: Address, key and body limit.
+        lifecycle: Counts the requests, and says whether new ones are taken.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._key = settings.api_key and _digest(settings.api_key.encode())
+        self._checks_host = is_loopback(settings.host)
+        self._max_body_bytes = settings.max_body_bytes
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":  # no route speaks WebSocket
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._guard(scope, receive, send)
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = f"req-{secrets.token_hex(12)}"
+        scope["quire_request_id"] = request_id  # ours; a client's id is never used inside
+        answer = _Answer(send, request_id)
+        self._lifecycle.enter()
+        try:
+            self._check(scope)
+            await self._app(scope, _Limited(receive, self._max_body_bytes), answer)
+        except Exception as error:
+            if answer.has_begun:
+                raise  # the connection breaks: there is no other way to say it
+            await error_response(error, request_id)(scope, receive, answer)
+        finally:
+            self._lifecycle.leave()
+
+    def _check(self, scope: Scope) -> None:
+        if self._checks_host:
+            self._check_host(scope)
+        if scope["path"] in OPEN_PATHS:
+            return
+        if self._key:
+            self._check_key(scope)
+        if scope["method"] not in _READING:
+            _check_origin(scope)
+        if self._lifecycle.is_draining:
+            raise HTTPError(
+                503,
+                "the server is shutting down and takes no new requests",
+                code="shutting_down",
+                headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+            )
+        self._check_length(scope)
+
+    def _check_host(self, scope: Scope) -> None:
+        """On a loopback address, a foreign Host is a web page that rebound its name to us."""
+        for value in _values(scope, b"host"):
+            host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
+            if not is_loopback(host):
+                raise HTTPError(
+                    403,
+                    "this server listens on a loopback address and answers only to its own name; "
+                    "call it as 127.0.0.1 or localhost, or serve with --host",
+                    code="forbidden_host",
+                )
+
+    def _check_key(self, scope: Scope) -> None:
+        values = _values(scope, b"authorization")
+        scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        given = _digest(token.strip().encode("latin-1"))
+        if not secrets.compare_digest(given, self._key or b"") or scheme.lower() != "bearer":
+            raise HTTPError(
+                401,
+                "this server asks for a key: send the header 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    def _check_length(self, scope: Scope) -> None:
+        for value in _values(scope, b"content-length"):
+            if value.isdecimal() and int(value[:20]) > self._max_body_bytes:
+                raise _too_large(self._max_body_bytes)
+
+
+class _Limited:
+    """A `receive` that stops a body which grows past its limit, whatever its headers said."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            if self._num_bytes > self._max_bytes:
+                raise _too_large(self._max_bytes)
+        return message
+
+
+class _Answer:
+    """A `send` that adds the request's id, and knows whether an answer has begun."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode())
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+        await self._send(message)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_origin(scope: Scope) -> None:
+    """A web page of another origin must not make a browser post to us."""
+    hosts = [value.lower() for value in _values(scope, b"host")]
+    for origin in _values(scope, b"origin"):
+        scheme, _, netloc = origin.lower().partition("://")
+        if scheme not in ("http", "https") or netloc not in hosts:
+            raise HTTPError(
+                403,
+                "requests from web pages of another origin are refused",
+                code="forbidden_origin",
+            )
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(
+        413,
+        f"the body is larger than {limit} bytes; see --max-body-bytes",
+        code="body_too_large",
+        headers={"connection": "close"},
+    )
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _is_netloc(value: str) -> bool:
+    """Whether a Host header is nothing but a host and a port."""
+    try:
+        parts = urlsplit(f"//{value}")
+        parts.port  # noqa: B018 - raises if it is no number
+    except ValueError:
+        return False
+    return parts.netloc == value and "@" not in value
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()

@@ -1,0 +1,228 @@
+"""POST /v1/completions: text after text, or after token ids, for one prompt or many."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequestError, PromptTooLongError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.outputs import Delta
+from quire.sampling_params import StructuredOutputsParams
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.routes.completion_choice import CompletionAnswer, Shows, whole_choice
+from quire.server.routes.generation import Envelope, Generation
+from quire.server.routes.models import choose
+from quire.server.wire.bodies import Body, read_body
+from quire.server.wire.fields import check_known, sampler_fields, sort_fields
+from quire.server.wire.json_response import WholeAnswer, in_thread_if, json_of
+from quire.server.wire.params import (
+    form_field,
+    one_form,
+    prompt_parts,
+    response_form,
+    sampling_params,
+    wants_usage,
+)
+from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
+from quire.server.wire.sse import EventStream
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 256
+MAX_CHOICES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One completion request, ready to run."""
+
+    generation: Generation
+    shows: Shows
+    with_usage: bool
+    envelope: Envelope
+
+    def answers(self) -> list[CompletionAnswer]:
+        """Return a fresh reader for each choice."""
+        indexes = range(self.generation.num_choices)
+        return [CompletionAnswer(index, self.generation, self.shows) for index in indexes]
+
+
+class CompletionRoute:
+    """The endpoint."""
+
+    def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
+        self._frontend = frontend
+        self._budget = budget
+
+    async def create(self, request: Request) -> Response:
+        """Complete the prompts."""
+        body = await read_body(request, CompletionBody)
+        extras = sort_fields(body.raw, CompletionBody, sampler_fields(self._frontend))
+        if body.is_large:
+            run = await asyncio.to_thread(self._prepare, body, extras.for_samplers)
+        else:
+            run = self._prepare(body, extras.for_samplers)
+        headers, release = extras.headers(), run.generation.release
+        if body.typed.stream:
+            request_id = request.scope["quire_request_id"]
+            return EventStream(_events(run), headers, request_id, on_over=release)
+        return WholeAnswer(partial(_whole, run), headers, release)
+
+    def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> Run:
+        typed = body.typed
+        check_known(
+            body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
+        )
+        chosen = choose(self._frontend, typed.model)
+        is_prompt_only = bool(typed.echo) and typed.max_tokens == 0
+        params = sampling_params(
+            typed,
+            max_tokens=1 if is_prompt_only else _max_tokens(typed),
+            logprobs=typed.logprobs,
+            prompt_logprobs=_num_prompt_logprobs(typed),
+            structured_outputs=one_form(
+                response_form(typed.response_format), typed.structured_outputs
+            ),
+            extra_args=extra_args,
+        )
+        _check_count(typed.prompt, params.n)
+        given = split_prompts(typed.prompt)
+        self._check_lengths(given)
+        prompts = [prompt_parts(prompt, typed, True) for prompt in given]
+        return Run(
+            Generation(
+                self._frontend,
+                self._budget,
+                prompts,
+                params,
+                chosen.adapter,
+                form_field(typed.response_format),
+                priority=typed.priority,
+                timeout_s=typed.timeout_s,
+                is_prompt_only=is_prompt_only,
+            ),
+            Shows(typed.logprobs, bool(typed.echo), typed.prompt_logprobs is not None),
+            wants_usage(typed),
+            Envelope.fresh("cmpl", chosen.name),
+        )
+
+    def _check_lengths(self, prompts: list[str | list[int]]) -> None:
+        """Refuse ids that cannot fit before anybody looks at each of them."""
+        limit = self._frontend.max_model_len
+        for prompt in prompts:
+            if isinstance(prompt, list) and len(prompt) >= limit:
+                raise PromptTooLongError(
+                    f"the prompt has {len(prompt)} tokens and leaves no room for an answer: this "
+                    f"model takes {limit} tokens, prompt and answer together",
+                    param="prompt",
+                )
+
+
+def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """Return each prompt of the field `prompt`: a text, texts, ids, or lists of ids.
+
+    Raises:
+        InvalidRequestError: It is none of these, or empty.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequestError("prompt is an empty list", param="prompt")
+    if all(type(item) is int for item in prompt):
+        return [prompt]
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    if all(isinstance(item, list) and all(type(i) is int for i in item) for item in prompt):
+        return prompt
+    raise InvalidRequestError(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
+        param="prompt",
+    )
+
+
+async def _whole(run: Run) -> bytes:
+    answers = run.answers()
+    pieces: list[list[CompletionChoice]] = [[] for _ in answers]
+    async with aclosing(run.generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            read = partial(answers[index].read, delta)
+            piece = await in_thread_if(run.generation.is_large_delta(delta), read)
+            if piece is not None:
+                pieces[index].append(piece)
+    return await in_thread_if(run.generation.is_large, partial(_encode_whole, run, pieces))
+
+
+def _encode_whole(run: Run, pieces: Sequence[Sequence[CompletionChoice]]) -> bytes:
+    return json_of(_completion(run, [*map(whole_choice, pieces)], run.generation.usage()))
+
+
+async def _events(run: Run) -> AsyncGenerator[bytes]:
+    answers = run.answers()
+    usage = None if run.with_usage else UNSET
+    async with aclosing(run.generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            event = partial(_event, run, answers[index], delta, usage)
+            encoded = await in_thread_if(run.generation.is_large_delta(delta), event)
+            if encoded is not None:
+                yield encoded
+    if run.with_usage:
+        yield json_of(_completion(run, [], run.generation.usage()))
+
+
+def _event(
+    run: Run, answer: CompletionAnswer, delta: Delta, usage: UnsetType | None
+) -> bytes | None:
+    piece = answer.read(delta)
+    return None if piece is None else json_of(_completion(run, [piece], usage))
+
+
+def _completion(
+    run: Run, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+) -> Completion:
+    envelope = run.envelope
+    return Completion(
+        id=envelope.id,
+        created=envelope.created,
+        model=envelope.model,
+        choices=choices,
+        usage=usage,
+    )
+
+
+def _max_tokens(body: CompletionBody) -> int:
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _num_prompt_logprobs(body: CompletionBody) -> int | None:
+    """Return how many candidates a position of the prompt; None for none.
+
+    Raises:
+        InvalidRequestError: An echo of several answers asks for them: each would repeat the prompt.
+    """
+    if not body.echo or body.logprobs is None:
+        return body.prompt_logprobs
+    if (body.n or 1) > 1:
+        raise InvalidRequestError(
+            "echo with logprobs would repeat the prompt's before each answer; send n: 1, or ask "
+            "for prompt_logprobs",
+            param="echo",
+        )
+    return max(body.logprobs, body.prompt_logprobs or 0)
+
+
+def _check_count(prompt: str | list[Any], n: int) -> None:
+    """Check the number of answers before anything is copied."""
+    is_many = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
+    num_prompts = len(prompt) if is_many else 1
+    if num_prompts > MAX_PROMPTS or num_prompts * n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"a request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} answers, got "
+            f"{num_prompts} prompts of {n} answers",
+            param="prompt",
+        )

@@ -1,0 +1,59 @@
+"""`echo`: the prompt before the answer; its text comes at once, its log probabilities follow.
+
+A client finds a token in the text by its offset, so offsets follow the text that is shown: a
+special token that the text does not have takes no room in it.
+"""
+
+from quire.frontend.intake.prompt import EncodedPrompt
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.outputs import PromptLogprobs
+from quire.server.wire.openai_logprobs import (
+    append_position,
+    num_characters,
+    position_of,
+    token_name,
+)
+from quire.server.wire.protocol import CompletionLogprobs
+
+
+class Echo:
+    """Shows one prompt.
+
+    Args:
+        prompt: The prompt; one that came as tokens is shown as they decode.
+        tokenizer: The model's.
+        num_top: Candidates to show a position, beside the token that stands there.
+    """
+
+    def __init__(self, prompt: EncodedPrompt, tokenizer: Tokenizer, num_top: int) -> None:
+        self.text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        self._first_token_id = prompt.token_ids[0]
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._octets = self.text.encode()
+        self._end = 0  # of the tokens so far, in bytes of the text
+        self._num_characters = 0
+
+    def logprobs(self, rows: PromptLogprobs) -> CompletionLogprobs:
+        """Return the log probabilities of the prompt tokens that come next."""
+        shown = CompletionLogprobs([], [], [], [])
+        for row in rows:
+            offset = self._num_characters
+            if row is None:  # the first token: nothing predicts it
+                shown.tokens.append(token_name(self._tokenizer.token_bytes(self._first_token_id)))
+                shown.token_logprobs.append(None)
+                shown.top_logprobs.append(None)
+                shown.text_offset.append(offset)
+                self._go_past(self._first_token_id)
+            else:
+                append_position(shown, position_of(row, self._num_top, self._tokenizer), offset)
+                self._go_past(next(iter(row)))
+        return shown
+
+    def _go_past(self, token_id: int) -> None:
+        start, octets = self._end, self._tokenizer.token_bytes(token_id)
+        if self._octets.startswith(octets, start):
+            self._end += len(octets)
+        elif token_id not in self._tokenizer.special_token_ids:  # blanks or letters were rewritten
+            self._end += len(octets.lstrip(b" ") if start == 0 else octets)
+        self._num_characters += num_characters(self._octets[start : self._end])

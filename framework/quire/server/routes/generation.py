@@ -1,0 +1,239 @@
+"""One HTTP request is several answers at once: n for each of its prompts, in one stream."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.errors import GrammarError, RequestFailedError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.intake.prompt import EncodedPrompt
+from quire.messages import FinishReason
+from quire.outputs import Delta
+from quire.sampling_params import SamplingParams
+from quire.server.http.logprob_budget import LogprobBudget, LogprobShare
+from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
+from quire.server.wire.protocol import CachedTokens, Usage
+
+T = TypeVar("T")
+
+LARGE = 1024  # candidates; more of them are worked on beside the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of one answer share."""
+
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def fresh(cls, prefix: str, model: str) -> "Envelope":
+        """Return an envelope with an id of ours."""
+        return cls(f"{prefix}-{secrets.token_hex(14)}", model)
+
+
+class Generation:
+    """The answers to one HTTP request, numbered prompt by prompt; it runs once.
+
+    Args:
+        frontend: Serves the prompts.
+        budget: Of log probabilities of prompts; what is taken is held until `release`.
+        prompts: Prompts as `AsyncFrontend.submit` takes them.
+        params: How to generate; `n` answers a prompt.
+        adapter: Name of a LoRA adapter.
+        form_field: The field that asked for the form, to be named where the form is refused.
+        priority: Smaller goes first, if the scheduling policy reads it.
+        timeout_s: Seconds that each prompt may take.
+        is_prompt_only: Leave the answers out: what is asked about is the prompt.
+
+    Attributes:
+        encoded: The prompts as tokens; empty before the first delta.
+    """
+
+    def __init__(
+        self,
+        frontend: AsyncFrontend,
+        budget: LogprobBudget,
+        prompts: Sequence[dict[str, Any]],
+        params: SamplingParams,
+        adapter: str | None = None,
+        form_field: str = "structured_outputs",
+        *,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+        is_prompt_only: bool = False,
+    ) -> None:
+        self.frontend = frontend
+        self._budget = budget
+        self._share: LogprobShare | None = None
+        self.prompts = prompts
+        self.n = params.n
+        self._params = params
+        self._adapter = adapter
+        self._form_field = form_field
+        self._priority = priority or 0
+        self._timeout_s = timeout_s
+        self._is_prompt_only = is_prompt_only
+        self.encoded: list[EncodedPrompt] = []
+        self._num_prompt_tokens = 0
+        self._num_completion_tokens = 0
+        self._num_cached_tokens = [0] * len(prompts)
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers there will be."""
+        return len(self.prompts) * self.n
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """Generate; yield (choice, delta). Closing it aborts what still runs.
+
+        Whoever has read it and holds nothing of it any more calls `release`.
+
+        Raises:
+            HTTPError: The server shut down before the end.
+            RequestError: A prompt is wrong, or failed.
+            EngineDeadError: The engine stopped.
+        """
+        num_running = self.num_choices
+        async with AsyncExitStack() as stack:
+            streams = []
+            self.encoded = await self.frontend.encode(self.prompts)
+            self._take_share()
+            for encoded in self.encoded:
+                stream = await self._submit(encoded)
+                streams.append(await stack.enter_async_context(stream))
+                self._num_prompt_tokens += len(stream.prompt_token_ids)
+                await asyncio.sleep(0)  # hundreds of prompts: others have their turn in between
+            deltas = await stack.enter_async_context(aclosing(merged(streams)))
+            async for prompt_index, delta in deltas:
+                _check_finish(delta.finish_reason)
+                num_running -= delta.finish_reason is not None
+                if self._is_prompt_only:
+                    delta = _without_answer(delta)
+                self._count(prompt_index, delta)
+                yield prompt_index * self.n + delta.index, delta
+        if num_running:
+            raise RequestFailedError("the engine ended the request before it was finished")
+
+    async def _submit(self, prompt: EncodedPrompt) -> AnswerStream:
+        try:
+            return await self.frontend.submit(
+                prompt,
+                self._params,
+                adapter=self._adapter,
+                priority=self._priority,
+                timeout_s=self._timeout_s,
+            )
+        except GrammarError as error:
+            if error.param == "structured_outputs":
+                error.param = self._form_field
+            raise
+
+    def usage(self) -> Usage:
+        """Return what it cost so far."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=CachedTokens(sum(self._num_cached_tokens)),
+        )
+
+    @property
+    def is_large(self) -> bool:
+        """Whether encoding the whole answer takes long."""
+        return self._share is not None and self._share.num > LARGE
+
+    def is_large_delta(self, delta: Delta) -> bool:
+        """Whether what is to be done with a delta takes long."""
+        num_rows = len(delta.prompt_logprobs or ())
+        return num_rows * ((self._params.prompt_logprobs or 0) + 1) > LARGE
+
+    def release(self) -> None:
+        """Give back what was taken of the budget. May be called twice."""
+        if self._share is not None:
+            self._share.give_back()
+
+    def _take_share(self) -> None:
+        num_likeliest = self._params.prompt_logprobs
+        if num_likeliest is not None:
+            num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
+            self._share = self._budget.take(num_tokens, num_likeliest + 1)
+
+    def _count(self, prompt_index: int, delta: Delta) -> None:
+        self._num_completion_tokens += len(delta.token_ids)
+        if delta.index == 0:  # the other answers find in the cache what the first one computed
+            self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield (stream, item) as items come; closing it, or an error in one, stops reading all."""
+    if len(streams) == 1:
+        async for only in streams[0]:
+            yield 0, only
+        return
+    queue: asyncio.Queue[tuple[int, T] | _End] = asyncio.Queue(maxsize=2 * len(streams))
+    tasks = [asyncio.create_task(_feed(queue, i, stream)) for i, stream in enumerate(streams)]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await queue.get()
+            if not isinstance(item, _End):
+                yield item
+                continue
+            num_running -= 1
+            if item.error is not None:
+                raise item.error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: Exception | None = None
+
+
+async def _feed(
+    queue: "asyncio.Queue[tuple[int, T] | _End]", index: int, stream: AsyncIterator[T]
+) -> None:
+    end = _End()
+    try:
+        async for item in stream:
+            await queue.put((index, item))
+    except Exception as error:  # noqa: BLE001 - it is raised again by whoever reads the queue
+        end = _End(error)
+    await queue.put(end)
+
+
+def _without_answer(delta: Delta) -> Delta:
+    """Leave out the one token that was generated, as a prompt is not computed for nothing."""
+    return msgspec.structs.replace(
+        delta,
+        text="",
+        token_ids=[],
+        logprobs=None if delta.logprobs is None else [],
+        finish_reason=None if delta.finish_reason is None else "length",
+        stop_reason=None,
+    )
+
+
+def _check_finish(reason: FinishReason | None) -> None:
+    """OpenAI's clients know no "abort" and no "error": these are errors, not ways to finish."""
+    if reason == "abort":
+        raise HTTPError(
+            503,
+            "the request was aborted; the server may be shutting down",
+            code="aborted",
+            headers={"retry-after": str(RETRY_AFTER_S)},
+        )
+    if reason == "error":
+        raise RequestFailedError("the request failed while it ran")

@@ -1,0 +1,63 @@
+"""POST /tokenize and /detokenize, with the fields that vLLM's have."""
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequestError
+from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.routes.models import choose
+from quire.server.wire.bodies import read_body
+from quire.server.wire.json_response import json_response
+from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
+
+
+class Tokens(msgspec.Struct):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Text(msgspec.Struct):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class TokenRoutes:
+    """The two endpoints."""
+
+    def __init__(self, frontend: AsyncFrontend) -> None:
+        self._frontend = frontend
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the ids of a text."""
+        body = await read_body(request, TokenizeBody)
+        choose(self._frontend, body.typed.model)
+        encode, typed = self._frontend.tokenizer.encode, body.typed
+        if body.is_large:
+            tokens = await asyncio.to_thread(encode, typed.prompt, typed.add_special_tokens)
+        else:
+            tokens = encode(typed.prompt, typed.add_special_tokens)
+        return json_response(Tokens(len(tokens), self._frontend.max_model_len, tokens))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of ids."""
+        body = await read_body(request, DetokenizeBody)
+        choose(self._frontend, body.typed.model)
+        self._check(body.typed.tokens)
+        decode = self._frontend.tokenizer.decode
+        text = await asyncio.to_thread(decode, body.typed.tokens, False)
+        return json_response(Text(text))
+
+    def _check(self, token_ids: list[int]) -> None:
+        size = self._frontend.tokenizer.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise InvalidRequestError(
+                    f"tokens holds {token_id}; token ids are from 0 to {size - 1}", param="tokens"
+                )

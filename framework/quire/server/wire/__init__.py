@@ -1,0 +1,1 @@
+"""Bodies as bytes: OpenAI's fields, JSON, server-sent events and errors."""

@@ -1,0 +1,130 @@
+"""From bytes to a typed body, strictly: what is wrong with it names its field."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from quire.errors import InvalidRequestError
+from quire.server.wire.http_errors import HTTPError
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+MAX_BRACKETS = 100_000  # each may open an object, and millions of those stop every thread
+BODY_TIMEOUT_S = 60.0
+LARGE_BYTES = 32 * 1024  # from here on, work on the text leaves the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Body(Generic[T]):
+    """A body, typed, and as it was written."""
+
+    typed: T
+    raw: dict[str, Any]
+    num_bytes: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether work that is linear in the body belongs in a thread."""
+        return self.num_bytes >= LARGE_BYTES
+
+
+async def read_body(request: Request, kind: type[T]) -> Body[T]:
+    """Read and decode a request's JSON body.
+
+    Raises:
+        HTTPError: It is not JSON by its header, or comes too slowly.
+        InvalidRequestError: It is not JSON, or a field has the wrong type.
+    """
+    check_content_type(request)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data = await request.body()
+    except TimeoutError:
+        raise HTTPError(408, "the body did not arrive in time", code="timeout") from None
+    if len(data) < LARGE_BYTES:
+        return decode(data, kind)
+    return await asyncio.to_thread(decode, data, kind)
+
+
+def check_content_type(request: Request) -> None:
+    """Only JSON, uncompressed: a browser cannot send it across origins without asking.
+
+    Raises:
+        HTTPError: It is something else.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"the content type must be application/json, got {kind[:100] or 'none'!r}"
+        raise HTTPError(415, message, code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        message = "compressed bodies are not taken; send the JSON as it is"
+        raise HTTPError(415, message, code="unsupported_media_type")
+
+
+def decode(data: bytes, kind: type[T]) -> Body[T]:
+    """Decode a JSON object.
+
+    Raises:
+        InvalidRequestError: It is not JSON, or a field has the wrong type.
+    """
+    if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+        raise InvalidRequestError(f"the body has more than {MAX_BRACKETS} opening brackets")
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the body is not valid JSON: it is not UTF-8") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(raw, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    check_depth(raw)
+    return Body(convert(raw, kind), raw, len(data))
+
+
+def check_depth(value: Any) -> None:
+    """Check nesting without recursion: templates and schemas will walk the value with it.
+
+    Raises:
+        InvalidRequestError: It is nested deeper than `MAX_DEPTH`.
+    """
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def convert(value: Any, kind: type[T], where: str = "") -> T:
+    """Return a decoded value as a typed one.
+
+    Args:
+        value: What JSON gave.
+        kind: The type that it must have.
+        where: Path of the value in the body, for the message.
+
+    Raises:
+        InvalidRequestError: It has another type; `param` is the path of the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        param = (where + path.removesuffix("`")).lstrip(".") or None
+        message = f"{param}: {what}" if param else what
+        raise InvalidRequestError(message, param=param) from None
+
+
+def _children(value: Any) -> list[Any]:
+    items = value.values() if isinstance(value, dict) else value
+    return [item for item in items if isinstance(item, dict | list)]
+
+
+def _too_deep() -> InvalidRequestError:
+    return InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,101 @@
+r"""Log probabilities in OpenAI's two shapes.
+
+/v1/completions has no field for a token's bytes, so a token that is a part of a character is
+written as `bytes:\xe2\x80` there: two of them would be the same U+FFFD, and one would be lost.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.outputs import Delta, Logprob
+from quire.server.wire.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+
+
+def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
+    """Return a delta's log probabilities as /v1/chat/completions has them."""
+    if delta.logprobs is None:
+        return None
+    return ChatLogprobs([position_of(found, num_top, tokenizer) for found in delta.logprobs])
+
+
+def completion_logprobs(
+    delta: Delta, num_top: int, offset: int, tokenizer: Tokenizer
+) -> tuple[CompletionLogprobs | None, int]:
+    """Return a delta's log probabilities as /v1/completions has them.
+
+    Args:
+        delta: The delta.
+        num_top: Candidates to show a position, beside the chosen one.
+        offset: Characters of the choice's tokens so far.
+        tokenizer: Says what a token looks like.
+
+    Returns:
+        The log probabilities, if they were asked for, and the offset after them.
+    """
+    if delta.logprobs is None:
+        return None, offset
+    shown = CompletionLogprobs([], [], [], [])
+    for found in delta.logprobs:
+        position = position_of(found, num_top, tokenizer)
+        append_position(shown, position, offset)
+        offset += num_characters(bytes(position.bytes or ()))
+    return shown, offset
+
+
+def append_position(shown: CompletionLogprobs, position: TokenLogprob, offset: int) -> None:
+    """Add a position to the lists, `offset` characters behind the text's beginning."""
+    name = _name(position)
+    shown.tokens.append(name)
+    shown.token_logprobs.append(position.logprob)
+    top = {_name(candidate): candidate.logprob for candidate in reversed(position.top_logprobs)}
+    shown.top_logprobs.append(top | {name: position.logprob})
+    shown.text_offset.append(offset)
+
+
+def num_characters(octets: bytes) -> int:
+    """Return how many characters begin in these bytes."""
+    return sum(byte & 0xC0 != 0x80 for byte in octets)
+
+
+def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Return the log probabilities of a whole answer."""
+    return CompletionLogprobs(
+        [token for piece in pieces for token in piece.tokens],
+        [logprob for piece in pieces for logprob in piece.token_logprobs],
+        [top for piece in pieces for top in piece.top_logprobs],
+        [offset for piece in pieces for offset in piece.text_offset],
+    )
+
+
+def position_of(found: Mapping[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+    """Read one position: the chosen token stands first, then the likeliest."""
+    chosen, logprob = next(iter(found.items()))
+    likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
+    text, octets = _token(chosen, tokenizer)
+    top = [TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in likeliest]
+    return TokenLogprob(text, logprob.logprob, octets, top)
+
+
+def token_name(octets: bytes) -> str:
+    """Return the token's text, or its bytes if they are not text."""
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in octets)
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    return token_name(bytes(token.bytes or ()))
+
+
+def _named(
+    token_id: int, candidate: Logprob, tokenizer: Tokenizer
+) -> tuple[str, float, list[int] | None]:
+    text, octets = _token(token_id, tokenizer)
+    return text, candidate.logprob, octets
+
+
+def _token(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Return a token as text and as bytes; the bytes may be a part of a character."""
+    octets = tokenizer.token_bytes(token_id)
+    return octets.decode("utf-8", "replace"), list(octets)

@@ -1,0 +1,141 @@
+"""Features that a backend may declare: each is tried where it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.interfaces.attention import AttentionLayerParams
+from quire.testing.attention.attention_checks import AttentionChecks, assert_close
+from quire.testing.attention.attention_sizes import SCALE, Padding, SceneSizes
+from quire.testing.attention.attention_truth import kept, reference_attention
+
+INVARIANT_LENGTH = 150  # beyond 128, where a backend may cut
+SINGLE_TOKENS = (1, 1, 124, 1, 1, 1, 1, 20)  # the first, and those around 128
+RAGGED = (1, 37, 16, 5, 64)
+
+
+class DeclaredFeatures(AttentionChecks):
+    """The part of the contract that depends on what is declared."""
+
+    def test_windows_hide_what_lies_before(self, window: int) -> None:
+        """For prompts, single tokens, and both in one step."""
+        self._check_reach(replace(self._plain(), window=window))
+
+    def test_chunks_hide_what_lies_before(self, chunk_size: int) -> None:
+        """The query's own chunk is all that it sees, wherever the step cuts."""
+        self._check_reach(replace(self._plain(), chunk=chunk_size))
+
+    @pytest.mark.parametrize("is_taken", [False, True], ids=["null block", "others' blocks"])
+    def test_what_no_query_sees_is_never_read(self, reach: SceneSizes, is_taken: bool) -> None:
+        """It is NaN, which no mask hides: blocks left behind, ends of blocks, the null block."""
+        scene = self._scene(reach)
+        long, short, fresh = scene.add(150), scene.add(40), scene.add(70)
+        self._check(scene, scene.step([(long, 90), (short, 4)], Padding(1, 3)))
+        steps = (
+            [(long, 1), (short, 17)],  # a single token, a chunk
+            [(fresh, 50), (long, 1), (short, 1)],  # a prompt, two single tokens
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(short, 1), (long, 3), (fresh, 9)],
+        )
+        for plan in steps:
+            for number, _ in plan:
+                scene.give_up_unseen(number, is_taken=is_taken)
+            self._check(scene, scene.step(plan, Padding(1, 3)))
+
+    def test_pages_may_be_padded(self, page_padding: int) -> None:
+        """The padding is neither read nor written: another layer may live there."""
+        scene = self._scene(replace(self._plain(), num_padding_rows=page_padding))
+        padding = scene.raw[:, scene.page_bytes :].clone()
+        numbers = [scene.add(length + 3) for length in RAGGED]
+        self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
+        for _ in range(3):
+            self._check(scene, scene.step([(number, 1) for number in numbers]))
+        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), "padding was written"
+
+    def test_scores_are_capped(self, soft_cap: float) -> None:
+        """The cap acts on the scaled score, before the mask."""
+        scene = self._scene(replace(self._plain(), soft_cap=soft_cap))
+        scene.add(50)
+        scene.add(9)
+        self._check(scene, scene.step([(0, 48), (1, 7)]))
+        self._check(scene, scene.step([(0, 1), (1, 1)]))
+
+    def test_sinks_take_their_share(self, sinks: SceneSizes) -> None:
+        """A logit more for each query head, without a value."""
+        scene = self._scene(sinks)
+        numbers = [scene.add(length + 3) for length in RAGGED]
+        self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
+        for _ in range(3):
+            self._check(scene, scene.step([(number, 1) for number in numbers]))
+
+    def test_each_layer_has_its_own_scales(self, scaled_dtype: str) -> None:
+        """Layers that share a step keep the same numbers differently."""
+        scene = self._scene(replace(self._plain(), kv_dtype=scaled_dtype))
+        scene.add(20)
+        metadata = scene.backend.prepare(scene.layout([(0, 20)], Padding()))
+        q, k, v = scene.inputs([(0, 20)])
+        for k_scale, v_scale in ((0.25, 4.0), (8.0, 0.125)):
+            layer = AttentionLayerParams(SCALE, k_scale=k_scale, v_scale=v_scale)
+            cache = torch.zeros_like(scene.raw[:, : scene.page_bytes])
+            view = scene.backend.kv_view(cache.view(-1), scene.spec, len(cache))
+            out = scene.backend.forward(q, k, v, view, metadata, layer)
+            truth = reference_attention(
+                q.double().cpu(),
+                kept(k.cpu(), scaled_dtype, k_scale),
+                kept(v.cpu(), scaled_dtype, v_scale),
+                layer,
+            )
+            assert_close(out.cpu(), truth, self.tolerance(scene.sizes))
+
+    def test_heads_are_normed_and_turned_before_they_are_kept(self, rotary: SceneSizes) -> None:
+        """`forward_rotary` is norm, rotation, write and attention, padding or none."""
+        scene = self._scene(rotary)
+        a, b, c = (scene.add(length) for length in (40, 9, 25))
+        self._check(scene, scene.step([(a, 30), (b, 8)], Padding(1, 2)))
+        self._check(scene, scene.step([(c, 17), (a, 1), (b, 1)]))
+        self._check(scene, scene.step([(a, 1), (c, 8)], Padding(2, 3)))
+
+    def test_batch_invariant_answers_are_bit_identical(self, invariant: SceneSizes) -> None:
+        """Where it is declared: alone or in any batch, whole or in any chunks, the same bits."""
+        alone = self._answers(invariant, (INVARIANT_LENGTH,), ())
+        for chunks, others in (
+            (SINGLE_TOKENS, ()),
+            (SINGLE_TOKENS, (5, 90, 200)),
+            ((3, 1, 60, 1, 59, 26), ()),
+            ((40, 40, 40, 30), (1, 64, 7, 128, 2, 33)),
+            ((128, 1, 21), (20,)),
+        ):
+            answers = self._answers(invariant, chunks, others)
+            assert torch.equal(answers, alone), (
+                f"in chunks of {chunks}, beside requests of {others} tokens, a row differs"
+            )
+
+    def _answers(
+        self, sizes: SceneSizes, chunks: Sequence[int], others: Sequence[int]
+    ) -> Tensor:  # [L, H, D]
+        """Return all answers to one request, computed in chunks beside others."""
+        scene = self._scene(sizes)
+        number = scene.add(INVARIANT_LENGTH)
+        beside = [scene.add(length + INVARIANT_LENGTH) for length in others]
+        if beside:
+            scene.answers(list(zip(beside, others, strict=True)))
+        answers = []
+        for index, chunk in enumerate(chunks):
+            place = index % (len(beside) + 1)
+            plan = [(other, 1) for other in beside]
+            plan.insert(place, (number, chunk))
+            answers.append(scene.answers(plan)[place])
+        return torch.cat(answers)
+
+    def _check_reach(self, sizes: SceneSizes) -> None:
+        scene = self._scene(sizes)
+        numbers = [scene.add(length + 20) for length in (50, 4, 31)]
+        self._check(scene, scene.step([(0, 50), (1, 4), (2, 31)]))
+        self._check(scene, scene.step([(0, 1), (1, 17), (2, 1)]))
+        self._check(scene, scene.step([(number, 1) for number in numbers]))

@@ -1,0 +1,1 @@
+"""Weights, adapters and KV memory: from files to the layers of a model."""

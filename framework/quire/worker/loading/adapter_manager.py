@@ -1,0 +1,252 @@
+"""Adapters take turns in a fixed number of places; one that a running request uses keeps its place.
+
+What an adapter says it changes is compared with the model before anything is written: a module that
+the model does not have is an error, because leaving it out would answer with the base model in
+silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.errors import AdapterError, QuireError, RefusedError
+from quire.interfaces.lora import Adapter, AdapterBatch, AdapterModule, LoRASource
+from quire.interfaces.model import Model
+from quire.layers.linear.linear_layers import ParallelLinear
+from quire.messages import AdapterRef
+from quire.worker.device.device_faults import end_if_device_failed
+from quire.worker.device.uploads import upload
+from quire.worker.loading.base_model import BaseModel
+from quire.worker.loading.weight_loading import as_module
+
+MAX_LISTED = 4
+
+
+class AdaptedMatrix(NamedTuple):
+    """One matrix of the checkpoint, as it lies in the model."""
+
+    layer: ParallelLinear
+    part: str
+
+
+class AdapterManager:
+    """The adapters that one worker holds.
+
+    Args:
+        model: Its linear layers get room for adapters.
+        source: Reads adapters from their folders.
+        max_loras: Places.
+        max_rank: Largest rank that a place has room for.
+        sources: Further ones, by the names that adapters may have for theirs.
+        base: The model that adapters should be made for; None: it is not looked at.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        source: LoRASource,
+        max_loras: int,
+        max_rank: int,
+        *,
+        sources: Mapping[str, LoRASource] | None = None,
+        base: BaseModel | None = None,
+    ) -> None:
+        self.model = model
+        self.source = source
+        self._sources = sources or {}
+        self._base = base
+        self.max_loras = max_loras
+        self.max_rank = max_rank
+        self.targets = adapted_matrices(model)
+        self._layers = list(dict.fromkeys(target.layer for target in self.targets.values()))
+        for layer in self._layers:
+            layer.enable_lora(max_loras, max_rank)
+        self._device = self._layers[0].context.device
+        self._places: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._last: tuple[tuple[tuple[int, ...], tuple[int, ...]], AdapterBatch | None] | None = (
+            None
+        )
+
+    def load(self, ref: AdapterRef, in_use: Set[AdapterRef] = frozenset()) -> int:
+        """Return the adapter's index in the layers' stacks; read and place it if it is not there.
+
+        Args:
+            ref: The adapter.
+            in_use: Adapters that must keep their places.
+
+        Raises:
+            AdapterError: It cannot be used with this model or in this mode, has changed on disk
+                since it was resolved, or all places are in use.
+        """
+        key = _key(ref)
+        if key not in self._places:
+            with _named(ref):
+                adapter = self._read(ref)
+                index = self._free_place({_key(other) for other in in_use}, ref)
+                self._place(index, adapter)
+            self._places[key] = index
+        self._places.move_to_end(key)
+        return self._places[key]
+
+    def drop(self, ref: AdapterRef) -> bool:
+        """Forget an adapter, and say whether it was there; nobody may be using it."""
+        index = self._places.pop(_key(ref), None)
+        if index is None:
+            return False
+        self._clear(index)
+        return True
+
+    def batch(self, indexes: Sequence[int], query_lens: Sequence[int]) -> AdapterBatch | None:
+        """Say which rows of a step use which adapter; None if no row uses any.
+
+        Args:
+            indexes: For each request, its adapter's index as `load` returned it, or -1.
+            query_lens: For each request, its tokens in this step.
+        """
+        if not indexes or max(indexes) < 0:
+            return None
+        key = (tuple(indexes), tuple(query_lens))
+        if self._last is None or self._last[0] != key:  # decode steps repeat
+            self._last = (key, _batch(indexes, query_lens, self._device))
+        return self._last[1]
+
+    def _read(self, ref: AdapterRef) -> Adapter:
+        source = self._sources.get(ref.source, self.source)
+        adapter = source.read(Path(ref.path), self.max_rank)
+        if ref.content_hash and adapter.content_hash != ref.content_hash:
+            raise AdapterError(
+                f"adapter {ref.name!r}: its files have changed since it was registered; register "
+                "it again"
+            )
+        self._check(ref.name, adapter.modules)
+        if self._base is not None:
+            self._base.check(ref, adapter.base_model)
+        return adapter
+
+    def _check(self, name: str, modules: Mapping[str, AdapterModule]) -> None:
+        unknown = [module for module in modules if module not in self.targets]
+        if unknown:
+            raise AdapterError(
+                f"adapter {name!r} changes {len(unknown)} module(s) that the model does not have "
+                f"as linear layers: {', '.join(unknown[:MAX_LISTED])}; was it trained on another "
+                "base model?"
+            )
+        for module, matrices in modules.items():
+            self._check_shape(name, module, matrices)
+            _check_numbers(name, module, matrices)
+
+    def _check_shape(self, name: str, module: str, matrices: AdapterModule) -> None:
+        layer, part = self.targets[module]
+        rank = len(matrices.a) if matrices.a.dim() else 0
+        if rank > self.max_rank:
+            raise AdapterError(
+                f"adapter {name!r} has rank {rank} at {module}; max_lora_rank is {self.max_rank}"
+            )
+        given = (tuple(matrices.a.shape), tuple(matrices.b.shape))
+        wanted = ((rank, layer.num_columns), (layer.slices[part].num_rows, rank))
+        if given != wanted:
+            raise AdapterError(
+                f"adapter {name!r} does not fit the model at {module}: A and B have shapes "
+                f"{list(given[0])} and {list(given[1])}, the model needs {list(wanted[0])} and "
+                f"{list(wanted[1])}; was it trained on another base model?"
+            )
+
+    def _free_place(self, in_use: Set[str], ref: AdapterRef) -> int:
+        taken = set(self._places.values())
+        for index in range(self.max_loras):
+            if index not in taken:
+                return index
+        for key, index in self._places.items():
+            if key not in in_use:
+                del self._places[key]
+                self._clear(index)
+                return index
+        raise AdapterError(
+            f"adapter {ref.name!r} has no place: all {self.max_loras} are in use (max_loras)"
+        )
+
+    def _place(self, index: int, adapter: Adapter) -> None:
+        try:
+            self._write(index, adapter)
+        except BaseException:
+            self._clear(index)  # what counts as free holds nothing
+            raise
+
+    def _write(self, index: int, adapter: Adapter) -> None:
+        changes: dict[ParallelLinear, dict[str, AdapterModule]] = {}
+        for module, matrices in adapter.modules.items():
+            layer, part = self.targets[module]
+            changes.setdefault(layer, {})[part] = matrices
+        for layer, parts in changes.items():
+            layer.set_adapter(index, parts)
+
+    def _clear(self, index: int) -> None:
+        for layer in self._layers:
+            layer.set_adapter(index, {})
+
+
+def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
+    """Return the matrices that adapters can change, by the checkpoint's module names.
+
+    Raises:
+        AdapterError: There are none.
+    """
+    targets = {}
+    for path, module in as_module(model).named_modules():
+        if isinstance(module, ParallelLinear):
+            parent = path.rpartition(".")[0]
+            for part in module.slices:
+                targets[f"{parent}.{part}" if parent else part] = AdaptedMatrix(module, part)
+    if not targets:
+        raise AdapterError(
+            f"{type(model).__name__} has no linear layers of quire.layers, so it cannot serve LoRA"
+        )
+    return targets
+
+
+@contextmanager
+def _named(ref: AdapterRef) -> Iterator[None]:
+    """Raise what an adapter makes go wrong as an AdapterError that names it.
+
+    A control verb may raise nothing but errors of ours: the engine dies of any other.
+    """
+    try:
+        yield
+    except Exception as error:  # the edge of LoRA sources, and of what they return
+        end_if_device_failed(error)
+        if isinstance(error, QuireError) and not isinstance(error, RefusedError):
+            raise
+        told = error if isinstance(error, RefusedError) else type(error).__name__
+        raise AdapterError(f"adapter {ref.name!r} cannot be used: {told}") from error
+
+
+def _check_numbers(name: str, module: str, matrices: AdapterModule) -> None:
+    for matrix in (matrices.a, matrices.b):
+        is_sound = matrix.is_floating_point() and matrix.float().isfinite().all()  # float8, too
+        if not is_sound:
+            raise AdapterError(
+                f"adapter {name!r} is damaged at {module}: A and B must hold finite floating-point "
+                f"numbers, and one of them ({matrix.dtype}) does not"
+            )
+    if not math.isfinite(matrices.scale):
+        raise AdapterError(f"adapter {name!r} has the scale {matrices.scale} at {module}")
+
+
+def _batch(indexes: Sequence[int], query_lens: Sequence[int], device: torch.device) -> AdapterBatch:
+    index = np.repeat(np.array(indexes), query_lens)  # [T]
+    used = sorted({adapter for adapter in indexes if adapter >= 0})
+    rows = tuple((adapter, upload(np.flatnonzero(index == adapter), device)) for adapter in used)
+    covers_all = len(used) == 1 and min(indexes) >= 0
+    return AdapterBatch(upload(index, device), rows, covers_all)
+
+
+def _key(ref: AdapterRef) -> str:
+    return ref.content_hash or ref.path

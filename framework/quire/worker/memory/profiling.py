@@ -1,0 +1,186 @@
+"""Run a step of the largest size before there is a cache, and give the cache what that leaves."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.compose.compose import layer_specs
+from quire.compose.composition import Composition
+from quire.compose.kernel_choice import num_captures
+from quire.compose.memory_profile import (
+    MemoryProfile,
+    captured_bytes,
+    groups_of,
+    least_cache_bytes,
+    misfit,
+)
+from quire.config import Settings
+from quire.errors import CapacityError
+from quire.interfaces.kv_cache import KVCacheSpec
+from quire.interfaces.model import Model
+from quire.layers.attention.caching_layer import CachingLayer
+from quire.plugins.loading import Registries
+from quire.worker.batch.slots import SlotTables
+from quire.worker.loading.adapter_manager import AdapterManager
+from quire.worker.loading.layer_binding import attention_shape
+from quire.worker.loading.weight_loading import as_module
+from quire.worker.memory.device_memory import MemoryMeter, enough_memory
+from quire.worker.memory.largest_step import BackendKind, LargestStep
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, and all that is known of the engine before there is a cache."""
+
+    settings: Settings
+    composition: Composition
+    registries: Registries
+    model: Model
+    adapters: AdapterManager | None
+    device: torch.device
+    dtype: torch.dtype
+
+    def specs(self) -> list[KVCacheSpec]:
+        """Return the KV-cache spec of each layer that keeps something."""
+        return layer_specs(self.settings, self.composition, self.registries)
+
+
+def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
+    """Return the bytes of a GPU that the cache may take.
+
+    Raises:
+        CapacityError: They are too few; the message says which flags would help.
+    """
+    cache = loaded.settings.cache
+    profile = measure(loaded, meter)
+    logger.info("memory of %s: %s", loaded.device, profile.summary(cache.gpu_memory_utilization))
+    needed = cache.kv_cache_memory_bytes
+    if needed is None:
+        needed = least_cache_bytes(loaded.specs(), loaded.settings)
+    problem = misfit(profile, loaded.settings, needed)
+    if problem is not None and cache.num_kv_blocks is None:
+        raise CapacityError(problem)
+    return max(0, profile.kv_bytes(cache.gpu_memory_utilization))
+
+
+def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
+    """Run steps of the largest size, and see what is held when.
+
+    Raises:
+        CapacityError: Not even a step fits.
+    """
+    scheduler, composition = loaded.settings.scheduler, loaded.composition
+    num_requests, largest = scheduler.max_running, composition.max_graph_requests
+    num_tokens = min(scheduler.max_num_batched_tokens, num_requests * composition.max_model_len)
+    kinds = backend_kinds(loaded)
+    weight_bytes = meter.held_bytes()
+    way_out = "set a smaller max_num_batched_tokens or max_num_seqs"
+    with enough_memory(f"a step of {num_tokens} tokens", loaded.device, way_out):
+        step = _largest_step(loaded, kinds)
+        table_bytes = meter.held_bytes() - weight_bytes  # and of the buffers of a step's inputs
+        forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
+        rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
+        sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
+        graph_bytes = 0
+        if largest:
+            vocab_size = composition.description.vocab_size
+            graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
+            graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
+    held_bytes, total_bytes = meter.held_bytes(), meter.total_bytes()
+    return MemoryProfile(
+        total_bytes=total_bytes,
+        other_bytes=max(0, total_bytes - meter.free_bytes() - held_bytes),
+        weight_bytes=weight_bytes,
+        forward_bytes=forward_bytes,
+        sampling_bytes=sampling_bytes,
+        workspace_bytes=workspace_bytes(loaded.specs(), kinds),
+        table_bytes=table_bytes,
+        graph_bytes=graph_bytes,
+    )
+
+
+def backend_kinds(loaded: LoadedModel) -> dict[str, BackendKind]:
+    """Return what the backend of each layer that keeps something will be built from, by name."""
+    every = dict(as_module(loaded.model).named_modules())
+    layers = ((spec, every.get(spec.layer.name)) for spec in loaded.specs())
+    return {
+        spec.layer.name: _kind(loaded, spec, layer)
+        for spec, layer in layers
+        if isinstance(layer, CachingLayer)
+    }
+
+
+def workspace_bytes(specs: Sequence[KVCacheSpec], kinds: Mapping[str, BackendKind]) -> int:
+    """Return what the backends keep: each KV group has one for each shape of its layers."""
+    total = 0
+    for leader, num_groups in groups_of(specs):
+        names = [spec.layer.name for spec in specs if spec.key == leader.key]
+        for kind in {kinds[name] for name in names if name in kinds}:
+            total += num_groups * kind.backend_class.workspace_bytes(kind.shape)
+    return total
+
+
+def _kind(loaded: LoadedModel, spec: KVCacheSpec, layer: CachingLayer[Any]) -> BackendKind:
+    shape = attention_shape(
+        layer,
+        spec,
+        loaded.settings,
+        loaded.composition,
+        loaded.dtype,
+        loaded.device,
+        max_blocks=spec.blocks_needed(loaded.composition.max_model_len),
+    )
+    entry = loaded.composition.attention_backend_of(spec.layer).entry
+    return BackendKind(loaded.registries.attention_backends.load(entry), shape)
+
+
+def _slot_tables(loaded: LoadedModel) -> SlotTables:
+    composition = loaded.composition
+    return SlotTables(
+        loaded.settings.scheduler.max_num_seqs,
+        composition.max_model_len,
+        [spec.blocks_needed(composition.max_model_len) for spec in _group_specs(loaded)],
+        composition.sampler_fields,
+        loaded.device,
+        has_device_blocks=composition.kernels == "triton",
+    )
+
+
+def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
+    """Return what will gather steps on the device, for its size; None without kernels."""
+    if loaded.composition.kernels != "triton":
+        return None
+    from quire.worker.batch.device_inputs import DeviceInputs  # loads Triton
+
+    block_sizes = [spec.block_size for spec in _group_specs(loaded)]
+    max_tokens = loaded.settings.scheduler.max_num_batched_tokens
+    return DeviceInputs(tables, block_sizes, max_tokens)
+
+
+def _group_specs(loaded: LoadedModel) -> list[KVCacheSpec]:
+    """Return a spec for each KV group that there is likely to be."""
+    groups = groups_of(loaded.specs())
+    return [spec for spec, num_groups in groups for _ in range(num_groups)]
+
+
+def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> LargestStep:
+    composition, tables = loaded.composition, _slot_tables(loaded)
+    vocab_size = composition.description.vocab_size
+    samplers = [
+        loaded.registries.samplers.load(choice.entry)(vocab_size, loaded.device)
+        for choice in composition.samplers
+    ]
+    return LargestStep(
+        loaded.model,
+        kinds,
+        samplers,
+        tables,
+        loaded.adapters,
+        composition.max_model_len,
+        kept=_device_inputs(loaded, tables),
+    )

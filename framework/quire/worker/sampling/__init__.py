@@ -1,0 +1,1 @@
+"""From logits to sampled tokens: masks, the sampler pipeline and log probabilities."""

@@ -1,0 +1,1 @@
+"""Attention in compiled C++: the backend `cpu`."""

@@ -1,0 +1,1 @@
+"""Decode steps in CUDA C++: the backend `cuda`."""

@@ -1,0 +1,130 @@
+"""The kernels of `paged_decode.cu`, as Python sees them: variants, argument and launches."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from importlib import resources
+from typing import ClassVar, Protocol
+
+import torch
+
+from quire.interfaces.attention import AttentionShape
+from quire_attention_backends.cuda.cuda_compiler import compile_cubin
+from quire_attention_backends.cuda.cuda_driver import CudaDriver
+
+SOURCE = "paged_decode.cu"
+KERNELS = ("paged_decode", "combine")
+BLOCK_THREADS = 128
+MAX_HEAD_WARPS = 4
+
+_QUERY_CODES = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 116}
+_STORED_CODES = {"float32": 32, "float16": 16, "bfloat16": 116, "float8_e4m3fn": 8}
+
+
+class DecodeStep(ctypes.Structure):
+    """What both kernels are told; `DecodeStep` of the source says what the fields mean."""
+
+    _fields_: ClassVar = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "out", "q", "pages", "block_table", "query_start", "seq_lens", "num_partitions",
+                "partitions", "parts", "partial_out", "partial_stats", "sinks",
+            )
+        ),
+        *(
+            (name, ctypes.c_longlong)
+            for name in ("q_token_stride", "q_head_stride", "page_stride", "table_stride")
+        ),
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                "num_requests", "num_tokens", "num_kv_heads", "group", "page_shift",
+                "combined_heads", "window", "chunk",
+            )
+        ),
+        *((name, ctypes.c_float) for name in ("q_factor", "soft_cap", "v_factor")),
+        ("unused", ctypes.c_int),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeVariant:
+    """What the source is compiled for.
+
+    Attributes:
+        query: Code of the element type of q and of the answer.
+        stored: The same of K and V.
+        tile_heads: Query heads of a warp.
+        head_warps: Warps of a block that have heads of their own; the others share the keys.
+    """
+
+    query: int
+    stored: int
+    head_dim: int
+    tile_heads: int
+    head_warps: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape) -> DecodeVariant:
+        """Choose for a shape."""
+        group = shape.num_heads // shape.num_kv_heads
+        tile_heads = min(4, _power_of_two(group))
+        head_warps = min(MAX_HEAD_WARPS, _power_of_two(-(-group // tile_heads)))
+        stored = _STORED_CODES[shape.kv_dtype]
+        return cls(_QUERY_CODES[shape.dtype], stored, shape.head_dim, tile_heads, head_warps)
+
+    @property
+    def block_heads(self) -> int:
+        """Query heads of a block, of one KV head."""
+        return self.tile_heads * self.head_warps
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Return what the source wants defined."""
+        return {
+            "QUERY": self.query,
+            "STORED": self.stored,
+            "HEAD_DIM": self.head_dim,
+            "TILE_HEADS": self.tile_heads,
+            "HEAD_WARPS": self.head_warps,
+        }
+
+
+class DecodeKernels(Protocol):
+    """Something that runs the kernels of one variant."""
+
+    def launch(self, name: str, grid: tuple[int, int], step: DecodeStep) -> None:
+        """Run a kernel behind what was launched before."""
+
+
+class DeviceKernels:
+    """The kernels on a GPU, compiled for it on first use; launched on torch's current stream.
+
+    Raises:
+        PluginLoadError: They could not be compiled or loaded.
+    """
+
+    def __init__(self, variant: DecodeVariant, device: torch.device) -> None:
+        major, minor = torch.cuda.get_device_capability(device)
+        cubin = compile_cubin(read_source(), variant.macros, 10 * major + minor)
+        self._device = device
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # torch has made its context by then
+            functions = CudaDriver().load(cubin, KERNELS)
+        self._functions = dict(zip(KERNELS, functions, strict=True))
+
+    def launch(self, name: str, grid: tuple[int, int], step: DecodeStep) -> None:
+        """Put a kernel on torch's current stream."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._functions[name].launch(grid, BLOCK_THREADS, stream, step)
+
+
+def read_source() -> str:
+    """Return the CUDA C++ that all variants are compiled from."""
+    return resources.files(__package__).joinpath(SOURCE).read_text(encoding="utf-8")
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Latent attention: the backends `torch_mla` and `triton_mla`."""

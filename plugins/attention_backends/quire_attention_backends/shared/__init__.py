@@ -1,0 +1,1 @@
+"""Layout and quantization of pages, the keys that a query attends, and split plans."""

@@ -1,0 +1,1 @@
+"""Attention in plain torch: the backend `torch_sdpa`."""

@@ -1,0 +1,99 @@
+"""A batch of spans on the device: which rows of the cache they read, and what they may not see.
+
+Only rows that a query of the span may see are ever read. Keys that pad a span to the batch's length
+read such a row once more, and the mask hides the copy: what nobody wrote, or others own, may be
+not-a-number, and no mask hides that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.interfaces.attention import AttentionShape
+from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.cache_rows import CacheRows
+from quire_attention_backends.torch.spans import Spans
+
+
+@dataclass(frozen=True, slots=True)
+class SpanBatch:
+    """n spans of q queries each, padded to L tokens of context; G = H / K.
+
+    Attributes:
+        context: `[2 * n * K * L]` int64, rows of the cache: all of K, then all of V.
+        mask: `[n, 1 or K, 1 or q * G, L]`, 0 or minus infinity, to be added to the scores.
+        is_explicit: Whether the scores are computed by matrix products of our own.
+    """
+
+    num_spans: int
+    num_queries: int
+    context: Tensor
+    mask: Tensor
+    is_explicit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpanKeys:
+    """The keys of n spans, padded to L.
+
+    Attributes:
+        tables: `[n, blocks]`, the block table of each span, as far as one reads.
+        read: `[n, L]`, positions to read: each of them is seen by a query.
+        is_hidden: `[n, q, L]`, whether a key is hidden from a query; always where it is a copy.
+    """
+
+    tables: Tensor
+    read: Tensor
+    is_hidden: Tensor
+
+
+def build(
+    spans: Spans,
+    block_table: Tensor,  # [R, max_blocks]
+    reach: Reach,
+    shape: AttentionShape,
+    rows: CacheRows,
+    is_explicit: bool,
+) -> SpanBatch:
+    """Find what a batch of spans reads."""
+    found = span_keys(spans, block_table, shape.block_size, reach)
+    first = rows.tokens(found.tables, found.read)  # [n, L]
+    return SpanBatch(
+        len(spans),
+        spans.num_queries,
+        (first[None, :, None, :] + rows.head_rows[:, None, :, None]).view(-1),
+        _mask(found.is_hidden, shape, is_explicit),
+        is_explicit,
+    )
+
+
+def span_keys(spans: Spans, block_table: Tensor, block_size: int, reach: Reach) -> SpanKeys:
+    """Find the keys that the queries of spans may see."""
+    device = block_table.device
+    firsts = spans.ends - spans.sizes
+    numbers = np.stack((spans.requests, spans.starts, spans.seen, firsts, spans.ends - 1))
+    requests, start, seen, first, last = torch.from_numpy(numbers).to(device).unsqueeze(2)
+    keys = start + torch.arange(int(spans.num_keys.max()), device=device)
+    num_blocks = -(-int(spans.ends.max()) // block_size)
+    queries = torch.minimum(first + torch.arange(spans.num_queries, device=device), last)
+    return SpanKeys(
+        block_table[:, :num_blocks].index_select(0, requests.view(-1)),
+        keys.clamp(seen, last),
+        reach.hides(keys.unsqueeze(1), queries.unsqueeze(2)),
+    )
+
+
+def _mask(is_hidden: Tensor, shape: AttentionShape, is_explicit: bool) -> Tensor:  # [n, q, L]
+    """Return what hides keys, broadcastable to the scores."""
+    num_spans, size, length = is_hidden.shape
+    mask = torch.zeros(is_hidden.shape, dtype=shape.dtype, device=is_hidden.device)
+    mask = mask.masked_fill_(is_hidden, -math.inf)[:, None, :, None]  # [n, 1, q, 1, L]
+    heads = shape.num_kv_heads if is_explicit else 1  # a batched product wants them spelled out
+    group = shape.num_heads // shape.num_kv_heads if size > 1 else 1
+    mask = mask.expand(num_spans, heads, size, group, length)
+    return mask.reshape(num_spans, heads, size * group, length).contiguous()

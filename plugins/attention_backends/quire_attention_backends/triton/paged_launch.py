@@ -1,0 +1,193 @@
+"""What each paged kernel is told, in one order: who asks, where the cache lies, what is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
+from quire.machine.machine import interprets_kernels
+from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
+from quire_attention_backends.shared.kv_layout import Kind, Pages, kind_of
+from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
+from quire_attention_backends.triton.paged_sizes import TileSizes, group_size, padded
+from quire_attention_backends.triton.paged_tiles import LOG2_E, V_LIFT
+
+PARTS_NUMBERS = 4096  # numbers of partial answers that are merged together
+PARTS_IN_ORDER = 4
+MERGE_WARPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Partial answers, which only live between two kernels of a layer.
+
+    Attributes:
+        acc: `[slots, K, rows, D]` float32, sums that are not divided yet.
+        stats: `[slots, K, rows, 2]` float32, the largest exponent and the denominator.
+    """
+
+    acc: Tensor
+    stats: Tensor
+
+    @classmethod
+    def sizes(cls, shape: AttentionShape, splits: SplitSizes) -> tuple[int, int, int]:
+        """Return slots, K and the rows of a slot."""
+        rows = splits.max_queries * group_size(shape)
+        return splits.max_partials, shape.num_kv_heads, rows
+
+    @classmethod
+    def allocate(cls, shape: AttentionShape, splits: SplitSizes) -> Scratch:
+        """Make it, once for a backend."""
+        sizes = cls.sizes(shape, splits)
+        acc = torch.empty(*sizes, shape.head_dim, dtype=torch.float32, device=shape.device)
+        return cls(acc, torch.empty(*sizes, 2, dtype=torch.float32, device=shape.device))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLaunch:
+    """What stays the same from step to step in one layer's launches.
+
+    Attributes:
+        unit: The factor of scores, on their way into an exponential.
+        cap_unit: The same before a cap, where there is one.
+        v_unit: The factor of answers.
+        short: The constants of `_answer_short`, and how it is launched.
+        merging: The same of `_merge_parts`.
+        long: The same of `_answer_prompts`.
+    """
+
+    layer: AttentionLayerParams
+    reach: Reach
+    unit: float
+    cap_unit: float
+    v_unit: float
+    short: dict[str, Any]
+    merging: dict[str, Any]
+    long: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        shape: AttentionShape,
+        splits: SplitSizes,
+        layer: AttentionLayerParams,
+        short: TileSizes,
+        long: TileSizes,
+    ) -> LayerLaunch:
+        """Work it out, once for a layer."""
+        return cls(
+            layer,
+            Reach(layer.sliding_window, layer.attention_chunk),
+            *_units(kind_of(shape.kv_dtype), layer),
+            {**_constants(shape, splits, layer, short), "SHORT": splits.max_queries},
+            _merge_constants(shape, splits, layer),
+            _constants(shape, splits, layer, long),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCall:
+    """One layer of one step."""
+
+    shape: AttentionShape
+    step: StepLayout
+    q: Tensor  # [T, H, D], heads contiguous
+    out: Tensor  # [T, H, D], contiguous
+    pages: Pages
+    plan: SplitPlan
+    scratch: Scratch
+
+    def arguments(self, launch: LayerLaunch) -> tuple[Any, ...]:
+        """Return what `_answer_short` and `_answer_prompts` begin with."""
+        layer, step, data, scales = launch.layer, self.step, self.pages.data, self.pages.scales
+        return (
+            self.q,
+            self.out,
+            data,
+            data if scales is None else scales,
+            self.out if layer.sinks is None else layer.sinks,
+            step.block_table,
+            step.query_start,
+            step.seq_lens,
+            self.q.stride(0),
+            data.stride(0),
+            0 if scales is None else scales.stride(0),
+            step.block_table.stride(0),
+            layer.sliding_window or 0,
+            layer.attention_chunk or 0,
+            launch.unit,
+            launch.cap_unit,
+            launch.v_unit,
+        )
+
+
+def _constants(
+    shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams, sizes: TileSizes
+) -> dict[str, Any]:
+    """Return the constants of `_answer_short` and `_answer_prompts`."""
+    return {
+        "K": shape.num_kv_heads,
+        "G": group_size(shape),
+        "D": shape.head_dim,
+        "S": shape.block_size,
+        "DP": padded(shape.head_dim),
+        "M": sizes.rows,
+        "N": sizes.tokens,
+        "SPLIT": splits.unit,
+        "KIND": kind_of(shape.kv_dtype),
+        "BY_ROWS": shape.batch_invariant and interprets_kernels(),
+        "TYPE": _product_type(shape),
+        "HAS_CAP": layer.logit_soft_cap is not None,
+        "HAS_SINKS": layer.sinks is not None,
+        "HAS_REACH": layer.sliding_window is not None or layer.attention_chunk is not None,
+        "IS_FIXED": shape.batch_invariant,
+        "num_warps": sizes.num_warps,
+        "num_stages": sizes.num_stages,
+        "enable_fp_fusion": not shape.batch_invariant,
+    }
+
+
+def _merge_constants(
+    shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams
+) -> dict[str, Any]:
+    width = padded(shape.head_dim)
+    return {
+        "K": shape.num_kv_heads,
+        "G": group_size(shape),
+        "D": shape.head_dim,
+        "DP": width,
+        "SHORT": splits.max_queries,
+        "HAS_SINKS": layer.sinks is not None,
+        "IS_FIXED": shape.batch_invariant,
+        "PARTS": PARTS_IN_ORDER if shape.batch_invariant else PARTS_NUMBERS // width,
+        "num_warps": MERGE_WARPS,
+        "enable_fp_fusion": not shape.batch_invariant,
+    }
+
+
+def _product_type(shape: AttentionShape) -> tl.dtype:
+    """Return the type of what is multiplied."""
+    if shape.dtype == torch.float32:
+        return tl.float32
+    if kind_of(shape.kv_dtype) == "float8" or shape.dtype == torch.float16:
+        return tl.float16
+    return tl.float32 if interprets_kernels() else tl.bfloat16  # it cannot multiply these
+
+
+def _units(kind: Kind, layer: AttentionLayerParams) -> tuple[float, float, float]:
+    """Return the factors of scores, of scores under a cap, and of answers."""
+    score, v_unit = layer.scale, 1.0
+    if kind == "float8":
+        score, v_unit = score * FLOAT8_UNIT * layer.k_scale, FLOAT8_UNIT * layer.v_scale
+    elif kind == "int8":
+        v_unit = 1 / V_LIFT
+    cap = layer.logit_soft_cap
+    if cap is None:
+        return score * LOG2_E, 0.0, v_unit
+    return cap * LOG2_E, score / cap, v_unit

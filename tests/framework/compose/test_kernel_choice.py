@@ -1,0 +1,144 @@
+"""Kernels run where they can, and a device that cannot run them is told why."""
+
+from itertools import pairwise
+
+import pytest
+
+from quire.compose.kernel_choice import (
+    check_batch_invariant,
+    choose_graphs,
+    choose_kernels,
+    graph_sizes,
+    recording_flaw,
+)
+from quire.config import Settings
+from quire.errors import RefusedError
+from quire.machine.machine import Machine
+
+
+def kernels(*asked):
+    chosen, why = choose_kernels(*asked)
+    assert why
+    return chosen
+
+
+def gpu(capability):
+    return Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [(70, "torch"), (75, "torch"), (80, "triton"), (90, "triton")]
+)
+def test_an_old_gpu_runs_torch(capability, chosen):
+    assert kernels("auto", gpu(capability), "cuda", "bfloat16") == chosen
+    assert kernels("torch", gpu(capability), "cuda", "bfloat16") == "torch"
+
+
+def test_a_gpu_that_nobody_can_ask_is_taken_for_a_new_one():
+    assert kernels("auto", gpu(None), "cuda", "bfloat16") == "triton"
+
+
+def test_kernels_that_an_old_gpu_is_to_run_are_refused_with_the_reason():
+    with pytest.raises(RefusedError, match=r"need compute capability 8.0, and this GPU has 7.5"):
+        choose_kernels("triton", gpu(75), "cuda", "bfloat16")
+
+
+def test_the_processor_of_an_old_gpu_may_interpret_kernels():
+    machine = Machine(
+        frozenset(), has_cuda=True, has_triton=True, interprets_kernels=True, compute_capability=75
+    )
+    assert kernels("triton", machine, "cpu", "float32") == "triton"
+
+
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
+NO_COMPILER = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw="there is no g++")
+
+
+def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
+    assert kernels("auto", COMPILES, "cpu", "float32") == "native"
+    assert kernels("native", COMPILES, "cpu", "float32") == "native"
+    assert kernels("torch", COMPILES, "cpu", "float32") == "torch"
+    assert kernels("auto", NO_COMPILER, "cpu", "float32") == "torch"
+    assert kernels("auto", COMPILES, "cpu", "bfloat16") == "torch"
+
+
+def test_the_reason_for_the_kernels_is_told():
+    assert choose_kernels("torch", COMPILES, "cpu", "float32") == ("torch", "asked for")
+    assert choose_kernels("auto", NO_COMPILER, "cpu", "float32") == ("torch", "there is no g++")
+    why = choose_kernels("auto", COMPILES, "cpu", "bfloat16")[1]
+    assert why == "they compute in float32, and the compute type is bfloat16"
+    assert choose_kernels("auto", gpu(75), "cuda", "float16")[1].endswith("this GPU has 7.5")
+
+
+def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
+    with pytest.raises(RefusedError, match=r"is bfloat16; take --dtype float32"):
+        choose_kernels("native", COMPILES, "cpu", "bfloat16")
+    with pytest.raises(RefusedError, match=r"the device is cuda.*; take --kernels torch"):
+        choose_kernels("native", gpu(80), "cuda", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "dtype", "reason"),
+    [
+        (NO_COMPILER, "cpu", "float32", "there is no g"),
+        (COMPILES, "cpu", "bfloat16", "compute in float32, and the compute type is bfloat16"),
+        (gpu(90), "cuda", "float32", "the device is cuda"),
+    ],
+)
+def test_native_kernels_that_were_asked_for_and_cannot_run_are_refused(
+    machine, device, dtype, reason
+):
+    with pytest.raises(RefusedError, match=f"native kernels cannot run here: .*{reason}"):
+        choose_kernels("native", machine, device, dtype)
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 16, 17, 100, 256, 384, 400, 512, 1024])
+def test_less_than_a_third_of_a_large_step_is_padding(largest):
+    sizes = graph_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, largest)
+    for smaller, size in pairwise(sizes):
+        num_padding_rows = size - smaller - 1
+        assert size <= 16 or num_padding_rows < size / 3
+    assert len(sizes) <= 17
+
+
+def test_the_usual_sizes():
+    assert graph_sizes(256) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert len(graph_sizes(512)) == 15
+
+
+def graphs(device="cuda", kernels="triton", **options):
+    return choose_graphs(Settings.from_options(options).for_device(device), device, kernels, ())
+
+
+def flaw(device="cpu", kernels="native", packs=True, **options):
+    return recording_flaw(Settings.from_options(options), device, kernels, (), packs=packs)
+
+
+def test_devices_that_share_layers_run_step_by_step():
+    assert graphs(tensor_parallel_size=2) == (0, "none: several devices share each layer")
+    assert flaw(tensor_parallel_size=2) == "several devices share each layer"
+    assert graphs(tensor_parallel_size=1)[0] == 256
+    assert flaw(tensor_parallel_size=1) is None
+
+
+def test_enforce_eager_turns_graphs_off_on_every_device():
+    assert graphs(enforce_eager=True) == (0, "none: --enforce-eager")
+    assert flaw(enforce_eager=True) == "--enforce-eager"
+
+
+def test_graphs_are_no_larger_than_what_runs():
+    assert graphs(max_num_seqs=8, max_cuda_graph_size=64)[0] == 8
+    assert graphs(max_num_seqs=8, max_num_batched_tokens=4)[0] == 4
+    assert graphs(max_num_seqs=2000, max_num_batched_tokens=4000)[0] == 512
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_equal_bits_on_a_gpu_need_triton(kernels):
+    invariant = Settings.from_options({"batch_invariant": True})
+    with pytest.raises(RefusedError, match="leave out --batch-invariant"):
+        check_batch_invariant(invariant, "cuda", kernels)
+    check_batch_invariant(invariant, "cuda", "triton")
+    check_batch_invariant(invariant, "cpu", kernels)
+    check_batch_invariant(Settings(), "cuda", kernels)

@@ -1,0 +1,223 @@
+"""What goes wrong in a grammar process ends its own requests, and is told to the right people."""
+
+import logging
+import os
+import signal
+import time
+
+import pytest
+from installed import write_distribution
+from processes import workers_of
+
+from quire.engine.grammar import grammar_host as grammar_module
+from quire.engine.grammar.grammar_host import GrammarHost
+from quire.engine.grammar.grammar_pool import GrammarLimits
+from quire.errors import GrammarError, RequestFailedError
+from quire.interfaces.structured_output import Vocabulary
+from quire.sampling_params import StructuredOutputsParams as Params
+
+EOS = 256
+VOCABULARY = Vocabulary({bytes([byte]): [byte] for byte in range(256)}, (EOS,), EOS + 1)
+WORDS = Params(regex="(?:[a-c]{1,4}-){2,40}end")
+FAULTY = {
+    "faulty_plugin": """
+        from quire import hookimpl
+        from quire.interfaces.structured_output import GrammarCapabilities
+
+        @hookimpl
+        def register_structured_output(registry):
+            registry.add(
+                "faulty",
+                "faulty_backend:Faulty",
+                capabilities=GrammarCapabilities(frozenset({"regex"})),
+            )
+    """,
+    "faulty_backend": """
+        import time
+
+        from quire.interfaces.structured_output import (
+            CompiledGrammar,
+            Matcher,
+            StructuredOutputBackend,
+        )
+
+        class Faulty(StructuredOutputBackend, CompiledGrammar, Matcher):
+            @classmethod
+            def check(cls, params):
+                if params.regex == "check":
+                    raise RuntimeError("secret of check")
+
+            def compile(self, params):
+                print("noise of a compiler", flush=True)
+                if params.regex == "slow":
+                    time.sleep(30)
+                if params.regex == "large":
+                    self.index = bytearray(2**28)
+                if params.regex == "compile":
+                    raise RuntimeError("secret of compile")
+                return self
+
+            def matcher(self):
+                return self
+
+            def accept(self, token_id):
+                raise RuntimeError("secret of accept")
+
+            def fill_bitmask(self, words):
+                pass
+
+            def rollback(self, num_tokens):
+                pass
+
+            def is_finished(self):
+                return False
+    """,
+}
+
+
+@pytest.fixture
+def make_host():
+    hosts = []
+
+    def make(**limits):
+        hosts.append(GrammarHost(lambda: VOCABULARY, max_rows=8, limits=GrammarLimits(**limits)))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.shutdown()
+
+
+def settle(host, request_id, within_s=30.0):
+    until = time.monotonic() + within_s
+    outcomes = {}
+    while request_id not in outcomes:
+        assert time.monotonic() < until
+        host.wait_for_compile(0.1)
+        outcomes.update(host.poll())
+    return outcomes[request_id]
+
+
+def ready(host, request_id, params):
+    host.submit(request_id, params)
+    assert settle(host, request_id) is None
+
+
+def mask(host, request_id):
+    host.request_masks([(0, request_id)])
+    [row] = host.collect_masks()
+    return {v for v in range(8 * len(row.words)) if row.words[v // 8] >> v % 8 & 1}
+
+
+def nursery_of(host):
+    return host._parts[0]._nursery
+
+
+def num_processes(host):
+    pid = nursery_of(host).pid
+    return len(workers_of(pid))
+
+
+def test_a_grammar_that_is_too_long_a_message_is_refused_with_the_size(make_host):
+    host = make_host()
+    ready(host, "good", WORDS)
+    pid = nursery_of(host).pid
+    host.submit("long", Params(regex="a" * grammar_module.MAX_PARAMS_BYTES))
+    error = settle(host, "long")
+    assert isinstance(error, GrammarError)
+    assert f"of {grammar_module.MAX_PARAMS_BYTES} at most" in str(error)
+    assert mask(host, "good")
+    assert nursery_of(host).pid == pid
+
+
+def test_an_order_that_cannot_be_read_ends_its_own_grammar_only(make_host, caplog):
+    host = make_host()
+    ready(host, "good", WORDS)
+    pid = nursery_of(host).pid
+    host.submit("bad", Params(regex=7))
+    assert isinstance(settle(host, "bad"), GrammarError)
+    assert "requests bad fail" in caplog.text
+    assert mask(host, "good")
+    ready(host, "next", Params(regex="[0-9]"))
+    assert nursery_of(host).pid == pid
+
+
+@pytest.mark.parametrize(
+    ("regex", "secret"), [("compile", "compile"), ("check", "check"), ("a", "accept")]
+)
+def test_what_a_backend_did_not_foresee_is_for_the_log(
+    make_host, tmp_path, monkeypatch, caplog, capfd, regex, secret
+):
+    write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = make_host()
+    host.submit("a", Params(regex=regex, backend="faulty"))
+    error = settle(host, "a")
+    if secret == "accept":
+        assert error is None
+        host.accept("a", [97])
+        mask(host, "a")
+        error = settle(host, "a")
+    assert isinstance(error, RequestFailedError)
+    assert "secret" not in str(error)
+    assert f"RuntimeError: secret of {secret}" in caplog.text
+    assert "failed for a" in caplog.text
+    if secret != "accept":
+        assert not host._parts[0]._links, "its place is free"
+    assert "noise" not in capfd.readouterr().out, "clients must not be able to fill the log"
+
+
+@pytest.mark.parametrize(
+    ("regex", "limits", "reason"),
+    [
+        ("slow", {"timeout_s": 0.2}, "within 0.2 s and"),
+        ("large", {"memory_bytes": 2**27}, "needs more memory than"),
+    ],
+)
+def test_a_grammar_has_no_more_time_and_memory_than_it_may(
+    make_host, tmp_path, monkeypatch, regex, limits, reason
+):
+    write_distribution(tmp_path, "faulty", {"faulty": "faulty_plugin"}, **FAULTY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = make_host(**limits)
+    host.submit("a", Params(regex=regex, backend="faulty"))
+    error = settle(host, "a", within_s=10.0)
+    assert isinstance(error, GrammarError)
+    assert reason in str(error)
+
+
+def test_a_process_that_dies_is_told_with_its_requests(make_host, caplog):
+    host = make_host()
+    ready(host, "one", WORDS)
+    ready(host, "two", WORDS)
+    before = mask(host, "one")
+    pid = nursery_of(host).pid
+    [worker] = workers_of(pid)
+    os.kill(worker, signal.SIGKILL)
+    assert mask(host, "one") == before
+    [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "one, two" in record.getMessage()
+
+
+def test_unused_grammars_end_when_all_take_too_much_memory(make_host):
+    host = make_host(max_bytes=0)
+    large = Params(json={"type": "array", "items": {"type": "string", "maxLength": 200}})
+    ready(host, "a", large)
+    assert num_processes(host) == 1
+    host.submit("b", WORDS)
+    assert not host.wait_for_compile(0.2)  # it waits for the memory of the one in use
+    host.release("a")
+    assert settle(host, "b") is None
+    until = time.monotonic() + 5
+    while num_processes(host) > 1:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert mask(host, "b")
+
+
+def test_unused_grammars_stay_while_there_is_memory(make_host):
+    host = make_host()
+    ready(host, "a", WORDS)
+    host.release("a")
+    ready(host, "b", Params(choice=("x",)))
+    assert num_processes(host) == 2

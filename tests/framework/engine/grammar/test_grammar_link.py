@@ -1,0 +1,74 @@
+"""The engine's end of a grammar process: what was added goes with the next turn, and once."""
+
+import socket
+
+import pytest
+
+from quire.engine.grammar.fork_server import GrammarNursery
+from quire.engine.grammar.grammar_link import GrammarLink
+from quire.engine.grammar.grammar_wire import (
+    Accept,
+    Drop,
+    Fill,
+    Setup,
+    Start,
+    Turn,
+    TurnDone,
+    VocabularyMessage,
+    receive,
+    send,
+)
+from quire.engine.grammar.shared_masks import SharedMasks
+from quire.interfaces.structured_output import Vocabulary
+
+VOCABULARY = Vocabulary({b"a": [0]}, (1,), 2)
+FILL = Fill(1, 0)
+
+
+@pytest.fixture
+def ends():
+    """A link, and the socket that its process would have. The nursery is not started."""
+    masks = SharedMasks(1, VOCABULARY)
+    vocabulary = VocabularyMessage.of(VOCABULARY)
+    setup = Setup(plugins={}, vocabulary=vocabulary, num_rows=1, memory_limit_bytes=0)
+    nursery = GrammarNursery(setup, masks.fd)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield GrammarLink(1, ours, nursery, 1.0), theirs
+    nursery.close()
+    masks.close()
+
+
+def turn(ends):
+    """Take a turn with a fill; returns what the process was to do."""
+    link, theirs = ends
+    link.begin_turn([FILL])
+    send(theirs, TurnDone({}, []))
+    link.end_turn()
+    return receive(theirs, Turn).operations
+
+
+def test_what_was_added_goes_with_the_next_turn_and_once(ends):
+    link, _ = ends
+    link.add(Start(1))
+    link.add(Accept(1, [0]))
+    assert turn(ends) == [Start(1), Accept(1, [0]), FILL]
+    assert turn(ends) == [FILL]
+
+
+def test_of_a_matcher_that_is_dropped_nothing_else_is_sent(ends):
+    link, _ = ends
+    for operation in (Start(2), Start(1), Accept(2, [0])):
+        link.add(operation)
+    link.forget(2, Drop(2))
+    assert turn(ends) == [Start(1), Drop(2), FILL]
+
+
+def test_a_turn_is_over_when_the_process_has_said_what_came_of_it(ends):
+    link, theirs = ends
+    assert not link.is_in_turn
+    link.begin_turn([FILL])
+    assert link.is_in_turn
+    send(theirs, TurnDone({}, [1]))
+    assert link.end_turn().finished == [1]
+    assert not link.is_in_turn

@@ -1,0 +1,129 @@
+"""The matchers of one grammar, in this process: what a turn does, and what it says it did."""
+
+import mmap
+import socket
+import threading
+
+import pytest
+
+from quire.engine.grammar.grammar_process import _explain, _Owner
+from quire.engine.grammar.grammar_wire import (
+    Accept,
+    Drop,
+    Fill,
+    Rollback,
+    Start,
+    Turn,
+    TurnDone,
+    receive,
+    send,
+)
+from quire.engine.grammar.shared_masks import SharedMasks
+from quire.errors import GrammarError
+from quire.interfaces.structured_output import CompiledGrammar, Matcher, Vocabulary
+
+
+class Rising(CompiledGrammar, Matcher):
+    """Each token is larger than the one before; 9 is the last, and 7 a fault of the backend."""
+
+    def __init__(self):
+        self.taken = []
+
+    def matcher(self):
+        return Rising()
+
+    def accept(self, token_id):
+        if token_id == 7:
+            raise RuntimeError("seven")
+        is_right = not self.taken or token_id > self.taken[-1]
+        self.taken += [token_id] * is_right
+        return is_right
+
+    def fill_bitmask(self, words):
+        words[0] = len(self.taken)
+
+    def rollback(self, num_tokens):
+        del self.taken[len(self.taken) - num_tokens :]
+
+    def is_finished(self):
+        return self.taken[-1:] == [9]
+
+
+@pytest.fixture
+def masks():
+    with mmap.mmap(-1, 3 * 4) as masks:
+        yield masks
+
+
+@pytest.fixture
+def owner(masks):
+    owner = _Owner(Rising(), masks, 4)
+    ours, theirs = socket.socketpair()
+
+    def serve():
+        try:
+            owner.serve(theirs)
+        except EOFError:
+            owner._masks.release()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def turn(*operations):
+        send(ours, Turn(list(operations)))
+        return receive(ours, TurnDone)
+
+    owner.turn = turn
+    with ours, theirs:
+        yield owner
+        ours.close()
+        thread.join()
+
+
+def test_each_matcher_fills_its_own_row(owner, masks):
+    done = owner.turn(Start(1), Start(2), Accept(1, [3, 9]), Accept(2, [5]), Fill(2, 0), Fill(1, 2))
+    assert done == TurnDone({}, [1])
+    assert (masks[0], masks[4], masks[8]) == (1, 0, 2)
+    owner.turn(Rollback(1, 1), Accept(1, [4, 5]), Fill(1, 1))
+    assert masks[4] == 3
+
+
+def test_the_first_token_that_is_refused_is_named_and_nothing_follows_it(owner, masks):
+    done = owner.turn(Start(1), Accept(1, [5, 4, 3]), Accept(1, [2]), Fill(1, 0))
+    assert done.finished == []
+    assert done.failed.keys() == {1}
+    assert done.failed[1].message == "the grammar does not allow token 4 here"
+    assert done.failed[1].is_for_client
+    assert masks[0] == 0, "no mask is filled for it"
+
+
+def test_a_fault_ends_its_own_matcher_and_is_for_the_log(owner, masks):
+    done = owner.turn(Start(1), Start(2), Accept(1, [7]), Accept(2, [3]), Fill(1, 0), Fill(2, 1))
+    assert done.failed.keys() == {1}
+    assert "RuntimeError: seven" in done.failed[1].message
+    assert not done.failed[1].is_for_client
+    assert masks[4] == 1
+
+
+def test_a_dropped_matcher_is_gone_and_may_be_dropped_again(owner):
+    owner.turn(Start(1), Start(2))
+    assert owner.turn(Drop(1), Drop(1)) == TurnDone({}, [])
+    assert owner._matchers.keys() == {2}
+
+
+def test_errors_of_ours_are_for_the_client_and_others_for_the_log():
+    assert _explain(GrammarError("no end")).message == "no end"
+    assert _explain(GrammarError("no end")).is_for_client
+    assert "more memory than one grammar may have" in _explain(MemoryError()).message
+    assert _explain(MemoryError()).is_for_client
+    assert not _explain(KeyError("x")).is_for_client
+
+
+def test_the_mask_of_the_end_allows_every_end_and_nothing_else():
+    masks = SharedMasks(3, Vocabulary({b"a": [0]}, (2, 37), 40))
+    words = int.from_bytes(masks.end, "little")
+    assert words == 1 << 2 | 1 << 37
+    assert len(masks.end) == len(masks.row(0)) == 8
+    masks._table[8:16] = b"second!!"
+    assert [masks.row(index) for index in range(3)] == [bytes(8), b"second!!", bytes(8)]
+    masks.close()

@@ -1,0 +1,636 @@
+import msgspec
+import pytest
+from engine_parts import (
+    FirstHasToGo,
+    make_core,
+    make_message,
+    make_request,
+    make_scheduler,
+    run_to_end,
+)
+
+from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_cache.kv_plan import fixed_plan
+from quire.engine.request import Request, Status
+from quire.engine.scheduling.step_in_progress import StepInProgress
+from quire.interfaces.kv_cache import KVLayer
+from quire.messages import (
+    EngineStats,
+    ErrorReport,
+    NewBlocks,
+    ScheduledRequest,
+    SlotResult,
+    StepResult,
+    TokenLogprobs,
+)
+from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
+from quire_scheduling_policies.priority import PriorityFirst
+
+
+def shares(plan):
+    return [(share.slot, share.num_tokens, share.num_samples) for share in plan.requests]
+
+
+def finish_step(scheduler, plan, token_id=7):
+    return take(
+        scheduler, plan, *(SlotResult(s.slot, [token_id]) for s in plan.requests if s.num_samples)
+    )
+
+
+def take(scheduler, plan, *rows):
+    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
+
+
+def test_a_prompt_within_the_budget_is_one_share():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", prompt=range(10)))
+    assert shares(scheduler.schedule()) == [(0, 10, 1)]
+
+
+def test_a_long_prompt_is_cut_and_only_its_last_chunk_samples():
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", prompt=range(10)))
+    chunks = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        chunks += shares(plan)
+        finish_step(scheduler, plan)
+    assert chunks == [(0, 4, 0), (0, 4, 0), (0, 2, 1)]
+
+
+def test_every_running_request_gets_a_token_while_a_prompt_is_computed():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(2), max_tokens=50))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(make_request("long", prompt=range(40)))
+    for _ in range(5):
+        plan = scheduler.schedule()
+        assert {(share.slot, share.num_tokens) for share in plan.requests} >= {(0, 1), (1, 1)}
+        finish_step(scheduler, plan)
+
+
+def test_requests_run_in_the_order_of_arrival():
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add(make_request(name))
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["a", "b"]
+    assert [request.request_id for request in scheduler.waiting] == ["c"]
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it():
+    scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    scheduler.add(make_request("a", prompt=range(5)))
+    scheduler.add(make_request("b", prompt=range(5)))
+    plan = scheduler.schedule()
+    assert shares(plan) == [(0, 5, 1)]
+    finish_step(scheduler, plan)
+    assert (1, 5, 1) in shares(scheduler.schedule())
+
+
+def test_blocks_are_sent_once():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", prompt=range(4), max_tokens=9))
+    first = scheduler.schedule()
+    assert first.assignments[0].block_ids == [[1]]
+    assert first.new_blocks == []
+    finish_step(scheduler, first)
+    second = scheduler.schedule()
+    assert second.assignments == []
+    assert [(new.slot, new.block_ids) for new in second.new_blocks] == [(0, [2])]
+    finish_step(scheduler, second)
+    assert scheduler.schedule().new_blocks == []
+
+
+def test_the_request_that_came_last_gives_its_blocks_back():
+    scheduler = make_scheduler(num_blocks=6)  # five blocks of four tokens
+    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
+    scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["a"]
+    assert [request.request_id for request in scheduler.waiting] == ["b"]
+    assert scheduler.num_preemptions == 1
+    victim = scheduler.waiting[0]
+    assert (victim.num_computed_tokens, victim.slot, victim.block_ids) == (0, None, [[]])
+    assert len(victim.token_ids) == 9, "its token is kept and computed again"
+
+
+def test_a_request_waits_while_those_that_run_will_need_the_blocks():
+    scheduler = make_scheduler(num_blocks=5)
+    scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
+    scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["a"]
+    assert scheduler.num_preemptions == 0
+
+
+def test_preempted_requests_come_back_in_order():
+    core, _, _ = make_core(num_blocks=9)
+    for index in range(4):
+        core.add(
+            make_message(
+                f"r{index}", prompt=range(100 * index + 5, 100 * index + 11), max_tokens=14
+            )
+        )
+    answers = run_to_end(core)
+    for index in range(4):
+        start = 100 * index + 11
+        assert answers[f"r{index}"] == list(range(start, start + 14))
+    assert core.scheduler.num_preemptions > 0
+    assert core.scheduler.kv.pool.num_used == 0
+
+
+def test_adapters_are_a_budget():
+    scheduler = make_scheduler(max_adapters=1)
+    scheduler.add(make_request("a", adapter="one"))
+    scheduler.add(make_request("b", adapter="one"))
+    scheduler.add(make_request("c", adapter="two"))
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["a", "b"]
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_a_removed_request_leaves_nothing_behind(when):
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a"))
+    if when == "running":
+        finish_step(scheduler, scheduler.schedule())
+    assert scheduler.remove("a") is not None
+    assert scheduler.remove("a") is None
+    assert (scheduler.running, list(scheduler.waiting), scheduler.requests) == ([], [], {})
+    assert scheduler.kv.pool.num_used == 0
+
+
+def test_an_answer_ends_at_the_stop_token_and_not_before_min_tokens():
+    core, _, _ = make_core()
+    core.add(
+        make_message("a", prompt=[996], max_tokens=20)
+    )  # counts 997, 998, 999, 0 = end of text
+    core.add(make_message("b", prompt=[996], max_tokens=20, min_tokens=5))
+    core.add(make_message("c", prompt=[996], max_tokens=20, stop_token_ids=(998,)))
+    reasons = {}
+    answers = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason:
+                reasons[output.request_id] = (output.finish_reason, output.stop_reason)
+    assert answers["a"] == [997, 998, 999, 0]
+    assert reasons["a"] == ("stop", None)
+    assert len(answers["b"]) == 20
+    assert reasons["b"] == ("length", None)
+    assert answers["c"] == [997, 998]
+    assert reasons["c"] == ("stop", 998)
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+
+def decoding(*names, prompt=(1, 2, 3), max_tokens=20, **settings):
+    """A scheduler with requests that have one token of their answer."""
+    scheduler = make_scheduler(**settings)
+    for name in names:
+        scheduler.add(make_request(name, prompt=prompt, max_tokens=max_tokens))
+    finish_step(scheduler, scheduler.schedule())
+    return scheduler
+
+
+def test_drafts_are_verified_in_one_step_with_blocks_for_all_of_them():
+    scheduler = decoding("a")
+    assert scheduler.set_drafts("a", [8, 9])
+    plan = scheduler.schedule()
+    assert plan.requests == [ScheduledRequest(0, 3, 3, [8, 9])]
+    assert plan.new_blocks == [NewBlocks(0, 0, [2])]
+    (request,) = scheduler.running
+    assert (request.num_drafts_in_flight, request.draft_token_ids) == (2, [])
+    assert scheduler.schedule().requests == [], "its next token is not known"
+    (output,) = take(scheduler, plan, SlotResult(0, [8, 5]))
+    assert (output.token_ids, request.token_ids) == ([8, 5], [1, 2, 3, 7, 8, 5])
+    assert (request.num_computed_tokens, request.num_drafts_in_flight) == (5, 0)
+    assert shares(scheduler.schedule()) == [(0, 1, 1)], "each draft is tried once"
+
+
+def test_drafts_end_where_the_answer_does():
+    scheduler = decoding("a", max_tokens=4)
+    assert scheduler.set_drafts("a", [1, 2, 3, 4])
+    assert shares(scheduler.schedule()) == [(0, 3, 3)], "four tokens, the last is never computed"
+    assert not decoding("b", max_tokens=2).set_drafts("b", [1])
+
+
+def test_drafts_need_a_last_token_that_is_known_and_not_computed():
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", prompt=range(10)))
+    assert not scheduler.set_drafts("a", [1]), "it waits"
+    finish_step(scheduler, scheduler.schedule())
+    assert not scheduler.set_drafts("a", [1]), "in the middle of its prompt"
+    scheduler = decoding("a")
+    scheduler.schedule()
+    assert not scheduler.set_drafts("a", [1]), "its token is on its way"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "plan"), [([1, 2], [(0, 3), (1, 1)]), ([1, 2, 3], [(0, 1), (1, 1)])]
+)
+def test_drafts_leave_each_other_request_its_token(drafts, plan):
+    scheduler = decoding("a", "b", prompt=[5], max_num_batched_tokens=4, max_num_seqs=4)
+    assert scheduler.set_drafts("a", drafts)
+    planned = scheduler.schedule().requests
+    assert sorted((share.slot, share.num_tokens) for share in planned) == plan
+    assert scheduler.running[0].draft_token_ids == [], "they are not tried later either"
+
+
+def test_two_requests_have_their_drafts_where_the_budget_holds_both():
+    scheduler = decoding("a", "b", prompt=[5], max_num_batched_tokens=4, max_num_seqs=4)
+    assert scheduler.set_drafts("a", [1])
+    assert scheduler.set_drafts("b", [2])
+    planned = scheduler.schedule().requests
+    assert sorted((share.slot, share.num_tokens) for share in planned) == [(0, 2), (1, 2)]
+
+
+def test_drafts_that_find_no_blocks_are_dropped_and_the_request_decodes():
+    scheduler = decoding("a", num_blocks=2, max_tokens=2)
+    scheduler.running[0].max_total_tokens = 40  # as if it had more to say than fits
+    assert scheduler.set_drafts("a", [1, 2, 3, 4])
+    assert shares(scheduler.schedule()) == [(0, 1, 1)]
+
+
+def test_a_block_that_drafts_fill_is_found():
+    scheduler = decoding("a", enable_prefix_caching=True)
+    scheduler.set_drafts("a", [7, 7])
+    plan = scheduler.schedule()
+    assert scheduler.kv.pool.num_cached == len(scheduler.kv.pool._content) == 0, "not yet"
+    take(scheduler, plan, SlotResult(0, [7, 7, 7]))
+    assert len(scheduler.kv.pool._content) == 1
+
+
+def test_a_block_that_drafts_fill_at_the_end_of_an_answer_is_found_while_others_run():
+    scheduler = decoding("a", prompt=(1, 2), enable_prefix_caching=True, max_tokens=5)
+    scheduler.add(make_request("b", prompt=[9, 9], max_tokens=9))
+    finish_step(scheduler, scheduler.schedule())
+    assert scheduler.set_drafts("a", [7, 7])
+    plan = scheduler.schedule()
+    scheduler.schedule()
+    outputs = take(scheduler, plan, SlotResult(0, [7, 7, 7]), SlotResult(1, [7]))
+    assert [output.finish_reason for output in outputs] == ["length", None]
+    assert num_found(scheduler, [1, 2, 7, 7, 7]) == 4
+
+
+def test_drafts_that_are_all_rejected_bring_one_token_and_do_not_count_as_computed():
+    scheduler = decoding("a")
+    scheduler.set_drafts("a", [8, 9])
+    plan = scheduler.schedule()
+    (output,) = take(scheduler, plan, SlotResult(0, [5]))
+    (request,) = scheduler.running
+    assert (output.token_ids, request.token_ids) == ([5], [1, 2, 3, 7, 5])
+    assert (request.num_computed_tokens, request.num_drafts_in_flight) == (4, 0)
+    assert shares(scheduler.schedule()) == [(0, 1, 1)]
+
+
+def test_a_request_that_goes_with_drafts_in_flight_waits_for_one_row():
+    scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(1, 8), max_tokens=9))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.set_drafts("a", [1, 2])  # for three blocks: b's third is none
+    first = scheduler.schedule()
+    scheduler.schedule()
+    assert [request.request_id for request in scheduler.running] == ["b"]
+    (gone,) = scheduler.waiting
+    assert (gone.num_tokens_on_their_way, gone.num_drafts_in_flight) == (1, 0)
+    (output, _) = take(scheduler, first, SlotResult(0, [1, 5]), SlotResult(1, [7]))
+    assert output.token_ids == [1, 5]
+    assert (gone.num_tokens_on_their_way, gone.num_computed_tokens) == (0, 0)
+
+
+# -- who has to go ---------------------------------------------------------------------------------
+
+
+def test_who_had_to_go_is_not_in_the_step():
+    scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
+    finish_step(scheduler, scheduler.schedule())
+    plan = scheduler.schedule()
+    assert shares(plan) == [(1, 1, 1)]
+    assert [new.slot for new in plan.new_blocks] == [1]
+    (gone,) = scheduler.waiting
+    assert (gone.num_computed_tokens, gone.num_tokens_on_their_way) == (0, 0)
+    assert (gone.checkpoint, gone.next_block_end, gone.num_freed) == (0, 0, [0])
+    finish_step(scheduler, plan)
+    assert len(gone.token_ids) == 9
+
+
+def test_nobody_begins_in_a_step_in_which_somebody_had_to_go():
+    scheduler = make_scheduler(num_blocks=6, policy=PriorityFirst())
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
+    finish_step(scheduler, scheduler.schedule())
+    urgent = msgspec.structs.replace(make_message("urgent", prompt=[1]), priority=-1)
+    scheduler.add(Request(urgent, 1))
+    plan = scheduler.schedule()
+    assert shares(plan) == [(0, 1, 1)]
+    assert [request.request_id for request in scheduler.waiting] == ["urgent", "b"]
+    finish_step(scheduler, plan)
+    assert (1, 1, 1) in shares(scheduler.schedule())
+
+
+def test_blocks_that_leave_with_the_step_in_flight_are_waited_for_and_nobody_goes():
+    """A prompt lacks three blocks: one is free, and two are just what an aborted request leaves."""
+    scheduler = make_scheduler(num_blocks=30, policy=FirstHasToGo(), max_num_batched_tokens=12)
+    scheduler.add(make_request("a", prompt=range(4), max_tokens=20))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(make_request("leaves", prompt=range(8), max_tokens=9))
+    scheduler.add(make_request("long", prompt=range(40), max_tokens=9))
+    first = scheduler.schedule()
+    assert [share.num_tokens for share in first.requests] == [1, 8, 3]
+    scheduler.remove("leaves")
+    taken = scheduler.kv.pool.take(scheduler.kv.pool.num_free - 1)
+    second = scheduler.schedule()
+    assert scheduler.num_preemptions == 0
+    assert len(second.requests) == 1, "a goes on; the prompt waits"
+    finish_step(scheduler, first)
+    assert [share.num_tokens for share in scheduler.schedule().requests] == [1, 11]
+    assert scheduler.num_preemptions == 0
+    assert taken
+
+
+def test_who_would_send_itself_away_waits_for_what_is_in_flight():
+    scheduler = make_scheduler(num_blocks=6)
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert shares(second) == [(0, 1, 1)], "b lacks a block, and a step in flight may bring one"
+    assert scheduler.num_preemptions == 0
+    assert not scheduler.is_settled
+    finish_step(scheduler, first)
+    finish_step(scheduler, second)
+    assert scheduler.is_settled
+    scheduler.schedule()
+    assert scheduler.num_preemptions == 1
+
+
+class SecondHasToGo(PriorityFirst):
+    """Chooses the second as the victim."""
+
+    def victim(self, running):
+        return 1
+
+
+def begin_with_priority(scheduler, name, length, priority):
+    message = make_message(name, prompt=range(length), max_tokens=30)
+    scheduler.add(Request(msgspec.structs.replace(message, priority=priority), 1))
+    finish_step(scheduler, scheduler.schedule())
+
+
+def test_the_budget_of_a_prompt_that_has_to_go_goes_to_the_others():
+    scheduler = make_scheduler(policy=SecondHasToGo(), max_num_batched_tokens=4)
+    for name, length, priority in (("stays", 40, 1), ("decodes", 2, 0), ("goes", 40, 0)):
+        begin_with_priority(scheduler, name, length, priority)
+    while scheduler.running[0].num_computed_tokens % 4:
+        finish_step(scheduler, scheduler.schedule())
+    decodes, goes, stays = scheduler.running
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    plan = scheduler.schedule()
+    assert goes.status is Status.WAITING
+    assert shares(plan) == [(decodes.slot, 1, 1), (stays.slot, 3, 0)]
+
+
+def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
+    scheduler = make_scheduler(policy=SecondHasToGo(), max_num_batched_tokens=8)
+    for name, first in (("stays", 0), ("goes", 100)):
+        scheduler.add(make_request(name, prompt=range(first, first + 40), max_tokens=4))
+        finish_step(scheduler, scheduler.schedule())
+    stays, goes = scheduler.running
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    plan = scheduler.schedule()
+    assert shares(plan) == [(stays.slot, 4, 0)]
+    assert (goes.status, goes.block_ids) == (Status.WAITING, [[]])
+
+
+def test_running_prompts_of_a_worse_rank_get_the_tokens_that_a_better_one_leaves():
+    scheduler = make_scheduler(policy=PriorityFirst(), max_num_batched_tokens=16)
+    for name, length, priority in (("a", 90, 1), ("b", 90, 1), ("urgent", 35, 0)):
+        begin_with_priority(scheduler, name, length, priority)
+    plan = scheduler.schedule()
+    assert shares(plan) == [(2, 16, 0)], "all of them"
+    finish_step(scheduler, plan)
+    assert shares(scheduler.schedule()) == [(2, 5, 1), (0, 6, 0), (1, 5, 0)]
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+def num_found(scheduler, prompt):
+    """Tokens of a prompt that a new request would find computed."""
+    request = make_request("new", prompt=prompt)
+    scheduler.kv.prepare(request)
+    hit = scheduler.kv.find_prefix(request)
+    return 0 if hit is None else 4 * hit.num_blocks
+
+
+def test_a_chunk_is_found_when_it_is_computed_and_not_before():
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30)))
+    first = scheduler.schedule()
+    assert num_found(scheduler, range(30)) == 0
+    second = scheduler.schedule()
+    finish_step(scheduler, first)
+    assert num_found(scheduler, range(30)) == 8
+    scheduler.remove("a")
+    assert num_found(scheduler, range(30)) == 8, "the second is in flight"
+    finish_step(scheduler, second)
+    assert num_found(scheduler, range(30)) == 8
+    assert scheduler.is_settled
+    assert scheduler.kv.pool.num_used == 0
+
+
+def test_what_an_aborted_request_computed_is_found():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    scheduler.add(make_request("a", prompt=range(1, 8), max_tokens=9))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.running[0].num_computed_tokens = 8  # its token too, in a step without a result
+    scheduler.remove("a")
+    assert num_found(scheduler, [*range(1, 8), 7, 1]) == 8
+
+
+def test_a_block_of_an_answer_is_found_as_soon_as_it_is_computed():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    scheduler.add(make_request("a", prompt=range(1, 7), max_tokens=9))
+    found = []
+    for _ in range(4):
+        finish_step(scheduler, scheduler.schedule())
+        found.append(num_found(scheduler, [*range(1, 7), 7, 7, 7, 7]))
+    assert found == [4, 4, 8, 8], "of 6, 7, 8 and 9 computed tokens"
+
+
+def test_an_answer_is_found_by_the_next_turn():
+    core, _, _ = make_core(enable_prefix_caching=True)
+    core.add(make_message("a", prompt=range(1, 7), max_tokens=7))
+    assert run_to_end(core) == {"a": list(range(7, 14))}
+    assert num_found(core.scheduler, range(1, 20)) == 12, "the last token was never computed"
+
+
+def test_after_a_reset_what_runs_on_is_not_found():
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30)))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.reset_prefix_cache()
+    assert num_found(scheduler, range(30)) == 0
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.remove("a")
+    assert num_found(scheduler, range(30)) == 0
+    assert scheduler.kv.pool.num_cached == 0
+
+
+def test_what_a_failed_step_wrote_is_not_found():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    scheduler.add(make_request("a", prompt=range(30)))
+    plan = scheduler.schedule()
+    row = SlotResult(0, [], error=ErrorReport("request_failed", "no"))
+    (output,) = take(scheduler, plan, row)
+    assert (output.finish_reason, output.error) == ("error", row.error)
+    assert num_found(scheduler, range(30)) == 0
+    assert scheduler.requests == {}
+
+
+def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start():
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30)))
+    first = scheduler.schedule()
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepInProgress(8))
+    assert (request.status, request.num_tokens_on_their_way) == (Status.WAITING, 0)
+    second = scheduler.schedule()
+    assert request.slot == 1, "the step in flight uses the other one"
+    finish_step(scheduler, first)
+    assert num_found(scheduler, range(30)) == 0, "its new blocks are not written yet"
+    finish_step(scheduler, second)
+    assert num_found(scheduler, range(30)) == 8
+
+
+def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_told_once():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(30), prompt_logprobs=0))
+    first = scheduler.schedule()
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepInProgress(8))
+    second = scheduler.schedule()
+    logprobs = [TokenLogprobs([7], [-0.5], 1)] * 8
+    assert take(scheduler, first, SlotResult(0, [], prompt_logprobs=logprobs)) == []
+    (output,) = take(scheduler, second, SlotResult(1, [], prompt_logprobs=logprobs))
+    assert output.prompt_logprobs == logprobs
+
+
+def test_what_left_a_window_is_free_as_soon_as_its_step_is_done():
+    layer = KVLayer("layers.0", "sliding_window", 1, 8, (("window", 5),))
+    kv = KVCacheManager(fixed_plan([SlidingWindowSpec(layer, 4, "float32")], 40))
+    scheduler = make_scheduler(kv=kv, max_num_batched_tokens=8)
+    scheduler.add(make_request("a", prompt=range(24), max_tokens=9))
+    used = []
+    while scheduler.requests:
+        finish_step(scheduler, scheduler.schedule())
+        used.append(kv.pool.num_used)
+    assert used == [1, 1, 1, 2, 2, 2, 1, 2, 2, 2, 0]
+
+
+# -- an interrupt ----------------------------------------------------------------------------------
+
+
+def test_after_an_interrupt_nothing_of_a_lost_step_is_kept_and_all_begin_again():
+    scheduler = make_scheduler(enable_prefix_caching=True, max_num_seqs=3)
+    scheduler.add(make_request("a", prompt=range(9), max_tokens=9))
+    scheduler.add(make_request("gone", prompt=range(50, 59), max_tokens=9))
+    scheduler.schedule()
+    scheduler.remove("gone")
+    scheduler.forget_steps()
+    assert scheduler.is_settled
+    assert (list(scheduler.running), len(scheduler.waiting)) == ([], 1)
+    assert (scheduler.kv.pool.num_used, scheduler.kv.pool.num_cached) == (0, 0)
+    plan = scheduler.schedule()
+    assert [(given.num_computed_tokens, share) for given, share in zip(
+        plan.assignments, shares(plan), strict=True
+    )] == [(0, (plan.assignments[0].slot, 9, 1))]  # fmt: skip
+    finish_step(scheduler, plan)
+    assert num_found(scheduler, range(9)) == 8, "what is computed again can be found"
+    assert scheduler.num_queued == 0
+
+
+def test_after_an_interrupt_nobody_waits_for_a_token_that_was_lost():
+    scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
+    scheduler.schedule()
+    scheduler.schedule()
+    (gone,) = scheduler.waiting
+    assert gone.num_tokens_on_their_way == 1
+    scheduler.forget_steps()
+    assert gone.num_tokens_on_their_way == 0
+    assert [r.num_computed_tokens for r in scheduler.waiting] == [0, 0]
+    assert len(scheduler.schedule().requests) == 2
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_statistics_say_what_is_there():
+    scheduler = make_scheduler(num_blocks=12, enable_prefix_caching=True, max_num_seqs=2)
+    scheduler.add(make_request("known", prompt=range(9), max_tokens=1))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(make_request("hits", prompt=[*range(8), 50], max_tokens=30))
+    scheduler.add(make_request("looks", prompt=range(9), max_tokens=9, prompt_logprobs=1))
+    scheduler.add(make_request("waits", prompt=[1]))
+    preparing = make_request("prepares", prompt=[1])
+    preparing.status = Status.PREPARING
+    scheduler.add(preparing)
+    finish_step(scheduler, scheduler.schedule())
+    assert scheduler.stats(12) == EngineStats(
+        num_running=2,
+        num_waiting=2,
+        num_scheduled_tokens=12,
+        num_blocks=11,
+        num_used_blocks=2 + 1 + 3,
+        num_prefix_queries=18,
+        num_prefix_hits=8,
+        prefix_hit_rate=8 / 18,
+    )
+    assert scheduler.num_queued == 2
+    assert [request.num_cached_tokens for request in scheduler.running] == [8, 0]
+    scheduler.remove("hits")
+    assert scheduler.stats(0).num_cached_blocks == 2
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    stats = scheduler.stats(0)
+    assert (stats.num_cached_blocks, stats.num_evictions, stats.num_preemptions) == (0, 2, 0)
+
+
+def test_the_queue_counts_from_where_there_is_no_slot():
+    scheduler = make_scheduler(max_num_seqs=2)
+    counts = []
+    for name in "abcd":
+        scheduler.add(make_request(name))
+        counts.append(scheduler.num_queued)
+    scheduler.schedule()
+    assert (counts, scheduler.num_queued) == ([0, 0, 1, 2], 2)
+
+
+def test_a_preempted_request_that_finds_its_own_blocks_is_no_hit():
+    core, _, _ = make_core(num_blocks=9, enable_prefix_caching=True)
+    for index in range(4):
+        prompt = range(100 * index + 5, 100 * index + 11)
+        core.add(make_message(f"r{index}", prompt=prompt, max_tokens=14))
+    cached = []
+    while core.has_work():
+        cached += [output.num_cached_tokens for output in core.step().outputs]
+    assert core.scheduler.num_preemptions > 0
+    assert set(cached) == {0}
+    assert (core.stats().num_prefix_queries, core.stats().num_prefix_hits) == (4 * 6, 0)
+
+
+def test_a_late_request_is_told_whose_limit_it_met():
+    scheduler = make_scheduler(request_timeout_s=5.0)
+    scheduler.add(make_request("a"))
+    ((request, report),) = scheduler.late()
+    assert request.request_id == "a"
+    assert "request_timeout_s is 5 s" in report.message

@@ -1,0 +1,260 @@
+"""Thinking, text and calls come out of one stream; a parser that fails ends one request."""
+
+import pytest
+
+from quire.errors import InvalidRequestError, RequestFailedError
+from quire.frontend.chat.completion_parser import (
+    AnswerParser,
+    AnswerParsers,
+    ParsedAnswer,
+    ParserChoice,
+    gather,
+    split_answer,
+)
+from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
+from quire.interfaces.tool_parsing import (
+    CallGrammar,
+    CallShape,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolParser,
+)
+from quire.outputs import CompletionOutput
+from quire.plugins.registry import Source
+
+ACME = Source("acme", "acme-quire", "1.0")
+
+
+class DashThinking(ReasoningParser):
+    """Thinks until the first dash."""
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self._is_thinking = True
+
+    @property
+    def is_thinking(self):
+        return self._is_thinking
+
+    def feed(self, delta):
+        if not self._is_thinking:
+            return [ContentDelta(delta)]
+        thought, dash, rest = delta.partition("-")
+        self._is_thinking = not dash
+        events = [ReasoningDelta(thought)] if thought else []
+        return events + ([ContentDelta(rest)] if rest else [])
+
+    def close(self):
+        return []
+
+
+class UpperCalls(ToolParser):
+    """Capital letters are calls; `?` is held back; `!` is a bug."""
+
+    def __init__(self):
+        self._held = ""
+        self._num_calls = 0
+
+    def feed(self, delta):
+        events = []
+        for character in delta:
+            events += self._read(character)
+        return events
+
+    def close(self):
+        return [TextDelta(self._held)] if self._held else []
+
+    def _read(self, character):
+        if character == "!":
+            raise ValueError("a bug")
+        if character == "?":
+            self._held += character
+            return []
+        if not character.isupper():
+            return [TextDelta(character)]
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        ends = [] if character == "X" else [ToolCallEnd(index)]
+        return [ToolCallStart(index, character), ToolCallArguments(index, "{}"), *ends]
+
+
+def test_without_parsers_all_is_text():
+    parser = AnswerParser()
+    assert parser.feed("a<b>") == [TextDelta("a<b>")]
+    assert parser.feed("") == []
+    assert parser.close() == []
+
+
+def test_thinking_is_split_off_before_calls():
+    parser = AnswerParser(DashThinking(), UpperCalls())
+    assert parser.feed("hm A") == [ReasoningDelta("hm A")]
+    assert parser.feed("-aB") == [
+        TextDelta("a"), ToolCallStart(0, "B"), ToolCallArguments(0, "{}"), ToolCallEnd(0),
+    ]  # fmt: skip
+    assert parser.feed("?") == []
+    assert parser.close() == [TextDelta("?")]
+
+
+def test_a_whole_answer_is_taken_apart():
+    whole = AnswerParser(DashThinking(), UpperCalls()).read_whole("hm-aBX?")
+    assert whole == ParsedAnswer("a?", "hm", (("B", "{}"),))
+    assert AnswerParser().read_whole("a") == ParsedAnswer("a", None, ())
+
+
+def test_a_parser_that_fails_is_named_without_its_traceback(caplog):
+    parser = AnswerParser(None, UpperCalls(), tool_source=ACME)
+    with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
+        parser.feed("a!")
+    assert "a bug" not in str(caught.value)
+    assert "a bug" in caplog.text
+
+
+def test_each_request_gets_its_own_parsers():
+    make = AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, ACME))
+    assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
+    assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
+    assert make("", with_tools=False).read_whole("-B").text == "B"
+    assert AnswerParsers()("", with_tools=True).read_whole("-B").text == "-B"
+
+
+def test_a_call_grammar_comes_from_the_tool_parser(caplog):
+    class Forcing(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            return CallGrammar((CallShape(tools[0]["name"], ("A{}",)),)) if at_least_one else None
+
+    class Broken(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            raise ValueError("a bug")
+
+    make = AnswerParsers(tools=ParserChoice(Forcing, ACME))
+    assert make.reads_calls
+    assert make.call_grammar([{"name": "A"}]).shapes[0].tool == "A"
+    assert not AnswerParsers().reads_calls
+    assert AnswerParsers().call_grammar([{"name": "A"}]) is None
+    with pytest.raises(RequestFailedError, match=r"acme.*grammar of a call") as caught:
+        AnswerParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
+    assert "a bug" not in str(caught.value)
+    assert "a bug" in caplog.text
+
+
+def test_a_parser_that_cannot_be_built_ends_the_request():
+    class Broken(UpperCalls):
+        def __init__(self):
+            raise OSError("no grammar file")
+
+    make = AnswerParsers(tools=ParserChoice(Broken, ACME))
+    with pytest.raises(RequestFailedError, match="acme"):
+        make("", with_tools=True)
+
+
+class HoldingThoughts(DashThinking):
+    """Holds its last letter back until the end, and may fail there."""
+
+    error = None
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self._is_thinking = prompt_text != "closed"
+        self._last = ""
+
+    def feed(self, delta):
+        text, self._last = self._last + delta[:-1], delta[-1:]
+        return super().feed(text) if text else []
+
+    def close(self):
+        if self.error is not None:
+            raise self.error
+        return super().feed(self._last) if self._last else []
+
+
+class BrokenEnd(UpperCalls):
+    def close(self):
+        raise ValueError("a bug")
+
+
+def test_what_the_reasoning_parser_holds_back_is_read_for_calls():
+    parser = AnswerParser(HoldingThoughts("closed"), UpperCalls())
+    assert parser.feed("aB") == [TextDelta("a")]
+    assert parser.close() == [
+        ToolCallStart(0, "B"), ToolCallArguments(0, "{}"), ToolCallEnd(0),
+    ]  # fmt: skip
+    assert AnswerParser(HoldingThoughts()).read_whole("hm") == ParsedAnswer("", "hm", ())
+
+
+def test_a_parser_that_fails_at_the_end_is_named_too(caplog):
+    other = Source("other", "other-quire", "2.0")
+
+    class BrokenThoughts(HoldingThoughts):
+        error = ValueError("a bug")
+
+    cases = (
+        (
+            AnswerParsers(ParserChoice(BrokenThoughts, ACME), ParserChoice(UpperCalls, other)),
+            "acme",
+        ),
+        (AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(BrokenEnd, other)), "other"),
+    )
+    for make, name in cases:
+        parser = make("", with_tools=True)
+        parser.feed("a")
+        with pytest.raises(RequestFailedError, match=f"plugin {name}") as caught:
+            parser.close()
+        assert "a bug" not in str(caught.value)
+
+
+def test_each_parser_is_blamed_for_its_own_failure():
+    class Broken(DashThinking):
+        def feed(self, delta):
+            raise OSError("a bug")
+
+    other = Source("other", "other-quire", "2.0")
+    make = AnswerParsers(ParserChoice(Broken, ACME), ParserChoice(UpperCalls, other))
+    with pytest.raises(RequestFailedError, match="plugin acme"):
+        make("", with_tools=True).feed("a")
+    make = AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, other))
+    with pytest.raises(RequestFailedError, match="plugin other"):
+        make("", with_tools=True).feed("-!")
+
+
+def test_what_a_parser_refuses_on_purpose_is_its_own_error():
+    class Refusing(UpperCalls):
+        @classmethod
+        def call_grammar(cls, tools, *, at_least_one):
+            raise InvalidRequestError("tool 'x' cannot be forced", param="tools")
+
+    with pytest.raises(InvalidRequestError, match="cannot be forced") as caught:
+        AnswerParsers(tools=ParserChoice(Refusing, ACME)).call_grammar([{"name": "x"}])
+    assert caught.value.param == "tools"
+
+
+def test_the_reasoning_parser_sees_the_prompt():
+    make = AnswerParsers(ParserChoice(HoldingThoughts, ACME))
+    assert make("closed", with_tools=False).read_whole("ab").text == "ab"
+    assert make("open", with_tools=False).read_whole("ab").reasoning == "ab"
+
+
+def test_text_that_is_empty_is_no_event_and_thinking_that_is_none_is_none():
+    assert AnswerParser(HoldingThoughts("closed")).feed("") == []
+    assert AnswerParser(DashThinking()).read_whole("-a").reasoning is None
+    assert AnswerParser(DashThinking()).read_whole("").reasoning is None
+
+
+def test_calls_of_a_whole_answer_are_joined_from_their_pieces_in_the_order_of_their_ends():
+    events = [
+        ToolCallStart(0, "a"), ToolCallStart(1, "b"), ToolCallArguments(1, "{"),
+        ToolCallArguments(0, "["), TextDelta("x"), ToolCallArguments(1, "}"), ToolCallEnd(1),
+        ToolCallArguments(0, "]"), ToolCallEnd(0), ToolCallStart(2, "c"), ReasoningDelta("y"),
+    ]  # fmt: skip
+    assert gather(events) == ParsedAnswer("x", "y", (("b", "{}"), ("a", "[]")))
+
+
+def test_a_whole_output_is_split_in_place():
+    output = CompletionOutput(index=0, text="hm-aBcD", token_ids=[1])
+    split_answer(output, AnswerParser(DashThinking(), UpperCalls()))
+    assert (output.text, output.reasoning) == ("ac", "hm")
+    assert [(call.id, call.name, call.arguments) for call in output.tool_calls] == [
+        ("call_0", "B", "{}"), ("call_1", "D", "{}"),
+    ]  # fmt: skip

@@ -1,0 +1,213 @@
+"""Nothing of a message is lost without a word."""
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.frontend.chat.conversation import normalize_messages, normalize_tools
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def assistant(**fields):
+    return [{"role": "assistant", "content": "x"} | fields]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (assistant(function_call={"name": "f", "arguments": "{}"}), "messages[0].function_call"),
+        (assistant(refusal="I will not"), "messages[0].refusal"),
+        (assistant(audio={"id": "a"}), "messages[0].audio"),
+        (assistant(mood="gloomy"), "messages[0].mood"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x", "lang": "fr"}]}],
+            "messages[0].content[0].lang",
+        ),
+        (assistant(tool_calls=[CALL | {"result": 7}]), "messages[0].tool_calls[0].result"),
+        (
+            assistant(tool_calls=[{"function": {"name": "f", "result": 7}}]),
+            "messages[0].tool_calls[0].function.result",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_its_place(message, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        normalize_messages(message)
+    assert caught.value.param == param
+    assert param in str(caught.value)
+
+
+def test_an_answer_of_ours_can_be_sent_back_as_it_was():
+    answer = {
+        "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
+        "function_call": None, "tool_calls": [CALL | {"index": 0}], "reasoning": "hm",
+        "reasoning_content": "hm",
+    }  # fmt: skip
+    (normal,) = normalize_messages([answer])
+    assert normal == {
+        "role": "assistant", "content": "", "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
+        ],
+    }  # fmt: skip
+
+
+def test_what_is_known_is_kept():
+    messages = [
+        {"role": "user", "name": "Ada", "content": [{"type": "text", "text": "x"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    assert normalize_messages(messages) == [
+        {"role": "user", "name": "Ada", "content": "x"},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+
+
+def normal(**message):
+    (found,) = normalize_messages([{"role": "assistant", "content": "x"} | message])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [("developer", "system"), ("system", "system"), ("user", "user"), ("tool", "tool")],
+)
+def test_templates_know_four_roles(role, shown):
+    assert normal(role=role)["role"] == shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "thought"),
+    [
+        ({}, None),
+        ({"reasoning": "a"}, "a"),
+        ({"reasoning_content": "b"}, "b"),
+        ({"reasoning": "a", "reasoning_content": "b"}, "b"),
+        ({"reasoning": None, "reasoning_content": None}, None),
+        ({"role": "user", "reasoning": "a"}, None),
+    ],
+)
+def test_the_thinking_of_an_answer_has_one_name(fields, thought):
+    assert normal(**fields).get("reasoning_content") == thought
+    assert "reasoning" not in normal(**fields)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_taken"),
+    [
+        ({"role": "assistant", "tool_calls": [CALL]}, True),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, True),
+        ({"role": "assistant", "reasoning_content": "hm"}, True),
+        ({"role": "assistant"}, False),
+        ({"role": "assistant", "content": None, "tool_calls": []}, False),
+        ({"role": "user", "reasoning_content": "hm"}, False),
+        ({"role": "assistant", "content": ""}, True),
+    ],
+)
+def test_only_calls_and_thinking_stand_for_content(message, is_taken):
+    if is_taken:
+        assert normalize_messages([message])[0]["content"] == ""
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        normalize_messages([message])
+    assert caught.value.param == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ("{}", {}),
+        ("", {}),
+        (" \n", {}),
+        (None, {}),
+        ('{"a": [1]}', {"a": [1]}),
+        ({"a": 1}, {"a": 1}),
+        ("[]", None),
+        ("3", None),
+        ("{", None),
+        (3, None),
+        ('{"a":' + "[" * 100_000, None),
+    ],
+)
+def test_arguments_become_an_object(given, arguments):
+    call = {"function": {"name": "f", "arguments": given}}
+    if arguments is not None:
+        (found,) = normal(tool_calls=[call])["tool_calls"]
+        assert found == {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        normal(tool_calls=[call])
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("calls", [{"id": 1}, "x", [3], [{}], [{"function": {"name": ""}}]])
+def test_calls_are_a_list_of_functions_with_names(calls):
+    with pytest.raises(InvalidRequestError, match="tool_calls"):
+        normal(tool_calls=calls)
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "system", "developer"])
+def test_only_assistants_call(role):
+    with pytest.raises(InvalidRequestError, match="has no calls") as caught:
+        normal(role=role, tool_calls=[CALL])
+    assert caught.value.param == "messages[0].tool_calls"
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_what_says_nothing_may_be_there(value):
+    assert normal(mood=value) == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("value", [True, 0.5, "x", [0], {"a": None}])
+def test_what_says_something_may_not(value):
+    with pytest.raises(InvalidRequestError) as caught:
+        normal(mood=value)
+    assert caught.value.param == "messages[0].mood"
+
+
+def test_parts_are_lines_of_one_text():
+    parts = [{"type": "text", "text": text} for text in ("a", "", "b")]
+    assert normal(content=parts)["content"] == "a\n\nb"
+    assert normal(content=[{"type": "text", "text": "a", "cache_control": {}}])["content"] == "a"
+    assert normal(content=[])["content"] == ""
+
+
+@pytest.mark.parametrize(
+    "part", ["a", 3, {}, {"text": "a"}, {"type": "image_url"}, {"type": "text"}]
+)
+def test_a_part_is_text(part):
+    with pytest.raises(InvalidRequestError) as caught:
+        normal(content=[{"type": "text", "text": "a"}, part])
+    assert caught.value.param == "messages[0].content[1]"
+
+
+def test_a_place_is_the_messages_own():
+    with pytest.raises(InvalidRequestError) as caught:
+        normalize_messages([{"role": "user", "content": "x"}, {"role": "user", "content": 5}])
+    assert caught.value.param == "messages[1].content"
+
+
+def test_tools_are_functions_with_names():
+    function = {"name": "f", "parameters": {}}
+    shown = [{"type": "function", "function": function}]
+    assert normalize_tools([{"type": "function", "function": function, "more": 1}]) == shown
+    assert normalize_tools([{"function": function}]) == shown
+    assert normalize_tools([]) is normalize_tools(None) is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        (3, "tools[0]"),
+        ({}, "tools[0]"),
+        ({"type": "web", "function": {"name": "f"}}, "tools[0]"),
+        ({"function": "f"}, "tools[0]"),
+        ({"function": {}}, "tools[0].function.name"),
+        ({"function": {"name": ""}}, "tools[0].function.name"),
+        ({"function": {"name": 3}}, "tools[0].function.name"),
+    ],
+)
+def test_a_wrong_tool_is_named_by_its_place(tool, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        normalize_tools([tool])
+    assert caught.value.param == param

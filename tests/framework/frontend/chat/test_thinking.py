@@ -1,0 +1,96 @@
+"""A form begins at once, or behind the one token that ends the thinking of the prompt."""
+
+import pytest
+
+from quire.errors import GrammarError, RequestFailedError
+from quire.frontend.chat.completion_parser import ParserChoice
+from quire.frontend.chat.thinking import NUM_LAST_TOKENS, Thinking
+from quire.frontend.intake.intake import Intake
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.interfaces.reasoning import ReasoningParser
+from quire.plugins.registry import Source
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+ACME = Source("acme", "acme-quire", "1.0")
+OPENS = "<|start|>"
+
+
+class Opened(ReasoningParser):
+    """Thinks if the prompt ends by the mark."""
+
+    @property
+    def is_thinking(self):
+        return self._text.endswith(OPENS)
+
+    def __init__(self, prompt_text=""):
+        super().__init__(prompt_text)
+        self._text = prompt_text
+
+    def feed(self, delta):
+        return []
+
+    def close(self):
+        return []
+
+
+def thinking(tokenizer, marker="<tool_call>", parser=Opened):
+    return Thinking(ParserChoice(parser, ACME), marker, tokenizer)
+
+
+def test_a_form_begins_at_once_where_nothing_was_opened(tokenizer):
+    for marker in ("<tool_call>", None, "two words"):
+        assert thinking(tokenizer, marker).end_token_id("fox", [1]) is None
+
+
+def test_a_form_begins_behind_the_token_that_ends_the_thinking(tokenizer):
+    end = tokenizer.backend.token_to_id("<tool_call>")
+    assert thinking(tokenizer).end_token_id(f"fox{OPENS}", [1]) == end
+    special = tokenizer.special_tokens
+    bos = Tokenizer(tokenizer.backend, special_tokens=special, add_bos_token=True)
+    assert thinking(bos).end_token_id(f"fox{OPENS}", [1]) == end
+
+
+@pytest.mark.parametrize("num_before", [0, NUM_LAST_TOKENS - 1, 200])
+def test_the_end_of_a_prompt_of_ids_is_looked_at(tokenizer, num_before):
+    (fox, *_) = tokenizer.encode("f", add_special_tokens=False)
+    opened = tokenizer.backend.token_to_id(OPENS)
+    end = tokenizer.backend.token_to_id("<tool_call>")
+    found = thinking(tokenizer)
+    assert found.end_token_id(None, [fox] * num_before + [opened]) == end
+    assert found.end_token_id(None, [opened] + [fox] * (num_before + 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"), [(None, "does not say what ends it"), ("two words", "instead of one")]
+)
+def test_an_end_that_is_no_single_token_is_refused(tokenizer, marker, said):
+    with pytest.raises(GrammarError, match=said):
+        thinking(tokenizer, marker).end_token_id(f"fox{OPENS}", [1])
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), OSError("secret")])
+def test_a_parser_that_fails_is_named_without_its_traceback(tokenizer, caplog, error):
+    class Broken(Opened):
+        def __init__(self, prompt_text=""):
+            raise error
+
+    with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
+        thinking(tokenizer, parser=Broken).end_token_id("fox", [1])
+    assert "secret" not in str(caught.value)
+    assert "secret" in caplog.text
+
+
+def test_the_intake_tells_the_engine_where_the_form_begins(tokenizer):
+    intake = Intake(
+        tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size,
+        thinking=thinking(tokenizer),
+    )  # fmt: skip
+    end = tokenizer.backend.token_to_id("<tool_call>")
+    form = StructuredOutputsParams(regex="x")
+    for prompt, asked, found in (
+        (f"fox{OPENS}", form, end),
+        ("fox", form, None),
+        (f"fox{OPENS}", None, None),
+    ):
+        params = SamplingParams(structured_outputs=asked)
+        assert intake.admit(prompt, params).requests[0].thinking_end_token_id == found

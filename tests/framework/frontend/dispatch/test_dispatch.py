@@ -1,0 +1,291 @@
+"""Requests cross to the engine's thread and their outputs come back; what is over is forgotten."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from scripted_core import Reply, ScriptedCore, echo
+
+from quire.errors import EngineDeadError, RequestFailedError, RequestTimeoutError
+from quire.frontend.completions.completion import Answers
+from quire.frontend.dispatch import dispatch as dispatch_module
+from quire.frontend.dispatch.dispatch import Dispatch
+from quire.messages import EngineOutput, EngineOutputs, ErrorReport, ResetPrefixCache
+from quire.plugins.registry import Source
+from quire.sampling_params import SamplingParams
+
+SOURCE = Source("acme", "acme-quire", "1.0")
+
+
+@pytest.fixture
+def run(intake, tokenizer):
+    """Run a test's coroutine with a dispatch over a scripted core, and a way to make answers."""
+
+    def start(test, core=None, request_timeout_s=None):
+        core = core or ScriptedCore(echo)
+
+        def answers(prompt="the fox", hooks=(), timeout_s=None, arrived_s=0.0, **params):
+            asked = SamplingParams(**{"max_tokens": None} | params)
+            admission = intake.admit(prompt, asked, timeout_s=timeout_s)
+            if arrived_s:
+                requests = tuple(
+                    msgspec.structs.replace(request, arrival_s=request.arrival_s - arrived_s)
+                    for request in admission.requests
+                )
+                admission = type(admission)(admission.request_id, admission.prompt, requests)
+            return Answers(admission, tokenizer, hooks)
+
+        async def main():
+            errors = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, said: errors.append(said))
+            dispatch = Dispatch(core, request_timeout_s)
+            try:
+                await asyncio.wait_for(test(dispatch, core, answers), 20)
+            finally:
+                await asyncio.to_thread(dispatch.stop)
+            await asyncio.sleep(0)
+            assert errors == []
+
+        asyncio.run(main())
+
+    return start
+
+
+async def read(stream):
+    return [delta async for delta in stream]
+
+
+async def eventually(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+def test_a_stream_is_open_until_it_is_over(run):
+    async def test(dispatch, core, answers):
+        streams = [dispatch.start(answers()), dispatch.start(answers(n=2))]
+        assert dispatch.streams() == streams
+        for stream in streams:
+            assert (await read(stream))[-1].finish_reason == "stop"
+        assert dispatch.streams() == []
+        assert not dispatch._streams
+
+    run(test)
+
+
+def test_what_the_engine_said_and_did_is_counted(run):
+    async def test(dispatch, core, answers):
+        deltas = await read(dispatch.start(answers()))
+        await eventually(lambda: dispatch.throughput.done.num_steps == core.num_steps)
+        done = dispatch.throughput.done
+        assert done.num_generated_tokens == sum(len(delta.token_ids) for delta in deltas)
+        assert dispatch.stats == core.stats()
+        core.step_s = 0.01
+        stream = dispatch.start(answers())
+        await anext(stream)
+        assert dispatch.stats.num_running == 1
+        await stream.aclose()
+
+    run(test)
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_and_its_surplus_is_dropped(run):
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers("the lazy dog jumps", stop=["lazy"]))
+        deltas = await read(stream)
+        assert "".join(delta.text for delta in deltas) == "the "
+        assert deltas[-1].finish_reason == "stop"
+        await eventually(lambda: core.aborted)
+        assert stream.result().outputs[0].text == "the "
+
+    run(test, ScriptedCore(echo, step_s=0.005))
+
+
+def test_an_output_of_a_request_that_is_over_is_not_taken(run):
+    """The engine does not know yet that a stop string ended it."""
+
+    class Surplus(ScriptedCore):
+        def step(self):
+            outputs = super().step()
+            more = [
+                EngineOutput(request_id=output.request_id, token_ids=[21])
+                for output in outputs.outputs
+            ]
+            return EngineOutputs([*outputs.outputs, *more], outputs.stats)
+
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers("fox", stop=["fox"]))
+        deltas = await read(stream)
+        result = stream.result().outputs[0]
+        assert (result.text, result.finish_reason, result.stop_reason) == ("", "stop", "fox")
+        assert sum(len(delta.token_ids) for delta in deltas) == len(result.token_ids)
+        assert [delta.finish_reason for delta in deltas].count("stop") == 1
+
+    run(test, Surplus(echo, tokens_per_step=100))
+
+
+def test_one_answer_that_fails_ends_the_others_of_its_prompt(run):
+    def script(request):
+        return Reply([], ErrorReport("x", "it broke")) if request.child == 1 else echo(request)
+
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers("the lazy dog jumps over the fox", n=3))
+        with pytest.raises(RequestFailedError, match="it broke"):
+            await read(stream)
+        assert dispatch.streams() == []
+        await eventually(lambda: len(core.aborted) == 2)
+
+    run(test, ScriptedCore(script, step_s=0.01))
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("stop", [[], ["x"]])
+def test_an_answer_that_cannot_be_decoded_fails_alone_and_tells_its_cause(
+    run, tokenizer, logprobs, stop
+):
+    def script(request):
+        is_bad = request.token_ids == tokenizer.encode("dog")
+        return Reply(["no id"]) if is_bad else echo(request)
+
+    async def test(dispatch, core, answers):
+        bad = dispatch.start(answers("dog", logprobs=logprobs, stop=stop))
+        good = dispatch.start(answers("fox"))
+        with pytest.raises(RequestFailedError, match="could not be decoded") as caught:
+            await read(bad)
+        assert isinstance(caught.value.__cause__, TypeError)
+        assert "".join(delta.text for delta in await read(good)) == "fox"  # of the same steps
+
+    run(test, ScriptedCore(script))
+
+
+def test_ending_a_request_from_outside_tells_its_reader_and_the_engine(run):
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers("the lazy dog jumps over", n=2))
+        await anext(stream)
+        dispatch.end(stream)
+        rest = await read(stream)
+        assert [delta.finish_reason for delta in rest[-2:]] == ["abort", "abort"]
+        assert dispatch.streams() == []
+        await eventually(lambda: len(core.aborted) == 2)
+
+    run(test, ScriptedCore(echo, step_s=0.01))
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_engine", "arrived_s", "limit_s"),
+    [
+        (300.0, None, 0.0, 300.0),
+        (None, 300.0, 0.0, 300.0),
+        (200.0, 500.0, 0.0, 200.0),
+        (500.0, 200.0, 0.0, 200.0),
+        (500.0, None, 400.0, 100.0),
+        (None, None, 0.0, None),
+    ],
+)
+def test_the_shortest_limit_since_the_arrival_is_what_a_silent_engine_gets(
+    run, monkeypatch, of_request, of_engine, arrived_s, limit_s
+):
+    monkeypatch.setattr(dispatch_module, "OVERDUE_S", 1000.0)
+
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers(timeout_s=of_request, arrived_s=arrived_s))
+        if limit_s is None:
+            assert stream._timer is None
+        else:
+            left_s = stream._timer.when() - asyncio.get_running_loop().time() - 1000.0
+            assert limit_s - 30 < left_s <= limit_s
+        await stream.aclose()
+
+    run(test, ScriptedCore(echo, step_s=0.01), request_timeout_s=of_engine)
+
+
+def test_a_request_of_which_the_engine_says_nothing_in_time_has_timed_out(run, monkeypatch):
+    monkeypatch.setattr(dispatch_module, "OVERDUE_S", 0.0)
+
+    async def test(dispatch, core, answers):
+        with pytest.raises(RequestTimeoutError, match="does not answer"):
+            await read(dispatch.start(answers(timeout_s=0.02)))
+        assert dispatch.streams() == []
+        await eventually(lambda: core.aborted)
+
+    run(test, ScriptedCore(echo, step_s=0.2))
+
+
+def test_a_dead_engine_keeps_nobody_and_is_left_in_peace(run):
+    async def test(dispatch, core, answers):
+        waiting = dispatch.start(answers("the lazy dog jumps over the fox"))
+        leaving = dispatch.start(answers("the lazy dog jumps over the fox"))
+        control = asyncio.create_task(dispatch.control(ResetPrefixCache()))
+        end = asyncio.create_task(dispatch.wait_for_death())
+        await asyncio.sleep(0)
+        core.is_dead = True
+        core.control_error = RuntimeError("out of smoke")
+        with pytest.raises(EngineDeadError):
+            await control
+        with pytest.raises(EngineDeadError, match="out of smoke"):
+            await read(waiting)
+        await leaving.aclose()
+        assert dispatch.streams() == []
+        assert dispatch.death is await end
+        with pytest.raises(EngineDeadError):
+            dispatch.start(answers())
+        assert not dispatch._streams
+
+    run(test, ScriptedCore(echo, step_s=0.01))
+
+
+def test_leaving_a_dead_engine_is_no_error(run):
+    async def test(dispatch, core, answers):
+        stream = dispatch.start(answers("the lazy dog jumps over the fox"))
+        await anext(stream)
+        dispatch._thread._die(EngineDeadError("it died"))
+        await stream.aclose()
+
+    run(test, ScriptedCore(echo, step_s=0.01))
+
+
+def test_plugins_hear_of_each_end_once(run):
+    heard = []
+
+    def hook(*, request, output):
+        heard.append((request.child, output.finish_reason))
+
+    hooks = [(SOURCE, hook)]
+
+    async def test(dispatch, core, answers):
+        await read(dispatch.start(answers(n=2, hooks=hooks)))
+        assert sorted(heard) == [(0, "stop"), (1, "stop")]
+        heard.clear()
+        core.step_s = 0.01
+        stream = dispatch.start(answers(n=2, hooks=hooks))
+        await anext(stream)
+        await stream.aclose()
+        assert sorted(heard) == [(0, "abort"), (1, "abort")]
+
+    run(test)
+
+
+def test_outputs_for_two_loops_cross_to_each(intake, tokenizer):
+    core = ScriptedCore(echo, step_s=0.02)
+    dispatch = Dispatch(core)
+    admission = intake.admit("the lazy dog jumps over the fox", SamplingParams(max_tokens=None))
+    gone = asyncio.new_event_loop()
+
+    async def leave():
+        return dispatch.start(Answers(admission, tokenizer))
+
+    gone.run_until_complete(leave())
+    gone.close()
+
+    async def main():
+        admission = intake.admit("fox", SamplingParams(max_tokens=None))
+        deltas = await read(dispatch.start(Answers(admission, tokenizer)))
+        assert "".join(delta.text for delta in deltas) == "fox"
+        await eventually(lambda: len(core.aborted) == 1)
+        assert dispatch.streams() == []
+
+    asyncio.run(main())
+    dispatch.stop()
+    assert core.is_shut_down

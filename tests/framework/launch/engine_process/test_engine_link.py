@@ -1,0 +1,215 @@
+"""The parent's end of an engine: the last words of a dead process, wakes, answers to old calls."""
+
+import contextlib
+import os
+import threading
+import time
+
+import msgspec
+import pytest
+
+from quire.errors import EngineDeadError, GrammarError
+from quire.launch.engine_process.engine_link import EngineLink
+from quire.launch.engine_process.engine_wire import (
+    Abort,
+    Answer,
+    Call,
+    Connected,
+    ErrorMessage,
+    Failed,
+    FromEngine,
+    ReadStats,
+    Ready,
+    Refused,
+    Stepped,
+    ToEngine,
+)
+from quire.launch.engine_process.remote_core import RemoteCore, _expect
+from quire.messages import EngineOutputs, EngineStats, Started
+from quire.process.ipc import Channel, encode
+
+
+class Peer:
+    """An engine's process as the test plays it: it says what it is told to, and dies on demand."""
+
+    pid = 0
+
+    def __init__(self, folder):
+        self.address = f"ipc://{folder}/a"
+        self.channel = Channel(FromEngine, self.address, is_listening=True)
+        self.other = Channel(ToEngine, self.address, is_listening=False)
+        self.ends = []
+        self.num_kills = 0
+        self._death_fd = os.eventfd(0)
+
+    def fileno(self):
+        return self._death_fd
+
+    def end(self, timeout_s):
+        self.ends.append(timeout_s)
+        return "ended with exit code 3"
+
+    def kill(self):
+        self.num_kills += 1
+
+    def die(self):
+        os.eventfd_write(self._death_fd, 1)
+
+    def say(self, message):
+        self.other.send(message)
+
+    def hear(self):
+        return self.other.take(5.0)
+
+    def close(self):
+        self.other.close()
+        os.close(self._death_fd)
+
+
+@pytest.fixture
+def peer(tmp_path):
+    made = Peer(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def link(peer):
+    made = EngineLink(peer.channel, peer)
+    peer.say(Connected())
+    assert made.receive() == Connected()
+    yield made
+    made.close(EngineDeadError("over"))
+
+
+def stats(number):
+    return msgspec.Raw(encode(EngineStats(num_running=number)))
+
+
+def in_a_while(call, *arguments, delay_s=0.03):
+    threading.Timer(delay_s, call, arguments).start()
+
+
+def test_what_was_sent_before_the_end_is_read_before_the_end_is_told(peer, link):
+    peer.die()
+    in_a_while(peer.say, Connected())
+    assert link.receive() == Connected()
+    with pytest.raises(EngineDeadError, match="exit code 3"):
+        link.receive()
+
+
+def test_a_last_word_is_told_and_the_process_gets_time_to_end(peer, link):
+    peer.say(Failed(ErrorMessage.of(EngineDeadError("out of smoke"))))
+    for verb in (link.receive, link.check, lambda: link.send(Abort(["a"]))):
+        with pytest.raises(EngineDeadError, match=r"^out of smoke$"):
+            verb()
+    assert peer.ends == [1.0]
+
+
+def test_a_wake_is_for_one_receive_that_can_be_woken(peer, link):
+    link.wake()
+    assert link.receive(can_wake=True) is None
+    in_a_while(peer.say, Connected())
+    assert link.receive(can_wake=True) == Connected(), "it was woken once"
+    link.wake()
+    in_a_while(peer.say, Connected())
+    assert link.receive() == Connected(), "who cannot be woken waits for the message"
+
+
+def test_commands_are_counted(peer, link):
+    for number in range(3):
+        assert link.num_sent == number
+        link.send(Abort([str(number)]))
+    assert [peer.hear().request_ids for _ in range(3)] == [["0"], ["1"], ["2"]]
+
+
+def test_only_the_first_close_counts_and_says_how_long_the_process_gets(peer, link):
+    link.close(EngineDeadError("first"), 2.5)
+    link.close(EngineDeadError("second"))
+    link.wake()
+    assert peer.ends == [2.5]
+    with pytest.raises(EngineDeadError, match="first"):
+        link.check()
+
+
+def test_a_fork_neither_ends_nor_kills_nor_wakes_the_engine(peer, link):
+    pid = os.fork()
+    if pid == 0:
+        link.close(EngineDeadError("in a fork"))
+        link.kill()
+        link.wake()
+        os._exit(len(peer.ends) + peer.num_kills)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    peer.say(Connected())
+    assert link.receive(can_wake=True) == Connected()
+
+
+def test_the_answer_of_an_interrupted_call_is_not_the_next_ones(peer, link):
+    core = RemoteCore(link)
+    peer.say(Answer(1, stats(7), ErrorMessage.of(GrammarError("of the old one"))))
+    core.abort(["unknown"])
+    link.send(Abort([]))  # so that the call is the second command
+    peer.say(Answer(2, stats(5)))
+    assert core.stats().num_running == 5
+    assert isinstance(peer.hear(), Abort)
+    assert peer.hear() == Call(2, ReadStats())
+
+
+def test_an_idle_step_says_the_last_numbers(peer, link):
+    core = RemoteCore(link)
+    peer.say(Stepped(EngineOutputs([], EngineStats(num_running=3)), 0))
+    peer.say(Answer(1, stats(9)))
+    assert core.stats().num_running == 9
+    assert core.has_work(), "a step has come meanwhile"
+    assert core.step().stats.num_running == 3
+    assert not core.has_work()
+    assert core.step().stats.num_running == 3
+
+
+def test_a_shutdown_gives_the_running_step_its_time(peer, link):
+    core = RemoteCore(link)
+    core.shutdown()
+    core.shutdown()
+    assert peer.ends == [10.0]
+
+
+@pytest.mark.parametrize("message", [Connected(), Ready(Started(5))])
+def test_a_start_waits_for_its_word(peer, link, message):
+    in_a_while(peer.say, message)
+    assert _expect(link, type(message)) == message
+    assert peer.ends == []
+
+
+def test_a_start_that_is_refused_raises_the_reason_and_ends_the_process(peer, link):
+    peer.say(Refused(ErrorMessage.of(GrammarError("no such form", param="regex"))))
+    with pytest.raises(GrammarError, match="no such form") as caught:
+        _expect(link, Ready)
+    assert caught.value.param == "regex"
+    assert peer.ends == [1.0]
+
+
+def test_a_start_that_hears_another_word_ends_the_process(peer, link):
+    peer.say(Ready(Started(5)))
+    with pytest.raises(EngineDeadError, match="out of turn"):
+        _expect(link, Connected)
+    assert peer.ends == [0.0]
+
+
+def test_an_interrupted_start_ends_the_process(peer, link, monkeypatch):
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link, "receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        _expect(link, Ready)
+    assert len(peer.ends) == 1
+
+
+def test_whoever_checks_an_engine_that_has_died_hears_of_it(peer, link):
+    link.check()
+    peer.die()
+    started = time.monotonic()
+    with contextlib.suppress(EngineDeadError):
+        link.check()
+        raise AssertionError("it lives")
+    assert time.monotonic() - started < 5

@@ -1,0 +1,42 @@
+"""What is handed to the library is checked; what it computes is tested with the layer that asks."""
+
+import pytest
+import torch
+from native_libraries import failing_library
+
+from quire.native.availability import native_flaw
+from quire.native.layer_kernels import cpu_lora
+from quire.native.layer_kernels.cpu_lora import AddLoRA
+
+pytestmark = pytest.mark.skipif(native_flaw() is not None, reason="no compiled kernels here")
+A, B = torch.ones(2, 4, 3), torch.ones(2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(A.double(), B), (A, B.bfloat16()), (A.mT, B), (A, B.mT)], ids=str
+)
+def test_only_stacks_that_can_be_read_are_bound(a, b):
+    with pytest.raises(ValueError, match="float32 of the CPU in one piece"):
+        AddLoRA(a, b, [5])
+
+
+@pytest.mark.parametrize(
+    ("out", "x", "index", "message"),
+    [
+        (torch.zeros(2, 5), torch.ones(2, 4), torch.zeros(2).long(), "float32 of 3, got"),
+        (torch.zeros(2, 5), torch.ones(2, 3).double(), torch.zeros(2).long(), "float32 of 3, got"),
+        (torch.zeros(2, 6), torch.ones(2, 3), torch.zeros(2).long(), "float32 of 5, got"),
+        (torch.zeros(2, 5), torch.ones(2, 3), torch.zeros(2).int(), "int32 of 2 do not belong"),
+        (torch.zeros(2, 5), torch.ones(2, 3), torch.zeros(3).long(), "int64 of 3 do not belong"),
+        (torch.zeros(5, 2).mT, torch.ones(2, 3), torch.zeros(2).long(), "must be in one piece"),
+    ],
+)
+def test_what_does_not_fit_the_stacks_is_refused(out, x, index, message):
+    with pytest.raises(ValueError, match=message):
+        AddLoRA(A, B, [5])(out, x, index)
+
+
+def test_without_a_compiler_they_are_not_available(monkeypatch, tmp_path):
+    assert cpu_lora.is_available()
+    monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
+    assert not cpu_lora.is_available()

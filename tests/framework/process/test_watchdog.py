@@ -1,0 +1,87 @@
+"""A child ends with its parent, whatever it does; what it started goes with it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import descendants, eventually, is_running
+
+CHILD = """
+import ctypes, os, signal, subprocess, sys, time
+from quire.process.watchdog import die_with
+die_with(int(sys.argv[1]), sys.argv[2])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+os.write(1, b"ready\\n")
+"""
+SLEEP = "time.sleep(60)"
+PARENT = """
+import os, subprocess, sys, time
+command = [sys.executable, "-c", sys.argv[1], str(os.getpid()), sys.argv[2]]
+subprocess.Popen(command, start_new_session=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a parent whose child does something; returns it, and the processes below it."""
+    (tmp_path / "folder").mkdir()
+    parents = []
+
+    def run(what):
+        command = [sys.executable, "-c", PARENT, CHILD + what, str(tmp_path / "folder")]
+        parents.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert parents[-1].stdout.readline() == "ready\n"
+        below = descendants(parents[-1].pid)
+        assert len(below) == 3  # the child, its watchdog, and what it started
+        return parents[-1], below
+
+    yield run
+    for parent in parents:
+        parent.kill()
+        parent.communicate()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        SLEEP,
+        "ctypes.PyDLL(None).sleep(60)",  # holds the interpreter
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+)
+def test_when_the_parent_is_killed_nothing_is_left(start, tmp_path, what):
+    parent, below = start(what)
+    parent.kill()
+    assert eventually(lambda: not any(map(is_running, below))) < 2.0
+    assert not (tmp_path / "folder").exists()
+
+
+def test_when_the_child_is_killed_what_it_started_goes_too(start, tmp_path):
+    parent, below = start(SLEEP)
+    child = min(below)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: not any(map(is_running, below)))
+    assert is_running(parent.pid)
+    assert (tmp_path / "folder").exists()  # it is the parent's
+
+
+def test_signals_for_a_whole_group_do_not_end_the_watchdog(start):
+    parent, below = start("signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP)
+    child, watchdog, started = sorted(below)
+    os.kill(watchdog, signal.SIGTERM)
+    os.kill(watchdog, signal.SIGINT)
+    parent.kill()
+    eventually(lambda: not any(map(is_running, (child, watchdog, started))))
+
+
+def test_a_parent_that_is_gone_already_ends_the_child():
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, "1", "nowhere"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    out, _ = child.communicate(timeout=20)
+    assert (out, child.returncode) == (b"", -signal.SIGKILL)

@@ -1,0 +1,130 @@
+"""A connection that does not come to the point is closed; one that does has all its time."""
+
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from quire.server.http import connections
+
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    + f"Content-Length: {len(CHAT)}\r\n\r\n".encode()
+)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+
+
+def connect(served):
+    host, port = served.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def seconds_until_closed(connection):
+    start = time.monotonic()
+    while connection.recv(65536):
+        pass
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HT", REQUEST[:-2]])
+def test_a_head_that_does_not_end_closes_the_connection(served, hasty, sent):
+    with connect(served) as connection:
+        connection.sendall(sent)
+        assert 0.1 < seconds_until_closed(connection) < 2
+
+
+def test_a_head_that_comes_drop_by_drop_has_no_more_time(served, hasty):
+    with connect(served) as connection:
+        assert drip(connection, 100) < 30
+
+
+def drip(connection, num_drops):
+    """Send one byte after another; return how many were taken."""
+    for num_sent in range(num_drops):
+        try:
+            connection.sendall(b"G")
+        except OSError:
+            return num_sent
+        time.sleep(0.05)
+    return num_drops
+
+
+def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
+    with connect(served) as connection:
+        assert is_alive(connection)
+        time.sleep(0.5)  # an idle connection is uvicorn's to close, later
+        connection.sendall(REQUEST[:20])
+        assert 0.1 < seconds_until_closed(connection) < 2
+
+
+def test_a_head_in_pieces_is_timed_once_and_its_answer_not_at_all(served, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.8)
+    served.core.step_s = 1.2
+    served.core.tokens_per_step = 100
+    with connect(served) as connection:
+        for piece in (POST[:10], POST[10:20], POST[20:] + CHAT):
+            connection.sendall(piece)
+            time.sleep(0.005)
+        answer = b""
+        while not answer.endswith(b"}") and (part := connection.recv(65536)):
+            answer += part
+    assert b"I am a script." in answer
+
+
+def test_a_request_that_has_begun_may_take_its_time(served, hasty):
+    served.core.step_s = 0.5
+    served.core.tokens_per_step = 100
+    with connect(served) as connection:
+        connection.sendall(POST)
+        time.sleep(0.5)
+        connection.sendall(CHAT)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"I am a script." in answer
+
+
+def is_alive(connection):
+    """Ask, and read all of the answer."""
+    connection.sendall(REQUEST)
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(65536)
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(
+    served, monkeypatch, caplog, wait_for
+):
+    assert wait_for(lambda: not served.server.server_state.connections)  # of earlier tests
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    with connect(served) as first, connect(served) as second:
+        assert is_alive(first)
+        assert is_alive(second)
+        with connect(served) as third:
+            assert third.recv(65536) == b""
+        assert is_alive(first)
+    assert "closing the newest" in caplog.text
+    monkeypatch.undo()
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_the_clock_of_a_connection_ends_with_it(served, wait_for):
+    known = served.server.server_state.connections
+    assert wait_for(lambda: not known)
+    with connect(served):
+        assert wait_for(lambda: len(known) == 1)
+        (connection,) = known
+        clock = connection._deadline
+        assert not clock.cancelled()
+    assert wait_for(lambda: not known)
+    assert clock.cancelled()

@@ -1,0 +1,50 @@
+"""The last request that leaves lets a server that drains go."""
+
+import asyncio
+
+import pytest
+
+from quire.server.http.lifecycle import Lifecycle
+
+
+def test_nothing_in_flight_is_idle():
+    assert asyncio.run(Lifecycle().wait_until_idle(5))
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_it_is_idle_again_when_the_last_one_leaves(num):
+    async def main():
+        lifecycle = Lifecycle()
+        for _ in range(num):
+            lifecycle.enter()
+        for left in range(num, 0, -1):
+            assert lifecycle.num_in_flight == left
+            assert not await lifecycle.wait_until_idle(0)
+            lifecycle.leave()
+        assert lifecycle.num_in_flight == 0
+        assert await lifecycle.wait_until_idle(5)
+        lifecycle.enter()
+        assert not await lifecycle.wait_until_idle(0)
+
+    asyncio.run(main())
+
+
+def test_who_waits_is_woken_by_the_last_one():
+    async def main():
+        lifecycle = Lifecycle()
+        lifecycle.enter()
+        waiting = asyncio.create_task(lifecycle.wait_until_idle(20))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        lifecycle.leave()
+        assert await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(main())
+
+
+def test_draining_changes_no_count():
+    lifecycle = Lifecycle()
+    assert not lifecycle.is_draining
+    lifecycle.enter()
+    lifecycle.drain()
+    assert (lifecycle.is_draining, lifecycle.num_in_flight) == (True, 1)

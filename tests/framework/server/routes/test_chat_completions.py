@@ -1,0 +1,531 @@
+"""What OpenAI's client sees of /v1/chat/completions."""
+
+import json
+from collections import Counter
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from quire.frontend.chat.completion_parser import AnswerParsers
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+
+
+def ask(client, text="Who are you?", **fields):
+    return client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": text}], **fields
+    )
+
+
+def stream(client, text="Who are you?", **fields):
+    return list(ask(client, text, stream=True, **fields))
+
+
+def joined(chunks):
+    """Put the pieces of one streamed answer together, as a client does."""
+    whole = {"content": "", "reasoning": "", "calls": {}, "finish": None, "logprobs": []}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            whole["content"] += choice.delta.content or ""
+            whole["reasoning"] += (choice.delta.model_extra or {}).get("reasoning_content", "")
+            if choice.logprobs:
+                whole["logprobs"] += [token.model_dump() for token in choice.logprobs.content]
+            for call in choice.delta.tool_calls or []:
+                name, arguments = whole["calls"].get(call.index, ("", ""))
+                name += call.function.name or ""
+                whole["calls"][call.index] = (name, arguments + (call.function.arguments or ""))
+            whole["finish"] = choice.finish_reason or whole["finish"]
+    return whole
+
+
+def test_a_question_gets_an_answer(client, served):
+    answer = ask(client, max_completion_tokens=50)
+    assert answer.choices[0].message.content == "I am a script."
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model == "demo"
+    assert answer.id.startswith("chatcmpl-")
+    request = served.core.requests[0]
+    assert request.max_tokens == 50
+    prompt = served.frontend.tokenizer.decode(request.token_ids, skip_special_tokens=False)
+    assert prompt.endswith("Who are you?<|im_end|>\n<|im_start|>assistant\n")
+    assert answer.usage.prompt_tokens == len(request.token_ids)
+    num_tokens = len(served.frontend.tokenizer.encode("I am a script.")) + 1  # and the end
+    assert answer.usage.completion_tokens == num_tokens
+    assert answer.usage.total_tokens == len(request.token_ids) + num_tokens
+
+
+def test_without_max_tokens_an_answer_may_fill_the_models_length(client, served):
+    ask(client)
+    request = served.core.requests[0]
+    assert request.max_tokens == served.frontend.max_model_len - len(request.token_ids)
+
+
+def test_a_stream_has_one_role_one_finish_and_one_identity(client):
+    chunks = stream(client)
+    roles = [chunk.choices[0].delta.role for chunk in chunks]
+    assert roles == ["assistant"] + [None] * (len(chunks) - 1)
+    finishes = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert finishes == [None] * (len(chunks) - 1) + ["stop"]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert len(chunks) > 4
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "plain words",
+        'Ünïcode, 日本語, 👩‍👩‍👧‍👦 and 🇩🇪 flags \\ " \n\t end',
+        "<t>let me think</t>the answer",
+        '[[get_weather {"city": "Köln 🌧"}]]',
+        'Sure: [[get_weather {"city": "a"}]][[get_time {}]]',
+        '<t>hm</t>text [[get_weather {"city": "b"}]]',
+        '[[get_weather {"city": "never ends',
+        "a [ bracket",
+    ],
+)
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+def test_streamed_and_whole_answers_are_equal(client, served, reply, tokens_per_step):
+    served.texts.by_prompt = {"Go": reply}
+    served.core.tokens_per_step = tokens_per_step
+    fields = {"tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 2}
+    answer = ask(client, "Go", **fields).choices[0]
+    pieces = joined(stream(client, "Go", **fields))
+    assert pieces["content"] == (answer.message.content or "")
+    assert pieces["reasoning"] == (answer.message.model_extra or {}).get("reasoning_content", "")
+    calls = [(c.function.name, c.function.arguments) for c in answer.message.tool_calls or []]
+    assert [call for call in pieces["calls"].values() if call[1].endswith("}")] == calls
+    assert pieces["finish"] == answer.finish_reason
+    assert pieces["logprobs"] == [token.model_dump() for token in answer.logprobs.content]
+    assert pieces["content"] or pieces["calls"]
+
+
+def test_thinking_stands_in_fields_of_its_own(client, served):
+    served.texts.by_prompt = {"Think": "<t>two and two</t>four"}
+    message = ask(client, "Think").choices[0].message
+    assert message.content == "four"
+    assert message.reasoning_content == "two and two"
+    assert message.reasoning == "two and two"
+
+
+def test_calls_have_ids_names_and_arguments(client, served):
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    choice = ask(client, "Weather", tools=[WEATHER, CLOCK]).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    first, second = choice.message.tool_calls
+    assert first.type == "function"
+    assert first.id != second.id
+    assert first.id.startswith("call_")
+    assert (first.function.name, json.loads(first.function.arguments)) == (
+        "get_weather",
+        {"city": "Rome"},
+    )
+    prompt = served.frontend.tokenizer.decode(served.core.requests[0].token_ids)
+    assert "get_weather(city: string): The weather of a city" in prompt
+
+
+def test_a_streamed_call_says_its_id_type_and_name_once(client, served):
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    chunks = stream(client, "Weather", tools=[WEATHER, CLOCK])
+    calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    for index in (0, 1):
+        own = [call for call in calls if call.index == index]
+        assert [call.id is not None for call in own] == [True] + [False] * (len(own) - 1)
+        assert [call.type for call in own[1:]] == [None] * (len(own) - 1)
+        assert sum(call.function.name is not None for call in own) == 1
+    assert len([call for call in calls if call.index == 0]) > 2
+
+
+def test_the_clients_stream_helper_reads_calls(client, served):
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]]'}
+    with client.chat.completions.stream(
+        model="demo", messages=[{"role": "user", "content": "Weather"}], tools=[WEATHER]
+    ) as events:
+        for _ in events:
+            pass
+        message = events.get_final_completion().choices[0].message
+    assert message.tool_calls[0].function.arguments == '{"city": "Rome"}'
+
+
+def test_a_call_cut_off_by_max_tokens_ended_by_length(client, served):
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]]'}
+    choice = ask(client, "Weather", tools=[WEATHER], max_tokens=8).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert choice.message.content.startswith("[[get_weather {")
+
+
+def test_a_call_that_breaks_off_is_no_call(client, served):
+    served.texts.by_prompt = {"Weather": "[[get_weather {"}
+    choice = ask(client, "Weather", tools=[WEATHER]).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls is None
+    assert choice.message.content == "[[get_weather {"
+    assert joined(stream(client, "Weather", tools=[WEATHER]))["finish"] == "stop"
+
+
+def test_without_tools_nobody_looks_for_calls(client, served):
+    served.texts.by_prompt = {"Weather": "[[get_weather {}]]"}
+    for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        message = ask(client, "Weather", **fields).choices[0].message
+        assert message.content == "[[get_weather {}]]"
+        assert message.tool_calls is None
+    prompts = [served.frontend.tokenizer.decode(r.token_ids) for r in served.core.requests]
+    assert "get_weather(" not in prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed", "separator"),
+    [
+        ("required", ["get_weather", "get_time"], ""),
+        ({"type": "function", "function": {"name": "get_time"}}, ["get_time"], None),
+    ],
+)
+def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, allowed, separator):
+    served.texts.by_prompt = {"Time": "[[get_time {}]]"}
+    answer = ask(client, "Time", tools=[WEATHER, CLOCK], tool_choice=choice).choices[0]
+    assert answer.message.tool_calls[0].function.name == "get_time"
+    assert answer.finish_reason == "tool_calls"
+    calls = served.core.requests[0].params.structured_outputs.calls
+    assert [shape.tool for shape in calls.shapes] == allowed
+    assert calls.separator == separator
+
+
+def test_without_parallel_calls_only_the_first_is_kept(client, served):
+    served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
+    fields = {"tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
+    answer = ask(client, "Weather", **fields).choices[0]
+    assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
+    pieces = joined(stream(client, "Weather", **fields))
+    assert list(pieces["calls"]) == [0]
+
+
+def test_tools_that_nobody_could_read_a_call_of_are_refused(serve):
+    served = serve(parsers=AnswerParsers())
+    url = f"{served.url}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
+    error = httpx.post(url, json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_request")
+    assert "--tool-call-parser" in error["message"]
+    assert httpx.post(url, json=body | {"tool_choice": "none"}).status_code == 200
+    assert httpx.post(url, json=body | {"tools": []}).status_code == 200
+    assert httpx.post(url, json=body | {"tool_choice": "required"}).status_code == 400
+
+
+def test_a_second_turn_shows_the_call_and_its_result(client, served):
+    call = {"id": "call_1", "type": "function"}
+    call["function"] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    client.chat.completions.create(
+        model="demo",
+        tools=[WEATHER],
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        ],
+    )
+    prompt = served.frontend.tokenizer.decode(served.core.requests[0].token_ids)
+    assert '"arguments": {"city": "Rome"}' in prompt
+    assert "<tool_response>\nrain" in prompt
+    assert "Be brief." in prompt
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_schema_reaches_the_engine_and_the_answer_is_parsed(client, served):
+    served.texts.by_prompt = {"Who": '{"name": "Ada", "age": 36}'}
+    answer = client.chat.completions.parse(
+        model="demo",
+        messages=[{"role": "user", "content": "Who?"}],
+        response_format=Person,
+    )
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    schema = served.core.requests[0].params.structured_outputs.json
+    assert schema["required"] == ["name", "age"]
+
+
+def test_json_object_and_our_own_forms_reach_the_engine(client, served):
+    ask(client, response_format={"type": "json_object"})
+    ask(client, response_format={"type": "text"})
+    ask(client, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    forms = [request.params.structured_outputs for request in served.core.requests]
+    assert forms[0].json_object
+    assert forms[1] is None
+    assert forms[2].choice == ("yes", "no")
+
+
+def test_n_answers_have_indexes_and_one_finish_each(client, served):
+    served.texts.by_prompt = {"Pick": ["red", "a much longer green", "blue"]}
+    answer = ask(client, "Pick", n=3, seed=7)
+    texts = {choice.index: choice.message.content for choice in answer.choices}
+    assert texts == {0: "red", 1: "a much longer green", 2: "blue"}
+    assert {request.seed for request in served.core.requests} == {7}
+    prompt_tokens = answer.usage.prompt_tokens
+    assert prompt_tokens == len(served.core.requests[0].token_ids)
+    chunks = stream(client, "Pick", n=3, seed=7)
+    finishes = Counter(c.index for k in chunks for c in k.choices if c.finish_reason)
+    assert finishes == {0: 1, 1: 1, 2: 1}
+    streamed = dict.fromkeys(range(3), "")
+    for choice in (c for chunk in chunks for c in chunk.choices):
+        streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_usage_comes_in_a_last_chunk_without_choices(client):
+    chunks = stream(client, stream_options={"include_usage": True})
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == (
+        chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens
+    )
+    assert chunks[-1].usage == ask(client).usage
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks[:-1])
+
+
+def test_usage_is_null_in_other_chunks_and_absent_unless_asked_for(served):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    url = f"{served.url}/v1/chat/completions"
+    plain = httpx.post(url, json=body).text
+    with_usage = httpx.post(url, json={**body, "stream_options": {"include_usage": True}}).text
+    assert '"usage"' not in plain
+    events = [json.loads(line[6:]) for line in with_usage.split("\n\n")[:-2]]
+    assert [event["usage"] is None for event in events] == [True] * (len(events) - 1) + [False]
+    assert plain.endswith("data: [DONE]\n\n")
+
+
+def test_logprobs_are_finite_and_have_bytes(client, served):
+    served.texts.by_prompt = {"Say": "é!"}
+    content = ask(client, "Say", logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    octets = b"".join(bytes(token.bytes) for token in content)
+    assert octets.startswith("é!".encode())
+    assert all(len(token.top_logprobs) == 3 for token in content)
+    assert content[0].top_logprobs[0].token == content[0].token
+    assert [top.logprob for top in content[0].top_logprobs] == [-0.25, -1.0, -2.0]
+    assert min(t.logprob for token in content for t in token.top_logprobs) >= -9999.0
+    assert ask(client, "Say", logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+    assert ask(client, "Say").choices[0].logprobs is None
+
+
+def test_sampling_fields_reach_the_engine(client, served):
+    ask(
+        client,
+        temperature=0,
+        top_p=0.5,
+        seed=3,
+        stop=["script"],
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.1,
+            "min_tokens": 2,
+            "ignore_eos": False,
+            "skip_special_tokens": False,
+            "stop_token_ids": [7],
+            "warmth": 1.5,
+            "cache_salt": "tenant-1",
+            "priority": -3,
+            "timeout_s": 2.5,
+        },
+    )
+    request = served.core.requests[0]
+    params = request.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0, 0.5, 5, 0.1)
+    assert (params.min_tokens, params.stop, params.stop_token_ids) == (2, ("script",), (7,))
+    assert not params.skip_special_tokens
+    assert request.fields["warmth"] == 1.5
+    assert request.cache_salt == "tenant-1"
+    assert (request.priority, request.timeout_s) == (-3, 2.5)
+
+
+@pytest.mark.parametrize("prompt_chunk", [3, 1000])
+def test_prompt_logprobs_are_those_of_the_rendered_prompt(client, served, prompt_chunk):
+    served.core.prompt_chunk = prompt_chunk
+    fields = {"n": 2, "extra_body": {"prompt_logprobs": 1}}
+    whole = ask(client, **fields).prompt_logprobs
+    ids = served.core.requests[0].token_ids
+    assert len(ids) > 6
+    assert whole[0] is None
+    assert [next(iter(row)) for row in whole[1:]] == [str(token_id) for token_id in ids[1:]]
+    assert whole[1]["300"] == {
+        "logprob": -1.0,
+        "rank": 1,
+        "decoded_token": served.frontend.tokenizer.token_text(300),
+    }
+    chunks = stream(client, **fields)
+    streamed = [chunk.model_extra.get("prompt_logprobs") or [] for chunk in chunks]
+    assert [row for rows in streamed for row in rows] == whole
+    assert len([rows for rows in streamed if rows]) == -(-(len(ids) - 1) // prompt_chunk)
+    pieces = [c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == 0]
+    assert "".join(pieces) == "I am a script."
+    assert not hasattr(ask(client), "prompt_logprobs")
+
+
+def test_cached_tokens_are_those_of_the_prompt_counted_once(client, served):
+    served.core.num_cached_tokens = 4
+    for answer in (ask(client), ask(client, n=3)):
+        assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    last = stream(client, n=3, stream_options={"include_usage": True})[-1]
+    assert last.usage.prompt_tokens_details.cached_tokens == 4
+
+
+def test_a_stop_string_ends_the_answer_and_is_named(client, served):
+    choice = ask(client, stop="script").choices[0]
+    assert choice.message.content == "I am a "
+    assert choice.finish_reason == "stop"
+    assert choice.stop_reason == "script"
+    assert joined(stream(client, stop="script"))["content"] == "I am a "
+    whole = ask(client, stop="script", extra_body={"include_stop_str_in_output": True})
+    assert whole.choices[0].message.content == "I am a script"
+
+
+def test_an_adapter_is_a_model_name(client, served):
+    answer = client.chat.completions.create(
+        model="pirate", messages=[{"role": "user", "content": "Ahoy"}]
+    )
+    assert answer.model == "pirate"
+    assert served.core.requests[0].adapter.name == "pirate"
+
+
+def test_what_clients_say_about_themselves_is_taken_in_silence(client):
+    answer = client.chat.completions.with_raw_response.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hi"}],
+        user="me",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        prompt_cache_key="k",
+        safety_identifier="s",
+        modalities=["text"],
+    )
+    assert "x-quire-ignored-fields" not in answer.headers
+
+
+def test_unknown_fields_are_named_in_a_header(client):
+    answer = client.chat.completions.with_raw_response.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hi"}],
+        extra_body={"mystery": 1, "evil\r\nset-cookie: a=b": 2},
+    )
+    assert answer.headers["x-quire-ignored-fields"] == "mystery,evil??set-cookie??a?b"
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+        ),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "tools": [WEATHER],
+                "tool_choice": "required",
+            },
+            "response_format",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
+            "structured_outputs",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "xyz": 1}}}, "structured_outputs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"add_generation_prompt": False}}},
+            "chat_template_kwargs",
+        ),
+        ({"extra_body": {"priority": 2**31}}, "priority"),
+        ({"extra_body": {"priority": 0.5}}, "priority"),
+        ({"extra_body": {"timeout_s": 0}}, "timeout_s"),
+        ({"extra_body": {"timeout_s": "1"}}, "timeout_s"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"extra_body": {"cache_salt": "a\nb"}}, "cache_salt"),
+        ({"extra_body": {"cache_salt": "x" * 129}}, "cache_salt"),
+        ({"extra_body": {"warmth": 9}}, "warmth"),
+        ({"extra_body": {"cache_salt": ""}}, "cache_salt"),
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(client, fields, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert caught.value.param == param
+    assert param.split(".")[-1].split("[")[0] in caught.value.message
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "assistant", "content": "x", "refusal": "I will not"}],
+            "messages[0].refusal",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages[0].content[0]",
+        ),
+    ],
+)
+def test_a_wrong_message_is_named_by_its_place(client, messages, param):
+    for is_stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="demo", messages=messages, stream=is_stream)
+        assert caught.value.param == param
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_openais_code(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "word " * 2000)
+    assert caught.value.code == "context_length_exceeded"

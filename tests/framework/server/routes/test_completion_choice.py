@@ -1,0 +1,130 @@
+"""Deltas of one completion become pieces, and the pieces a whole or an error."""
+
+import asyncio
+
+import pytest
+from msgspec import UNSET
+
+from quire.errors import RequestFailedError
+from quire.frontend.intake.prompt import EncodedPrompt
+from quire.outputs import Delta, Logprob
+from quire.sampling_params import SamplingParams
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.routes.completion_choice import CompletionAnswer, Shows, whole_choice
+from quire.server.routes.generation import Generation
+from quire.server.wire.protocol import CompletionChoice
+
+
+@pytest.fixture
+def read(frontend):
+    """Read deltas as the answer `index` of two prompts with n = 2."""
+
+    def run(*deltas, index=0, logprobs=None, echo=False, prompt_logprobs=False):
+        params = SamplingParams(n=2)
+        generation = Generation(frontend, LogprobBudget(), [{}, {}], params)
+        generation.encoded = [EncodedPrompt("ab", [300, 301]), EncodedPrompt("cde", [302])]
+        shows = Shows(logprobs, echo, prompt_logprobs)
+        answer = CompletionAnswer(index, generation, shows)
+        return [answer.read(delta) for delta in deltas]
+
+    return run
+
+
+def delta(text="", end=None, stop=None, rows=None, logprobs=None):
+    return Delta(
+        index=0, text=text, token_ids=[], finish_reason=end, stop_reason=stop,
+        prompt_logprobs=rows, logprobs=logprobs,
+    )  # fmt: skip
+
+
+ROW = {300: Logprob(-1.0, 1), 301: Logprob(-0.5, 1)}
+
+
+@pytest.mark.parametrize(("index", "text"), [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")])
+def test_each_answer_echoes_its_own_prompt_once(read, index, text):
+    pieces = read(delta("x"), delta("y"), index=index, echo=True)
+    assert [(piece.index, piece.text) for piece in pieces] == [(index, f"{text}x"), (index, "y")]
+
+
+def test_a_delta_that_says_nothing_is_no_piece(read):
+    assert read(delta(), delta(rows=[None])) == [None, None]
+    for says in ({"text": "x"}, {"end": "stop"}):
+        assert read(delta(**says))[0] is not None
+    assert read(delta(rows=[None]), prompt_logprobs=True)[0].prompt_logprobs == [None]
+    assert read(delta(logprobs=[ROW]), logprobs=0)[0].logprobs.token_logprobs == [-1.0]
+    assert read(delta(), echo=True)[0].text == "ab"
+
+
+def test_log_probabilities_of_the_prompt_come_only_where_they_were_asked_for(read):
+    (echoed,) = read(delta("x", rows=[None, ROW]), echo=True, logprobs=1)
+    assert echoed.prompt_logprobs is UNSET
+    assert echoed.logprobs.token_logprobs == [None, -1.0]
+    (both,) = read(delta("x", rows=[None, ROW]), echo=True, logprobs=1, prompt_logprobs=True)
+    assert both.prompt_logprobs == [None, ROW]
+    (plain,) = read(delta("x", rows=[None, ROW], logprobs=[ROW]), logprobs=1)
+    assert plain.logprobs.token_logprobs == [-1.0]
+
+
+def test_the_prompts_log_probabilities_stand_before_the_answers(read):
+    own = {301: Logprob(-3.0, 9)}
+    first, second = read(
+        delta("x", rows=[None, ROW], logprobs=[own]), delta("y", logprobs=[own]),
+        echo=True, logprobs=0,
+    )  # fmt: skip
+    assert first.logprobs.token_logprobs == [None, -1.0, -3.0]
+    assert first.logprobs.text_offset[2] == len("ab")
+    assert second.logprobs.text_offset[0] > len("ab")
+
+
+@pytest.mark.parametrize(
+    ("end", "public"),
+    [("stop", "stop"), ("length", "length"), ("abort", None), ("error", None), (None, None)],
+)
+def test_clients_know_two_ways_to_finish(read, end, public):
+    assert read(delta("x", end=end))[0].finish_reason == public
+
+
+def test_a_whole_answer_is_its_pieces_joined(read):
+    own = {301: Logprob(-3.0, 9)}
+    pieces = read(
+        delta("x", rows=[None], logprobs=[ROW]),
+        delta("y", rows=[ROW], logprobs=[own]),
+        delta("z", end="stop", stop="!", logprobs=[]),
+        index=3, logprobs=0, prompt_logprobs=True,
+    )  # fmt: skip
+    whole = whole_choice(pieces)
+    assert (whole.index, whole.text, whole.finish_reason, whole.stop_reason) == (
+        3, "xyz", "stop", "!",
+    )  # fmt: skip
+    assert whole.logprobs.token_logprobs == [-1.0, -3.0]
+    assert whole.prompt_logprobs == [None, ROW]
+    plain = whole_choice([CompletionChoice(index=0, text="x", finish_reason="length")])
+    assert (plain.logprobs, plain.prompt_logprobs, plain.stop_reason) == (None, UNSET, None)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [CompletionChoice(index=0, text="x")],
+        [
+            CompletionChoice(index=0, text="x", finish_reason="stop"),
+            CompletionChoice(index=0, text="y"),
+        ],
+    ],
+)
+def test_an_answer_without_an_end_is_an_error(pieces):
+    with pytest.raises(RequestFailedError, match="has no end"):
+        whole_choice(pieces)
+
+
+def test_a_generation_that_has_not_begun_has_no_prompts(frontend):
+    generation = Generation(frontend, LogprobBudget(), [{"prompt": "x"}], SamplingParams())
+    assert generation.encoded == []
+    assert asyncio.run(first(generation)) == ["x"]
+
+
+async def first(generation):
+    async for _ in generation.deltas():
+        pass
+    return [prompt.text for prompt in generation.encoded]

@@ -1,0 +1,297 @@
+"""One request's answers: all of them or an error, counted once, and nothing kept afterwards."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from scripted_core import ScriptedCore
+from server_parts import Texts, make_frontend
+
+from quire.errors import GrammarError, OverloadedError, RequestFailedError
+from quire.frontend.intake.intake import Intake
+from quire.messages import ErrorReport
+from quire.outputs import Delta
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.server.http.logprob_budget import LogprobBudget
+from quire.server.routes.generation import LARGE, Generation, merged
+from quire.server.wire.http_errors import HTTPError
+
+
+def prompts_of(*texts):
+    return [{"prompt": text} for text in texts]
+
+
+def start(frontend, *texts, budget=None, n=1, max_tokens=None, **fields):
+    own = {name: fields.pop(name) for name in ("form_field", "is_prompt_only") if name in fields}
+    params = SamplingParams(n=n, max_tokens=max_tokens, **fields)
+    return Generation(frontend, budget or LogprobBudget(), prompts_of(*texts), params, **own)
+
+
+async def read(generation):
+    async with aclosing(generation.deltas()) as deltas:
+        return [(index, delta) async for index, delta in deltas]
+
+
+class Watched:
+    """A frontend whose streams are at hand."""
+
+    def __init__(self, frontend):
+        self.frontend = frontend
+        self.streams = []
+
+    async def encode(self, prompts):
+        return await self.frontend.encode(prompts)
+
+    async def submit(self, prompt, params, **options):
+        self.streams.append(await self.frontend.submit(prompt, params, **options))
+        return self.streams[-1]
+
+
+def test_answers_are_numbered_prompt_by_prompt(frontend, core):
+    core.script.by_prompt = {"red": ["r0", "r1"], "blue": ["b0", "b1"]}
+    texts = {}
+    for index, delta in asyncio.run(read(start(frontend, "red", "blue", n=2))):
+        texts[index] = texts.get(index, "") + delta.text
+    assert texts == {0: "r0", 1: "r1", 2: "b0", 3: "b1"}
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
+def test_a_stream_that_ends_without_its_answer_is_an_error(frontend, core, texts):
+    core.script.by_prompt = {"": "word " * 100}
+    watched = Watched(frontend)
+
+    async def main():
+        async with aclosing(start(watched, *texts).deltas()) as deltas:
+            await anext(deltas)
+            await watched.streams[-1].aclose()
+            async for _ in deltas:
+                pass
+
+    core.step_s = 0.01
+    with pytest.raises(RequestFailedError, match="before it was finished"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("texts", [["bad"], ["good", "bad"], ["bad", "good"]])
+def test_one_prompt_that_fails_ends_the_others(frontend, core, texts, wait_for):
+    report = ErrorReport("request_failed", "it broke")
+    core.script.by_prompt = {"good": "word " * 100, "bad": ("one", report)}
+    core.step_s = 0.005
+    with pytest.raises(RequestFailedError, match="it broke"):
+        asyncio.run(asyncio.wait_for(read(start(frontend, *texts)), 10))
+    assert wait_for(lambda: not core.has_work())
+    assert len(core.aborted) == len(texts) - 1
+
+
+def test_leaving_early_aborts_all(frontend, core, wait_for):
+    core.script.by_prompt = {"": "word " * 100}
+    core.step_s = 0.005
+
+    async def main():
+        async with aclosing(start(frontend, "a", "b", n=2).deltas()) as deltas:
+            await anext(deltas)
+
+    asyncio.run(main())
+    assert wait_for(lambda: len(core.aborted) == 4)
+
+
+def test_an_abort_from_outside_is_an_error_that_says_when_to_come_back(frontend, core):
+    core.script.by_prompt = {"": "word " * 100}
+    core.step_s = 0.01
+    watched = Watched(frontend)
+
+    async def main():
+        async with aclosing(start(watched, "a").deltas()) as deltas:
+            await anext(deltas)
+            frontend.abort(watched.streams[0].request_id)
+            async for _ in deltas:
+                pass
+
+    with pytest.raises(HTTPError) as caught:
+        asyncio.run(main())
+    assert (caught.value.status, caught.value.name) == (503, "aborted")
+    assert caught.value.headers == {"retry-after": "1"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+def test_a_prompt_is_paid_once_and_each_answer_by_its_tokens(frontend, core, n, tokens_per_step):
+    core.script.by_prompt = {"": "one two three four five"}
+    core.tokens_per_step = tokens_per_step
+    generation = start(frontend, "red", "blue and green", n=n)
+    assert generation.usage().total_tokens == 0
+    deltas = asyncio.run(read(generation))
+    encode = frontend.tokenizer.encode
+    usage = generation.usage()
+    assert usage.prompt_tokens == len(encode("red")) + len(encode("blue and green"))
+    num_answer = len(encode("one two three four five", add_special_tokens=False)) + 1
+    assert usage.completion_tokens == num_answer * 2 * n
+    assert usage.completion_tokens == sum(len(delta.token_ids) for _, delta in deltas)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert generation.num_choices == 2 * n
+
+
+def test_cached_tokens_are_those_of_each_prompts_first_answer(tokenizer):
+    class Caching(ScriptedCore):
+        def num_cached_of(self, request):
+            return 7 * request.child + len(request.token_ids)
+
+    frontend = make_frontend(tokenizer, Caching(Texts(tokenizer)))
+    generation = start(frontend, "red", "blue and green", n=3)
+    asyncio.run(read(generation))
+    asyncio.run(frontend.shutdown())
+    assert (
+        generation.usage().prompt_tokens_details.cached_tokens == generation.usage().prompt_tokens
+    )
+
+
+def test_the_budget_is_taken_for_the_prompts_own_tokens_too_and_given_back_once(frontend):
+    budget = LogprobBudget(1000)
+    generation = start(frontend, "red blue", "green", budget=budget, prompt_logprobs=2, n=2)
+    num_tokens = sum(len(frontend.tokenizer.encode(text)) for text in ("red blue", "green"))
+    asyncio.run(read(generation))
+    assert budget.num_free == 1000 - 3 * num_tokens
+    generation.release()
+    generation.release()
+    assert budget.num_free == 1000
+
+
+def test_a_request_that_asks_for_none_takes_nothing_of_the_budget(frontend):
+    generation = start(frontend, "red", budget=LogprobBudget(0))
+    asyncio.run(read(generation))
+    generation.release()
+    assert not generation.is_large
+
+
+def test_the_last_of_the_budget_is_given_and_no_more(frontend, core):
+    num_tokens = len(frontend.tokenizer.encode("red"))
+    budget = LogprobBudget(2 * num_tokens)
+    first = start(frontend, "red", budget=budget, prompt_logprobs=0)
+    second = start(frontend, "red", budget=budget, prompt_logprobs=0)
+    for generation in (first, second):
+        asyncio.run(read(generation))
+    assert budget.num_free == 0
+    num_before = len(core.requests)
+    with pytest.raises(OverloadedError):
+        asyncio.run(read(start(frontend, "red", budget=budget, prompt_logprobs=0)))
+    assert len(core.requests) == num_before
+    first.release()
+    asyncio.run(read(start(frontend, "red", budget=budget, prompt_logprobs=0)))
+
+
+@pytest.mark.parametrize(("num", "is_large"), [(LARGE, False), (LARGE + 1, True)])
+def test_many_candidates_are_worked_on_beside_the_event_loop(frontend, num, is_large):
+    prompt = {"prompt_token_ids": [300] * 64}
+    width = 16 if num == LARGE else 17
+    params = SamplingParams(max_tokens=1, prompt_logprobs=width - 1)
+    generation = Generation(frontend, LogprobBudget(), [prompt], params)
+    asyncio.run(read(generation))
+    assert generation.is_large is is_large
+    rows = [None] * (num // width if num == LARGE else 61)
+    delta = Delta(index=0, text="", token_ids=[], prompt_logprobs=rows)
+    assert generation.is_large_delta(delta) is is_large
+    assert not generation.is_large_delta(Delta(index=0, text="x" * 9999, token_ids=[1]))
+
+
+def test_an_echo_alone_shows_and_costs_no_token(frontend):
+    generation = start(frontend, "red", max_tokens=1, logprobs=1, is_prompt_only=True)
+    ((index, delta),) = asyncio.run(read(generation))
+    assert (index, delta.text, delta.token_ids, delta.logprobs) == (0, "", [], [])
+    assert (delta.finish_reason, delta.stop_reason) == ("length", None)
+    assert generation.usage().completion_tokens == 0
+
+
+def test_an_echo_alone_whose_one_token_stops_ends_by_length(frontend, core):
+    core.script.by_prompt = {"": ""}  # the end of text at once
+    generation = start(frontend, "red", max_tokens=1, is_prompt_only=True)
+    ((_, delta),) = asyncio.run(read(generation))
+    assert (delta.finish_reason, delta.logprobs) == ("length", None)
+
+
+@pytest.mark.parametrize("param", [None, "tools"])
+def test_a_refused_form_is_blamed_on_the_field_that_asked_for_it(tokenizer, param):
+    def refuse(form):
+        raise GrammarError("no", param=param)
+
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
+    size = tokenizer.vocab_size
+    frontend.intake = Intake(tokenizer, max_model_len=64, vocab_size=size, check_grammar=refuse)
+    form = StructuredOutputsParams(regex="x")
+    generation = start(frontend, "red", structured_outputs=form, form_field="response_format")
+    with pytest.raises(GrammarError) as caught:
+        asyncio.run(read(generation))
+    asyncio.run(frontend.shutdown())
+    assert caught.value.param == (param or "response_format")
+
+
+def test_between_any_two_prompts_others_have_their_turn(frontend):
+    watched = Watched(frontend)
+
+    async def main():
+        done = asyncio.create_task(read(start(watched, *["a"] * 50, max_tokens=1)))
+        seen = set()
+        while not done.done():
+            seen.add(len(watched.streams))
+            await asyncio.sleep(0)
+        assert seen == set(range(51))
+
+    asyncio.run(main())
+
+
+async def items(*values, error=None, wait=False):
+    for value in values:
+        await asyncio.sleep(0)
+        yield value
+    if wait:
+        await asyncio.Event().wait()
+    if error is not None:
+        raise error
+
+
+def test_streams_are_merged_as_they_come():
+    async def main():
+        pairs = [pair async for pair in merged([items(1, 2), items(), items(3)])]
+        assert sorted(pairs) == [(0, 1), (0, 2), (2, 3)]
+        assert [pair async for pair in merged([items(1, 2)])] == [(0, 1), (0, 2)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_others", [0, 2])
+def test_an_error_in_one_stream_is_raised_behind_its_items_and_ends_the_others(num_others):
+    async def main():
+        streams = [items(1, error=KeyError("x")), *(items(wait=True) for _ in range(num_others))]
+        pairs = merged(streams)
+        assert await anext(pairs) == (0, 1)
+        with pytest.raises(KeyError):
+            await anext(pairs)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_leaves_leaves_nothing_running():
+    async def main():
+        async with aclosing(merged([items(1, wait=True), items(2, wait=True)])) as pairs:
+            await anext(pairs)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_holds_the_streams_up():
+    taken = []
+
+    async def endless():
+        for i in range(1000):
+            taken.append(i)
+            yield i
+
+    async def main():
+        async with aclosing(merged([endless(), endless()])) as pairs:
+            await anext(pairs)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert len(taken) < 20
+
+    asyncio.run(main())

@@ -1,0 +1,87 @@
+"""Each state of a server has one status, and nothing that asks for it computes."""
+
+import asyncio
+import threading
+
+import pytest
+from asgi_parts import get
+from scripted_core import ScriptedCore
+from server_parts import Texts, make_frontend
+
+from quire import __version__
+from quire.config import ServerSettings
+from quire.sampling_params import SamplingParams
+from quire.server.app import create_app
+from quire.server.http.lifecycle import Lifecycle
+
+REPORT = [{"name": "scripted", "state": "loaded"}, {"name": "other", "state": "failed"}]
+
+
+class Hanging(ScriptedCore):
+    """A core whose steps hang until they are let go."""
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.let_go = threading.Event()
+
+    def step(self):
+        self.let_go.wait(20)
+        return super().step()
+
+
+class Case:
+    """An application, and what its answers depend on."""
+
+    def __init__(self, tokenizer):
+        self.core = Hanging(Texts(tokenizer))
+        self.frontend = make_frontend(tokenizer, self.core, stall_limit_s=0.02)
+        self.lifecycle = Lifecycle()
+        settings = ServerSettings()
+        self.app = create_app(self.frontend, settings, lambda: REPORT, self.lifecycle)
+
+    def asked(self, path="/readyz"):
+        wire = get(self.app, path)
+        return wire.status, wire.json().get("status")
+
+
+@pytest.fixture
+def case(tokenizer):
+    made = Case(tokenizer)
+    yield made
+    made.core.let_go.set()
+    asyncio.run(made.frontend.shutdown())
+
+
+def test_a_server_that_serves_is_ready(case):
+    for path in ("/readyz", "/health"):
+        assert case.asked(path) == (200, "ready")
+    assert case.asked("/livez") == (200, "alive")
+
+
+def test_a_server_that_drains_is_alive_and_not_ready(case):
+    case.lifecycle.drain()
+    assert case.asked() == (503, "draining")
+    assert case.asked("/livez") == (200, "alive")
+    assert get(case.app, "/version").status == 503  # it takes nothing else
+
+
+def test_an_engine_whose_step_hangs_is_stalled(case, wait_for):
+    async def main():
+        await case.frontend.submit("x", SamplingParams(max_tokens=2))
+
+    asyncio.run(main())
+    assert wait_for(lambda: case.asked() == (503, "stalled"))
+    assert case.asked("/health") == (503, "stalled")
+    assert case.asked("/livez") == (200, "alive")
+
+
+def test_a_dead_engine_is_not_ready(case, wait_for):
+    case.core.is_dead = True
+    assert wait_for(lambda: case.asked() == (503, "not ready"))
+    assert case.asked("/health") == (503, "not ready")
+    assert case.asked("/livez") == (200, "alive")
+
+
+def test_what_it_is_made_of_is_told(case):
+    assert get(case.app, "/version").json() == {"version": __version__}
+    assert get(case.app, "/v1/plugins").json() == {"object": "list", "data": REPORT}

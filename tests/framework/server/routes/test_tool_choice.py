@@ -1,0 +1,119 @@
+"""Tools are functions of different names, and a choice among them is kept or refused."""
+
+import asyncio
+
+import pytest
+from scripted_core import ScriptedCore
+from server_parts import Texts, make_frontend
+
+from quire.errors import InvalidRequestError
+from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.server.routes.tool_choice import MAX_TOOLS, ToolUse, tool_use
+from quire.server.wire.protocol import ChatBody
+
+
+def tool(name):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+A, B = tool("a"), tool("b")
+
+
+@pytest.fixture
+def use(frontend):
+    def read(tools, **fields):
+        return tool_use(ChatBody(messages=[], tools=tools, **fields), frontend)
+
+    return read
+
+
+def forced(found):
+    return [shape.tool for shape in found.form.calls.shapes], found.form.calls.separator
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])
+def test_the_model_may_call_what_there_is(use, fields):
+    assert use([A, B], **fields) == ToolUse([A, B], None, True)
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+def test_without_tools_nothing_is_called(use, tools, fields):
+    assert use(tools, **fields) == ToolUse([])
+
+
+def test_tools_that_must_not_be_called_are_not_shown(use):
+    assert use([A, B], tool_choice="none") == ToolUse([])
+
+
+def test_calls_one_after_another_are_kept_or_not(use):
+    assert use([A], parallel_tool_calls=False) == ToolUse([A], None, False)
+    assert use([A], parallel_tool_calls=None).allows_parallel
+
+
+@pytest.mark.parametrize(("parallel", "separator"), [(True, ""), (None, ""), (False, None)])
+def test_a_call_that_is_required_is_of_any_tool(use, parallel, separator):
+    found = use([A, B], tool_choice="required", parallel_tool_calls=parallel)
+    assert (found.tools, found.allows_parallel) == ([A, B], parallel is not False)
+    assert forced(found) == (["a", "b"], separator)
+
+
+def test_a_call_of_one_tool_is_of_it_alone_and_once(use):
+    found = use([A, B], tool_choice=named("b"))
+    assert (found.tools, found.allows_parallel) == ([B], False)
+    assert forced(found) == (["b"], None)
+
+
+@pytest.mark.parametrize(
+    ("tools", "fields", "param"),
+    [
+        (None, {"tool_choice": "required"}, "tools"),
+        ([], {"tool_choice": named("a")}, "tools"),
+        ([A], {"tool_choice": named("b")}, "tool_choice"),
+        ([A], {"tool_choice": "sometimes"}, "tool_choice"),
+        ([A], {"tool_choice": {"type": "custom", "function": {"name": "a"}}}, "tool_choice"),
+        ([A], {"tool_choice": {"type": "function", "function": "a"}}, "tool_choice"),
+        ([A], {"tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice"),
+        ([A, B, A], {}, "tools"),
+        ([A, A], {"tool_choice": "none"}, "tools"),
+        ([A, {"function": {"name": "b"}}], {}, "tools[1].type"),
+        ([{"type": "custom"}], {}, "tools[0].type"),
+        ([A, {"type": "function"}], {}, "tools[1]"),
+        ([{"type": "function", "function": {}}], {}, "tools[0].function"),
+        ([tool("")], {}, "tools[0].function.name"),
+        ([tool("a" * 65)], {}, "tools[0].function.name"),
+        ([tool("a b")], {}, "tools[0].function.name"),
+        ([tool("a\n")], {}, "tools[0].function.name"),
+        ([tool("é")], {}, "tools[0].function.name"),
+    ],
+)
+def test_what_cannot_be_chosen_is_named(use, tools, fields, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        use(tools, **fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 64, "a.b-c_9", "-"])
+def test_names_of_these_letters_are_taken(use, name):
+    assert use([tool(name)]).tools == [tool(name)]
+
+
+def test_so_many_tools_are_taken_and_no_more(use):
+    tools = [tool(f"t{i}") for i in range(MAX_TOOLS + 1)]
+    assert len(use(tools[:MAX_TOOLS]).tools) == 128
+    with pytest.raises(InvalidRequestError, match="at most 128") as caught:
+        use(tools)
+    assert caught.value.param == "tools"
+
+
+def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), AnswerParsers())
+    for choice in ("required", named("a")):
+        with pytest.raises(InvalidRequestError, match="cannot force a call") as caught:
+            tool_use(ChatBody(messages=[], tools=[A], tool_choice=choice), frontend)
+        assert caught.value.param == "tool_choice"
+    asyncio.run(frontend.shutdown())

@@ -1,0 +1,309 @@
+"""The kit of sampler steps: a right step passes, and each fault is seen where it should be."""
+
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from quire.interfaces.sampling import LogitsStep, RequestField, SamplerCapabilities
+from quire.testing.sampling.logits_contract import LogitsStepContract
+from quire.testing.sampling.sampled_rows import History, sampled_rows
+
+SHIFT = SamplerCapabilities(stage="bias", fields=(RequestField("shift", float, 0.0),))
+DRY = SamplerCapabilities(stage="penalty", fields=(RequestField("dry", float, 0.0, 0.0),))
+HISTORIES = (
+    History((1, 2, 3, 9, 1, 2), num_prompt_tokens=3),  # 3 would repeat
+    History((5, 6, 5, 6, 5), num_prompt_tokens=1),  # 6 would
+    History((4,), num_prompt_tokens=1),
+    History((7, 7, 8, 7, 7, 7), num_prompt_tokens=4),  # 7 and 8 would
+)
+
+
+class Shift(LogitsStep):
+    """Adds `shift` to the even tokens."""
+
+    def is_neutral(self, fields):
+        return fields["shift"] == 0
+
+    def apply(self, logits, rows):
+        logits[:, ::2] += rows.field("shift")
+        return logits
+
+
+class DontRepeat(LogitsStep):
+    """Penalises tokens that followed, earlier, the token that was sampled last (DRY, length 1)."""
+
+    def is_neutral(self, fields):
+        return fields["dry"] == 0
+
+    def apply(self, logits, rows):
+        tokens = self.tokens(rows)  # [N, L]
+        before = torch.arange(tokens.shape[1], device=tokens.device) < rows.positions.unsqueeze(1)
+        last = tokens.gather(1, rows.positions.unsqueeze(1) - 1)
+        is_repeat = (tokens[:, :-1] == last) & before[:, 1:]  # [N, L - 1]
+        penalties = torch.zeros_like(logits).scatter_reduce(
+            1, tokens[:, 1:], is_repeat * rows.field("dry"), "amax"
+        )
+        return logits - penalties
+
+    def tokens(self, rows):
+        return rows.token_ids[rows.slots].long()
+
+
+def shift_contract(step):
+    class Contract(LogitsStepContract):
+        step_class = step
+        capabilities = SHIFT
+        active = ({"shift": 1.0}, {"shift": -2.5})
+
+    return Contract()
+
+
+def dry_contract(step):
+    class Contract(LogitsStepContract):
+        step_class = step
+        capabilities = DRY
+        active = ({"dry": 0.5}, {"dry": 2.0})
+        histories = HISTORIES
+
+    return Contract()
+
+
+class TestShift(LogitsStepContract):
+    step_class = Shift
+    capabilities = SHIFT
+    active = ({"shift": 1.0}, {"shift": -2.5})
+
+
+class TestDontRepeat(LogitsStepContract):
+    step_class = DontRepeat
+    capabilities = DRY
+    active = ({"dry": 0.5}, {"dry": 2.0})
+    neutral = MappingProxyType({"dry": 0.0})
+    histories = HISTORIES
+
+
+class NeverNeutral(Shift):
+    def is_neutral(self, fields):
+        return False
+
+
+class AlwaysNeutral(Shift):
+    def is_neutral(self, fields):
+        return True
+
+
+class ChangesNeutralRows(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) + 1e-3
+
+
+class DoesNothing(Shift):
+    def apply(self, logits, rows):
+        return logits
+
+
+class LooksAtTheBatch(Shift):
+    def apply(self, logits, rows):
+        logits[:, ::2] += rows.field("shift") * rows.field("shift").max()
+        return logits
+
+
+class LooksAtTheSlot(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) + rows.slots.unsqueeze(1) * 1e-3
+
+
+class SortsTheSlots(Shift):
+    def apply(self, logits, rows):
+        logits[:, ::2] += rows.columns["shift"][rows.slots.sort().values].unsqueeze(1)
+        return logits
+
+
+class TakesSlotsForRows(Shift):
+    """A slot has one row here, whatever its position."""
+
+    def apply(self, logits, rows):
+        bias = torch.zeros(len(rows.token_ids), device=logits.device)
+        bias[rows.slots] = logits[:, 0] * rows.field("shift").squeeze(1)
+        return logits + bias[rows.slots].unsqueeze(1)
+
+
+class RemembersTheBatch(Shift):
+    shifts = 0.0
+
+    def apply(self, logits, rows):
+        out = super().apply(logits, rows) + self.shifts
+        self.shifts = self.shifts + rows.field("shift").mean()
+        return out
+
+
+class UsesAGenerator(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) + torch.rand(1)
+
+
+class NeedsTheHost(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows) if rows.host_fields else logits
+
+
+class Unmasks(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits.nan_to_num(neginf=-50.0), rows)
+
+
+class ScalesBySpread(Shift):
+    """The spread of a row with a masked token is no number."""
+
+    def apply(self, logits, rows):
+        is_masked = logits == -torch.inf
+        scaled = super().apply(logits / logits.std(-1, keepdim=True), rows)
+        return scaled.masked_fill(is_masked, -torch.inf)
+
+
+class DropsTheLikeliest(Shift):
+    """Also where a grammar allows nothing else."""
+
+    def apply(self, logits, rows):
+        shifted = super().apply(logits, rows)
+        return shifted.masked_fill(shifted == shifted.amax(-1, keepdim=True), -torch.inf)
+
+
+class LosesTheRows(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows).squeeze(0)
+
+
+class ComputesInDouble(Shift):
+    def apply(self, logits, rows):
+        return super().apply(logits, rows).double()
+
+
+class Waits(Shift):
+    def apply(self, logits, rows):
+        if rows.field("shift").max() > 0:
+            return super().apply(logits, rows)
+        return logits
+
+
+class WaitsWhereTheHostKnowsNothing(Shift):
+    def apply(self, logits, rows):
+        if rows.host_fields or rows.field("shift").max() > 0:
+            return super().apply(logits, rows)
+        return logits
+
+
+class WaitsWhereTheHostKnows(Shift):
+    def apply(self, logits, rows):
+        if not rows.host_fields or rows.field("shift").max() > 0:
+            return super().apply(logits, rows)
+        return logits
+
+
+class ReadsNoTokens(DontRepeat):
+    def apply(self, logits, rows):
+        logits[:, ::2] -= rows.field("dry")
+        return logits
+
+
+class ReadsStaleTokens(DontRepeat):
+    """Looks for repetitions in the whole table, up to its end."""
+
+    def apply(self, logits, rows):
+        tokens = self.tokens(rows)
+        last = tokens.gather(1, rows.positions.unsqueeze(1) - 1)
+        seen = torch.zeros_like(logits).scatter_reduce(
+            1, tokens[:, 1:], (tokens[:, :-1] == last) * rows.field("dry"), "amax"
+        )
+        return logits - seen
+
+
+class ReadsTheTableByRow(DontRepeat):
+    def tokens(self, rows):
+        return rows.token_ids[: len(rows.slots)].long()
+
+
+class ReadsTheLastRowOfASlot(DontRepeat):
+    """All rows of a slot get what the last of them should."""
+
+    def apply(self, logits, rows):
+        change = torch.zeros(len(rows.token_ids), logits.shape[1], device=logits.device)
+        change[rows.slots] = super().apply(torch.zeros_like(logits), rows)
+        return logits + change[rows.slots]
+
+
+PROOFS = [
+    (NeverNeutral, "neutral_fields_are_called_neutral", "would change logits"),
+    (AlwaysNeutral, "neutral_fields_are_called_neutral", "is_neutral is true of"),
+    (ChangesNeutralRows, "neutral_rows_are_left_as_they_are", "neutral row 1 was changed"),
+    (DoesNothing, "active_rows_are_changed", "changes no row"),
+    (ReadsNoTokens, "given_histories_matter", "all histories give the same logits"),
+    (ReadsStaleTokens, "only_tokens_before_the_position_are_read", "at or behind a row's position"),
+    (SortsTheSlots, "a_row_does_not_depend_on_the_others", "another order"),
+    (LooksAtTheBatch, "a_row_does_not_depend_on_the_others", "alone in another slot"),
+    (LooksAtTheSlot, "a_row_does_not_depend_on_the_others", "alone in another slot"),
+    (ReadsTheTableByRow, "a_row_does_not_depend_on_the_others", "row 0 changes|row 0 differs"),
+    (TakesSlotsForRows, "rows_of_one_slot_stand_at_their_own_positions", "another of its slot"),
+    (ReadsTheLastRowOfASlot, "rows_of_one_slot_stand_at_their_own_positions", "of its slot"),
+    (RemembersTheBatch, "a_step_keeps_nothing_from_one_batch_to_the_next", "has a state"),
+    (UsesAGenerator, "a_step_keeps_nothing_from_one_batch_to_the_next", "or a generator"),
+    (NeedsTheHost, "the_host_fields_are_only_a_hint", "host_fields is empty"),
+    (Unmasks, "masked_tokens_stay_masked", "brought masked tokens back"),
+    (ScalesBySpread, "masked_tokens_stay_masked", "not numbers"),
+    (DropsTheLikeliest, "masked_tokens_stay_masked", "left no token"),
+    (LosesTheRows, "shape_and_type_stay", r"came back as \(50,\)"),
+    (ComputesInDouble, "shape_and_type_stay", "came back as torch.float64"),
+]
+WAITING = [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing]
+LAST = "nothing_waits_for_the_device"
+
+
+@pytest.mark.parametrize(("step", "test", "reason"), PROOFS)
+def test_a_wrong_step_is_seen(step, test, reason):
+    contract = dry_contract if issubclass(step, DontRepeat) else shift_contract
+    with pytest.raises(AssertionError, match=reason):
+        getattr(contract(step), f"test_{test}")()
+
+
+@pytest.mark.parametrize("step", WAITING)
+def test_a_step_that_waits_is_seen(step):
+    with pytest.raises(pytest.fail.Exception, match="waits for the device"):
+        getattr(shift_contract(step), f"test_{LAST}")()
+
+
+def test_each_test_of_the_kit_has_a_step_that_fails_it():
+    tests = {name for name in dir(LogitsStepContract) if name.startswith("test_")}
+    assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST)}
+
+
+def test_the_tokens_of_the_test_decide_what_a_step_does():
+    rows = sampled_rows(DRY, [{"dry": 1.0}] * 4, histories=HISTORIES, slots=[5, 0, 2, 9])
+    logits = DontRepeat(10, torch.device("cpu")).apply(torch.zeros(4, 10), rows)
+    punished = [row.nonzero().flatten().tolist() for row in logits]
+    assert punished == [[3], [6], [], [7, 8]]
+
+
+def test_rows_stand_behind_their_histories():
+    rows = sampled_rows(DRY, [{}] * 4, histories=HISTORIES, slots=[3, 1, 2, 0], stale_token=49)
+    assert rows.positions.tolist() == [6, 5, 1, 6]
+    assert rows.num_prompt_tokens[rows.slots].tolist() == [3, 1, 1, 4]
+    assert rows.token_ids[3, :8].tolist() == [1, 2, 3, 9, 1, 2, 49, 49]
+    assert rows.token_ids[5].unique().tolist() == [49]
+
+
+def test_a_long_history_has_room():
+    rows = sampled_rows(DRY, [{}], histories=[History(range(40), num_prompt_tokens=40)])
+    assert rows.token_ids[0, :40].tolist() == list(range(40))
+    assert rows.positions.tolist() == [40]
+
+
+def test_rows_carry_what_they_are_given():
+    rows = sampled_rows(
+        SHIFT, [{"shift": 2.0}, {}], seeds=[7, -1], children=[0, 3], positions=[9, 4], slots=[4, 20]
+    )
+    assert rows.field("shift").tolist() == [[2.0], [0.0]]
+    assert rows.columns["seed"][rows.slots].tolist() == [7, -1]
+    assert rows.columns["child"][rows.slots].tolist() == [0, 3]
+    assert rows.positions.tolist() == [9, 4]
+    assert rows.host_fields == [{"shift": 2.0}, {"shift": 0.0}]

@@ -1,0 +1,58 @@
+import gc
+
+import pytest
+import torch
+
+from quire.worker.graphs.graph_capture import RepeatedRuns, causes_of, no_collection, step_capture
+
+
+def test_a_device_without_graphs_runs_again():
+    buffer = torch.zeros(2)
+
+    def run():
+        buffer.add_(1)
+        return buffer
+
+    way = step_capture(torch.device("cpu"))
+    assert isinstance(way, RepeatedRuns)
+    repeat = way.capture(run)
+    way.finish()
+    assert repeat() is buffer
+    assert repeat().tolist() == [2, 2]
+
+
+def _fail_without_collection():
+    with no_collection():
+        assert not gc.isenabled()
+        raise KeyError
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_nothing_is_collected_inside_and_all_is_as_before_after_an_error(is_enabled):
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            _fail_without_collection()
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def _fail_twice():
+    try:
+        {}["first"]
+    finally:
+        raise OSError("the end")
+
+
+def test_the_last_cause_is_what_happened_first():
+    with pytest.raises(OSError, match="the end") as caught:
+        _fail_twice()
+    assert list(map(str, causes_of(caught.value))) == ["the end", "'first'"]
+
+
+def test_an_error_that_is_its_own_cause_is_one():
+    error = ValueError("loop")
+    error.__cause__ = error
+    assert causes_of(error) == [error]

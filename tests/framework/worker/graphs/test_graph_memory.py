@@ -1,0 +1,199 @@
+"""What a recorded step allocates lies in memory that stays; whoever is alive has it for itself."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from quire.native.recording import recording
+from quire.worker.graphs.graph_memory import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    Blocks,
+    InStepMemory,
+    StepMemory,
+)
+
+SIZES = st.sampled_from((1, 64, 65, 4096, 100_000, CHUNK_BYTES // 2 + 1, CHUNK_BYTES + 1))
+
+
+def span(block):
+    begin = ctypes.addressof(block)
+    return range(begin, begin + len(block))
+
+
+@given(st.lists(st.tuples(SIZES, st.integers(0, 3)), max_size=40))
+def test_blocks_that_are_alive_never_overlap(wishes):
+    blocks, alive = Blocks(StepMemory()), []
+    for size, number in wishes:
+        if number == 0 and alive:
+            del alive[len(alive) // 2]
+        block = blocks.take(size)
+        assert len(block) == size
+        assert ctypes.addressof(block) % ALIGNMENT == 0
+        mine = span(block)
+        for other in map(span, alive):
+            assert mine.stop <= other.start or other.stop <= mine.start
+        alive.append(block)
+
+
+def test_what_is_let_go_is_taken_by_the_next_one_of_its_size():
+    blocks = Blocks(StepMemory())
+    first, other = blocks.take(1000), blocks.take(1000)
+    where = ctypes.addressof(first)
+    del first
+    assert ctypes.addressof(blocks.take(1024)) == where
+    assert ctypes.addressof(other) != where
+
+
+def test_steps_share_their_memory():
+    memory = StepMemory()
+    assert ctypes.addressof(Blocks(memory).take(10)) == ctypes.addressof(Blocks(memory).take(99))
+    large = CHUNK_BYTES * 2
+    assert ctypes.addressof(Blocks(memory).take(large)) == ctypes.addressof(
+        Blocks(memory).take(large)
+    )
+
+
+def in_step_memory(run):
+    """Run it as a step is recorded; returns what it returns, and the flaw."""
+    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+        result = run()
+    return result, calls.flaw
+
+
+def test_tensors_and_their_views_are_in_it():
+    x = torch.ones(3, 5, dtype=torch.float64)
+
+    def run():
+        tensors = [
+            torch.empty(4, 6),
+            torch.empty(0 + 7, dtype=torch.int32),
+            x.new_empty(2, 3),
+            torch.empty_like(x),
+        ]
+        views = tensors[0].view(-1, 3)[1:].reshape(7, 3).unsqueeze(0)
+        return tensors, views, x.contiguous(), x.to(torch.float64)
+
+    (tensors, views, *same), flaw = in_step_memory(run)
+    assert flaw is None
+    assert [(list(t.shape), t.dtype) for t in tensors] == [
+        ([4, 6], torch.float32),
+        ([7], torch.int32),
+        ([2, 3], torch.float64),
+        ([3, 5], torch.float64),
+    ]
+    places = [t.data_ptr() for t in tensors]
+    assert max(places) - min(places) < 4096
+    assert views.data_ptr() == places[0] + 12
+    assert all(x is other for other in same)
+
+
+def test_a_tensor_that_only_a_view_refers_to_keeps_its_memory():
+    def run():
+        views = [torch.empty(16).view(4, 4)[1] for _ in range(4)]
+        return [view.data_ptr() for view in views], views
+
+    (places, _), flaw = in_step_memory(run)
+    assert len(set(places)) == 4
+    assert flaw is None
+
+
+def test_rows_of_an_embedding_are_looked_up_again():
+    weight, ids = torch.arange(12.0, dtype=torch.bfloat16).view(4, 3), torch.tensor([2, 0])
+    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+        rows = functional.embedding(ids, weight).to(torch.float32)
+    assert calls.flaw is None
+    assert rows.tolist() == [[6, 7, 8], [0, 1, 2]]
+    ids.copy_(torch.tensor([1, 3]))
+    with torch.inference_mode():
+        calls.repeat()
+    assert rows.tolist() == [[3, 4, 5], [9, 10, 11]]
+    assert rows.dtype == torch.float32
+
+
+def test_what_is_computed_in_place_is_repeated():
+    x, more = torch.ones(4), torch.arange(4.0)
+
+    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+        x[1:].mul_(3.0).add_(more[1:])
+    assert calls.flaw is None
+    assert x.tolist() == [1, 4, 5, 6]
+    calls.repeat()
+    assert x.tolist() == [1, 13, 17, 21]
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (lambda: torch.ones(3), "aten.ones"),
+        (lambda: torch.empty(2, 2) @ torch.empty(2, 2), "aten.matmul"),
+        (lambda: torch.empty(4).zero_(), "aten.zero_"),
+        (lambda: torch.empty(4, 4).t().contiguous(), "aten.contiguous"),
+        (lambda: torch.empty(4, 4).t().reshape(16), "aten.reshape"),
+        (lambda: torch.empty(4)[torch.empty(2, dtype=torch.int64) * 0], "aten.mul"),
+        (lambda: torch.empty(2, 2).copy_(torch.empty(2)), "aten.copy_"),
+        (lambda: torch.empty(3).sum().item(), "aten.sum"),
+        (lambda: torch.empty(0), "it allocates [0] on cpu"),
+        (lambda: torch.empty(2, device="meta"), "it allocates [2] on meta"),
+        (lambda: torch.empty_strided((2, 2), (1, 2)), "it allocates [2, 2] on cpu"),
+    ],
+)
+def test_what_torch_computes_is_a_flaw(run, told):
+    _, flaw = in_step_memory(run)
+    assert flaw.startswith(told)
+
+
+def test_recording_does_not_load_torchs_compiler():
+    """That is a second and 140 MB; torch has no public way to do without."""
+    code = (
+        "import sys, torch\n"
+        "from quire.native.recording import recording\n"
+        "from quire.worker.graphs.graph_memory import Blocks, InStepMemory, StepMemory\n"
+        "with recording() as calls, InStepMemory(Blocks(StepMemory()), calls):\n"
+        "    torch.empty(3).mul_(2)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_chunk_is_filled_to_its_end_and_then_comes_the_next():
+    memory = StepMemory()
+    blocks = Blocks(memory)
+    half = CHUNK_BYTES // 2
+    kept = [blocks.take(half), blocks.take(half)]
+    assert len(memory._chunks) == 1
+    kept.append(blocks.take(1))
+    assert len(memory._chunks) == 2
+    assert len(blocks.addresses) == 3
+
+
+def test_what_is_larger_than_a_chunk_has_one_of_its_own():
+    memory = StepMemory()
+    block = Blocks(memory).take(CHUNK_BYTES + 1)
+    block[CHUNK_BYTES] = b"x"
+    assert [len(chunk) >= CHUNK_BYTES + 1 for chunk in memory._chunks] == [True]
+    memory.clear()
+    assert block[CHUNK_BYTES] == b"\0"
+
+
+def test_what_was_let_go_last_is_taken_again_first_and_by_its_size_alone():
+    blocks = Blocks(StepMemory())
+    one, other, small = blocks.take(256), blocks.take(256), blocks.take(64)
+    places = [ctypes.addressof(block) for block in (one, other, small)]
+    del one, other
+    assert blocks.addresses == {places[2]}
+    again = [blocks.take(250), blocks.take(193)]  # of as many lines of a cache
+    assert [ctypes.addressof(block) for block in again] == [places[1], places[0]]
+    assert ctypes.addressof(blocks.take(65)) not in places
+
+
+def test_steps_share_their_memory_from_its_beginning():
+    memory = StepMemory()
+    first, second = Blocks(memory).take(100), Blocks(memory).take(70)
+    assert ctypes.addressof(first) == ctypes.addressof(second)

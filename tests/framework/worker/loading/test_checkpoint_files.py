@@ -1,0 +1,208 @@
+"""Files are checked by their headers: damage is an error that names the file, pickles stay shut."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from quire.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
+from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
+from quire.worker.loading import checkpoint_files
+from quire.worker.loading.checkpoint_files import StoredTensor, find_weight_files, read_headers
+
+
+@pytest.fixture
+def written(tmp_path) -> WrittenCheckpoint:
+    return write_checkpoint(tmp_path / "model", "Qwen3ForCausalLM", num_hidden_layers=2)
+
+
+def read(folder: Path) -> dict[str, StoredTensor]:
+    return read_headers(find_weight_files(folder))
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_headers_name_every_tensor_with_its_shape(tmp_path, num_shards):
+    written = write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=num_shards)
+    assert {name: tensor.shape for name, tensor in read(tmp_path).items()} == {
+        name: tuple(weight.shape) for name, weight in written.weights.items()
+    }
+
+
+def test_a_tensor_in_two_files_is_an_error(tmp_path):
+    write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=2)
+    first, second = sorted(tmp_path.glob("*.safetensors"))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointCorruptError, match="is both in"):
+        read(tmp_path)
+
+
+def test_a_half_copied_model_names_the_missing_shards(tmp_path):
+    written = write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=3)
+    gone = "model-00002-of-00003.safetensors"
+    (tmp_path / gone).unlink()
+    with pytest.raises(CheckpointCorruptError, match=f"lacks 1 of 3 weight files: {gone}"):
+        read(written.folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"])
+def test_a_pickle_is_refused_and_never_opened(written, name):
+    """A fifo would block whoever opened it."""
+    (written.folder / "model.safetensors").unlink()
+    os.mkfifo(written.folder / name)
+    with pytest.raises(UnsafeCheckpointError, match=name):
+        read(written.folder)
+
+
+def test_a_pickle_beside_safetensors_does_not_matter(written):
+    (written.folder / "pytorch_model.bin").write_bytes(b"anything")
+    read(written.folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ("{", CheckpointCorruptError),
+        ("[]", CheckpointCorruptError),
+        ('{"weight_map": []}', CheckpointCorruptError),
+        ('{"weight_map": {"a": 3}}', CheckpointCorruptError),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', CheckpointCorruptError),
+        ('{"weight_map": {"a": "weights.bin"}}', UnsafeCheckpointError),
+    ],
+)
+def test_a_broken_index_is_an_error(written, index, error):
+    (written.folder / "model.safetensors.index.json").write_text(index)
+    (written.folder / "weights.bin").write_bytes(b"x")
+    with pytest.raises(error):
+        read(written.folder)
+
+
+def header_of(file: Path) -> tuple[dict, bytes]:
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_header(file: Path, header: bytes, data: bytes) -> None:
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def cut_the_end(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def cut_the_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def add_to_the_end(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def claim_a_huge_header(file: Path) -> None:
+    file.write_bytes((2**62).to_bytes(8, "little") + file.read_bytes()[8:])
+
+
+def break_the_header(file: Path) -> None:
+    with_header(file, b"{not json", b"")
+
+
+def nest_the_header(file: Path) -> None:
+    with_header(file, b"[" * 200_000, b"")
+
+
+def make_the_header_a_list(file: Path) -> None:
+    with_header(file, b"[]", b"")
+
+
+def claim_a_huge_tensor(file: Path) -> None:
+    header, data = header_of(file)
+    header["model.norm.weight"]["shape"] = [2**40]
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def overlap(file: Path) -> None:
+    header, data = header_of(file)
+    header["model.norm.weight"]["data_offsets"] = [0, 256]
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def leave_a_gap(file: Path) -> None:
+    """The tensor behind the gap still ends where the file does."""
+    header, data = header_of(file)
+    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+    begin, end = header[last]["data_offsets"]
+    header[last]["shape"] = [(end - begin) // 4 - 1]
+    header[last]["data_offsets"] = [begin + 4, end]
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def negative_offsets(file: Path) -> None:
+    header, data = header_of(file)
+    header["model.norm.weight"]["data_offsets"] = [-256, 0]
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def unknown_dtype(file: Path) -> None:
+    header, data = header_of(file)
+    header["model.norm.weight"]["dtype"] = "F99"
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def no_shape(file: Path) -> None:
+    header, data = header_of(file)
+    del header["model.norm.weight"]["shape"]
+    with_header(file, json.dumps(header).encode(), data)
+
+
+def claim_more_than_there_is(file: Path) -> None:
+    """What is there is a header without tensors, and claims the four bytes behind it."""
+    file.write_bytes((6).to_bytes(8, "little") + b"{}")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        claim_more_than_there_is,
+        cut_the_end, cut_the_header, empty, add_to_the_end, claim_a_huge_header, break_the_header,
+        nest_the_header, make_the_header_a_list, claim_a_huge_tensor, overlap, leave_a_gap,
+        negative_offsets, unknown_dtype, no_shape,
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_an_error_that_names_it(written, damage):
+    damage(written.folder / "model.safetensors")
+    with pytest.raises(CheckpointCorruptError, match=r"model\.safetensors' is damaged"):
+        read(written.folder)
+
+
+def test_a_header_is_no_longer_than_the_format_allows(written, monkeypatch):
+    header = (written.folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    monkeypatch.setattr(checkpoint_files, "MAX_HEADER_BYTES", length)
+    read(written.folder)
+    monkeypatch.setattr(checkpoint_files, "MAX_HEADER_BYTES", length - 1)
+    with pytest.raises(CheckpointCorruptError, match=f"header claims {length} bytes"):
+        read(written.folder)
+
+
+def test_every_cut_of_a_file_is_a_typed_error(written):
+    file = written.folder / "model.safetensors"
+    data = file.read_bytes()
+    for length in range(0, len(data), 7919):
+        file.write_bytes(data[:length])
+        with pytest.raises(CheckpointError):
+            read(written.folder)
+
+
+def test_an_index_names_no_file_outside_its_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    index = json.dumps({"weight_map": {"w": "../other.safetensors"}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointCorruptError, match="names files outside its folder"):
+        find_weight_files(folder)

@@ -1,0 +1,431 @@
+"""The pipeline runs what a batch needs, and lets the draw do what the draw can do."""
+
+import re
+
+import pytest
+import torch
+from sampler_parts import bitmask, tables_with
+
+from quire.errors import RequestFailedError
+from quire.interfaces.sampling import LogitsStep, RequestField, SampledRows
+from quire.worker.sampling.row_logprobs import row_logprobs
+from quire.worker.sampling.sampling_pipeline import SamplingPipeline
+from quire_samplers.categorical import Categorical
+from quire_samplers.gumbel import Gumbel
+from quire_samplers.min_p import MinP
+from quire_samplers.temperature import Temperature
+from quire_samplers.top_k_top_p import TopKTopP
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 70
+BUMP = RequestField("bump", int, 0)
+MIXED = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 9},
+    {"top_p": 0.7},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"temperature": 1.0},
+)
+
+
+class Bump(LogitsStep):
+    """Adds much to token 4 of the requests that ask for it."""
+
+    def is_neutral(self, fields):
+        return fields.get("bump", 0) == 0
+
+    def apply(self, logits, rows):
+        logits[:, 4] += rows.columns["bump"][rows.slots] * 100.0
+        return logits
+
+
+class Noting(Gumbel):
+    """Notes which way it was asked to draw."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.ways = []
+
+    def draw(self, logits, rows):
+        self.ways.append("draw")
+        return super().draw(logits, rows)
+
+    def draw_absorbing(self, logits, rows):
+        self.ways.append("absorb")
+        return super().draw_absorbing(logits, rows)
+
+
+class Fails(LogitsStep):
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        raise ZeroDivisionError
+
+
+STAGES = {Temperature: "temperature", MinP: "filter", TopKTopP: "filter", Bump: "bias"}
+
+
+def pipeline_of(requests, steps=(Temperature, MinP, TopKTopP), draw=Noting, *, absorb=True):
+    """A pipeline, and slots for the requests."""
+    tables = tables_with(requests, (BUMP,))
+    own = [(STAGES.get(step, "filter"), step(VOCAB_SIZE, CPU)) for step in steps]
+    absorbed = [steps.index(step) for step in (Temperature, MinP, TopKTopP)] if absorb else ()
+    owners = [f"sampler {step.__name__}" for step in (*steps, draw)]
+    pipeline = SamplingPipeline(own, draw(VOCAB_SIZE, CPU), tables, owners, absorbed=absorbed)
+    for slot, request in enumerate(requests):
+        tables.info_of(slot).active_steps = pipeline.active_steps(
+            {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **request}
+        )
+    return pipeline
+
+
+def random_logits(num_rows):
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(2)) * 3
+
+
+def run(pipeline, logits, masks=()):
+    slots = list(range(len(logits)))
+    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks)
+    return drawn.read().token_ids
+
+
+def test_an_absorbing_draw_gives_the_tokens_of_the_steps_one_by_one():
+    logits = random_logits(len(MIXED))
+    absorbing, apart = pipeline_of(MIXED), pipeline_of(MIXED, absorb=False)
+    assert run(absorbing, logits) == run(apart, logits)
+    assert (absorbing.draw.ways, apart.draw.ways) == (["absorb"], ["draw"])
+
+
+def test_greedy_rows_alone_ask_for_nothing_that_is_absorbed():
+    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
+    logits = random_logits(2)
+    assert run(pipeline, logits) == logits.argmax(-1).tolist()
+    assert pipeline.draw.ways == ["draw"]
+
+
+def test_random_rows_without_filters_are_drawn_in_the_same_way_as_those_with():
+    requests, logits = [{"temperature": 0.0}, {"temperature": 1.0}], random_logits(2)
+    absorbing, apart = pipeline_of(requests), pipeline_of(requests, absorb=False)
+    assert run(absorbing, logits) == run(apart, logits)
+    assert absorbing.draw.ways == ["absorb"]
+
+
+def test_a_slot_that_is_given_to_another_request_has_its_wishes():
+    pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0}])
+    logits = random_logits(2)
+    likeliest = run(pipeline, logits)
+    other = tables_with([{"temperature": 1.0, "top_k": 1}, {"temperature": 0.0, "min_tokens": 9}])
+    for slot in (0, 1):
+        info = pipeline.tables.info[slot] = other.info_of(slot)
+        info.active_steps = pipeline.active_steps(info.fields)
+        info.stop_token_ids = (likeliest[slot],)
+    found = run(pipeline, logits)
+    assert pipeline.draw.ways == ["draw", "absorb"]
+    assert found[0] == likeliest[0]
+    assert found[1] == logits[1].topk(2).indices[1], "the answer may not end yet"
+
+
+@pytest.mark.parametrize(
+    ("steps", "way"),
+    [
+        ((Bump, Temperature, MinP, TopKTopP), "absorb"),
+        ((Temperature, Bump, MinP, TopKTopP), "draw"),
+        ((Temperature, MinP, TopKTopP, Bump), "draw"),
+    ],
+)
+def test_a_step_among_or_behind_the_absorbed_ones_keeps_them_apart(steps, way):
+    requests = [*MIXED, {"temperature": 0.7, "bump": 1}]
+    logits = random_logits(len(requests))
+    pipeline = pipeline_of(requests, steps)
+    assert run(pipeline, logits) == run(pipeline_of(requests, steps, absorb=False), logits)
+    assert pipeline.draw.ways == [way]
+    assert not pipeline.is_absorbed([0, len(requests) - 1], ())
+    assert pipeline.is_absorbed([0, 1, 2], ()), "only where it is needed"
+
+
+def test_only_what_the_draw_alone_can_do_is_called_absorbed():
+    stopping = {"min_tokens": 4, "stop_token_ids": (1,)}
+    requests = [*MIXED, {"num_logprobs": 2}, stopping, {**stopping, "num_generated": 4}]
+    pipeline = pipeline_of(requests)
+    plain = [0, 1, 2, 3, 4]
+    assert pipeline.is_absorbed(plain, ())
+    assert not pipeline.is_absorbed(plain, [bitmask(1, [3], VOCAB_SIZE)])
+    assert not pipeline.is_absorbed([*plain, 5], ()), "log probabilities"
+    assert not pipeline.is_absorbed([*plain, 6], ()), "an answer that may not end yet"
+    assert pipeline.is_absorbed([*plain, 7], ()), "it may end now"
+
+
+def test_a_draw_that_absorbs_nothing_is_never_captured():
+    assert not pipeline_of(MIXED, draw=Categorical, absorb=False).is_absorbed([0], ())
+
+
+def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
+    pipeline = pipeline_of(MIXED)
+    logits = random_logits(len(MIXED))
+    tables = pipeline.tables
+    rows = SampledRows(
+        slots=torch.tensor([*range(len(MIXED)), tables.spare_slot]),
+        positions=torch.tensor([*tables.num_known, 0]),
+        columns=tables.columns,
+        token_ids=tables.token_ids,
+        num_prompt_tokens=tables.num_prompt_tokens,
+    )
+    padded = torch.cat((logits, torch.zeros(1, VOCAB_SIZE)))
+    drawn = pipeline.draw_absorbed(padded, rows).first(len(MIXED))
+    assert drawn.read().token_ids == run(pipeline, logits)
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_logit_that_is_not_a_number_fails_its_row_alone(absorb, bad):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    logits = random_logits(len(MIXED))
+    good = run(pipeline, logits)
+    for row in range(len(MIXED)):
+        broken = logits.clone()
+        broken[row, 11] = bad
+        slots = list(range(len(MIXED)))
+        drawn = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
+        assert drawn.is_sound == [other != row for other in slots]
+        assert all(drawn.token_ids[slot] == good[slot] for slot in slots if slot != row)
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+def test_a_row_that_allows_nothing_fails_alone(absorb):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    slots = list(range(len(MIXED)))
+    masks = [bitmask(2, [], VOCAB_SIZE)]
+    drawn = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
+    assert drawn.is_sound == [slot != 2 for slot in slots]
+
+
+def test_masks_come_before_absorbed_steps():
+    pipeline = pipeline_of(MIXED)
+    masks = [bitmask(slot, [40 + slot], VOCAB_SIZE) for slot in (4, 1)]
+    drawn = run(pipeline, random_logits(len(MIXED)), masks)
+    assert (drawn[1], drawn[4]) == (41, 44)
+
+
+def test_log_probabilities_are_those_before_masks_and_steps():
+    pipeline = pipeline_of([{"temperature": 0.5, "num_logprobs": 2}, {"top_k": 3}])
+    logits = random_logits(2)
+    drawn = pipeline.run(
+        logits.clone(), [0, 1], torch.tensor([0, 1]), [bitmask(0, [9], VOCAB_SIZE)]
+    )
+    (token_id, _), _, (logprobs, none) = drawn.read()
+    expected = logits[0].log_softmax(-1)
+    assert token_id == 9
+    assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
+    likeliest = expected.topk(2).values.tolist()
+    assert logprobs.logprobs == pytest.approx([expected[9].item(), *likeliest])
+    assert logprobs.rank == 1 + int((expected > expected[9]).sum())
+    assert none is None
+
+
+def test_a_stop_token_that_may_not_come_yet_has_its_log_probability():
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0, "num_logprobs": 1}
+    pipeline = pipeline_of([stopping])
+    logits = random_logits(1)
+    logits[:, 6] = 100.0
+    (token_id,), _, (logprobs,) = pipeline.run(logits, [0], torch.tensor([0]), ()).read()
+    assert token_id != 6
+    assert logprobs.token_ids == [token_id, 6]
+
+
+def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
+    requests = [{}, {"num_logprobs": 1}, {"temperature": 0.0}, {"num_logprobs": 3}, {}]
+    pipeline = pipeline_of(requests)
+    logits = random_logits(5)
+    seen = []
+
+    def noted(raw, token_ids, wanted):
+        seen.append(len(raw))
+        return row_logprobs(raw, token_ids, wanted)
+
+    monkeypatch.setattr("quire.worker.sampling.sampling_pipeline.row_logprobs", noted)
+    slots = list(range(5))
+    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), ()).read()
+    assert seen == [2]
+    assert [row for row in slots if drawn.logprobs[row] is not None] == [1, 3]
+    for row, count in ((1, 1), (3, 3)):
+        expected = logits[row].log_softmax(-1)
+        token_ids = [drawn.token_ids[row], *expected.topk(count).indices.tolist()]
+        assert drawn.logprobs[row].token_ids == token_ids
+        assert drawn.logprobs[row].logprobs == pytest.approx(expected[token_ids].tolist())
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+def test_warming_up_draws_in_every_way_and_notes_nothing(absorb):
+    pipeline = pipeline_of(MIXED, absorb=absorb)
+    tables = pipeline.tables
+    before = [tables.token_ids.clone(), *(column.clone() for column in tables.columns.values())]
+    num_known = tables.num_known.copy()
+    pipeline.warm_up(random_logits(2))
+    assert pipeline.draw.ways == (["draw", "absorb", "draw"] if absorb else ["draw", "draw"])
+    after = [tables.token_ids, *tables.columns.values()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert (tables.num_known == num_known).all()
+
+
+def test_a_step_that_fails_is_named():
+    pipeline = pipeline_of(MIXED, (Temperature, MinP, TopKTopP, Fails))
+    with pytest.raises(RequestFailedError, match="sampler Fails failed: ZeroDivisionError"):
+        run(pipeline, random_logits(len(MIXED)))
+
+
+class ReturnsWrongly(LogitsStep):
+    """Returns what `wrongly` makes of the logits."""
+
+    wrongly = staticmethod(lambda logits: logits[:-1])
+
+    def is_neutral(self, fields):
+        return False
+
+    def apply(self, logits, rows):
+        return self.wrongly(logits)
+
+
+WRONG_LOGITS = {
+    "a row too few": (lambda logits: logits[:-1], r"float32 tensor of shape \[4, 70\]"),
+    "one row for all": (lambda logits: logits[:1], r"shape \[1, 70\]"),
+    "another type": (lambda logits: logits.double(), r"float64 tensor of shape \[5, 70\]"),
+    "nothing": (lambda logits: None, "None"),
+    "no tensor": (lambda logits: logits.tolist(), "a list"),
+    "another device": (lambda logits: logits.to("meta"), "on meta"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LOGITS)
+def test_a_step_that_returns_no_logits_is_blamed_and_the_next_one_never_runs(wrong):
+    class Wrong(ReturnsWrongly):
+        wrongly = staticmethod(WRONG_LOGITS[wrong][0])
+
+    pipeline = pipeline_of(MIXED, (Temperature, Wrong, Fails), absorb=False)
+    wanted = r"it must return a float32 tensor of shape \[5, 70\] on cpu"
+    with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*{wanted}") as failed:
+        run(pipeline, random_logits(len(MIXED)))
+    assert re.search(WRONG_LOGITS[wrong][1], str(failed.value))
+    assert pipeline.draw.ways == []
+
+
+WRONG_TOKENS = {
+    "a row too few": lambda token_ids: token_ids[:-1],
+    "a column": lambda token_ids: token_ids.unsqueeze(1),
+    "another type": lambda token_ids: token_ids.to(torch.int32),
+    "nothing": lambda token_ids: None,
+}
+
+
+@pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("wrong", WRONG_TOKENS)
+def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, absorb, wrong):
+    class Wrong(Gumbel):
+        def draw(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().draw(logits, rows))
+
+        def draw_absorbing(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().draw_absorbing(logits, rows))
+
+    pipeline = pipeline_of(requests, draw=Wrong, absorb=absorb)
+    wanted = r"it must return a int64 tensor of shape \[5\] on cpu"
+    with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*; {wanted}"):
+        run(pipeline, random_logits(5))
+
+
+@pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
+@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("bad", [VOCAB_SIZE, -1])
+def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, absorb, bad):
+    """Where its logit is read at once, it fails; else the host finds it in what it reads."""
+
+    class Beyond(Gumbel):
+        def draw(self, logits, rows):
+            return super().draw(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+
+        def draw_absorbing(self, logits, rows):
+            return super().draw_absorbing(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+
+    pipeline = pipeline_of(requests, draw=Beyond, absorb=absorb)
+    slots = list(range(5))
+    if requests is MIXED and not absorb:
+        drawn = pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
+        assert drawn.read().is_sound == [True, False, True, True, True]
+    else:
+        with pytest.raises(RequestFailedError, match="sampler Beyond failed"):
+            pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
+
+
+def test_a_grammar_counts_more_than_min_tokens():
+    """What a grammar allows may be nothing but the end."""
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0}
+    pipeline = pipeline_of([stopping, stopping])
+    logits = random_logits(2)
+    logits[:, 6] = 100.0
+    slots = [0, 1]
+    masks = [bitmask(1, [6], VOCAB_SIZE)]
+    drawn = pipeline.run(logits, slots, torch.tensor(slots), masks).read()
+    assert drawn.is_sound == [True, True]
+    assert drawn.token_ids[1] == 6
+    assert drawn.token_ids[0] != 6, "no grammar: it may not end yet"
+
+
+def test_warming_up_asks_every_step_and_finds_what_always_fails():
+    class NeverNeutral(Fails):
+        def is_neutral(self, fields):
+            raise KeyError("bump")
+
+        def apply(self, logits, rows):
+            return logits
+
+    for step, error in ((Fails, "ZeroDivisionError"), (NeverNeutral, "KeyError")):
+        tables = tables_with([{}] * 2, (BUMP,))
+        steps = [("filter", step(VOCAB_SIZE, CPU))]
+        pipeline = SamplingPipeline(steps, Gumbel(VOCAB_SIZE, CPU), tables, ["it", "the draw"])
+        with pytest.raises(RequestFailedError, match=f"it failed: {error}"):
+            pipeline.warm_up(random_logits(2))
+
+
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_warming_up_draws_greedily_and_at_random(is_greedy):
+    class FailsWhere(Gumbel):
+        def draw(self, logits, rows):
+            if rows.all_greedy == is_greedy:
+                raise ZeroDivisionError
+            return super().draw(logits, rows)
+
+    pipeline = SamplingPipeline([], FailsWhere(VOCAB_SIZE, CPU), tables_with([{}]), ["the draw"])
+    with pytest.raises(RequestFailedError, match="the draw failed"):
+        pipeline.warm_up(random_logits(1))
+
+
+def test_what_may_change_the_likeliest_token_counts_for_greedy_requests():
+    requests = [{"temperature": 0.0, "bump": 1}, {"temperature": 0.0}]
+    for steps in ((Bump, Temperature, MinP, TopKTopP), (Temperature, MinP, TopKTopP, Bump)):
+        pipeline = pipeline_of(requests, steps)
+        if steps[0] is Bump:
+            assert run(pipeline, random_logits(2))[0] == 4
+        active = pipeline.active_steps(requests[0] | {"top_k": 5, "top_p": 0.5, "min_p": 0.1})
+        assert active == 1 << steps.index(Bump), "temperature and filters keep the order"
+
+
+def test_one_request_of_many_may_not_end_yet():
+    stopping = {"min_tokens": 9, "stop_token_ids": (6,), "temperature": 0.0}
+    pipeline = pipeline_of([{"temperature": 0.0}, stopping])
+    logits = random_logits(2)
+    logits[:, 6] = 100.0
+    first, second = run(pipeline, logits)
+    assert first == 6
+    assert second != 6
+
+
+@pytest.mark.parametrize("asks", [{"num_logprobs": 0}, {"num_logprobs": 2}])
+def test_a_captured_draw_is_not_for_those_who_ask_for_log_probabilities(asks):
+    pipeline = pipeline_of([{"temperature": 1.0}, {"temperature": 1.0, **asks}])
+    assert pipeline.is_absorbed([0], ())
+    assert not pipeline.is_absorbed([0, 1], ())
+
+
+def test_an_error_names_the_draw_as_the_pipeline_does():
+    assert pipeline_of(MIXED).drawn_by == "sampler Noting"

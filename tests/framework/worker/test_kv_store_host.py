@@ -1,0 +1,271 @@
+"""The host around a store's worker half: whatever the half does, every transfer ends, once."""
+
+import logging
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quire.compose.composition import Choice
+from quire.errors import PluginLoadError, SettingsError
+from quire.interfaces.attention import AttentionShape
+from quire.interfaces.kv_transfer import (
+    BlockColumn,
+    KVStoreCapabilities,
+    KVStoreWorker,
+    column_pieces,
+)
+from quire.messages import StepPlan, TransferReport
+from quire.plugins.loading import load_plugins
+from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, chain, one_group_plan
+from quire.worker.kv_store_host import KVStoreHost, build_kv_store
+
+REGISTRIES = load_plugins().registries
+HOST_MEMORY = Choice("KV store", REGISTRIES.kv_stores.entry("host_memory"), "asked for")
+OPTIONS = {"max_bytes": "64KiB"}
+
+
+class Diary(KVStoreWorker):
+    """Does what it is told to do: the half of a store whose every call may fail."""
+
+    def __init__(self, options=None, plan=None):
+        self.messages = []
+        self.reports = []
+        self.num_shutdowns = 0
+        self.failing = ()
+
+    def attach(self, tensors):
+        self.tensors = tensors
+
+    def begin_step(self, message):
+        self._do("begin_step")
+        self.messages.append(message)
+
+    def report(self):
+        self._do("report")
+        return self.reports.pop(0) if self.reports else TransferReport()
+
+    def shutdown(self):
+        self.num_shutdowns += 1
+        self._do("shutdown")
+
+    def _do(self, call):
+        if call in self.failing:
+            raise RuntimeError(f"no {call} today")
+
+
+class FailsToAttach(Diary):
+    def attach(self, tensors):
+        raise KeyError("no room")
+
+
+class HeldContext(REGISTRIES.attention_backends.get("torch_sdpa")):
+    """Counts how often it is told to drop what it keeps."""
+
+    num_forgotten = 0
+
+    def forget_context(self):
+        super().forget_context()
+        self.num_forgotten += 1
+
+
+@pytest.fixture
+def backend():
+    shape = AttentionShape(
+        num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, max_num_seqs=2,
+        max_num_batched_tokens=8, max_blocks_per_request=4,
+        dtype=torch.float32, kv_dtype="float32", device=torch.device("cpu"),
+    )  # fmt: skip
+    return HeldContext(shape)
+
+
+@pytest.fixture
+def half():
+    return Diary()
+
+
+@pytest.fixture
+def host(half, backend):
+    return KVStoreHost(half, [backend], "KV store 'diary' of plugin acme")
+
+
+def plan(message=b"", *, loads=(), saves=(), stop=False):
+    return StepPlan(
+        plan_id=1, requests=[], kv_transfers=message, kv_loads=list(loads), kv_saves=list(saves),
+        stop_kv_store=stop,
+    )  # fmt: skip
+
+
+def errors(caplog):
+    return [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_messages_and_reports_pass_through(host, half):
+    half.reports = [TransferReport(), TransferReport(done=[3], failed=[4])]
+    host.begin_step(plan(b"hello", saves=[3, 4]))
+    assert host.report() is None
+    host.begin_step(plan())
+    assert host.report() == TransferReport(done=[3], failed=[4])
+    assert half.messages == [b"hello", b""]
+
+
+def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(host, half, backend):
+    host.begin_step(plan(loads=[1, 2], saves=[3]))
+    told = []
+    for report in (
+        TransferReport(),
+        TransferReport(done=[3]),
+        TransferReport(done=[1]),
+        TransferReport(failed=[2]),
+    ):
+        half.reports = [report]
+        host.report()
+        told.append(backend.num_forgotten)
+    assert told == [0, 0, 1, 2], "a load that failed may have written, too"
+
+
+def test_a_load_that_ends_beside_a_save_is_seen(host, half, backend):
+    host.begin_step(plan(loads=[1], saves=[2]))
+    half.reports = [TransferReport(done=[1, 2])]
+    host.report()
+    assert backend.num_forgotten == 1
+
+
+def test_the_backends_of_all_groups_forget(half, backend):
+    other = HeldContext(backend.shape)
+    host = KVStoreHost(half, [backend, other], "store")
+    host.begin_step(plan(loads=[1]))
+    half.reports = [TransferReport(done=[1])]
+    host.report()
+    assert (backend.num_forgotten, other.num_forgotten) == (1, 1)
+
+
+@pytest.mark.parametrize("call", ["begin_step", "report"])
+def test_a_half_that_raises_fails_all_that_is_open_and_is_logged_once(host, half, caplog, call):
+    host.begin_step(plan(saves=[1]))
+    assert host.report() is None
+    half.failing = (call,)
+    host.begin_step(plan(loads=[2]))
+    assert host.report() == TransferReport(failed=[1, 2])
+    host.begin_step(plan(b"more", saves=[3]))
+    assert host.report() == TransferReport(failed=[3])
+    assert host.report() is None
+    (record,) = errors(caplog)
+    assert "KV store 'diary' of plugin acme failed" in record.message
+    assert f"no {call} today" in str(record.exc_info[1])
+
+
+def test_a_half_that_is_switched_off_is_shut_down_and_never_called_again(host, half):
+    half.failing = ("begin_step", "shutdown")
+    host.begin_step(plan(saves=[1]))
+    half.failing = ()
+    host.report()
+    host.begin_step(plan(b"more", saves=[2]))
+    host.shutdown()
+    assert half.num_shutdowns == 1
+    assert half.messages == []
+
+
+@pytest.mark.parametrize(
+    ("report", "complaint"),
+    [
+        (TransferReport(done=[7]), "transfer 7 is reported, and is not open"),
+        (TransferReport(done=[1, 1]), "transfer 1 is reported 2 times"),
+        (TransferReport(done=[1], failed=[1]), "transfer 1 is reported 2 times"),
+        ({"done": [1]}, r"returned a dict"),
+        (None, "returned a NoneType"),
+    ],
+)
+def test_a_report_that_cannot_be_is_believed_in_no_part(host, half, caplog, report, complaint):
+    half.reports = [report]
+    host.begin_step(plan(loads=[1, 2]))
+    assert host.report() == TransferReport(failed=[1, 2])
+    assert complaint in str(errors(caplog)[0].exc_info[1])
+
+
+def test_an_end_is_reported_once(host, half):
+    half.reports = [TransferReport(done=[1]), TransferReport(done=[1])]
+    host.begin_step(plan(saves=[1, 2]))
+    assert host.report() == TransferReport(done=[1])
+    assert host.report() == TransferReport(failed=[2])
+
+
+def test_shutdown_may_be_called_twice_and_may_fail(host, half, caplog):
+    half.failing = ("shutdown",)
+    host.shutdown()
+    host.shutdown()
+    assert half.num_shutdowns == 1
+    assert "could not be shut down" in errors(caplog)[0].message
+
+
+def test_a_half_that_the_engine_has_given_up_is_shut_down_and_all_that_is_open_fails(host, half):
+    host.begin_step(plan(b"hello", loads=[1], saves=[2]))
+    assert host.report() is None
+    host.begin_step(plan(stop=True))
+    assert half.num_shutdowns == 1
+    assert host.report() == TransferReport(failed=[1, 2])
+    host.begin_step(plan(stop=True))
+    assert host.report() is None
+    assert (half.num_shutdowns, half.messages) == (1, [b"hello"])
+
+
+def test_what_is_open_at_the_end_has_failed(host):
+    host.begin_step(plan(saves=[1]))
+    host.shutdown()
+    assert host.report() == TransferReport(failed=[1])
+
+
+def test_a_half_is_built_from_its_reference_and_sees_the_blocks(backend):
+    kv_plan = one_group_plan()
+    memory = {
+        name: torch.zeros(tensor.num_bytes, dtype=torch.uint8)
+        for tensor in kv_plan.tensors
+        for name in tensor.layer_names
+    }
+    host = build_kv_store(HOST_MEMORY, OPTIONS, kv_plan, memory, [backend])
+    scheduler = REGISTRIES.kv_stores.get("host_memory")(OPTIONS, kv_plan)
+    for piece in column_pieces(kv_plan):
+        memory[f"a{piece.tensor}"].view(NUM_BLOCKS, -1)[5] = piece.tensor + 1
+    column = BlockColumn(chain("prompt", 1)[0], (5,))
+    scheduler.start_save(1, [column])
+    host.begin_step(plan(scheduler.plan_step(), saves=[1]))
+    assert host.report() == TransferReport(done=[1])
+    scheduler.finish(1, has_failed=False)
+    scheduler.start_load(2, [replace(column, block_ids=(9,))])
+    host.begin_step(plan(scheduler.plan_step(), loads=[2]))
+    assert host.report() == TransferReport(done=[2])
+    assert backend.num_forgotten == 1
+    for tensor in (0, 1):
+        rows = memory[f"a{tensor}"].view(NUM_BLOCKS, -1)
+        assert set(rows[9].tolist()) == {tensor + 1}
+        assert not rows[10].any()
+
+
+def choice_of(reference):
+    entry = replace(HOST_MEMORY.entry, capabilities=KVStoreCapabilities(worker=reference))
+    return replace(HOST_MEMORY, entry=entry)
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("quire_kv_stores.nowhere:Half", "could not be imported"),
+        ("quire_kv_stores.host_memory:HostMemoryScheduler", "not a subclass of KVStoreWorker"),
+        ("acme_store:FailsToAttach", "KeyError: 'no room'"),
+    ],
+)
+def test_a_half_that_cannot_be_built_stops_the_start(monkeypatch, reference, complaint):
+    monkeypatch.setitem(sys.modules, "acme_store", SimpleNamespace(FailsToAttach=FailsToAttach))
+    with pytest.raises(PluginLoadError, match=complaint):
+        build_kv_store(choice_of(reference), OPTIONS, one_group_plan(), _no_memory(), [])
+
+
+def test_a_wrong_option_is_said_as_such():
+    with pytest.raises(SettingsError, match="no option 'max_byte'"):
+        build_kv_store(HOST_MEMORY, {"max_byte": "1"}, one_group_plan(), _no_memory(), [])
+
+
+def _no_memory():
+    return {f"a{i}": torch.zeros(t.num_bytes) for i, t in enumerate(one_group_plan().tensors)}
