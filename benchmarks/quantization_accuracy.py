@@ -36,7 +36,7 @@ from quire.layers import Attention, LayerContext
 from quire.layers.embedding import LMHead
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.machine import instruction_sets
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.plugins.registry import import_reference
 from quire.worker.loading.checkpoint_files import find_weight_files, read_headers
@@ -456,8 +456,8 @@ def measure(count: int) -> dict[str, Any]:
     Raises:
         NativeUnavailableError: There are no compiled kernels, so other numbers would be measured.
     """
-    if (flaw := native_flaw()) is not None:
-        raise NativeUnavailableError(f"what is measured needs compiled kernels: {flaw}")
+    if (reason := native_unavailable_reason()) is not None:
+        raise NativeUnavailableError(f"what is measured needs compiled kernels: {reason}")
     chosen = instruction_sets.here()
     machine = {
         "kernels": "native",

@@ -79,14 +79,14 @@ def vllm_step(scene: dict[str, Any]) -> Step:
     names = [f"r{index}" for index in range(scene["num_running"])]
     for index, name in enumerate(names):
         scheduler.add_request(vllm_request(name, index, scene))
-    drawn = ModelRunnerOutput(
+    sampled = ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: index for index, name in enumerate(names)},
         sampled_token_ids=[[TOKEN_ID] for _ in names],
     )
 
     def step() -> None:
-        scheduler.update_from_output(scheduler.schedule(), drawn)
+        scheduler.update_from_output(scheduler.schedule(), sampled)
 
     step()  # all prompts, in one step
     if len(scheduler.running) != len(names):

@@ -102,13 +102,13 @@ def checked(arguments_parser: argparse.ArgumentParser) -> argparse.Namespace:
             arguments_parser.error("--quick finds nothing for --write to keep; take --out FOLDER")
         arguments.pairs = min(arguments.pairs, 2)
     for engine, (flag, module) in PEERS.items():
-        what = flaw(vars(arguments)[engine], module)
+        what = reason(vars(arguments)[engine], module)
         if what is not None:
             arguments_parser.error(f"{flag}: {what}")
     return arguments
 
 
-def flaw(python: str | None, module: str) -> str | None:
+def reason(python: str | None, module: str) -> str | None:
     """Return why a peer cannot be run by this Python; None if it can, or if none was named."""
     if python is None:
         return None

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
-from quire.frontend.chat.completion_parser import split_answer
+from quire.frontend.chat.completion_parser import parse_completion
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -94,8 +94,8 @@ class AsyncEngine:
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
         for output in result.outputs:
-            parser = self.frontend.make_answer_parser(text, with_tools=bool(tools))
-            split_answer(output, parser)
+            parser = self.frontend.make_completion_parser(text, with_tools=bool(tools))
+            parse_completion(output, parser)
         return result
 
     @property

@@ -29,8 +29,8 @@ DEFAULT_STRUCTURED_OUTPUT = "outlines"
 DEFAULT_LORA_SOURCE = "peft"
 DEFAULT_EXECUTOR = "in_process"
 DEFAULT_SCHEDULING_POLICY = "fcfs"
-DEFAULT_SAMPLERS = ("temperature", "top_k_top_p", "min_p")
-DEFAULT_DRAWS = {
+DEFAULT_LOGITS_PROCESSORS = ("temperature", "top_k_top_p", "min_p")
+DEFAULT_SAMPLERS = {
     "torch": "categorical",
     "triton": "gumbel",
     "native": "cpu_gumbel",

@@ -8,7 +8,7 @@ from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
 from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend, Finish, Outcome
-from quire.frontend.chat.completion_parser import split_answer
+from quire.frontend.chat.completion_parser import parse_completion
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats, LoadAdapter, ResetPrefixCache
@@ -208,8 +208,8 @@ class LLM:
         def split(index: int, result: RequestOutput) -> None:
             for output in result.outputs:
                 with_tools = bool(each_tools[index])
-                parser = engine.answer_parsers(result.prompt or "", with_tools=with_tools)
-                split_answer(output, parser)
+                parser = engine.completion_parsers(result.prompt or "", with_tools=with_tools)
+                parse_completion(output, parser)
 
         return self._run(
             [_attempt(render, index) for index in range(len(conversations))],

@@ -15,9 +15,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 BROKEN = SamplingParams(seed=1, max_tokens=3, extra_args={"fragile": True})
 FRAGILE = """
     from quire import hookimpl
-    from quire.interfaces.sampling import LogitsStep, RequestField, SamplerCapabilities
+    from quire.interfaces.sampling import LogitsProcessor, RequestField, SamplerCapabilities
 
-    class Fragile(LogitsStep):
+    class Fragile(LogitsProcessor):
         def is_neutral(self, fields):
             return not fields["fragile"]
 

@@ -89,7 +89,7 @@ def test_parameters_travel_as_msgpack():
 
 
 @pytest.mark.parametrize(
-    ("forms", "named"),
+    ("constraints", "named"),
     [
         ({}, "none"),
         ({"json": {}, "regex": "a"}, "json, regex"),
@@ -97,16 +97,16 @@ def test_parameters_travel_as_msgpack():
         ({"regex": "a", "grammar": "root ::= a"}, "regex, grammar"),
     ],
 )
-def test_an_answer_follows_exactly_one_form(forms, named):
+def test_an_answer_follows_exactly_one_form(constraints, named):
     with pytest.raises(InvalidRequestError, match=f"got {named}") as caught:
-        StructuredOutputsParams(**forms)
+        StructuredOutputsParams(**constraints)
     assert caught.value.param == "structured_outputs"
 
 
 @pytest.mark.parametrize(
-    "forms",
+    "constraints",
     [{"json": {"type": "object"}}, {"json": "{}"}, {"regex": ""}, {"choice": ("a",)},
      {"json_object": True}, {"grammar": "root ::= a"}],
 )  # fmt: skip
-def test_each_form_is_taken_alone(forms):
-    assert StructuredOutputsParams(**forms, backend="mine").backend == "mine"
+def test_each_form_is_taken_alone(constraints):
+    assert StructuredOutputsParams(**constraints, backend="mine").backend == "mine"

@@ -31,9 +31,9 @@ SCHEMA = {
 STEP = """
     import torch
     from quire import hookimpl
-    from quire.interfaces.sampling import LogitsStep, RequestField, SamplerCapabilities
+    from quire.interfaces.sampling import LogitsProcessor, RequestField, SamplerCapabilities
 
-    class Least(LogitsStep):
+    class Least(LogitsProcessor):
         \"\"\"Drops what is less likely than a number; the likeliest token stays.\"\"\"
 
         def is_neutral(self, fields):

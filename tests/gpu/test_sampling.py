@@ -18,9 +18,9 @@ from gumbel_reference import noise_of, row_keys, token_words
 from quire.config import PluginSettings
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.plugins.loading import load_plugins
-from quire.testing.sampling.logits_contract import LogitsStepContract
+from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire.testing.sampling.sampler_contract import DrawStepContract
+from quire.testing.sampling.sampler_contract import SamplerContract
 from quire_samplers.categorical import WIDTH, Categorical
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.min_p import MinP
@@ -45,28 +45,28 @@ EDGE = 1e-4  # of a probability; so near it a sum in float32 may fall to either 
 CLOSE = 1e-4  # of a logit with its noise
 
 
-class TestTemperature(LogitsStepContract):
+class TestTemperature(LogitsProcessorContract):
     step_class = Temperature
     capabilities = SAMPLERS.entry("temperature").capabilities
     device = DEVICE
     active = ({"temperature": 0.3}, {"temperature": 1.7}, {"temperature": 1e-9})
 
 
-class TestMinP(LogitsStepContract):
+class TestMinP(LogitsProcessorContract):
     step_class = MinP
     capabilities = SAMPLERS.entry("min_p").capabilities
     device = DEVICE
     active = ({"min_p": 0.05}, {"min_p": 0.6}, {"min_p": 1.0})
 
 
-class TestTopKTopP(LogitsStepContract):
+class TestTopKTopP(LogitsProcessorContract):
     step_class = TopKTopP
     capabilities = SAMPLERS.entry("top_k_top_p").capabilities
     device = DEVICE
     active = ({"top_p": 0.5}, {"top_k": 5}, {"top_k": 30, "top_p": 0.9}, {"top_k": 49})
 
 
-class TestCategorical(DrawStepContract):
+class TestCategorical(SamplerContract):
     step_class = Categorical
     capabilities = SAMPLERS.entry("categorical").capabilities
     device = DEVICE
@@ -121,7 +121,7 @@ def assert_drawn_rightly(logits, rows, fields, drawn):
 def test_one_row_of_a_real_vocabulary_is_drawn_rightly(kind, vocab_size):
     fields, rows = rows_of([kind], 1)
     logits = random_logits(1, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).draw_absorbing(logits, rows)
+    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
     assert_drawn_rightly(logits, rows, fields, drawn)
 
 
@@ -131,7 +131,7 @@ def test_one_row_of_a_real_vocabulary_is_drawn_rightly(kind, vocab_size):
 def test_many_rows_of_a_real_vocabulary_are_drawn_rightly(kinds, vocab_size):
     fields, rows = rows_of(kinds, 256)
     logits = random_logits(256, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).draw_absorbing(logits, rows)
+    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
     assert_drawn_rightly(logits, rows, fields, drawn)
 
 
@@ -141,7 +141,7 @@ def test_many_rows_of_a_real_vocabulary_are_drawn_rightly(kinds, vocab_size):
 def test_without_filters_the_draw_is_that_of_the_noise(num_rows, vocab_size):
     fields, rows = rows_of([{"temperature": 1.0}, {"temperature": 0.0}], num_rows)
     logits = random_logits(num_rows, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).draw(logits, rows)
+    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample(logits, rows)
     assert_drawn_rightly(logits, rows, fields, drawn)
     greedy = [row for row in range(num_rows) if not fields[row]["temperature"]]
     assert torch.equal(drawn[greedy], logits[greedy].argmax(-1))
@@ -156,7 +156,7 @@ def test_draws_from_a_real_vocabulary_follow_the_probabilities():
     row[likely] = torch.linspace(0.0, 1.5, 12, device=DEVICE)
     rows = sampled_rows(FIELDS, [{}] * num_draws, seeds=range(num_draws), device=DEVICE)
     step = Gumbel(vocab_size, torch.device(DEVICE))
-    drawn = step.draw(row.expand(num_draws, -1), rows)
+    drawn = step.sample(row.expand(num_draws, -1), rows)
     found = (drawn[:, None] == likely).sum(0)
     expected = row[likely].double().softmax(0) * num_draws
     assert found.sum() == num_draws

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 
 NEEDS_COMPILER = pytest.mark.skipif(
-    native_flaw() is not None, reason=f"no compiled kernels here: {native_flaw()}"
+    native_unavailable_reason() is not None,
+    reason=f"no compiled kernels here: {native_unavailable_reason()}",
 )
 COMPLAINT = "error: this compiler is out of order"
 BROKEN = {  # what stands where a compiler should

@@ -90,12 +90,12 @@ def _check_places(trial: EngineTrial) -> None:
         (Status.RUNNING, scheduler.running),
     ):
         assert list(queue) == sorted(by_status[status], key=lambda r: r.key), status
-    preparing = {request.request_id for request in by_status[Status.PREPARING]}
+    preparing = {request.request_id for request in by_status[Status.WAITING_FOR_GRAMMAR]}
     assert preparing == core._preparing
     assert core._num_grammars == sum(r.has_grammar for r in scheduler.requests.values())
-    assert set(by_status[Status.ASKING]) == set(scheduler._store._asked)
+    assert set(by_status[Status.WAITING_FOR_KV_LOOKUP]) == set(scheduler._store._asked)
     loading = [] if trial.transfers is None else _loading(trial.transfers)
-    assert sorted(by_status[Status.LOADING], key=id) == sorted(loading, key=id)
+    assert sorted(by_status[Status.WAITING_FOR_REMOTE_KV], key=id) == sorted(loading, key=id)
     assert set(scheduler._store._answers) <= set(scheduler.requests.values())
     assert sorted(map(id, trial.policy.running)) == sorted(map(id, scheduler.running))
 
@@ -127,7 +127,7 @@ def _check_sharing(trial: EngineTrial) -> None:
     assert promised == leaders
     assert all(leader.status is Status.RUNNING for leader in leaders.values())
     for request in requests:
-        is_following = request.status is Status.FOLLOWING
+        is_following = request.status is Status.WAITING_FOR_PREFIX
         assert (request.leader is not None) == (request.awaited is not None) == is_following
         if request.leader is not None:
             assert request in request.leader.followers
@@ -230,7 +230,7 @@ def check_as_new(trial: EngineTrial) -> None:
     assert not any(running.by_slot)
     assert not running._adapters
     assert running.num_leaving_blocks == 0
-    assert scheduler.is_settled
+    assert scheduler.is_quiescent
     assert not scheduler._sharing._leaders, "a promise is left"
     assert len(scheduler.waiting) == len(scheduler.running) == len(scheduler.requests) == 0
     assert not scheduler._store.is_waiting

@@ -186,11 +186,18 @@ def make_scheduler(
 
 
 def make_core(
-    num_blocks: int = 100, fail_on: int | None = None, is_ahead: bool = False, **settings: Any
+    num_blocks: int = 100,
+    fail_on: int | None = None,
+    async_scheduling: bool = False,
+    **settings: Any,
 ) -> tuple[EngineCore, CountingExecutor, ScriptedGrammars]:
     executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
     scheduler = make_scheduler(num_blocks, **settings)
-    return EngineCore(scheduler, executor, grammars, is_ahead=is_ahead), executor, grammars
+    return (
+        EngineCore(scheduler, executor, grammars, async_scheduling=async_scheduling),
+        executor,
+        grammars,
+    )
 
 
 def make_message(

@@ -41,7 +41,7 @@ real_now_s = time.monotonic
 
 
 @dataclass
-class Answer:
+class CompletionState:
     """What a request must say, and has said."""
 
     message: EngineRequest
@@ -77,9 +77,9 @@ class EngineTrial:
         self.executor = CheckingExecutor(memory, kv.pool, worker)
         self.grammars = CountingGrammars()
         self.core = EngineCore(
-            self.scheduler, self.executor, self.grammars, is_ahead=scene.is_ahead
+            self.scheduler, self.executor, self.grammars, async_scheduling=scene.async_scheduling
         )
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, CompletionState] = {}
         self.versions: Counter[str] = Counter()
         self.old_names: list[str] = []
         self.num_added = 0
@@ -230,7 +230,7 @@ class EngineTrial:
             assert len(held) <= self.transfers._open.most_blocks, "transfers hold too much"
 
     @property
-    def live(self) -> Sequence[Answer]:
+    def live(self) -> Sequence[CompletionState]:
         """The requests that are not over."""
         return list(self.answers.values())
 
@@ -271,7 +271,7 @@ class EngineTrial:
             self.executor.bound.add(message.seed)
         self.core.add(message)
 
-    def _expect(self, message: EngineRequest) -> Answer:
+    def _expect(self, message: EngineRequest) -> CompletionState:
         """Answer a request alone, without an engine."""
         adapter = "" if message.adapter is None else message.adapter.content_hash
         root = self.contents.root(adapter, message.cache_salt)
@@ -284,8 +284,8 @@ class EngineTrial:
             expected.append(token)
             node = self.contents.child(node, token)
             if token in message.stop_token_ids and not is_short:
-                return Answer(message, expected, "stop")
-        return Answer(message, expected, "length")
+                return CompletionState(message, expected, "stop")
+        return CompletionState(message, expected, "length")
 
     def _take(self, output: EngineOutput) -> None:
         answer = self.answers[output.request_id]
@@ -303,7 +303,7 @@ class EngineTrial:
         if output.finish_reason is not None:
             self._take_end(answer, output)
 
-    def _take_error(self, answer: Answer, output: EngineOutput) -> None:
+    def _take_error(self, answer: CompletionState, output: EngineOutput) -> None:
         code = output.error.code if output.error else ""
         if code == "out_of_capacity":
             request = Request(answer.message, len(self.kv.specs))
@@ -315,13 +315,13 @@ class EngineTrial:
         self.counts[code] += 1
         del self.answers[output.request_id]
 
-    def _take_logprobs(self, answer: Answer, output: EngineOutput) -> None:
+    def _take_logprobs(self, answer: CompletionState, output: EngineOutput) -> None:
         for entry in output.prompt_logprobs or []:
             position = len(answer.logprobs) + 1
             assert entry.token_ids == [answer.message.token_ids[position]]
             answer.logprobs.append(entry.logprobs[0])
 
-    def _take_end(self, answer: Answer, output: EngineOutput) -> None:
+    def _take_end(self, answer: CompletionState, output: EngineOutput) -> None:
         message = answer.message
         assert answer.told == answer.expected
         assert output.finish_reason == answer.reason

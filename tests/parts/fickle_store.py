@@ -7,7 +7,7 @@ import msgspec
 from kv_memory import KVMemory
 
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
 from quire.messages import StepPlan, TransferReport
 
 Content = tuple[list[tuple[int, list[int]]], list[int]]  # of each group: the cells, the epoch
@@ -54,14 +54,14 @@ class FickleStore(KVStoreScheduler):
         missing = (i for i, name in enumerate(block_hashes) if name not in self.stored)
         return KVLookup(next(missing, len(block_hashes)))
 
-    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+    def start_load(self, transfer_id: int, columns: Sequence[CrossGroupBlock]) -> None:
         self._may_raise("start_load")
         if not all(column.block_hash in self.stored for column in columns):
             raise AssertionError("the engine loads what it was not offered")
         self._loads.add(transfer_id)
         self._order(transfer_id, True, columns)
 
-    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+    def start_save(self, transfer_id: int, columns: Sequence[CrossGroupBlock]) -> int:
         self._may_raise("start_save")
         on_their_way = {name for names in self.open_saves.values() for name in names}
         new = [c for c in columns if c.block_hash not in self.stored.keys() | on_their_way]
@@ -87,7 +87,7 @@ class FickleStore(KVStoreScheduler):
         self.stored.clear()
         self.stale |= self.open_saves.keys()
 
-    def _order(self, transfer_id: int, is_load: bool, columns: Sequence[BlockColumn]) -> None:
+    def _order(self, transfer_id: int, is_load: bool, columns: Sequence[CrossGroupBlock]) -> None:
         self._orders.append((transfer_id, is_load, [(c.block_hash, c.block_ids) for c in columns]))
 
     def _may_raise(self, method: str) -> None:

@@ -10,7 +10,7 @@ from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.gumbel import Gumbel
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 
-CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 USUAL_SIZES = (32_000, 151_936)
 VOCAB_SIZES = (320, *USUAL_SIZES, 50_257, 128_256, 262_144)
 
@@ -30,8 +30,8 @@ def _draw_from(vocab_sizes: Sequence[int]) -> None:
         step = Gumbel(vocab_size, torch.device("cpu"))
         for num_rows in (1, 16):
             rows = sampled_rows(CAPABILITIES, [{}] * num_rows)
-            step.draw(torch.empty(num_rows, vocab_size), rows)
-            step.draw_absorbing(torch.empty(num_rows, vocab_size), rows)
+            step.sample(torch.empty(num_rows, vocab_size), rows)
+            step.sample_fused(torch.empty(num_rows, vocab_size), rows)
 
 
 def every_mask() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire_samplers.uniform import PURPOSE_DRAW, mix
+from quire_samplers.uniform import PURPOSE_SAMPLE, mix
 
 MASK = 2**32 - 1
 
@@ -14,7 +14,7 @@ def signed(word):
 def row_keys(rows):
     """`[N]` int64 of 64 mixed bits."""
     seed, child = (rows.columns[name][rows.slots] for name in ("seed", "child"))
-    assert PURPOSE_DRAW == 0  # the kernels leave it out
+    assert PURPOSE_SAMPLE == 0  # the kernels leave it out
     key = mix(seed + child * signed(0xD1B54A32D192ED03))
     return mix(key + rows.positions * signed(0x9E3779B97F4A7C15))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cpp_compilers import NEEDS_COMPILER
 
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 
 NATIVE: dict[str, Any] = {"kernels": "native", "attention_backend": "cpu", "threads": 2}
 TORCH: dict[str, Any] = {"kernels": "torch", "attention_backend": "torch_sdpa"}
@@ -16,4 +16,6 @@ BY_EITHER = pytest.mark.parametrize(
     "ways",
     [pytest.param(NATIVE, marks=NEEDS_COMPILER, id="native"), pytest.param(TORCH, id="torch")],
 )
-OWN_BACKEND = "torch_sdpa" if native_flaw() else "cpu"  # what auto takes on this machine
+OWN_BACKEND = (
+    "torch_sdpa" if native_unavailable_reason() else "cpu"
+)  # what auto takes on this machine

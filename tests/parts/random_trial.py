@@ -16,7 +16,7 @@ def random_scene(rng: random.Random) -> Scene:
         mix=rng.randrange(len(MIXES)),
         block_size=rng.choice((1, 2, 4)),
         num_blocks=rng.choice((8, 12, 20, 20, 40)),
-        is_ahead=rng.random() < 0.5,
+        async_scheduling=rng.random() < 0.5,
         has_cache=rng.random() < 0.8,
         has_store=rng.random() < 0.5,
         policy=rng.choice((0, 0, 1, 1, 2)),

@@ -17,7 +17,14 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from quire.worker.graphs.graph_capture import StepCapture
 
-ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
+WAITING_OPERATORS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "is_nonzero",
+)
 
 
 class _Recording(TorchDispatchMode):
@@ -28,7 +35,7 @@ class _Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.name().partition("::")[2].partition(".")[0]
-        if name in ASKING:
+        if name in WAITING_OPERATORS:
             raise RuntimeError(f"a captured run asks the device for a number: {func.name()}")
         result = func(*args, **kwargs)
         self.steps.append(_repetition(func, args, kwargs, result))

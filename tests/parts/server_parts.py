@@ -11,7 +11,7 @@ from scripted_core import Reply, ScriptedCore
 from quire.config import ServerSettings
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import AnswerParsers, ParserChoice
+from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
@@ -169,7 +169,7 @@ class ThinkParser(ReasoningParser):
 def make_frontend(
     tokenizer: Tokenizer,
     core: ScriptedCore,
-    parsers: AnswerParsers | None = None,
+    parsers: CompletionParsers | None = None,
     received_hooks: Sequence[RequestHook] = (),
     **options: Any,
 ) -> AsyncFrontend:
@@ -190,7 +190,9 @@ def make_frontend(
         intake,
         ChatTemplate.load(CHECKPOINT, special_tokens=tokenizer.special_tokens),
         parsers
-        or AnswerParsers(ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)),
+        or CompletionParsers(
+            ParserChoice(ThinkParser, SOURCE), ParserChoice(BracketParser, SOURCE)
+        ),
         "demo",
         {"pirate": AdapterRef("pirate", "adapters/pirate", "c0ffee")},
         MAX_MODEL_LEN,

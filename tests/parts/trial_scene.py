@@ -75,7 +75,7 @@ class Scene:
     mix: int = 0
     block_size: int = 4
     num_blocks: int = 16
-    is_ahead: bool = False
+    async_scheduling: bool = False
     has_cache: bool = True
     has_store: bool = False
     policy: int = 0

@@ -12,7 +12,8 @@ from quire.machine.machine import Machine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NEEDS_KERNELS = pytest.mark.skipif(
-    Machine.here().native_flaw is not None, reason="packed weights need compiled kernels"
+    Machine.here().native_unavailable_reason is not None,
+    reason="packed weights need compiled kernels",
 )
 TINY = {"vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256}
 
@@ -65,7 +66,7 @@ def test_fewer_bits_miss_more_and_bfloat16_misses_nothing(benchmark, tiny):
 
 
 def test_nothing_is_measured_where_kernels_do_not_run(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "native_flaw", lambda: "there is no C++ compiler")
+    monkeypatch.setattr(benchmark, "native_unavailable_reason", lambda: "there is no C++ compiler")
     with pytest.raises(NativeUnavailableError, match="there is no C"):
         benchmark.measure(1)
 

@@ -165,7 +165,7 @@ def test_code_that_is_not_there_stops_who_selects_it(beside, checkpoint, source,
 FAULTS = """
     from acme_quire.attention import PlainAttention
     from acme_quire.tool_parser import AcmeCalls
-    from quire.interfaces.sampling import LogitsStep
+    from quire.interfaces.sampling import LogitsProcessor
 
     class FaultyAttention(PlainAttention):
         def prepare(self, step):
@@ -181,7 +181,7 @@ FAULTS = """
         def forward(self, q, k, v, kv_cache, metadata, layer):
             raise RuntimeError("attention always fails")
 
-    class FaultyStep(LogitsStep):
+    class FaultyStep(LogitsProcessor):
         def is_neutral(self, fields):
             if fields["fault_neutral"]:
                 raise RuntimeError("the question fails")

@@ -66,7 +66,7 @@ async def _answer(
 ) -> str:
     """Print an answer piece by piece; returns it without its thinking."""
     text = engine.frontend.render_chat(messages)
-    parser = engine.frontend.make_answer_parser(text, with_tools=False)
+    parser = engine.frontend.make_completion_parser(text, with_tools=False)
     said: list[str] = []
     prompt = {"prompt": text, "add_special_tokens": False}
     async for delta in engine.generate(prompt, params, lora_request=adapter):

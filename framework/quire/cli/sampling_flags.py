@@ -58,12 +58,12 @@ def read_sampling_params(arguments: argparse.Namespace, default_max_tokens: int)
     return SamplingParams(
         **{"max_tokens": default_max_tokens} | values,
         stop=tuple(arguments.stop or ()),
-        structured_outputs=_read_form(arguments),
+        structured_outputs=_read_constraint(arguments),
         extra_args=dict(_read_field(text) for text in arguments.field),
     )
 
 
-def _read_form(arguments: argparse.Namespace) -> StructuredOutputsParams | None:
+def _read_constraint(arguments: argparse.Namespace) -> StructuredOutputsParams | None:
     if arguments.json_schema is not None:
         return StructuredOutputsParams(json=read_json_file(Path(arguments.json_schema)))
     if arguments.regex is not None:

@@ -47,7 +47,7 @@ def attention_queries(
     device: str,
     dtype: str,
     compute_capability: int | None = None,
-    native_flaw: str | None = None,
+    native_unavailable_reason: str | None = None,
 ) -> dict[KVLayer, AttentionQuery]:
     """Return what each layer of the model asks of a backend."""
     tp_size = settings.parallel.tensor_parallel_size
@@ -72,7 +72,7 @@ def attention_queries(
             latent_dim=layer.param("latent_dim") if spec.layout == "mla" else None,
             batch_invariant=settings.model.batch_invariant,
             compute_capability=compute_capability,
-            native_flaw=native_flaw,
+            native_unavailable_reason=native_unavailable_reason,
         )
 
     return {layer: query(layer) for layer in description.kv_layers}
@@ -139,11 +139,11 @@ def common_block_size(backends: Sequence[Choice]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A backend that is installed; `flaw` says why nobody can use it at all."""
+    """A backend that is installed; `reason` says why nobody can use it at all."""
 
     name: str
     entry: Entry
-    flaw: str | None = None
+    reason: str | None = None
 
     @property
     def capabilities(self) -> AttentionCapabilities:
@@ -152,13 +152,13 @@ class _Offer:
 
     def refusal(self, kinds: Iterable[AttentionQuery]) -> str | None:
         """Return why it cannot serve all of these, or None if it can."""
-        if self.flaw is not None:
-            return self.flaw
+        if self.reason is not None:
+            return self.reason
         reasons = (self.capabilities.refusal(query) for query in kinds)
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _offer(registry: Registry[type], name: str, wanted: str, flaw: str | None) -> _Offer:
+def _offer(registry: Registry[type], name: str, wanted: str, reason: str | None) -> _Offer:
     entry = registry.entry(name) if name == wanted else registry.uncontested(name)
     if entry is None:
         return _Offer(name, registry.contested()[name][0], "several plugins offer it")
@@ -166,7 +166,7 @@ def _offer(registry: Registry[type], name: str, wanted: str, flaw: str | None) -
         return _Offer(name, entry, f"it speaks version {entry.api} of the interface")
     if locate(entry.reference) is None:
         return _Offer(name, entry, f"there is no module for {entry.reference!r}")
-    return _Offer(name, entry, flaw)
+    return _Offer(name, entry, reason)
 
 
 def _asked_for(registry: Registry[type], wanted: str, offers: Iterable[_Offer]) -> _Offer:

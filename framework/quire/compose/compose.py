@@ -31,7 +31,7 @@ from quire.compose.kernel_choice import (
     check_batch_invariant,
     choose_graphs,
     choose_kernels,
-    recording_flaw,
+    tracing_unavailable_reason,
 )
 from quire.compose.lora_choice import choose_lora, choose_shipped_lora
 from quire.compose.quantization_choice import (
@@ -58,7 +58,7 @@ from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
 from quire.messages import LoadFailures
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import Plugins, Registries
 from quire.plugins.registry import Entry, check_api, import_reference
 
@@ -285,7 +285,7 @@ def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
         quantization, weights = without_kernels(quantization, query, failures.quantization)
     if failures.kernels is not None:
         kernels, kernels_why = "torch", failures.kernels
-    draw_kernels = kernels if failures.samplers is None else "torch"
+    sampler_kernels = kernels if failures.samplers is None else "torch"
     attention = _attention(given, failures.attention_backends)
     num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
     return {
@@ -298,20 +298,20 @@ def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
         "layer_backends": attention.layer_backends,
         "max_graph_requests": num_graphs,
         "graphs_why": graphs_why,
-        "recording_flaw": recording_flaw(
+        "tracing_unavailable_reason": tracing_unavailable_reason(
             settings,
             device,
             kernels,
             attention.backends,
             packs=quantization is not None and failures.quantization is None,
         ),
-        "samplers": choose_samplers(registries, settings.parts.samplers, draw_kernels),
+        "samplers": choose_samplers(registries, settings.parts.samplers, sampler_kernels),
     }
 
 
 def _this_machine() -> Machine:
     """Return what this machine has, a compiler for C++ kernels included."""
-    return replace(Machine.here(), native_flaw=native_flaw())
+    return replace(Machine.here(), native_unavailable_reason=native_unavailable_reason())
 
 
 def _without_what_is_off(machine: Machine, settings: Settings, registries: Registries) -> Machine:
@@ -324,7 +324,7 @@ def _without_what_is_off(machine: Machine, settings: Settings, registries: Regis
     is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
     if settings.model.kernels != "torch" or is_asked_for:
         return machine
-    return replace(machine, native_flaw=KERNELS_OFF)
+    return replace(machine, native_unavailable_reason=KERNELS_OFF)
 
 
 def _dtype(
@@ -373,7 +373,7 @@ def _attention(given: _Given, refused: Mapping[str, str]) -> ChosenBackends:
         given.device,
         given.dtype,
         given.machine.compute_capability,
-        given.machine.native_flaw,
+        given.machine.native_unavailable_reason,
     )
     wanted = given.settings.parts.attention_backend
     return choose_attention_backends(given.registries, wanted, queries, refused)

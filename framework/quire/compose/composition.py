@@ -91,8 +91,8 @@ class Composition:
         layer_backends: The place there of the backend of each of `description.kv_layers`.
         max_graph_requests: Of the largest decode step that is captured as a CUDA graph; 0: none is.
         graphs_why: Why so many.
-        recording_flaw: Why the calls of decode steps are not recorded and repeated, as they are on
-            a CPU; None: they are.
+        tracing_unavailable_reason: Reason why decode steps on a CPU run without CPU graphs; None:
+            they are traced and replayed.
         shipped_lora_source: Reads the adapters that come with the checkpoint; None if there are
             none, or if `lora_source` does.
     """
@@ -116,7 +116,7 @@ class Composition:
     layer_backends: tuple[int, ...]
     max_graph_requests: int
     graphs_why: str
-    recording_flaw: str | None
+    tracing_unavailable_reason: str | None
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
     structured_output: Choice | None
@@ -144,9 +144,9 @@ class Composition:
     @property
     def decode_steps(self) -> str:
         """How decode steps get from layer to layer on a CPU, for people."""
-        if self.recording_flaw is None:
+        if self.tracing_unavailable_reason is None:
             return "recorded and repeated"
-        return f"through Python ({self.recording_flaw})"
+        return f"through Python ({self.tracing_unavailable_reason})"
 
     @property
     def choices(self) -> list[Choice]:

@@ -24,28 +24,28 @@ def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> tu
     if wanted == "torch":
         return wanted, ASKED_FOR
     is_native = wanted == "native" or (wanted == AUTO and device == "cpu")
-    best, flaw = "native" if is_native else "triton", _triton_flaw(machine, device)
+    best, reason = "native" if is_native else "triton", _triton_unavailable_reason(machine, device)
     if is_native:
-        flaw = _native_flaw(machine, device, dtype)
-    if flaw is None:
+        reason = _native_unavailable_reason(machine, device, dtype)
+    if reason is None:
         return best, ASKED_FOR if wanted == best else "auto: they can run here"
     if wanted == AUTO:
-        return "torch", flaw
+        return "torch", reason
     way_out = "--kernels torch"
     if is_native and device == "cpu" and dtype != NATIVE_DTYPE:
         way_out = f"--dtype {NATIVE_DTYPE}"
-    raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {flaw}; take {way_out}")
+    raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {reason}; take {way_out}")
 
 
-def _native_flaw(machine: Machine, device: str, dtype: str) -> str | None:
+def _native_unavailable_reason(machine: Machine, device: str, dtype: str) -> str | None:
     if device != "cpu":
         return f"the device is {device}, and they are for CPUs"
     if dtype != NATIVE_DTYPE:
         return f"they compute in {NATIVE_DTYPE}, and the compute type is {dtype}"
-    return machine.native_flaw
+    return machine.native_unavailable_reason
 
 
-def _triton_flaw(machine: Machine, device: str) -> str | None:
+def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:
     capability = machine.compute_capability
     if not machine.has_triton:
         return "the package triton is not installed"
@@ -77,7 +77,7 @@ def choose_graphs(
     return size, f"decode steps of up to {size} of {most} requests"
 
 
-def recording_flaw(
+def tracing_unavailable_reason(
     settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
 ) -> str | None:
     """Return why calls of decode steps are not recorded and repeated; None: they are.

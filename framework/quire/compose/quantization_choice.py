@@ -163,7 +163,7 @@ def _able(registry: Registry[type[Quantization]], wanted: str, query: Quantizati
     reason = query.refusal_of_ordinary(entry.capabilities)
     if reason is None:
         return entry
-    able = [offer.name for offer in registry.offers() if _flaw(offer, query) is None]
+    able = [offer.name for offer in registry.offers() if _unavailable_reason(offer, query) is None]
     raise RefusedError(
         f"--quantization {wanted}: this method of {entry.source} cannot serve here: {reason}; "
         f"can: {', '.join(dict.fromkeys(able)) or NOBODY}"
@@ -178,7 +178,9 @@ def _exact(
     rejected: list[Rejection] = []
     for name in registry:
         entry = registry.uncontested(name)
-        reason = "several plugins offer it" if entry is None else _flaw_of_exact(entry, query)
+        reason = (
+            "several plugins offer it" if entry is None else _exact_unavailable_reason(entry, query)
+        )
         if entry is None or reason is not None:
             rejected.append(Rejection(name, str(reason)))
         else:
@@ -197,18 +199,18 @@ def _exact(
     return Choice(ROLE, best, why, tuple(rejected)), why
 
 
-def _flaw_of_exact(entry: Entry, query: QuantizationQuery) -> str | None:
+def _exact_unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
     capabilities: QuantizationCapabilities = entry.capabilities
     if query.checkpoint_dtype not in capabilities.lossless_for:
         return _rounds(query)
-    return _flaw(entry, query)
+    return _unavailable_reason(entry, query)
 
 
 def _rounds(query: QuantizationQuery) -> str:
     return f"it does not keep {query.checkpoint_dtype} weights as they are"
 
 
-def _flaw(entry: Entry, query: QuantizationQuery) -> str | None:
+def _unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
     if entry.api not in entry.kind.apis:
         return f"it speaks version {entry.api} of the interface"
     if locate(entry.reference) is None:

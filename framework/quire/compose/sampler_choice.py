@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from quire.compose.composition import Choice
-from quire.config import DEFAULT_DRAWS, DEFAULT_SAMPLERS
+from quire.config import DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS
 from quire.errors import RefusedError, SettingsError
 from quire.interfaces.sampling import STAGES, RequestField
 from quire.plugins.loading import Registries
@@ -27,7 +27,9 @@ def choose_samplers(
     names: dict[str, str] = {}
     for name in wanted:
         if name == "default":
-            names |= dict.fromkeys((*DEFAULT_SAMPLERS, DEFAULT_DRAWS[kernels]), "built in")
+            names |= dict.fromkeys(
+                (*DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS[kernels]), "built in"
+            )
         else:
             names[name] = "asked for"
     entries = [registries.samplers.entry(name) for name in names]
@@ -36,11 +38,11 @@ def choose_samplers(
         if needed not in (None, kernels):
             raise RefusedError(
                 f"sampler {entry.name!r} of {entry.source} runs {needed} kernels, and the chosen "
-                f"ones are {kernels}; take {DEFAULT_DRAWS[kernels]!r}, or --kernels {needed}, "
+                f"ones are {kernels}; take {DEFAULT_SAMPLERS[kernels]!r}, or --kernels {needed}, "
                 "which has them or says why not"
             )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
-    draws = [entry.name for entry in entries if entry.capabilities.stage == "draw"]
+    draws = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
     if len(draws) != 1:
         raise SettingsError(
             f"samplers need exactly one step that draws, got {', '.join(draws) or 'none'}; "
@@ -50,7 +52,7 @@ def choose_samplers(
     return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
 
 
-def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
+def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     """Return which steps of a pipeline its draw can do itself; none, unless it is all it declares.
 
     Only quire's own steps are meant: what another plugin offers under the same name may differ.
@@ -58,7 +60,7 @@ def absorbed_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
     Args:
         samplers: In the order of the pipeline, the draw last.
     """
-    names = samplers[-1].entry.capabilities.absorbs
+    names = samplers[-1].entry.capabilities.fuses
     found = tuple(
         index
         for index, step in enumerate(samplers[:-1])

@@ -45,8 +45,8 @@ class EngineCore:
         scheduler: What to run next.
         executor: Who runs it.
         grammars: Who knows the forms that answers must follow.
-        is_ahead: Plan and launch a step before the one before has landed, so that a device never
-            waits for the host. Answers then come one step later.
+        async_scheduling: Plan and launch a step before the previous one is complete, so that a
+            device never waits for the host. Outputs then come one step later.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class EngineCore:
         executor: Executor,
         grammars: Grammars,
         *,
-        is_ahead: bool = False,
+        async_scheduling: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.grammars = grammars
-        self._max_in_flight = 1 if is_ahead else 0
+        self._max_in_flight = 1 if async_scheduling else 0
         self._in_flight: deque[StepPlan] = deque()  # launched, and their tokens not taken in yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
@@ -79,7 +79,7 @@ class EngineCore:
             self._outbox.append(failed_output(message.request_id, refusal))
             return
         if request.has_grammar:
-            request.status = Status.PREPARING
+            request.status = Status.WAITING_FOR_GRAMMAR
         try:
             self.scheduler.add(request)  # first, so that an interrupt leaves something to abort
         except RequestFailedError as error:
@@ -105,10 +105,10 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` would have something to do or to say."""
-        return bool(self.scheduler.requests or self._outbox) or not self.scheduler.is_settled
+        return bool(self.scheduler.requests or self._outbox) or not self.scheduler.is_quiescent
 
     def step(self) -> EngineOutputs:
-        """Compute a step for every request that fits; with `is_ahead`, hear of the one before."""
+        """Launch a step, and return the outputs of the oldest one that is complete."""
         self._collect_grammars()
         for request, report in self.scheduler.late():
             self._fail(request.request_id, report)
@@ -178,7 +178,7 @@ class EngineCore:
         elif not self._in_flight and not has_news and self.scheduler.is_waiting_for_store:
             time.sleep(STORE_POLL_S)
         while len(self._in_flight) > max_in_flight:
-            self._land(outputs)
+            self._complete_step(outputs)
 
     def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan: its forward pass and, when the masks are there, the draw of its tokens.
@@ -196,12 +196,12 @@ class EngineCore:
         else:
             self.executor.execute(plan)
             while self._in_flight:
-                self._land(outputs)
+                self._complete_step(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
         self.executor.sample(plan.plan_id, masks)
         self._in_flight.append(plan)
 
-    def _land(self, outputs: list[EngineOutput]) -> None:
+    def _complete_step(self, outputs: list[EngineOutput]) -> None:
         """Wait for the tokens of the oldest step in flight, and take them in."""
         plan = self._in_flight.popleft()
         result = self.executor.collect(plan.plan_id)
@@ -231,7 +231,7 @@ class EngineCore:
 
     def _collect_masks(self) -> list[RowBitmask]:
         masks = self.grammars.collect_masks()
-        self._settle_grammars()  # what failed while masks were filled gets an error, no token
+        self._apply_grammar_news()  # what failed while masks were filled gets an error, no token
         return masks
 
     def _advance_grammars(
@@ -266,9 +266,9 @@ class EngineCore:
         is_idle = len(self._preparing) == len(self.scheduler.requests)
         if is_idle and not self._outbox:
             self.grammars.wait_for_compile(GRAMMAR_WAIT_S)
-        self._settle_grammars()
+        self._apply_grammar_news()
 
-    def _settle_grammars(self) -> None:
+    def _apply_grammar_news(self) -> None:
         for request_id, error in self.grammars.poll():
             is_new = request_id in self._preparing
             self._preparing.discard(request_id)

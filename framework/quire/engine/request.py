@@ -20,11 +20,11 @@ from quire.messages import AdapterRef, EngineRequest, FinishReason, SlotAssignme
 class Status(Enum):
     """Where a request stands."""
 
-    PREPARING = "preparing"  # its grammar is being compiled
+    WAITING_FOR_GRAMMAR = "preparing"  # its grammar is being compiled
     WAITING = "waiting"  # in the queue
-    FOLLOWING = "following"  # another request computes the beginning that they share
-    ASKING = "asking"  # a KV store has not said yet what it has
-    LOADING = "loading"  # a KV store brings its beginning
+    WAITING_FOR_PREFIX = "following"  # another request computes the beginning that they share
+    WAITING_FOR_KV_LOOKUP = "asking"  # a KV store has not said yet what it has
+    WAITING_FOR_REMOTE_KV = "loading"  # a KV store brings its beginning
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -53,7 +53,7 @@ class Request:
             at; 0 makes the scheduler look at once.
         next_block_end: With more known tokens than these, a further block is full.
         hashes: The parent of its first block, then the name of each full block.
-        num_settled_blocks: Full and computed blocks that were offered to the prefix cache.
+        num_committed_blocks: Full and computed blocks that were offered to the prefix cache.
         num_freed: In each KV group, how far its table was searched for blocks to free.
         key: Its place in the order of the queue.
     """
@@ -75,6 +75,7 @@ class Request:
         "message",
         "next_block_end",
         "num_cached_tokens",
+        "num_committed_blocks",
         "num_computed_tokens",
         "num_drafts_in_flight",
         "num_freed",
@@ -83,7 +84,6 @@ class Request:
         "num_prompt_logprobs_seen",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
-        "num_settled_blocks",
         "num_tokens_on_their_way",
         "promises",
         "request_id",
@@ -106,7 +106,7 @@ class Request:
         self.checkpoint = 0
         self.next_block_end = 0
         self.hashes: list[bytes] = []
-        self.num_settled_blocks = 0
+        self.num_committed_blocks = 0
         self.num_freed = [0] * num_groups
         self.is_cacheable = True
         self.num_cached_tokens = 0

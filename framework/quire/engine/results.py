@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.request import Request, Status
-from quire.engine.scheduling.block_commits import Settling
+from quire.engine.scheduling.block_commits import BlockCommits
 from quire.engine.scheduling.running_set import RunningSet
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
@@ -19,7 +19,7 @@ class ResultIntake:
     Args:
         kv: Who owns which blocks.
         running: Whose slots the rows name.
-        settling: What follows from computed tokens.
+        block_commits: What follows from computed tokens.
         remove: Forgets a request that is over.
     """
 
@@ -27,12 +27,12 @@ class ResultIntake:
         self,
         kv: KVCacheManager,
         running: RunningSet,
-        settling: Settling,
+        block_commits: BlockCommits,
         remove: Callable[[str], Request | None],
     ) -> None:
         self._kv = kv
         self._running = running
-        self._settling = settling
+        self._block_commits = block_commits
         self._remove = remove
 
     def take(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
@@ -60,7 +60,7 @@ class ResultIntake:
             known = request.token_ids
             known.append(token_ids[0])
             if len(known) > request.next_block_end:
-                self._settling.settle(request, len(known) - 1)
+                self._block_commits.commit(request, len(known) - 1)
             finish_reason = stop_reason = None
             if token_ids[0] in request.stop_token_ids or len(known) >= request.max_total_tokens:
                 finish_reason, stop_reason = request.end(token_ids[0])
@@ -95,11 +95,11 @@ class ResultIntake:
         taken, finish_reason, stop_reason = request.append(row.token_ids)
         if num_drafts and request.status is Status.RUNNING:
             request.num_computed_tokens = len(request.token_ids) - 1  # rejected ones do not count
-            self._kv.set_checkpoint(request)
+            self._kv.set_next_check(request)
         if finish_reason is not None:
             self._finish(request)
         elif taken and request.status is Status.RUNNING:
-            self._settling.settle(request, len(request.token_ids) - 1)
+            self._block_commits.commit(request, len(request.token_ids) - 1)
         return [
             EngineOutput(
                 request_id=request.request_id,
@@ -114,7 +114,7 @@ class ResultIntake:
 
     def _finish(self, request: Request) -> None:
         if request.status is Status.RUNNING:
-            self._settling.settle(request, len(request.token_ids) - 1)
+            self._block_commits.commit(request, len(request.token_ids) - 1)
         self._remove(request.request_id)
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import AnswerParser
-from quire.frontend.completions.completion import Answers
-from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.chat.completion_parser import CompletionParser
+from quire.frontend.completions.completion import PromptState
+from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.dispatch import Dispatch
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
@@ -36,10 +36,10 @@ STALL_LIMIT_S = 60.0  # a step that takes longer hangs, as far as anybody outsid
 logger = logging.getLogger(__name__)
 
 
-class MakeAnswerParser(Protocol):
+class MakeCompletionParser(Protocol):
     """Makes the parser of one answer, and knows what the model's calls look like."""
 
-    def __call__(self, prompt_text: str, *, with_tools: bool) -> AnswerParser:
+    def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
         """Return a parser; `prompt_text` may have opened the thinking already."""
 
     @property
@@ -62,7 +62,7 @@ class AsyncFrontend:
         tokenizer: The model's.
         intake: Checks requests.
         chat_template: The model's.
-        make_answer_parser: Makes the parser of one answer; see `AnswerParsers`.
+        make_completion_parser: Makes the parser of one answer; see `CompletionParsers`.
         model_name: What requests call the model.
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
         max_model_len: Tokens of prompt and answer together, at most.
@@ -78,7 +78,7 @@ class AsyncFrontend:
         tokenizer: Tokenizer,
         intake: Intake,
         chat_template: ChatTemplate,
-        make_answer_parser: MakeAnswerParser,
+        make_completion_parser: MakeCompletionParser,
         model_name: str,
         adapters: dict[str, AdapterRef],
         max_model_len: int,
@@ -90,7 +90,7 @@ class AsyncFrontend:
         self.tokenizer = tokenizer
         self.intake = intake
         self.chat_template = chat_template
-        self.make_answer_parser = make_answer_parser
+        self.make_completion_parser = make_completion_parser
         self.model_name = model_name
         self.adapters = adapters
         self.max_model_len = max_model_len
@@ -109,7 +109,7 @@ class AsyncFrontend:
         adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> AnswerStream:
+    ) -> DeltaStream:
         """Check a request, hand it to the engine, and return the stream of its deltas.
 
         Args:
@@ -134,7 +134,7 @@ class AsyncFrontend:
             priority=priority,
             timeout_s=timeout_s,
         )
-        answers = Answers(admission, self.tokenizer, self._finished_hooks)
+        answers = PromptState(admission, self.tokenizer, self._finished_hooks)
         return self._dispatch.start(answers)
 
     async def generate(

@@ -23,7 +23,7 @@ from quire.errors import (
     QuireError,
     RequestFailedError,
 )
-from quire.frontend.completions.completion import Answers
+from quire.frontend.completions.completion import PromptState
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.shared_core import SharedCore
 from quire.frontend.intake.intake import Intake
@@ -166,7 +166,7 @@ class BatchFrontend:
             )
         except QuireError as error:
             return _Task(error=error)
-        return _Task(Answers(admission, self._tokenizer, self._finished_hooks))
+        return _Task(PromptState(admission, self._tokenizer, self._finished_hooks))
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class _Task:
         error: Why it failed; of several completions the first failure.
     """
 
-    answers: Answers | None = None
+    answers: PromptState | None = None
     output: RequestOutput | None = None
     error: QuireError | None = None
 
@@ -265,7 +265,7 @@ class _Run:
             num_finished += task.answers.is_finished
         return num_finished
 
-    def _ends(self, task: _Task, answers: Answers, output: EngineOutput) -> bool:
+    def _ends(self, task: _Task, answers: PromptState, output: EngineOutput) -> bool:
         """Take what a step said of one completion; whether that is over. A failure ends it."""
         try:
             answer = answers.take(output)

@@ -50,7 +50,9 @@ class AttentionQuery:
     latent_dim: int | None = None  # of the layout "mla": numbers of a head that are the latent
     batch_invariant: bool = False
     compute_capability: int | None = None  # of a CUDA device: 90 for 9.0; None: not known
-    native_flaw: str | None = None  # why compiled CPU kernels cannot be used; None: they can
+    native_unavailable_reason: str | None = (
+        None  # why compiled CPU kernels cannot be used; None: they can
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,8 @@ class AttentionCapabilities:
         for what, is_wanted, is_served in features:
             if is_wanted and not is_served:
                 return f"it does not support {what}"
-        if self.needs_native and query.native_flaw is not None:
-            return f"it runs compiled kernels: {query.native_flaw}"
+        if self.needs_native and query.native_unavailable_reason is not None:
+            return f"it runs compiled kernels: {query.native_unavailable_reason}"
         return self._device_refusal(query)
 
     def _device_refusal(self, query: AttentionQuery) -> str | None:

@@ -55,7 +55,7 @@ class KVLookup:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockColumn:
+class CrossGroupBlock:
     """One position of a request: its content, and where it lies.
 
     Attributes:
@@ -70,11 +70,11 @@ class BlockColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnPiece:
+class BlockPiece:
     """The share of a column that lies in one tensor of the plan, in the block of one KV group.
 
     Attributes:
-        group: Whose block it is: an index of `BlockColumn.block_ids`.
+        group: Whose block it is: an index of `CrossGroupBlock.block_ids`.
         tensor: Where it lies: row `block_ids[group]` of this tensor.
         offset: Of its first byte, when all pieces of a column stand after each other.
         num_bytes: Of one row of the tensor.
@@ -86,27 +86,27 @@ class ColumnPiece:
     num_bytes: int
 
 
-def column_pieces(plan: KVPlan) -> tuple[ColumnPiece, ...]:
+def block_pieces(plan: KVPlan) -> tuple[BlockPiece, ...]:
     """Return all that belongs to a column, in order; the last piece ends at the column's bytes.
 
     A tensor that several groups share has a piece for each of them. Where a group has no layer in
     a tensor, its blocks have nothing there.
     """
-    pieces: list[ColumnPiece] = []
+    pieces: list[BlockPiece] = []
     offset = 0
     for group_index, group in enumerate(plan.groups):
         for tensor_index, tensor in enumerate(plan.tensors):
             if set(group.layer_names).isdisjoint(tensor.layer_names):
                 continue
             num_bytes = plan.page_bytes(tensor)
-            pieces.append(ColumnPiece(group_index, tensor_index, offset, num_bytes))
+            pieces.append(BlockPiece(group_index, tensor_index, offset, num_bytes))
             offset += num_bytes
     return tuple(pieces)
 
 
-def column_bytes(plan: KVPlan) -> int:
+def cross_group_block_bytes(plan: KVPlan) -> int:
     """Return the bytes of one whole column on one device; 0 where no layer keeps anything."""
-    return sum(piece.num_bytes for piece in column_pieces(plan))
+    return sum(piece.num_bytes for piece in block_pieces(plan))
 
 
 class KVStoreScheduler(ABC):
@@ -149,7 +149,7 @@ class KVStoreScheduler(ABC):
         """
 
     @abstractmethod
-    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+    def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
         """Bring stored columns into these blocks.
 
         They are the first of those that the last `lookup` for a request found, a moment ago; one
@@ -157,7 +157,7 @@ class KVStoreScheduler(ABC):
         """
 
     @abstractmethod
-    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+    def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
         """Keep what is new of a request's computed columns.
 
         Returns:

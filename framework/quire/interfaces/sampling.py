@@ -1,10 +1,11 @@
 """The interface of samplers: steps in the pipeline from logits to a token.
 
-A pipeline is any number of `LogitsStep`s, in the order of their declared stage, and one `DrawStep`.
-Each step declares at registration the request fields that it reads. A field has one device column
-with a value per slot, written when the slot is given out. A row of logits is (slot, position);
-speculation has several rows a slot. No step may synchronise with the device, and all randomness is
-a function of (seed, child, position, purpose), so an answer does not depend on its batch.
+A pipeline is any number of `LogitsProcessor`s, in the order of their declared stage, and one
+`Sampler`. Each step declares at registration the request fields that it reads. A field has one
+device tensor with a value per slot, written when the slot is assigned. A row of logits is (slot,
+position); speculation has several rows a slot. No step may synchronise with the device, and all
+randomness is a function of (seed, child, position, purpose), so a completion does not depend on its
+batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Stage = Literal["penalty", "bias", "temperature", "filter", "draw"]
+Stage = Literal["penalty", "bias", "temperature", "filter", "sample"]
 Kernels = Literal["triton", "native"]
 MAX_FLOAT32 = 3.4028234e38
-STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "draw")
+STAGES: tuple[Stage, ...] = ("penalty", "bias", "temperature", "filter", "sample")
 KERNELS: tuple[Kernels | None, ...] = ("triton", "native", None)
 
 
@@ -78,14 +79,14 @@ class SamplerCapabilities:
         fields: The request fields that it reads.
         needs_kernels: It serves only where `--kernels` comes out as this: "triton", or "native",
             which means C++ on a CPU.
-        absorbs: For a draw: names of steps of quire's own that it can do itself, in the order of
+        fuses: For a draw: names of steps of quire's own that it can do itself, in the order of
             the pipeline, all of them in one go.
     """
 
     stage: Stage
     fields: tuple[RequestField, ...] = ()
     needs_kernels: Kernels | None = None
-    absorbs: tuple[str, ...] = ()
+    fuses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -165,7 +166,7 @@ class SamplerStep(ABC):
         """
 
 
-class LogitsStep(SamplerStep):
+class LogitsProcessor(SamplerStep):
     """A step that changes logits."""
 
     @abstractmethod
@@ -177,14 +178,14 @@ class LogitsStep(SamplerStep):
         """
 
 
-class DrawStep(SamplerStep):
+class Sampler(SamplerStep):
     """The last step: one token a row. A row is neutral if it takes the most likely token."""
 
     @abstractmethod
-    def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
+    def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
         """Return a token id for each row; the argmax for rows that are neutral."""
 
-    def draw_absorbing(self, logits: Tensor, rows: SampledRows) -> Tensor:
+    def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:
         """Do the absorbed steps and draw, `[N, V] float32 -> [N] int64`; logits stay as they are.
 
         It may be captured as a CUDA graph: then `rows` are fixed buffers, rows of padding have the
@@ -192,6 +193,6 @@ class DrawStep(SamplerStep):
         token of such a logit.
 
         Raises:
-            NotImplementedError: The step declares no `absorbs`.
+            NotImplementedError: The step declares no `fuses`.
         """
         raise NotImplementedError(f"{type(self).__name__} absorbs no steps")

@@ -22,10 +22,10 @@ class GrammarCapabilities:
     """What a backend declares at registration.
 
     Attributes:
-        forms: Any of json, json_object, regex, choice, grammar, calls.
+        constraints: Any of json, json_object, regex, choice, grammar, calls.
     """
 
-    forms: frozenset[str]
+    constraints: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

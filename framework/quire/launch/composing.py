@@ -125,7 +125,7 @@ def _missed_kernels(composition: Composition) -> str | None:
     if composition.device != "cpu" or composition.kernels != "torch" or is_chosen:
         return None
     has_better = composition.dtype == "bfloat16" and machine.cpu_has_matrix_bf16
-    return None if has_better else machine.native_flaw
+    return None if has_better else machine.native_unavailable_reason
 
 
 def _tokenizer_folder(settings: Settings, plugins: Plugins, checkpoint: Checkpoint) -> Path:

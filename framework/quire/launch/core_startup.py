@@ -34,9 +34,9 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
         composed = composed.corrected(info.failures)
         plan = _allocate(composed, executor, info.available_kv_bytes)
         wanted = settings.scheduler.async_scheduling
-        is_ahead = info.is_asynchronous if wanted is None else wanted
+        async_scheduling = info.is_asynchronous if wanted is None else wanted
         scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
-        core = EngineCore(scheduler, executor, grammars, is_ahead=is_ahead)
+        core = EngineCore(scheduler, executor, grammars, async_scheduling=async_scheduling)
     except BaseException:
         executor.shutdown()
         raise

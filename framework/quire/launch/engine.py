@@ -10,7 +10,7 @@ from quire.compose.lora_choice import load_sources
 from quire.config import Settings
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
@@ -40,7 +40,7 @@ class Engine:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     intake: Intake
-    answer_parsers: AnswerParsers
+    completion_parsers: CompletionParsers
     adapters: Mapping[str, AdapterRef]
     lora_sources: Mapping[str, LoRASource]
 
@@ -72,7 +72,7 @@ class Engine:
             tokenizer=self.tokenizer,
             intake=self.intake,
             chat_template=self.chat_template,
-            make_answer_parser=self.answer_parsers,
+            make_completion_parser=self.completion_parsers,
             model_name=self.model_name,
             adapters=dict(self.adapters),
             max_model_len=self.composition.max_model_len,
@@ -139,7 +139,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
         tokenizer=composed.tokenizer,
         chat_template=composed.chat_template,
         intake=intake,
-        answer_parsers=parsers,
+        completion_parsers=parsers,
         adapters=adapters,
         lora_sources=lora_sources,
     )

@@ -52,7 +52,7 @@ def make_grammar_check(
             entry = registry.entry(params.backend) if params.backend else choice.entry
         except PluginError as error:
             raise GrammarError(str(error), param="structured_outputs.backend") from error
-        _check_form(params.form, entry)
+        _check_constraint(params.form, entry)
         backend.check(params)
 
     return check
@@ -64,12 +64,12 @@ def _with_choice(settings: PluginSettings, choice: Choice) -> PluginSettings:
     return replace(settings, prefer=(*settings.prefer, preference))
 
 
-def _check_form(form: str, backend: Entry) -> None:
-    forms = backend.capabilities.forms
-    if form not in forms:
+def _check_constraint(form: str, backend: Entry) -> None:
+    constraints = backend.capabilities.constraints
+    if form not in constraints:
         raise GrammarError(
             f"the {backend.name} backend cannot do the form {form!r}; it has "
-            f"{', '.join(sorted(forms))}"
+            f"{', '.join(sorted(constraints))}"
         )
 
 

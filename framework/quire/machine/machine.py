@@ -24,8 +24,8 @@ class Machine:
         has_triton: Whether Triton is installed.
         interprets_kernels: Whether Triton kernels are interpreted on the CPU.
         compute_capability: Of the first CUDA device, 90 for 9.0; None if nobody says.
-        native_flaw: Why compiled CPU kernels cannot be used; None: they can, unless compiling them
-            fails.
+        native_unavailable_reason: Reason why compiled CPU kernels cannot be used; None: they can,
+            unless compiling them fails.
     """
 
     cpu_flags: frozenset[str]
@@ -33,7 +33,7 @@ class Machine:
     has_triton: bool = False
     interprets_kernels: bool = False
     compute_capability: int | None = None
-    native_flaw: str | None = "nobody has looked for a compiler"
+    native_unavailable_reason: str | None = "nobody has looked for a compiler"
 
     @classmethod
     def here(cls) -> "Machine":
@@ -74,7 +74,7 @@ class Machine:
                 "bfloat16",
                 "the checkpoint's own; torch has this CPU's bfloat16 matrix instructions",
             )
-        if checkpoint == "bfloat16" and self.native_flaw is None:
+        if checkpoint == "bfloat16" and self.native_unavailable_reason is None:
             return "float32", "native kernels multiply bfloat16 weights in float32"
         if checkpoint == "bfloat16" and self.cpu_has_bf16:
             return "bfloat16", "the checkpoint's own; this CPU has bfloat16 instructions"

@@ -10,7 +10,7 @@ from quire.native.compiler import extra_flags, locate_compiler
 POOL_SOURCE = Path(__file__).parent / "pool.cpp"
 
 
-def native_flaw() -> str | None:
+def native_unavailable_reason() -> str | None:
     """Return why compiled CPU kernels cannot be used on this machine; None: they should work.
 
     Without a compiler they should where the thread pool, which all of them need, was compiled

@@ -15,7 +15,7 @@ from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native.availability import POOL_SOURCE
 from quire.native.build import Build
 from quire.native.compiler import CppCompiler, find_compiler
-from quire.native.recording import recordable
+from quire.native.recording import traceable
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
 
@@ -133,7 +133,7 @@ class NativeLibrary:
                     f"{self._source} has no function {name}; is it marked EXPORT?"
                 ) from error
             function.argtypes, function.restype = tuple(types), None
-            setattr(library, name, recordable(function, f"{self.name}: {name}", self._repeats))
+            setattr(library, name, traceable(function, f"{self.name}: {name}", self._repeats))
         return library
 
     def _join_pool(self, library: ctypes.CDLL) -> None:
@@ -175,7 +175,7 @@ def _said(error: OSError, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-class _Complaints:
+class _LibraryComplaints:
     """Warns of a reason once, however many libraries it concerns.
 
     Reasons are the same if their first lines are: what a compiler says below names its source.
@@ -198,7 +198,7 @@ class _Complaints:
             logger.debug("%s: %s", what, reason)
 
 
-_COMPLAINTS = _Complaints()
+_COMPLAINTS = _LibraryComplaints()
 _POOL = NativeLibrary(
     "the thread pool",
     POOL_SOURCE,

@@ -18,12 +18,12 @@ class Recording:
     """Calls in their order.
 
     Attributes:
-        flaw: Why they cannot be made again, if so.
+        reason: Why they cannot be made again, if so.
     """
 
     def __init__(self) -> None:
         self._calls: list[tuple[Function, tuple[object, ...]]] = []
-        self.flaw: str | None = None
+        self.reason: str | None = None
 
     def note(self, function: Function, arguments: tuple[object, ...]) -> None:
         """Note a call."""
@@ -31,7 +31,7 @@ class Recording:
 
     def refuse(self, why: str) -> None:
         """Tell why the calls cannot be made again; the first reason is kept."""
-        self.flaw = self.flaw or why
+        self.reason = self.reason or why
 
     def repeat(self) -> None:
         """Make the calls again; what their pointers point to must still be there."""
@@ -57,7 +57,7 @@ def recording() -> Iterator[Recording]:
         _CURRENT.recording = outer
 
 
-def recordable(function: Function, name: str, repeats: bool) -> Function:
+def traceable(function: Function, name: str, repeats: bool) -> Function:
     """Return the same function, whose calls are noted.
 
     Args:

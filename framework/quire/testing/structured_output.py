@@ -115,20 +115,20 @@ def matches(regex: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(regex, text) is not None
 
 
-def examples(forms: frozenset[str]) -> Iterator[Example]:
+def examples(constraints: frozenset[str]) -> Iterator[Example]:
     """Yield examples of the forms that a backend has."""
-    if "json" in forms:
+    if "json" in constraints:
         for schema in SCHEMAS:
             yield Example(StructuredOutputsParams(json=schema), satisfies(schema))
-    if "json_object" in forms:
+    if "json_object" in constraints:
         yield Example(StructuredOutputsParams(json_object=True), satisfies({"type": "object"}))
-    if "regex" in forms:
+    if "regex" in constraints:
         for regex in REGEXES:
             yield Example(StructuredOutputsParams(regex=regex), matches(regex))
-    if "choice" in forms:
+    if "choice" in constraints:
         for choice in CHOICES:
             yield Example(StructuredOutputsParams(choice=choice), choice.__contains__)
-    if "calls" in forms:
+    if "calls" in constraints:
         yield Example(StructuredOutputsParams(calls=CALLS), _are_calls)
         yield Example(StructuredOutputsParams(calls=CallGrammar(CALLS.shapes)), matches(ONE_CALL))
 
@@ -174,18 +174,18 @@ class StructuredOutputContract:
 
     Attributes:
         backend: The class under test.
-        forms: What it can do, as registered.
+        constraints: What it can do, as registered.
         refused: Grammars that it must refuse, and what the message must say.
     """
 
     backend: ClassVar[type[StructuredOutputBackend]]
-    forms: ClassVar[frozenset[str]] = frozenset({"json", "json_object", "regex", "choice"})
+    constraints: ClassVar[frozenset[str]] = frozenset({"json", "json_object", "regex", "choice"})
     refused: ClassVar[tuple[tuple[StructuredOutputsParams, str], ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes `example` for every example of the backend's forms."""
         if "example" in metafunc.fixturenames:
-            metafunc.parametrize("example", list(examples(self.forms)), ids=str)
+            metafunc.parametrize("example", list(examples(self.constraints)), ids=str)
 
     @pytest.fixture
     def built(self) -> StructuredOutputBackend:
@@ -227,7 +227,7 @@ class StructuredOutputContract:
 
     def test_a_text_may_go_on_where_it_may_end(self, built: StructuredOutputBackend) -> None:
         """A text that is the beginning of another hides it for no tokenization."""
-        if "choice" not in self.forms:
+        if "choice" not in self.constraints:
             pytest.skip("the backend has no choice")
         for text in CHOICE_THAT_GOES_ON:
             matcher = built.compile(StructuredOutputsParams(choice=CHOICE_THAT_GOES_ON)).matcher()

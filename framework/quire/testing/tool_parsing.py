@@ -40,7 +40,7 @@ class ToolSample:
 
 
 @dataclass(slots=True)
-class ReadAnswer:
+class ReadCompletion:
     """What events add up to.
 
     Attributes:
@@ -54,13 +54,13 @@ class ReadAnswer:
     num_void: int = 0
 
 
-def read_events(events: Iterable[ToolEvent]) -> ReadAnswer:
+def read_events(events: Iterable[ToolEvent]) -> ReadCompletion:
     """Join the events of one answer, and check their order.
 
     Raises:
         AssertionError: The events break the interface's rules; the message says which.
     """
-    answer = ReadAnswer()
+    answer = ReadCompletion()
     names: dict[int, str] = {}
     pieces: dict[int, list[str]] = {}
     ended: set[int] = set()
@@ -97,7 +97,7 @@ def _expect(is_true: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _is_text_of(answer: ReadAnswer, text: str, sample: ToolSample) -> bool:
+def _is_text_of(answer: ReadCompletion, text: str, sample: ToolSample) -> bool:
     """Whether a broken-off answer says what the whole says, and then what is broken off.
 
     Once all calls of the whole have ended, nothing is broken off. A call that was announced and has
@@ -124,7 +124,7 @@ class ToolParserContract:
     parser: ClassVar[type[ToolParser]]
     samples: ClassVar[Sequence[ToolSample]]
 
-    def read(self, pieces: Iterable[str]) -> ReadAnswer:
+    def read(self, pieces: Iterable[str]) -> ReadCompletion:
         """Feed an answer to a fresh parser, piece by piece."""
         return read_events(self.events(pieces))
 

@@ -9,14 +9,14 @@ import torch
 
 from quire.compose.composition import Composition
 from quire.compose.kernel_choice import graph_sizes
-from quire.compose.sampler_choice import absorbed_steps
+from quire.compose.sampler_choice import fused_steps
 from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
-from quire.interfaces.sampling import DrawStep, LogitsStep, Stage
+from quire.interfaces.sampling import LogitsProcessor, Sampler, Stage
 from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
-from quire.worker.graphs.cpu_graphs import RecordedSteps
+from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
 from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
@@ -36,26 +36,26 @@ def build_pipeline(
         PluginLoadError: One is not what it declares.
     """
     vocab_size = composition.description.vocab_size
-    steps: list[tuple[Stage, LogitsStep]] = []
-    draws: list[DrawStep] = []
+    steps: list[tuple[Stage, LogitsProcessor]] = []
+    draws: list[Sampler] = []
     for choice in composition.samplers:
         step = registries.samplers.load(choice.entry)(vocab_size, tables.device)
         stage = choice.entry.capabilities.stage
-        if isinstance(step, DrawStep) and stage == "draw":
+        if isinstance(step, Sampler) and stage == "sample":
             draws.append(step)
-        elif isinstance(step, LogitsStep) and stage != "draw":
+        elif isinstance(step, LogitsProcessor) and stage != "sample":
             steps.append((stage, step))
         else:
             raise PluginLoadError(
                 f"sampler {choice.name!r} declares stage {stage!r} and is a "
-                f"{type(step).__name__}: `draw` needs a DrawStep, the others a LogitsStep"
+                f"{type(step).__name__}: `sample` needs a Sampler, the others a LogitsProcessor"
             )
     return SamplingPipeline(
         steps,
         draws[0],  # it stands last in the composition, as it does in the pipeline
         tables,
         [str(choice) for choice in composition.samplers],
-        absorbed=absorbed_steps(composition.samplers),
+        fused=fused_steps(composition.samplers),
         kernels=composition.kernels,
     )
 
@@ -90,8 +90,8 @@ def build_runner(
         " with ".join(names),
         device_inputs,
     )
-    if composition.recording_flaw is None:
-        runner.recorded = RecordedSteps(as_module(model), backends, tables)
+    if composition.tracing_unavailable_reason is None:
+        runner.recorded = CPUGraphs(as_module(model), backends, tables)
     return runner
 
 

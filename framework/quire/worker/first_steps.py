@@ -18,7 +18,7 @@ from quire.worker.batch.step_results import NOT_A_NUMBER, why_unsound
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.memory.device_memory import is_out_of_memory
 from quire.worker.model_runner import ModelRunner
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
 Lengths = tuple[int, ...]  # the tokens of each request of a step
 
@@ -59,14 +59,14 @@ def _compute(runner: ModelRunner, lengths: Sequence[int]) -> None:
     with _part(runner.computed_by):
         logits = runner.logits_of(rows)
         _check_numbers(logits, runner.computed_by)
-    with _part(runner.pipeline.drawn_by, OTHER_SAMPLERS):
-        for drawn in runner.pipeline.warm_up(logits):
-            _check_drawn(drawn, runner.pipeline.drawn_by)
+    with _part(runner.pipeline.sampler_name, OTHER_SAMPLERS):
+        for sampled in runner.pipeline.warm_up(logits):
+            _check_sampled(sampled, runner.pipeline.sampler_name)
 
 
 def _last_rows(runner: ModelRunner, lengths: Sequence[int]) -> Tensor:  # [N, hidden_size]
     """Return the hidden states that tokens are drawn from."""
-    slots = range(runner.tables.spare_slot)
+    slots = range(runner.tables.padding_slot)
     requests = [
         ScheduledRequest(slot, length, 1) for slot, length in zip(slots, lengths, strict=False)
     ]
@@ -82,11 +82,13 @@ def _check_numbers(logits: Tensor, computed_by: str) -> None:  # [N, V] float32
         raise RequestFailedError(f"{computed_by}: {NOT_A_NUMBER.message}")
 
 
-def _check_drawn(drawn: Drawn, drawn_by: str) -> None:
-    found = drawn.read()
+def _check_sampled(sampled: SampledTokens, sampler_name: str) -> None:
+    found = sampled.read()
     for token_id, is_sound in zip(found.token_ids, found.is_sound, strict=True):
         if not is_sound:
-            raise RequestFailedError(why_unsound(token_id, drawn.vocab_size, drawn_by).message)
+            raise RequestFailedError(
+                why_unsound(token_id, sampled.vocab_size, sampler_name).message
+            )
 
 
 @contextmanager

@@ -39,11 +39,11 @@ from quire.worker.batch.step_results import LaunchedStep, failure
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.device.host_copy import HostCopier
 from quire.worker.device.uploads import upload
-from quire.worker.graphs.cpu_graphs import RecordedSteps
+from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
 if TYPE_CHECKING:  # they load Triton
@@ -112,7 +112,7 @@ class ModelRunner:
         self.pipeline = pipeline
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
-        self.recorded: RecordedSteps | None = None
+        self.recorded: CPUGraphs | None = None
         self.description = description
         self.computed_by = computed_by
         self.device_inputs = device_inputs
@@ -147,7 +147,7 @@ class ModelRunner:
         if pending is None or pending.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one that was launched")
         launched = LaunchedStep(
-            plan_id, [], pending.prompts, pending.errors, self.pipeline.drawn_by
+            plan_id, [], pending.prompts, pending.errors, self.pipeline.sampler_name
         )
         for part in pending.parts:
             self._sample_isolated(part, masks, launched)
@@ -319,7 +319,7 @@ class ModelRunner:
     ) -> None:
         """Draw for all rows at once or, if that fails, for each alone; fills `launched`."""
         try:
-            launched.drawn.append((part.slots, self._sample(part, masks)))
+            launched.sampled.append((part.slots, self._sample(part, masks)))
             return
         except Exception as error:  # the edge of sampler plugins
             end_if_device_failed(error)
@@ -332,15 +332,15 @@ class ModelRunner:
             single = _Rows([slot], hidden, self.logits_of(hidden))
             self._sample_isolated(single, masks, launched)
 
-    def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> Drawn:
+    def _sample(self, part: _Rows, masks: Sequence[RowBitmask]) -> SampledTokens:
         captured, slots = part.captured, np.array(part.slots)
-        if captured and captured.draw and self.pipeline.is_absorbed(part.slots, masks):
-            drawn = captured.draw().first(len(slots))
-            drawn.start_copy(self._copier)
-            self.tables.note_drawn(slots)
+        if captured and captured.sample and self.pipeline.is_fused(part.slots, masks):
+            sampled = captured.sample().first(len(slots))
+            sampled.start_copy(self._copier)
+            self.tables.note_sampled(slots)
         else:
             slot_index = upload(slots, part.logits.device)
-            drawn = self.pipeline.run(part.logits, part.slots, slot_index, masks)
-            drawn.start_copy(self._copier)
-            self.tables.append_tokens(slots, drawn.token_ids)
-        return drawn  # the token was noted last: what fails before is drawn again in its place
+            sampled = self.pipeline.run(part.logits, part.slots, slot_index, masks)
+            sampled.start_copy(self._copier)
+            self.tables.append_tokens(slots, sampled.token_ids)
+        return sampled  # the token was noted last: what fails before is drawn again in its place

@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler, column_bytes
-from quire_kv_stores.column_index import Column, ColumnIndex
-from quire_kv_stores.orders import ColumnMove, StepOrders, TransferOrder, encode
+from quire.interfaces.kv_transfer import (
+    CrossGroupBlock,
+    KVLookup,
+    KVStoreScheduler,
+    cross_group_block_bytes,
+)
+from quire_kv_stores.block_index import BlockIndex, StoredBlock
+from quire_kv_stores.orders import BlockMove, StepOrders, TransferOrder, encode
 from quire_kv_stores.store_options import read_options
 
 logger = logging.getLogger(__name__)
@@ -21,7 +26,7 @@ logger = logging.getLogger(__name__)
 class _Load:
     """Columns on their way to blocks."""
 
-    columns: tuple[Column, ...]
+    cross_blocks: tuple[StoredBlock, ...]
     is_lost: bool = False  # something of it was evicted since it was looked up
 
 
@@ -29,7 +34,7 @@ class _Load:
 class _Save:
     """Columns on their way from blocks, and what became of the others that were offered."""
 
-    columns: tuple[Column, ...]
+    cross_blocks: tuple[StoredBlock, ...]
     num_offered: int
     num_known: int  # stored, or being stored, already
     num_partial: int  # with no block in some KV group
@@ -52,8 +57,8 @@ class HostMemoryScheduler(KVStoreScheduler):
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
         chosen = read_options(options)
         self.counts = StoreCounts()
-        self.index = ColumnIndex(chosen.num_slots(plan))
-        self.column_bytes = column_bytes(plan)
+        self.index = BlockIndex(chosen.num_slots(plan))
+        self.cross_group_block_bytes = cross_group_block_bytes(plan)
         self._block_size = plan.block_size
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, _Save] = {}
@@ -62,7 +67,7 @@ class HostMemoryScheduler(KVStoreScheduler):
             "host_memory: room for %s tokens (%s columns of %s bytes)",
             f"{self.index.num_slots * plan.block_size:,}",
             f"{self.index.num_slots:,}",
-            f"{self.column_bytes:,}",
+            f"{self.cross_group_block_bytes:,}",
         )
 
     @classmethod
@@ -81,38 +86,40 @@ class HostMemoryScheduler(KVStoreScheduler):
         self.index.touch(block_hashes[:num_blocks])
         return KVLookup(num_blocks)
 
-    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+    def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
         """Order the copies; what was evicted since the lookup makes the transfer fail.
 
         Raises:
             ValueError: The transfer is open already, or empty.
         """
         self._check_new(transfer_id)
-        if not columns:
+        if not cross_blocks:
             raise ValueError(f"host_memory: load {transfer_id} has no columns")
-        found = [self.index.find(column.block_hash) for column in columns]
-        stored = tuple(column for column in found if column is not None)
-        if len(stored) < len(columns):
+        found = [self.index.find(cross_block.block_hash) for cross_block in cross_blocks]
+        stored = tuple(cross_block for cross_block in found if cross_block is not None)
+        if len(stored) < len(cross_blocks):
             logger.info("host_memory: load %d: evicted since it was looked up", transfer_id)
             self._loads[transfer_id] = _Load((), is_lost=True)
             self._orders.lost.append(transfer_id)
             return
         self.index.begin_reading(stored)
         self._loads[transfer_id] = _Load(stored)
-        self._orders.loads.append(_order(transfer_id, stored, columns))
+        self._orders.loads.append(_order(transfer_id, stored, cross_blocks))
 
-    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+    def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
         """Order the copies of what is new and has room; the rest is skipped.
 
         Raises:
             ValueError: The transfer is open already.
         """
         self._check_new(transfer_id)
-        self.index.touch([column.block_hash for column in columns])
-        whole = [column for column in columns if all(column.block_ids)]
+        self.index.touch([cross_block.block_hash for cross_block in cross_blocks])
+        whole = [cross_block for cross_block in cross_blocks if all(cross_block.block_ids)]
         new = list(self._new(whole))
         claimed = self._claim(new)
-        save = _Save(tuple(claimed), len(columns), len(whole) - len(new), len(columns) - len(whole))
+        save = _Save(
+            tuple(claimed), len(cross_blocks), len(whole) - len(new), len(cross_blocks) - len(whole)
+        )
         self.counts.num_known += save.num_known
         self.counts.num_without_room += len(new) - len(claimed)
         if not claimed:
@@ -147,23 +154,23 @@ class HostMemoryScheduler(KVStoreScheduler):
     def _finish_load(self, transfer_id: int, load: _Load, has_failed: bool) -> None:
         if has_failed:
             self.counts.num_failed += 1
-            self.index.forget(load.columns)
+            self.index.forget(load.cross_blocks)
         else:
-            self.counts.loaded_bytes += len(load.columns) * self.column_bytes
-        self.index.end_reading(load.columns)
-        num_tokens = len(load.columns) * self._block_size
+            self.counts.loaded_bytes += len(load.cross_blocks) * self.cross_group_block_bytes
+        self.index.end_reading(load.cross_blocks)
+        num_tokens = len(load.cross_blocks) * self._block_size
         end = "failed" if has_failed else "done"
         logger.debug("host_memory: load %d: %d tokens, %s", transfer_id, num_tokens, end)
 
     def _finish_save(self, transfer_id: int, save: _Save, has_failed: bool) -> None:
         if has_failed:
             self.counts.num_failed += 1
-            self.index.retire(save.columns)
+            self.index.retire(save.cross_blocks)
             level = logging.WARNING if self.counts.num_failed == 1 else logging.DEBUG
             logger.log(level, "host_memory: save %d failed", transfer_id)
             return
-        self.counts.saved_bytes += len(save.columns) * self.column_bytes
-        self.index.end_writing(save.columns)
+        self.counts.saved_bytes += len(save.cross_blocks) * self.cross_group_block_bytes
+        self.index.end_writing(save.cross_blocks)
         self._log_save(transfer_id, save)
 
     def _check_new(self, transfer_id: int) -> None:
@@ -175,19 +182,19 @@ class HostMemoryScheduler(KVStoreScheduler):
         if transfer_id in self._loads or transfer_id in self._saves:
             raise ValueError(f"host_memory: transfer {transfer_id} is open already")
 
-    def _new(self, columns: Sequence[BlockColumn]) -> Iterator[BlockColumn]:
+    def _new(self, cross_blocks: Sequence[CrossGroupBlock]) -> Iterator[CrossGroupBlock]:
         """Yield the columns that are neither stored nor being stored, each content once."""
         seen = set()
-        for column in columns:
-            if column.block_hash not in self.index and column.block_hash not in seen:
-                seen.add(column.block_hash)
-                yield column
+        for cross_block in cross_blocks:
+            if cross_block.block_hash not in self.index and cross_block.block_hash not in seen:
+                seen.add(cross_block.block_hash)
+                yield cross_block
 
-    def _claim(self, columns: Sequence[BlockColumn]) -> list[Column]:
+    def _claim(self, cross_blocks: Sequence[CrossGroupBlock]) -> list[StoredBlock]:
         """Find slots, up to the first column that gets none: nobody looks behind a gap."""
-        claimed: list[Column] = []
-        for column in columns:
-            slot = self.index.claim(column.block_hash)
+        claimed: list[StoredBlock] = []
+        for cross_block in cross_blocks:
+            slot = self.index.claim(cross_block.block_hash)
             if slot is None:
                 break
             claimed.append(slot)
@@ -195,7 +202,7 @@ class HostMemoryScheduler(KVStoreScheduler):
 
     def _log_save(self, transfer_id: int, save: _Save) -> None:
         """Say what became of all that was offered; a request's later blocks only in detail."""
-        size, num_written = self._block_size, len(save.columns)
+        size, num_written = self._block_size, len(save.cross_blocks)
         num_skipped = save.num_offered - save.num_known - save.num_partial - num_written
         logger.log(
             logging.INFO if save.num_known else logging.DEBUG,
@@ -207,11 +214,12 @@ class HostMemoryScheduler(KVStoreScheduler):
 
 
 def _order(
-    transfer_id: int, stored: Sequence[Column], blocks: Sequence[BlockColumn]
+    transfer_id: int, stored: Sequence[StoredBlock], blocks: Sequence[CrossGroupBlock]
 ) -> TransferOrder:
     """Say which slots and blocks belong together; there may be more blocks than slots."""
     pairs = zip(stored, blocks, strict=False)
     moves = [
-        ColumnMove(column.slot, column.block_hash, list(block.block_ids)) for column, block in pairs
+        BlockMove(cross_block.slot, cross_block.block_hash, list(block.block_ids))
+        for cross_block, block in pairs
     ]
     return TransferOrder(transfer_id, moves)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import KVStoreWorker, column_bytes, column_pieces
+from quire.interfaces.kv_transfer import KVStoreWorker, block_pieces, cross_group_block_bytes
 from quire.messages import TransferReport
-from quire_kv_stores.column_copies import ColumnCopies
-from quire_kv_stores.orders import ColumnMove, TransferOrder, decode
+from quire_kv_stores.block_copies import BlockCopies
+from quire_kv_stores.orders import BlockMove, TransferOrder, decode
 from quire_kv_stores.slot_pool import SlotPool
 from quire_kv_stores.store_options import read_options
 
@@ -31,7 +31,7 @@ class _Transfer:
 
     transfer_id: int
     is_load: bool
-    waiting: deque[ColumnMove]
+    waiting: deque[BlockMove]
     num_moving: int = 0  # copies that were begun and are not known to be over
     has_failed: bool = False
 
@@ -44,7 +44,7 @@ class _Transfer:
 class _Batch:
     """The copies of one step."""
 
-    moves: list[tuple[_Transfer, ColumnMove]] = field(default_factory=list)
+    moves: list[tuple[_Transfer, BlockMove]] = field(default_factory=list)
     event: torch.cuda.Event | None = None  # None: they are over
 
     @property
@@ -65,12 +65,12 @@ class HostMemory(KVStoreWorker):
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
         chosen = read_options(options)
         self.saved_bytes = self.loaded_bytes = 0
-        self.column_bytes = column_bytes(plan)
+        self.cross_group_block_bytes = cross_group_block_bytes(plan)
         self.pool: SlotPool | None = None
-        self._pieces = column_pieces(plan)
+        self._pieces = block_pieces(plan)
         self._num_slots = chosen.num_slots(plan)
         self._step_bytes = chosen.step_bytes
-        self._copies: ColumnCopies | None = None
+        self._copies: BlockCopies | None = None
         self._is_short = False  # of memory, and said so
         self._loads: deque[_Transfer] = deque()
         self._saves: deque[_Transfer] = deque()
@@ -80,8 +80,10 @@ class HostMemory(KVStoreWorker):
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Learn where the blocks lie; slots are allocated when they are used."""
         is_pinned = any(tensor.device.type == "cuda" for tensor in tensors)
-        self._copies = ColumnCopies(self._pieces, tensors)
-        self.pool = SlotPool(self._num_slots, max(1, self.column_bytes), is_pinned=is_pinned)
+        self._copies = BlockCopies(self._pieces, tensors)
+        self.pool = SlotPool(
+            self._num_slots, max(1, self.cross_group_block_bytes), is_pinned=is_pinned
+        )
 
     def begin_step(self, message: bytes) -> None:
         """Take the orders in, and move as much as one step may."""
@@ -110,7 +112,7 @@ class HostMemory(KVStoreWorker):
             self.pool.clear()
         self.pool = self._copies = None
 
-    def _ready(self) -> tuple[SlotPool, ColumnCopies]:
+    def _ready(self) -> tuple[SlotPool, BlockCopies]:
         if self.pool is None or self._copies is None:
             raise RuntimeError("host_memory: no cache is attached, or it was shut down")
         return self.pool, self._copies
@@ -122,9 +124,9 @@ class HostMemory(KVStoreWorker):
         num_bytes = 0
         with copies.batch():
             while (transfer := self._next()) and (
-                not num_bytes or num_bytes + self.column_bytes <= self._step_bytes
+                not num_bytes or num_bytes + self.cross_group_block_bytes <= self._step_bytes
             ):
-                num_bytes += self.column_bytes
+                num_bytes += self.cross_group_block_bytes
                 self._begin(transfer, transfer.waiting.popleft(), batch)
         batch.event = copies.mark()
         return batch
@@ -138,7 +140,7 @@ class HostMemory(KVStoreWorker):
                 return queue[0]
         return None
 
-    def _begin(self, transfer: _Transfer, move: ColumnMove, batch: _Batch) -> None:
+    def _begin(self, transfer: _Transfer, move: BlockMove, batch: _Batch) -> None:
         is_begun = self._load(move) if transfer.is_load else self._save(move)
         if is_begun:
             transfer.num_moving += 1
@@ -149,7 +151,7 @@ class HostMemory(KVStoreWorker):
         if transfer.is_over:
             self._ended.append(transfer)
 
-    def _load(self, move: ColumnMove) -> bool:
+    def _load(self, move: BlockMove) -> bool:
         """Copy a column to its blocks, if it is what was saved."""
         pool, copies = self._ready()
         if not pool.is_sound(move.slot, move.block_hash):
@@ -159,10 +161,10 @@ class HostMemory(KVStoreWorker):
             )  # fmt: skip
             return False
         copies.load(pool.slot(move.slot), move.block_ids)
-        self.loaded_bytes += self.column_bytes
+        self.loaded_bytes += self.cross_group_block_bytes
         return True
 
-    def _save(self, move: ColumnMove) -> bool:
+    def _save(self, move: BlockMove) -> bool:
         """Copy a column from its blocks, if there is memory for it."""
         pool, copies = self._ready()
         try:
@@ -173,7 +175,7 @@ class HostMemory(KVStoreWorker):
             return False
         pool.break_seal(move.slot)
         copies.save(move.block_ids, slot)
-        self.saved_bytes += self.column_bytes
+        self.saved_bytes += self.cross_group_block_bytes
         return True
 
     def _settle(self, batch: _Batch) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class ColumnMove(msgspec.Struct, frozen=True, array_like=True):
+class BlockMove(msgspec.Struct, frozen=True, array_like=True):
     """Copy a column between its slot in host memory and its blocks."""
 
     slot: int
@@ -15,7 +15,7 @@ class TransferOrder(msgspec.Struct, frozen=True, array_like=True):
     """One transfer and all that it moves."""
 
     transfer_id: int
-    moves: list[ColumnMove]
+    moves: list[BlockMove]
 
 
 class StepOrders(msgspec.Struct, array_like=True):

@@ -19,15 +19,15 @@ class SlotPool:
 
     Args:
         num_slots: How many.
-        column_bytes: Bytes of each.
+        cross_group_block_bytes: Bytes of each.
         is_pinned: Whether a GPU copies to and from them.
     """
 
-    def __init__(self, num_slots: int, column_bytes: int, *, is_pinned: bool) -> None:
+    def __init__(self, num_slots: int, cross_group_block_bytes: int, *, is_pinned: bool) -> None:
         self.num_slots = num_slots
-        self.column_bytes = column_bytes
+        self.cross_group_block_bytes = cross_group_block_bytes
         self._is_pinned = is_pinned
-        self._slots_a_slab = max(1, SLAB_BYTES // column_bytes)
+        self._slots_a_slab = max(1, SLAB_BYTES // cross_group_block_bytes)
         self._slabs: dict[int, Tensor] = {}
         self._checksums: dict[int, int] = {}
 
@@ -36,7 +36,7 @@ class SlotPool:
         """Bytes that are allocated now."""
         return sum(slab.numel() for slab in self._slabs.values())
 
-    def slot(self, index: int) -> Tensor:  # [column_bytes] uint8
+    def slot(self, index: int) -> Tensor:  # [cross_group_block_bytes] uint8
         """Return the bytes of a slot.
 
         Raises:
@@ -73,11 +73,12 @@ class SlotPool:
 
     def _allocate(self, number: int) -> Tensor:
         num_slots = min(self._slots_a_slab, self.num_slots - number * self._slots_a_slab)
-        shape = (num_slots, self.column_bytes)
+        shape = (num_slots, self.cross_group_block_bytes)
         try:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=self._is_pinned)
         except RuntimeError as error:
+            num_bytes = num_slots * self.cross_group_block_bytes
             raise CapacityError(
-                f"host_memory: {num_slots * self.column_bytes:,} bytes more could not be allocated "
-                f"after {self.num_bytes:,}; lower max_bytes"
+                f"host_memory: {num_bytes:,} bytes more could not be allocated after "
+                f"{self.num_bytes:,}; lower max_bytes"
             ) from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from quire.errors import SettingsError
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import column_bytes
+from quire.interfaces.kv_transfer import cross_group_block_bytes
 from quire.machine.byte_size import parse_byte_size
 
 MAX_BYTES = 2**50  # no machine has more, and every product with it fits 64 bits
@@ -30,7 +30,7 @@ class HostMemoryOptions:
         Raises:
             SettingsError: Not even one fits.
         """
-        needed = column_bytes(plan)
+        needed = cross_group_block_bytes(plan)
         if not needed:
             return 0
         if needed > self.max_bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.native.recording import recordable
+from quire.native.recording import traceable
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import Format
 from quire_quantizations.linear_library import WeightStruct
@@ -46,7 +46,7 @@ class PackedWeight:
         )
         self._address = ctypes.addressof(self._struct)
         self._wrong = ctypes.c_int64(-1)  # lives as long as we do: recorded calls write to it
-        self._check_found = recordable(self._refuse_wrong, "rows", repeats=True)
+        self._check_found = traceable(self._refuse_wrong, "rows", repeats=True)
         num_bytes = ctypes.c_int64()
         functions.packed_bytes(self._address, ctypes.addressof(num_bytes))
         self.memory = take(num_bytes.value)

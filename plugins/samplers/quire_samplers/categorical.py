@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire.interfaces.sampling import DrawStep, SampledRows
-from quire_samplers.uniform import PURPOSE_DRAW, uniform
+from quire.interfaces.sampling import SampledRows, Sampler
+from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,24 +21,24 @@ WIDTH = 128  # tokens a block
 BELOW_ONE = 1 - 2.0**-40
 
 
-class Categorical(DrawStep):
+class Categorical(Sampler):
     """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability."""
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
         """Whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
-    def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
+    def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; one of probability zero is never drawn."""
         likeliest = logits.argmax(-1)
         if rows.all_greedy:
             return likeliest
         probs = logits.softmax(-1)
-        drawn = by_cumulative(probs, uniform(rows, PURPOSE_DRAW))
+        sampled = by_cumulative(probs, uniform(rows, PURPOSE_SAMPLE))
         # Sums that are rounded apart, or logits that are not numbers, could lead to such a token.
-        is_possible = probs.gather(1, drawn.unsqueeze(1)).squeeze(1) > 0
+        is_possible = probs.gather(1, sampled.unsqueeze(1)).squeeze(1) > 0
         is_greedy = rows.columns["temperature"][rows.slots] == 0
-        return torch.where(is_possible & ~is_greedy, drawn, likeliest)
+        return torch.where(is_possible & ~is_greedy, sampled, likeliest)
 
 
 def by_cumulative(probs: Tensor, u: Tensor) -> Tensor:  # [N, V], [N] float64 -> [N] int64

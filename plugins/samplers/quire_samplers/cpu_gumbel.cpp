@@ -441,7 +441,7 @@ struct Columns {
 
 // A token for each row, [rows] of slots and positions. `room` is 4 * size numbers a thread where
 // the filters are to be done as well; none where only noise is.
-EXPORT void draw_tokens(
+EXPORT void sample_tokens(
     const float* logits, long stride, long rows, long size,
     const int64_t* slots, const int64_t* positions, const Columns* columns, float* room,
     int64_t* drawn, int threads

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler
 from quire.native.library import NativeLibrary, NativeUnavailableError
 from quire_samplers.categorical import Categorical
 from quire_samplers.min_p import MinP
@@ -28,10 +28,10 @@ _ROWS = (c_void_p, c_long, c_long, c_long)
 SOURCE = Path(__file__).with_suffix(".cpp")
 FUNCTIONS = {
     "likeliest_tokens": (*_ROWS, c_void_p, c_int),
-    "draw_tokens": (*_ROWS, *(c_void_p,) * 5, c_int),
+    "sample_tokens": (*_ROWS, *(c_void_p,) * 5, c_int),
 }
 LIBRARY = NativeLibrary("draws", SOURCE, FUNCTIONS)
-ABSORBED: tuple[type[LogitsStep], ...] = (Temperature, MinP, TopKTopP)  # in their order
+ABSORBED: tuple[type[LogitsProcessor], ...] = (Temperature, MinP, TopKTopP)  # in their order
 ROOM_PER_TOKEN = 4  # numbers that the filters need, a thread
 
 
@@ -65,7 +65,7 @@ class _Columns(Structure):
         return cls(*[columns[name].data_ptr() for name in cls.types])
 
 
-class CpuGumbel(DrawStep):
+class CpuGumbel(Sampler):
     """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability.
 
     It can do `temperature`, `min_p` and `top_k_top_p` itself, and then draws the token that it
@@ -75,7 +75,7 @@ class CpuGumbel(DrawStep):
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         super().__init__(vocab_size, device)
         self._by_torch = Categorical(vocab_size, device)
-        self._absorbed = [step(vocab_size, device) for step in ABSORBED]
+        self._fused = [step(vocab_size, device) for step in ABSORBED]
         self._threads = torch.get_num_threads()
         self._room: Tensor | None = None
         self._has_library = device.type == "cpu"
@@ -85,7 +85,7 @@ class CpuGumbel(DrawStep):
             except NativeUnavailableError:  # the library has logged why
                 self._has_library = False
             else:
-                self._likeliest, self._draw = library.likeliest_tokens, library.draw_tokens
+                self._likeliest, self._sample = library.likeliest_tokens, library.sample_tokens
 
     @classmethod
     def begin_loading(cls) -> None:
@@ -101,30 +101,30 @@ class CpuGumbel(DrawStep):
         """Whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
-    def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
+    def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; one of probability zero is never drawn."""
         if not self._has_library:
-            return self._by_torch.draw(logits, rows)
+            return self._by_torch.sample(logits, rows)
         if rows.all_greedy:
             return self._take_likeliest(logits)
-        return self._draw_tokens(logits, rows, None)
+        return self._sample_tokens(logits, rows, None)
 
-    def draw_absorbing(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
+    def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Do temperature, min-p, top-k and top-p, and draw; the logits stay as they are."""
         if not self._has_library:
-            return self._by_torch.draw(self._after_steps(logits, rows), rows)
+            return self._by_torch.sample(self._after_steps(logits, rows), rows)
         if self._room is None:
             self._room = torch.empty(
                 self._threads * ROOM_PER_TOKEN * self.vocab_size, dtype=torch.float32
             )
-        return self._draw_tokens(logits, rows, self._room.data_ptr())
+        return self._sample_tokens(logits, rows, self._room.data_ptr())
 
     def _after_steps(self, logits: Tensor, rows: SampledRows) -> Tensor:
         """Return the logits after the steps that change some row, as far as the host knows."""
         fields = rows.host_fields
         steps = [
             step
-            for step in self._absorbed
+            for step in self._fused
             if not fields or not all(step.is_neutral(row) for row in fields)
         ]
         logits = logits.clone() if steps else logits
@@ -135,24 +135,24 @@ class CpuGumbel(DrawStep):
     def _take_likeliest(self, logits: Tensor) -> Tensor:
         stride, logits = _row_stride(logits, self.vocab_size)
         num_rows = len(logits)
-        drawn = torch.empty(num_rows, dtype=torch.int64)
+        sampled = torch.empty(num_rows, dtype=torch.int64)
         self._likeliest(
-            logits.data_ptr(), stride, num_rows, self.vocab_size, drawn.data_ptr(), self._threads
+            logits.data_ptr(), stride, num_rows, self.vocab_size, sampled.data_ptr(), self._threads
         )
-        return drawn
+        return sampled
 
-    def _draw_tokens(self, logits: Tensor, rows: SampledRows, room: int | None) -> Tensor:
+    def _sample_tokens(self, logits: Tensor, rows: SampledRows, room: int | None) -> Tensor:
         stride, logits = _row_stride(logits, self.vocab_size)
         num_rows = len(logits)
-        drawn = torch.empty(num_rows, dtype=torch.int64)
+        sampled = torch.empty(num_rows, dtype=torch.int64)
         columns = _Columns.of(rows.columns)
         slots, positions = _indices(rows.slots), _indices(rows.positions)
-        self._draw(
+        self._sample(
             logits.data_ptr(), stride, num_rows, self.vocab_size,
             slots.data_ptr(), positions.data_ptr(), byref(columns), room,
-            drawn.data_ptr(), self._threads,
+            sampled.data_ptr(), self._threads,
         )  # fmt: skip
-        return drawn
+        return sampled
 
 
 def _row_stride(logits: Tensor, vocab_size: int) -> tuple[int, Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from quire.interfaces.sampling import DrawStep, SampledRows
+from quire.interfaces.sampling import SampledRows, Sampler
 from quire_samplers.gumbel_kernels import (
     CHUNK,
     NUM_FIRST_PIVOTS,
@@ -33,7 +33,7 @@ FILTER_LAUNCH = {"num_warps": 16, **NO_FUSION}
 WEIGHING_PROGRAMS = 512  # some for each multiprocessor
 
 
-class Gumbel(DrawStep):
+class Gumbel(Sampler):
     """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability.
 
     It can do `temperature`, `min_p` and `top_k_top_p` itself, and then draws the token that it
@@ -49,15 +49,15 @@ class Gumbel(DrawStep):
         """Whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
-    def draw(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
+    def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; one of probability zero is never drawn."""
-        return self._launch(logits, rows, absorb=False)
+        return self._launch(logits, rows, fuse=False)
 
-    def draw_absorbing(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
+    def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Do temperature, min-p, top-k and top-p, and draw; the logits stay as they are."""
-        return self._launch(logits, rows, absorb=True)
+        return self._launch(logits, rows, fuse=True)
 
-    def _launch(self, logits: Tensor, rows: SampledRows, *, absorb: bool) -> Tensor:
+    def _launch(self, logits: Tensor, rows: SampledRows, *, fuse: bool) -> Tensor:
         num_rows, num_chunks = len(logits), self._num_chunks
         columns = rows.columns
         fields = [columns[name] for name in ("temperature", "top_k", "top_p", "min_p")]
@@ -68,14 +68,14 @@ class Gumbel(DrawStep):
 
         scores = logits.new_empty(num_rows, num_chunks)
         tokens = torch.empty_like(scores, dtype=torch.int32)
-        drawn = logits.new_empty(num_rows, dtype=torch.int64)
+        sampled = logits.new_empty(num_rows, dtype=torch.int64)
         counts = masses = scores  # nobody looks at them, unless filters are absorbed
         grid = (num_rows, num_chunks)
         best_of_chunks[grid](
             *row_logits, *randomness, *fields, scores, tokens,
-            ABSORB=absorb, CHUNK=self._chunk, num_warps=8, **NO_FUSION,
+            ABSORB=fuse, CHUNK=self._chunk, num_warps=8, **NO_FUSION,
         )  # fmt: skip
-        if absorb:
+        if fuse:
             masses = logits.new_empty(num_rows, num_chunks, NUM_FIRST_PIVOTS)
             counts = torch.empty_like(masses, dtype=torch.int32)
             per_row = min(num_chunks, triton.cdiv(WEIGHING_PROGRAMS, num_rows))
@@ -84,7 +84,7 @@ class Gumbel(DrawStep):
                 **sizes, **pivots, **FILTER_LAUNCH,
             )  # fmt: skip
         settle[num_rows,](
-            *row_logits, num_chunks, *randomness, *fields, scores, tokens, counts, masses, drawn,
-            ABSORB=absorb, **sizes, **pivots, **(FILTER_LAUNCH if absorb else PLAIN_LAUNCH),
+            *row_logits, num_chunks, *randomness, *fields, scores, tokens, counts, masses, sampled,
+            ABSORB=fuse, **sizes, **pivots, **(FILTER_LAUNCH if fuse else PLAIN_LAUNCH),
         )  # fmt: skip
-        return drawn
+        return sampled

@@ -106,7 +106,7 @@ def weigh_chunks(
 def settle(
     logits, row_stride, vocab_size, num_chunks, slots, positions,
     seeds, children, temperatures, top_ks, top_ps, min_ps,
-    chunk_scores, chunk_tokens, chunk_counts, chunk_masses, drawn,
+    chunk_scores, chunk_tokens, chunk_counts, chunk_masses, sampled,
     ABSORB: tl.constexpr, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
     FIRST_PIVOTS: tl.constexpr,
 ):  # fmt: skip
@@ -134,8 +134,8 @@ def settle(
             position = tl.load(positions + row)
             key = row_key(tl.load(seeds + slot), tl.load(children + slot), position)
             value = high
-            is_drawn = False
-            while not is_drawn:
+            is_sampled = False
+            while not is_sampled:
                 pivots = pivots_between(low, high, value)
                 counts, masses, _, token = pass_over_row(
                     x_row, vocab_size, num_chunks, temperature, floor, best, scores,
@@ -145,5 +145,5 @@ def settle(
                 is_kept = (counts < limit) & (masses < share)
                 low = tl.maximum(low, tl.max(tl.where(is_kept, -INF, pivots), 0))
                 high = tl.minimum(high, tl.min(tl.where(is_kept, pivots, INF), 0))
-                is_drawn = value >= high
-    tl.store(drawn + row, token.to(tl.int64))
+                is_sampled = value >= high
+    tl.store(sampled + row, token.to(tl.int64))

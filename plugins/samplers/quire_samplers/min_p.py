@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, SampledRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MinP(LogitsStep):
+class MinP(LogitsProcessor):
     """Reads `min_p`: keeps tokens with at least this share of the largest probability.
 
     Minh et al., "Turning up the heat: min-p sampling", 2024. No softmax is needed: a share of

@@ -32,25 +32,25 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
     registry.add(
         "categorical",
         "quire_samplers.categorical:Categorical",
-        capabilities=SamplerCapabilities(stage="draw", fields=(TEMPERATURE,)),
+        capabilities=SamplerCapabilities(stage="sample", fields=(TEMPERATURE,)),
     )
     registry.add(
         "gumbel",
         "quire_samplers.gumbel:Gumbel",
         capabilities=SamplerCapabilities(
-            stage="draw",
+            stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="triton",
-            absorbs=ABSORBED,
+            fuses=ABSORBED,
         ),
     )
     registry.add(
         "cpu_gumbel",
         "quire_samplers.cpu_gumbel:CpuGumbel",
         capabilities=SamplerCapabilities(
-            stage="draw",
+            stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="native",
-            absorbs=ABSORBED,
+            fuses=ABSORBED,
         ),
     )

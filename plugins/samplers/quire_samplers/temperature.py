@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, SampledRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MIN_TEMPERATURE = 1e-5  # below, large logits would overflow; nothing but the likeliest is left
 
 
-class Temperature(LogitsStep):
+class Temperature(LogitsProcessor):
     """Reads `temperature`; 0 means greedy and leaves the row as it is, for the draw to see."""
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:

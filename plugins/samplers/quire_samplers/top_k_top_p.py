@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, SampledRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_PARTIAL = 512  # up to so many, selecting the likeliest is much quicker than a sort
 
 
-class TopKTopP(LogitsStep):
+class TopKTopP(LogitsProcessor):
     """Reads `top_k` (0 or -1: off) and `top_p` (1: off)."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from quire.interfaces.sampling import SampledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-PURPOSE_DRAW = 0  # each use of randomness has a number of its own
+PURPOSE_SAMPLE = 0  # each use of randomness has a number of its own
 
 
 def _signed(word: int) -> int:

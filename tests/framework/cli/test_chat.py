@@ -3,7 +3,7 @@ import sys
 
 from quire.async_engine import AsyncEngine
 from quire.cli.main import main
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.interfaces.tool_parsing import TextDelta
 
 
@@ -46,7 +46,7 @@ class HoldsBack:
 
 
 def test_what_a_parser_held_back_is_shown_at_the_end(monkeypatch, capsys):
-    monkeypatch.setattr(AnswerParsers, "__call__", lambda *_, **__: HoldsBack())
+    monkeypatch.setattr(CompletionParsers, "__call__", lambda *_, **__: HoldsBack())
     _, answers, _ = talk(monkeypatch, capsys, ["What is quire?"])
     assert "quire is" in answers[0]
 

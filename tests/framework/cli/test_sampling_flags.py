@@ -58,12 +58,12 @@ def test_a_value_out_of_range_is_refused_by_its_name():
 def test_forms_are_read_from_their_flags(tmp_path):
     path = tmp_path / "schema.json"
     path.write_text(json.dumps({"type": "object"}))
-    forms = {
+    constraints = {
         ("--json-schema", str(path)): StructuredOutputsParams(json={"type": "object"}),
         ("--regex", "a+"): StructuredOutputsParams(regex="a+"),
         ("--choice", "a", "--choice", "b"): StructuredOutputsParams(choice=("a", "b")),
     }
-    for argv, form in forms.items():
+    for argv, form in constraints.items():
         assert params_of(*argv).structured_outputs == form
 
 

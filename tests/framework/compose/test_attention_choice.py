@@ -250,7 +250,7 @@ def test_cuda_graphs_are_captured_up_to_a_size_or_not_for_a_reason(site, options
 
 
 @pytest.mark.parametrize(
-    ("backend", "options", "flaw"),
+    ("backend", "options", "reason"),
     [
         ("graphs='decode'", {}, None),
         ("graphs='full'", {}, None),
@@ -261,21 +261,21 @@ def test_cuda_graphs_are_captured_up_to_a_size_or_not_for_a_reason(site, options
     ],
     ids=str,
 )
-def test_steps_of_a_cpu_are_recorded_or_not_for_a_reason(site, backend, options, flaw):
+def test_steps_of_a_cpu_are_recorded_or_not_for_a_reason(site, backend, options, reason):
     types = "dtypes=frozenset({'float32'}), kv_dtypes=frozenset({'float32'})"
     backends = offers(able=f"devices=frozenset({{'cpu'}}), {types}, priority=99, {backend}")
-    machine = replace(HOPPER, native_flaw=None)
+    machine = replace(HOPPER, native_unavailable_reason=None)
     composition = composed(
         site, [FULL], backends, machine, device="cpu", dtype="float32", **options
     )
-    assert composition.recording_flaw == flaw
-    told = "recorded and repeated" if flaw is None else f"through Python ({flaw})"
+    assert composition.tracing_unavailable_reason == reason
+    told = "recorded and repeated" if reason is None else f"through Python ({reason})"
     assert composition.decode_steps == told
 
 
 def test_only_a_cpu_records_steps(site):
     composition = composed(site, [FULL], GRAPHS, device="cuda")
-    assert composition.recording_flaw == "the device is cuda"
+    assert composition.tracing_unavailable_reason == "the device is cuda"
 
 
 def test_a_backend_that_cannot_run_in_a_graph_keeps_every_step_out_of_one(site):
@@ -330,4 +330,4 @@ def test_what_the_user_and_the_machine_ask_for_reaches_the_backends(quire_regist
     options = {"kv_cache_dtype": "int8", "block_size": 32, "batch_invariant": True}
     query = asked(quire_registries, options=options, machine=(90, "there is no g++"))
     assert (query.kv_dtype, query.block_size, query.batch_invariant) == ("int8", 32, True)
-    assert (query.compute_capability, query.native_flaw) == (90, "there is no g++")
+    assert (query.compute_capability, query.native_unavailable_reason) == (90, "there is no g++")

@@ -40,7 +40,7 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }
 MACHINE = Machine(frozenset({"avx2"}), has_cuda=False)
-COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_unavailable_reason=None)
 HERMES_TEMPLATE = "{% for m in messages %}<tool_call>{{ m }}</tool_call>{% endfor %}"
 
 BACKEND = """
@@ -425,7 +425,7 @@ def test_two_samplers_must_mean_the_same_by_a_request_field(site):
     ("names", "draws"), [(["temperature"], "none"), (["default", "acme"], "acme, categorical")]
 )
 def test_exactly_one_sampler_draws(site, names, draws):
-    site.install("acme", sampler(stage="draw"))
+    site.install("acme", sampler(stage="sample"))
     with pytest.raises(SettingsError, match=f"exactly one step that draws, got {draws};"):
         composed(samplers=names)
 
@@ -801,7 +801,7 @@ def test_a_dtype_that_was_asked_for_gives_way_to_nothing(quire_registries):
         of_ours(quire_registries, machine=COMPILES, dtype="bfloat16", kernels="native")
 
 
-AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_flaw=None)
+AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_unavailable_reason=None)
 
 
 def test_a_dtype_that_nobody_asked_for_gives_way_to_a_named_part(quire_registries):
@@ -840,7 +840,7 @@ def test_a_part_that_failed_while_it_loaded_is_not_chosen_again(quire_registries
     without = after(quantization="no product\nand more")
     assert without.quantization is None
     assert without.weights == "float32 (bf16 has no kernels: no product)"
-    assert without.recording_flaw == "torch multiplies"
+    assert without.tracing_unavailable_reason == "torch multiplies"
     torch = after(kernels="no layers")
     assert (torch.kernels, torch.kernels_why) == ("torch", "no layers")
     assert backend_of(after(samplers="no draw")).name == "cpu"

@@ -9,7 +9,7 @@ from quire.compose.kernel_choice import (
     choose_graphs,
     choose_kernels,
     graph_sizes,
-    recording_flaw,
+    tracing_unavailable_reason,
 )
 from quire.config import Settings
 from quire.errors import RefusedError
@@ -50,8 +50,10 @@ def test_the_processor_of_an_old_gpu_may_interpret_kernels():
     assert kernels("triton", machine, "cpu", "float32") == "triton"
 
 
-COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
-NO_COMPILER = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw="there is no g++")
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_unavailable_reason=None)
+NO_COMPILER = Machine(
+    frozenset({"avx2"}), has_cuda=False, native_unavailable_reason="there is no g++"
+)
 
 
 def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
@@ -112,20 +114,22 @@ def graphs(device="cuda", kernels="triton", **options):
     return choose_graphs(Settings.from_options(options).for_device(device), device, kernels, ())
 
 
-def flaw(device="cpu", kernels="native", packs=True, **options):
-    return recording_flaw(Settings.from_options(options), device, kernels, (), packs=packs)
+def reason(device="cpu", kernels="native", packs=True, **options):
+    return tracing_unavailable_reason(
+        Settings.from_options(options), device, kernels, (), packs=packs
+    )
 
 
 def test_devices_that_share_layers_run_step_by_step():
     assert graphs(tensor_parallel_size=2) == (0, "none: several devices share each layer")
-    assert flaw(tensor_parallel_size=2) == "several devices share each layer"
+    assert reason(tensor_parallel_size=2) == "several devices share each layer"
     assert graphs(tensor_parallel_size=1)[0] == 256
-    assert flaw(tensor_parallel_size=1) is None
+    assert reason(tensor_parallel_size=1) is None
 
 
 def test_enforce_eager_turns_graphs_off_on_every_device():
     assert graphs(enforce_eager=True) == (0, "none: --enforce-eager")
-    assert flaw(enforce_eager=True) == "--enforce-eager"
+    assert reason(enforce_eager=True) == "--enforce-eager"
 
 
 def test_graphs_are_no_larger_than_what_runs():

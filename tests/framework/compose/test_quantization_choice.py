@@ -18,8 +18,10 @@ from quire.plugins.loading import Plugins, load_plugins
 
 site = pytest.fixture(sites)
 
-COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw=None)
-NO_COMPILER = Machine(frozenset({"avx2"}), has_cuda=False, native_flaw="there is no g++")
+COMPILES = Machine(frozenset({"avx2"}), has_cuda=False, native_unavailable_reason=None)
+NO_COMPILER = Machine(
+    frozenset({"avx2"}), has_cuda=False, native_unavailable_reason="there is no g++"
+)
 GPU = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -259,7 +261,7 @@ def test_weights_whose_kernels_failed_are_told_as_they_are(name, kept, weights):
     assert told.weights == weights
     assert (told.quantization and told.quantization.name) == kept
     assert told.kernels == "native"
-    assert told.recording_flaw == "torch multiplies"
+    assert told.tracing_unavailable_reason == "torch multiplies"
 
 
 def test_a_method_that_rounds_keeps_its_name_where_its_kernels_failed():

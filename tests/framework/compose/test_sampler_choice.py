@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.compose.composition import Choice
-from quire.compose.sampler_choice import absorbed_steps, choose_samplers
+from quire.compose.sampler_choice import choose_samplers, fused_steps
 from quire.errors import RefusedError
 
 
@@ -14,7 +14,7 @@ def chosen(registries, *names, kernels="triton"):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "draw"),
+    ("kernels", "sample"),
     [("torch", "categorical"), ("triton", "gumbel"), ("native", "cpu_gumbel")],
 )
 def test_the_default_draw_is_the_one_that_can_run(quire_registries, kernels, draw):
@@ -31,16 +31,16 @@ def test_a_draw_whose_kernels_are_off_is_refused_with_the_way_out(quire_registri
 
 @pytest.mark.parametrize("kernels", ["triton", "native"])
 def test_the_default_pipeline_is_absorbed_as_a_whole(quire_registries, kernels):
-    assert absorbed_steps(chosen(quire_registries, "default", kernels=kernels)) == (0, 1, 2)
+    assert fused_steps(chosen(quire_registries, "default", kernels=kernels)) == (0, 1, 2)
 
 
 def test_a_draw_that_absorbs_nothing_has_no_absorbed_steps(quire_registries):
-    assert absorbed_steps(chosen(quire_registries, "default", kernels="torch")) == ()
+    assert fused_steps(chosen(quire_registries, "default", kernels="torch")) == ()
 
 
 def test_nothing_is_absorbed_where_a_step_is_left_out(quire_registries):
     # The draw would filter by min-p, and nobody asked for that.
-    assert absorbed_steps(chosen(quire_registries, "temperature", "top_k_top_p", "gumbel")) == ()
+    assert fused_steps(chosen(quire_registries, "temperature", "top_k_top_p", "gumbel")) == ()
 
 
 def test_a_strangers_step_of_the_same_name_is_not_absorbed(quire_registries):
@@ -48,4 +48,4 @@ def test_a_strangers_step_of_the_same_name_is_not_absorbed(quire_registries):
     entry = samplers[1].entry
     strange = replace(entry, source=replace(entry.source, distribution="acme-quire"))
     samplers[1] = Choice("sampler", strange, "asked for")
-    assert absorbed_steps(samplers) == ()
+    assert fused_steps(samplers) == ()

@@ -117,11 +117,15 @@ def test_what_is_drawn_by_chance_is_the_same_in_captured_and_eager_steps(folder)
 
 
 @pytest.mark.parametrize(
-    "is_ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "ahead"]
+    "async_scheduling", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "ahead"]
 )
-def test_preemption_and_prefix_hits_change_nothing(folder, is_ahead):
+def test_preemption_and_prefix_hits_change_nothing(folder, async_scheduling):
     """Two requests need four blocks and there are three; the second round finds the first's."""
-    options = SIZES | {"max_model_len": 32, "num_kv_blocks": 4, "async_scheduling": is_ahead}
+    options = SIZES | {
+        "max_model_len": 32,
+        "num_kv_blocks": 4,
+        "async_scheduling": async_scheduling,
+    }
     prompts, params = [list(range(40, 54)), list(range(90, 103))], [greedy(5), greedy(5)]
     with LLM(str(folder), kernels="torch", device="cpu", dtype="float32", **SIZES) as llm:
         expected = answers(llm, prompts, params)
@@ -131,7 +135,7 @@ def test_preemption_and_prefix_hits_change_nothing(folder, is_ahead):
         again = answers(llm, [prompts[0] + expected[0].token_ids[:4]], greedy(1))
         assert tokens_of(again) == [expected[0].token_ids[4:]]
         stats = llm.stats()
-    assert is_ahead or stats.num_preemptions > 0
+    assert async_scheduling or stats.num_preemptions > 0
     assert stats.num_prefix_hits > 0
     assert min(way.num_repeated) > 0
 
@@ -227,7 +231,7 @@ def test_a_captured_step_that_fails_is_computed_eagerly(folder, caplog):
 
         def fails(num_requests, *, uses_adapters):
             step = step_of(num_requests, uses_adapters=uses_adapters)
-            return None if step is None else type(step)(_fail, step.logits, step.draw)
+            return None if step is None else type(step)(_fail, step.logits, step.sample)
 
         graphs = runner_of(llm).graphs
         step_of, graphs.step_of = graphs.step_of, fails

@@ -28,9 +28,9 @@ def expected():
         return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "ahead"])
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
-def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, is_ahead):
+def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, async_scheduling):
     cores = []
     start = EngineCore.__init__
 
@@ -39,7 +39,7 @@ def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, is_a
         start(core, *arguments, **options)
 
     monkeypatch.setattr(EngineCore, "__init__", noted)
-    with LLM("demo", async_scheduling=is_ahead) as llm:
+    with LLM("demo", async_scheduling=async_scheduling) as llm:
         (core,) = cores
         interrupt_once(core.executor, verb, call=5)
         with pytest.raises(KeyboardInterrupt):

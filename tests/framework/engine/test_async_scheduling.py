@@ -11,14 +11,14 @@ def told(core):
 
 
 def test_tokens_come_one_step_later():
-    core, _, _ = make_core(is_ahead=True)
+    core, _, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=[10], max_tokens=3))
     assert [told(core) for _ in range(4)] == [{}, {"a": [11]}, {"a": [12]}, {"a": [13]}]
     assert not core.has_work()
 
 
 def test_the_length_is_known_before_and_nothing_is_computed_beyond():
-    core, executor, _ = make_core(is_ahead=True)
+    core, executor, _ = make_core(async_scheduling=True)
     for index in range(5):
         core.add(make_message(f"r{index}", prompt=[10] * (index + 1), max_tokens=index + 1))
     run_to_end(core)
@@ -26,14 +26,14 @@ def test_the_length_is_known_before_and_nothing_is_computed_beyond():
 
 
 def test_a_stop_is_seen_one_step_late_and_the_surplus_is_dropped():
-    core, executor, _ = make_core(is_ahead=True)
+    core, executor, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=[10], max_tokens=50, stop_token_ids=(13,)))
     assert run_to_end(core) == {"a": [11, 12, 13]}
     assert executor.tokens[0] == [10, 11, 12, 13, 14]
 
 
 def test_blocks_and_slot_are_held_until_the_surplus_has_landed():
-    core, executor, _ = make_core(is_ahead=True, max_num_seqs=1)
+    core, executor, _ = make_core(async_scheduling=True, max_num_seqs=1)
     core.add(make_message("a", prompt=[10], max_tokens=50, stop_token_ids=(12,)))
     core.add(make_message("b", prompt=[20], max_tokens=2))
     while "a" in core.scheduler.requests:
@@ -46,7 +46,7 @@ def test_blocks_and_slot_are_held_until_the_surplus_has_landed():
 
 
 def test_an_abort_while_a_step_is_in_flight_frees_when_it_has_landed():
-    core, _, _ = make_core(is_ahead=True)
+    core, _, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=range(10), max_tokens=50))
     core.step()
     core.abort(["a"])
@@ -58,7 +58,7 @@ def test_an_abort_while_a_step_is_in_flight_frees_when_it_has_landed():
 
 
 def test_a_request_preempted_in_flight_keeps_the_token_that_was_on_its_way():
-    core, _, _ = make_core(num_blocks=9, is_ahead=True)
+    core, _, _ = make_core(num_blocks=9, async_scheduling=True)
     for index in range(4):
         start = 100 * index + 5
         core.add(make_message(f"r{index}", prompt=range(start, start + 6), max_tokens=14))
@@ -74,10 +74,10 @@ def test_a_request_preempted_in_flight_keeps_the_token_that_was_on_its_way():
 @pytest.mark.parametrize("has_cache", [False, True])
 def test_answers_are_those_of_the_synchronous_engine(budget, num_blocks, has_cache):
     answers = []
-    for is_ahead in (False, True):
+    for async_scheduling in (False, True):
         core, _, _ = make_core(
             num_blocks=num_blocks,
-            is_ahead=is_ahead,
+            async_scheduling=async_scheduling,
             max_num_batched_tokens=budget,
             enable_prefix_caching=has_cache,
         )
@@ -90,7 +90,7 @@ def test_answers_are_those_of_the_synchronous_engine(budget, num_blocks, has_cac
 
 
 def test_a_form_is_followed_with_the_tokens_of_the_step_before():
-    core, _, grammars = make_core(is_ahead=True)
+    core, _, grammars = make_core(async_scheduling=True)
     form = StructuredOutputsParams(choice=("yes", "no"))
     core.add(make_message("bound", prompt=[20], max_tokens=4, structured_outputs=form))
     grammars.ready = [("bound", None)]
@@ -100,7 +100,7 @@ def test_a_form_is_followed_with_the_tokens_of_the_step_before():
 
 
 def test_a_failure_is_heard_of_once():
-    core, _, _ = make_core(is_ahead=True, fail_on=52)
+    core, _, _ = make_core(async_scheduling=True, fail_on=52)
     core.add(make_message("bad", prompt=[50], max_tokens=9))
     errors = []
     while core.has_work():
@@ -110,7 +110,7 @@ def test_a_failure_is_heard_of_once():
 
 
 def test_drafts_wait_until_nothing_is_in_flight():
-    core, _, _ = make_core(is_ahead=True)
+    core, _, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=[10], max_tokens=9))
     core.step()
     assert not core.scheduler.set_drafts("a", [11, 12])
@@ -118,7 +118,7 @@ def test_drafts_wait_until_nothing_is_in_flight():
 
 
 def test_drafts_wait_for_a_chunk_in_flight_although_the_last_token_is_known():
-    core, _, _ = make_core(is_ahead=True, max_num_batched_tokens=9)
+    core, _, _ = make_core(async_scheduling=True, max_num_batched_tokens=9)
     core.add(make_message("a", prompt=range(10), max_tokens=9, prompt_logprobs=1))
     core.step()
     (request,) = core.scheduler.running

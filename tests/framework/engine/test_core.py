@@ -217,12 +217,14 @@ class Interrupted(CountingExecutor):
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 4])
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
-def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, is_ahead):
+def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, async_scheduling):
     scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=7)
-    core = EngineCore(scheduler, Interrupted(verb, call), ScriptedGrammars(), is_ahead=is_ahead)
+    core = EngineCore(
+        scheduler, Interrupted(verb, call), ScriptedGrammars(), async_scheduling=async_scheduling
+    )
     for index in range(3):
         prompt = range(100 * index + 1, 100 * index + 7)
         core.add(make_message(f"r{index}", prompt=prompt, max_tokens=5))
@@ -236,7 +238,7 @@ def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, is_ahead)
     with pytest.raises(KeyboardInterrupt):
         go_on()
     assert list(scheduler.running) == []
-    assert scheduler.is_settled
+    assert scheduler.is_quiescent
     for name, tokens in run_to_end(core).items():
         answers[name] += tokens
     assert answers == {f"r{i}": list(range(100 * i + 7, 100 * i + 12)) for i in range(3)}
@@ -257,7 +259,7 @@ def test_what_was_to_be_said_before_an_interrupt_is_said_after_it():
 
 def test_a_token_that_was_taken_in_before_an_interrupt_is_said_after_it():
     executor, grammars = Interrupted("sample", 2), ScriptedGrammars()
-    core = EngineCore(make_scheduler(), executor, grammars, is_ahead=True)
+    core = EngineCore(make_scheduler(), executor, grammars, async_scheduling=True)
     core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
     core.step()
@@ -375,7 +377,7 @@ def test_a_request_with_a_grammar_does_not_run_before_it_is_ready():
     for _ in range(3):
         core.step()
     assert executor.num_tokens_per_step == []
-    assert core.scheduler.requests["bound"].status is Status.PREPARING
+    assert core.scheduler.requests["bound"].status is Status.WAITING_FOR_GRAMMAR
 
 
 def test_rows_that_do_not_draw_have_no_mask():
@@ -390,9 +392,9 @@ def test_rows_that_do_not_draw_have_no_mask():
     assert asked == [[(0, "bound")], [(0, "bound")]], "of the end of the prompt, and a token"
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token(is_ahead):
-    core, _, grammars = bound_core("bad", "good", is_ahead=is_ahead)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token(async_scheduling):
+    core, _, grammars = bound_core("bad", "good", async_scheduling=async_scheduling)
     grammars.ready = [("bad", None), ("good", None)]
     told = {"bad": [], "good": []}
     for name, output in said(core).items():
@@ -418,7 +420,7 @@ def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token
 
 
 def test_a_step_ahead_draws_with_the_masks_of_the_tokens_before():
-    core, executor, grammars = bound_core("bound", is_ahead=True)
+    core, executor, grammars = bound_core("bound", async_scheduling=True)
     grammars.ready = [("bound", None)]
     counts = []
     collect = grammars.collect_masks
@@ -434,7 +436,7 @@ def test_a_step_ahead_draws_with_the_masks_of_the_tokens_before():
 
 
 def test_masks_are_not_asked_for_a_request_that_had_to_go():
-    core, _, grammars = bound_core("bound", is_ahead=True)
+    core, _, grammars = bound_core("bound", async_scheduling=True)
     grammars.ready = [("bound", None)]
     core.step()
     plan = core.scheduler.schedule()

@@ -58,9 +58,9 @@ def test_the_report_says_how_long_how_far_and_whose_limit_it_was(own_s, engine_s
     assert ("Start the engine" in report.message) == ("engine" in limit)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_late_request_fails_and_leaves_nothing_behind(is_ahead):
-    core, _, _ = make_core(is_ahead=is_ahead)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_late_request_fails_and_leaves_nothing_behind(async_scheduling):
+    core, _, _ = make_core(async_scheduling=async_scheduling)
     message = make_message("late", max_tokens=50)
     core.add(msgspec.structs.replace(message, arrival_s=-1e6, timeout_s=1.0))
     core.add(make_message("other", prompt=[20]))

@@ -26,7 +26,7 @@ from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVLayer
 
 PARTS = EngineParts.load()
-MODES = pytest.mark.parametrize("is_ahead", [False, True], ids=["in step", "ahead"])
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "ahead"])
 EVERY_KIND = [
     FULL_ATTENTION,
     KVLayer("layers.1", "sliding_window", 1, 16, (("window", 64),)),
@@ -125,8 +125,10 @@ def is_flat(small, large):
 
 
 @MODES
-def test_a_step_is_linear_in_the_requests_that_run(is_ahead):
-    counts = [cost_of_round(num_running=num, is_ahead=is_ahead) for num in (16, 32, 64)]
+def test_a_step_is_linear_in_the_requests_that_run(async_scheduling):
+    counts = [
+        cost_of_round(num_running=num, async_scheduling=async_scheduling) for num in (16, 32, 64)
+    ]
     assert is_linear([cost.instructions for cost in counts])
     one, two, four = (cost.peak_bytes for cost in counts)
     assert two <= 2 * one + SLACK_BYTES
@@ -134,9 +136,9 @@ def test_a_step_is_linear_in_the_requests_that_run(is_ahead):
 
 
 @MODES
-def test_a_step_is_flat_in_the_context(is_ahead):
+def test_a_step_is_flat_in_the_context(async_scheduling):
     short, long, longer = (
-        cost_of_round(num_running=4, context=context, is_ahead=is_ahead)
+        cost_of_round(num_running=4, context=context, async_scheduling=async_scheduling)
         for context in (128, 1024, 16_384)
     )
     assert is_flat(short, long), (short, long)
@@ -144,10 +146,10 @@ def test_a_step_is_flat_in_the_context(is_ahead):
 
 
 @MODES
-def test_a_step_is_flat_in_the_context_for_layers_of_every_kind(is_ahead):
+def test_a_step_is_flat_in_the_context_for_layers_of_every_kind(async_scheduling):
     parts = EngineParts.load(EVERY_KIND)
     short, long = (
-        cost_of_round(parts, num_running=4, context=context, is_ahead=is_ahead)
+        cost_of_round(parts, num_running=4, context=context, async_scheduling=async_scheduling)
         for context in (512, 8192)
     )
     assert is_flat(short, long), (short, long)
@@ -155,8 +157,8 @@ def test_a_step_is_flat_in_the_context_for_layers_of_every_kind(is_ahead):
 
 @MODES
 @pytest.mark.parametrize("is_pool_full", [False, True], ids=["blank blocks", "cached blocks"])
-def test_a_step_is_flat_in_the_pool(is_ahead, is_pool_full):
-    scene = {"num_running": 4, "is_ahead": is_ahead, "is_pool_full": is_pool_full}
+def test_a_step_is_flat_in_the_pool(async_scheduling, is_pool_full):
+    scene = {"num_running": 4, "async_scheduling": async_scheduling, "is_pool_full": is_pool_full}
     small, large = (cost_of_round(num_blocks=size, **scene) for size in (1000, 20_000))
     assert is_flat(small, large), (small, large)
 

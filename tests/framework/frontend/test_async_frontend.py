@@ -24,7 +24,7 @@ from quire.errors import (
 )
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.intake.intake import Intake
 from quire.messages import AdapterRef, ErrorReport, LoadAdapter, ResetPrefixCache
 from quire.plugins.registry import Source
@@ -36,7 +36,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 def make(core, tokenizer, intake, **options):
     return AsyncFrontend(
-        core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo",
+        core, tokenizer, intake, ChatTemplate(TEMPLATE), CompletionParsers(), "demo",
         {"pirate": AdapterRef("pirate", "path")}, 256, **options,
     )  # fmt: skip
 
@@ -589,7 +589,7 @@ def test_chats_are_rendered_and_encoded(serve):
         assert text == "the fox"
         output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
         assert output.prompt == text
-        assert frontend.make_answer_parser(text, with_tools=True).read_whole("a").text == "a"
+        assert frontend.make_completion_parser(text, with_tools=True).read_whole("a").text == "a"
 
     serve(test)
 
@@ -650,7 +650,7 @@ def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplog):
 def test_a_loop_that_is_gone_takes_its_requests_with_it(tokenizer, intake):
     core = ScriptedCore(echo, step_s=0.02)
     frontend = AsyncFrontend(
-        core, tokenizer, intake, ChatTemplate(TEMPLATE), AnswerParsers(), "demo", {}, 256
+        core, tokenizer, intake, ChatTemplate(TEMPLATE), CompletionParsers(), "demo", {}, 256
     )
     loop = asyncio.new_event_loop()
     loop.run_until_complete(frontend.submit("the lazy dog jumps over the fox", WHOLE))

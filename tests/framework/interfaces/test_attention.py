@@ -85,7 +85,7 @@ def test_a_cpu_has_no_compute_capability():
 
 
 def test_only_compiled_kernels_need_a_compiler():
-    query = replace(QUERY, native_flaw="there is no g++")
+    query = replace(QUERY, native_unavailable_reason="there is no g++")
     assert PLAIN.refusal(query) is None
     compiled = replace(PLAIN, needs_native=True)
     assert compiled.refusal(query) == "it runs compiled kernels: there is no g++"

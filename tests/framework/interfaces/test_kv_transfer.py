@@ -3,31 +3,31 @@
 import inspect
 
 from quire.interfaces.kv_transfer import (
-    ColumnPiece,
+    BlockPiece,
     KVLookup,
     KVStoreScheduler,
     KVStoreWorker,
-    column_bytes,
-    column_pieces,
+    block_pieces,
+    cross_group_block_bytes,
 )
 from quire.testing.kv_store.kv_store_scene import one_group_plan, three_groups_plan
 
 
 def test_a_piece_belongs_to_the_group_whose_layer_lies_in_the_tensor():
-    assert column_pieces(three_groups_plan()) == (
-        ColumnPiece(group=0, tensor=0, offset=0, num_bytes=128),
-        ColumnPiece(group=0, tensor=1, offset=128, num_bytes=128),
-        ColumnPiece(group=1, tensor=0, offset=256, num_bytes=128),
-        ColumnPiece(group=1, tensor=1, offset=384, num_bytes=128),
-        ColumnPiece(group=2, tensor=0, offset=512, num_bytes=128),
+    assert block_pieces(three_groups_plan()) == (
+        BlockPiece(group=0, tensor=0, offset=0, num_bytes=128),
+        BlockPiece(group=0, tensor=1, offset=128, num_bytes=128),
+        BlockPiece(group=1, tensor=0, offset=256, num_bytes=128),
+        BlockPiece(group=1, tensor=1, offset=384, num_bytes=128),
+        BlockPiece(group=2, tensor=0, offset=512, num_bytes=128),
     )
 
 
 def test_pieces_stand_after_each_other_and_end_at_the_columns_bytes():
     for plan in (one_group_plan(), three_groups_plan()):
-        last = column_pieces(plan)[-1]
-        assert last.offset + last.num_bytes == column_bytes(plan)
-    assert column_bytes(one_group_plan()) == 96 + 160
+        last = block_pieces(plan)[-1]
+        assert last.offset + last.num_bytes == cross_group_block_bytes(plan)
+    assert cross_group_block_bytes(one_group_plan()) == 96 + 160
 
 
 def test_a_lookup_that_says_nothing_found_nothing_and_is_final():

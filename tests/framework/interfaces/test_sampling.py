@@ -36,9 +36,9 @@ def test_bounds_are_named():
 
 
 def test_a_step_that_needs_kernels_says_which_by_name():
-    assert SamplerCapabilities(stage="draw", needs_kernels="native").needs_kernels == "native"
+    assert SamplerCapabilities(stage="sample", needs_kernels="native").needs_kernels == "native"
     with pytest.raises(PluginError, match="must be 'triton', 'native' or None, got True"):
-        SamplerCapabilities(stage="draw", needs_kernels=True)
+        SamplerCapabilities(stage="sample", needs_kernels=True)
 
 
 @pytest.mark.parametrize(("kind", "values"), [(float, (0.0, 0.5, 2.0)), (int, (0, 1, 2))])
@@ -67,4 +67,4 @@ def test_a_stage_that_no_pipeline_has_is_refused():
 
 
 def test_penalties_and_biases_come_before_the_temperature_and_filters_behind_it():
-    assert STAGES == ("penalty", "bias", "temperature", "filter", "draw")
+    assert STAGES == ("penalty", "bias", "temperature", "filter", "sample")

@@ -162,7 +162,7 @@ def test_padding_of_a_captured_step_reads_nothing_and_goes_to_the_null_block():
     assert found.input_ids.tolist() == [2032, 4032, 0, 0]
     assert found.positions.tolist() == [32, 32, 0, 0]
     assert scene.inputs.slots[:4].tolist() == [2, 4, MAX_SEQS, MAX_SEQS]
-    assert scene.inputs.drawn_positions[:4].tolist() == [33, 33, 0, 0]
+    assert scene.inputs.sampled_positions[:4].tolist() == [33, 33, 0, 0]
     for layout, group in zip(found.layouts, BACKEND_GROUPS, strict=True):
         assert layout.query_start.tolist() == [0, 1, 2, 2, 2]
         assert layout.seq_lens.tolist() == [33, 33, 0, 0]

@@ -16,8 +16,8 @@ NEW = Machine(frozenset({"avx2", "avx512_bf16"}), has_cuda=False)
 ARM = Machine(frozenset({"bf16"}), has_cuda=False)
 GPU = Machine(frozenset({"avx2"}), has_cuda=True)
 AMX = Machine(frozenset({"avx2", "avx512_bf16", "amx_bf16"}), has_cuda=False)
-AMX_COMPILES = replace(AMX, native_flaw=None)
-NEW_COMPILES = replace(NEW, native_flaw=None)
+AMX_COMPILES = replace(AMX, native_unavailable_reason=None)
+NEW_COMPILES = replace(NEW, native_unavailable_reason=None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from native_libraries import SETS_HERE
 
 from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native import compiled_cache, library
-from quire.native.availability import POOL_SOURCE, native_flaw
+from quire.native.availability import POOL_SOURCE, native_unavailable_reason
 from quire.native.library import NativeLibrary
 
 pytestmark = NEEDS_COMPILER
@@ -36,7 +36,7 @@ def cache(monkeypatch, tmp_path):
     """An empty cache, and a process that has the pool and has complained of nothing."""
     library._POOL.load()
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_COMPLAINTS", library._Complaints())
+    monkeypatch.setattr(library, "_COMPLAINTS", library._LibraryComplaints())
     return tmp_path / "cache" / "kernels"
 
 
@@ -52,7 +52,7 @@ def new_library(source=SOURCE):
     return NativeLibrary("doubling", source, FUNCTIONS)
 
 
-def flaw(doubling):
+def reason(doubling):
     with pytest.raises(NativeUnavailableError) as caught:
         doubling.load()
     return str(caught.value)
@@ -145,7 +145,7 @@ def test_without_a_compiler_what_another_one_made_is_used(compiler, monkeypatch,
     new_library().load()
     NativeLibrary("the thread pool", POOL_SOURCE, {}).load()
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    assert native_flaw() is None
+    assert native_unavailable_reason() is None
     assert doubled(new_library().load())
     assert "compiled before, by another compiler" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -162,10 +162,10 @@ def test_without_a_compiler_other_sources_are_not_there(compiler, monkeypatch, t
 
 def test_without_a_compiler_and_an_empty_cache_nothing_is_expected(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    assert "/nonexistent/c++" in native_flaw()
+    assert "/nonexistent/c++" in native_unavailable_reason()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    assert "looked for g++, c++, clang++; install g++" in native_flaw()
+    assert "looked for g++, c++, clang++; install g++" in native_unavailable_reason()
 
 
 def test_without_a_compiler_a_library_of_another_program_is_no_reason_to_expect_any(
@@ -176,7 +176,7 @@ def test_without_a_compiler_a_library_of_another_program_is_no_reason_to_expect_
         compiled_cache.keep(("another",), b"x", f".{name}.so", cache)
         (cache / f"x.{name}.so").write_bytes(b"x")
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    assert "/nonexistent/c++" in native_flaw()
+    assert "/nonexistent/c++" in native_unavailable_reason()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_without_a_compiler_a_library_of_another_program_is_no_reason_to_expect_
 )
 def test_a_variable_that_is_no_words_of_a_shell_is_named(monkeypatch, variable, text):
     monkeypatch.setenv(variable, text)
-    for attempt in (native_flaw, new_library().load):
+    for attempt in (native_unavailable_reason, new_library().load):
         with pytest.raises(SettingsError, match=f"the variable {variable} cannot be read.*No clos"):
             attempt()
 
@@ -204,7 +204,7 @@ def test_a_compiler_that_does_not_work_is_one_warning_and_the_same_error_each_ti
     assert (COMPLAINT in caplog.text) == how.startswith("fails")
     assert ("SIGKILL" in caplog.text) == (how == "is killed")
     assert kept(cache) == []
-    (first, second) = (flaw(each).partition("\n")[0] for each in libraries)
+    (first, second) = (reason(each).partition("\n")[0] for each in libraries)
     assert first == second
 
 
@@ -213,7 +213,7 @@ def test_a_long_complaint_is_cut_to_its_end(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\nseq 1 20000 >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    said = flaw(new_library())
+    said = reason(new_library())
     assert said.endswith("19999\n20000")
     assert len(said) < 5000
 
@@ -225,7 +225,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_children(monkeypatch, tmp_path
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
-    assert "was not done after 0.5 s" in flaw(new_library())
+    assert "was not done after 0.5 s" in reason(new_library())
     stat = Path(f"/proc/{pid_file.read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
@@ -238,7 +238,7 @@ def test_a_compiler_that_leaves_somebody_behind_is_not_waited_for(monkeypatch, t
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
     started = time.monotonic()
-    assert "was not done after 0.5 s" in flaw(new_library())
+    assert "was not done after 0.5 s" in reason(new_library())
     assert time.monotonic() - started < 30
 
 
@@ -247,7 +247,7 @@ def test_a_compiler_that_makes_nothing_is_said_so(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 1.0\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    assert flaw(new_library()) == f"{script} has made nothing"
+    assert reason(new_library()) == f"{script} has made nothing"
 
 
 def test_what_cannot_be_loaded_where_it_is_kept_is_loaded_from_elsewhere(

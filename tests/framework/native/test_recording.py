@@ -8,7 +8,7 @@ import pytest
 from cpp_compilers import NEEDS_COMPILER
 
 from quire.native.library import NativeLibrary
-from quire.native.recording import recordable, recording
+from quire.native.recording import recording, traceable
 
 DOUBLING = Path(__file__).with_name("doubling.cpp")
 FUNCTIONS = {"twice": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)}
@@ -16,8 +16,8 @@ FUNCTIONS = {"twice": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)}
 
 def test_calls_are_made_again_in_their_order():
     made = []
-    first = recordable(lambda *given: made.append(("first", given)), "first", repeats=True)
-    second = recordable(lambda *given: made.append(("second", given)), "second", repeats=True)
+    first = traceable(lambda *given: made.append(("first", given)), "first", repeats=True)
+    second = traceable(lambda *given: made.append(("second", given)), "second", repeats=True)
     with recording() as calls:
         first(1, 2)
         second()
@@ -27,16 +27,16 @@ def test_calls_are_made_again_in_their_order():
     for _ in range(2):
         calls.repeat()
     assert made == [("first", (1, 2)), ("second", ()), ("first", (3,))] * 2
-    assert calls.flaw is None
+    assert calls.reason is None
 
 
 def test_a_call_that_cannot_be_repeated_is_a_flaw_and_the_first_one_is_told():
-    function = recordable(lambda: None, "draws: one", repeats=False)
-    other = recordable(lambda: None, "draws: other", repeats=False)
+    function = traceable(lambda: None, "draws: one", repeats=False)
+    other = traceable(lambda: None, "draws: other", repeats=False)
     with recording() as calls:
         function()
         other()
-    assert calls.flaw == "draws: one is called, which cannot be repeated"
+    assert calls.reason == "draws: one is called, which cannot be repeated"
 
 
 def test_what_fails_is_not_noted():
@@ -46,7 +46,7 @@ def test_what_fails_is_not_noted():
         calls_made.append(given)
         raise ctypes.ArgumentError("wrong type")
 
-    function = recordable(fails, "fails", repeats=True)
+    function = traceable(fails, "fails", repeats=True)
     with pytest.raises(ctypes.ArgumentError), recording() as calls:
         function("x")
     calls.repeat()
@@ -55,7 +55,7 @@ def test_what_fails_is_not_noted():
 
 def test_each_thread_notes_its_own_calls():
     made = []
-    function = recordable(made.append, "append", repeats=True)
+    function = traceable(made.append, "append", repeats=True)
     with recording() as calls:
         thread = threading.Thread(target=function, args=("elsewhere",))
         thread.start()
@@ -68,7 +68,7 @@ def test_each_thread_notes_its_own_calls():
 
 def test_a_recording_within_another_has_its_calls_alone():
     made = []
-    function = recordable(made.append, "append", repeats=True)
+    function = traceable(made.append, "append", repeats=True)
     with recording() as outer:
         function("before")
         with recording() as inner:
@@ -92,4 +92,4 @@ def test_functions_of_a_library_are_noted_if_it_says_so():
     plain = NativeLibrary("doubling", DOUBLING, FUNCTIONS).load().twice
     with recording() as refused:
         plain(ctypes.addressof(numbers), 3, 1)
-    assert refused.flaw == "doubling: twice is called, which cannot be repeated"
+    assert refused.reason == "doubling: twice is called, which cannot be repeated"

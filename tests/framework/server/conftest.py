@@ -10,7 +10,7 @@ from scripted_core import ScriptedCore
 from server_parts import CHECKPOINT, Served, Texts, make_frontend, start_server, stop_servers
 
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
 
     def start(
         *,
-        parsers: AnswerParsers | None = None,
+        parsers: CompletionParsers | None = None,
         received_hooks: Sequence[RequestHook] = (),
         stall_limit_s: float = 60.0,
         **settings: Any,

@@ -38,9 +38,9 @@ def refused(url, path="chat/completions", **fields):
 
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_was_asked_for(url):
     wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": ODD}}
-    forms = {"response_format": wrapped, "structured_outputs": {"json": ODD}}
+    constraints = {"response_format": wrapped, "structured_outputs": {"json": ODD}}
     for path in ("chat/completions", "completions"):
-        for field, value in forms.items():
+        for field, value in constraints.items():
             for stream in (False, True):
                 error = refused(url, path, **{field: value}, stream=stream)
                 assert error["param"] == field

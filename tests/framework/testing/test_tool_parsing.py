@@ -12,7 +12,7 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
     ToolParser,
 )
-from quire.testing.tool_parsing import ReadAnswer, ToolParserContract, ToolSample, read_events
+from quire.testing.tool_parsing import ReadCompletion, ToolParserContract, ToolSample, read_events
 from quire_tool_parsers.hermes import HermesToolParser
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -246,7 +246,7 @@ def test_events_add_up_to_text_and_calls():
         ToolCallStart(1, "g"), ToolCallArguments(1, "{}"), ToolCallArguments(0, "1}"),
         ToolCallEnd(1), END, ToolCallStart(2, "void"), TextDelta("c"),
     ]  # fmt: skip
-    assert read_events(events) == ReadAnswer("abc", [("g", "{}"), ("f", '{"x":1}')], num_void=1)
+    assert read_events(events) == ReadCompletion("abc", [("g", "{}"), ("f", '{"x":1}')], num_void=1)
 
 
 def test_a_parser_cannot_force_calls_unless_it_says_how():

@@ -15,27 +15,27 @@ from quire.worker.batch.slots import SlotTables
 site = pytest.fixture(sites)
 SAMPLERS = """
     from quire import hookimpl
-    from quire.interfaces.sampling import DrawStep, LogitsStep, SamplerCapabilities
+    from quire.interfaces.sampling import Sampler, LogitsProcessor, SamplerCapabilities
 
-    class Changes(LogitsStep):
+    class Changes(LogitsProcessor):
         def is_neutral(self, fields):
             return True
 
         def apply(self, logits, rows):
             return logits
 
-    class Draws(DrawStep):
+    class Draws(Sampler):
         def is_neutral(self, fields):
             return True
 
-        def draw(self, logits, rows):
+        def sample(self, logits, rows):
             return logits.argmax(-1)
 
     @hookimpl
     def register_samplers(registry):
         for name, stage in (("Changes", "penalty"), ("Draws", "bias")):
             registry.add(name, f"acme:{name}", capabilities=SamplerCapabilities(stage=stage))
-        late = SamplerCapabilities(stage="draw")
+        late = SamplerCapabilities(stage="sample")
         registry.add("Late", "acme:Changes", capabilities=late)
 """
 
@@ -60,11 +60,11 @@ def build(site, tmp_path):
 
 def test_each_step_is_called_by_its_own_name(build):
     pipeline = build("default", "Changes")
-    names = [type(step).__name__ for step in (*pipeline.steps, pipeline.draw)]
+    names = [type(step).__name__ for step in (*pipeline.steps, pipeline.sampler)]
     assert names == ["Changes", "Temperature", "MinP", "TopKTopP", "Categorical"]
     called = [owner.split("'")[1] for owner in pipeline._owners]
     assert called == ["Changes", "temperature", "min_p", "top_k_top_p", "categorical"]
-    assert pipeline.drawn_by.startswith("sampler 'categorical'")
+    assert pipeline.sampler_name.startswith("sampler 'categorical'")
 
 
 def test_a_step_that_draws_in_another_stage_is_refused(build):
@@ -73,5 +73,5 @@ def test_a_step_that_draws_in_another_stage_is_refused(build):
 
 
 def test_a_step_that_draws_nothing_in_the_last_stage_is_refused(build):
-    with pytest.raises(PluginLoadError, match="'Late' declares stage 'draw' and is a Changes"):
+    with pytest.raises(PluginLoadError, match="'Late' declares stage 'sample' and is a Changes"):
         build("temperature", "Late")

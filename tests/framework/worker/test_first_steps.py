@@ -20,7 +20,7 @@ BROKEN = """
     from quire import hookimpl
     from quire.interfaces.attention import AttentionCapabilities
     from quire.interfaces.model import ModelCapabilities
-    from quire.interfaces.sampling import LogitsStep, SamplerCapabilities
+    from quire.interfaces.sampling import LogitsProcessor, SamplerCapabilities
     from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
     from quire_samplers.categorical import Categorical
     from quire_samplers.plugin import TEMPERATURE
@@ -36,7 +36,7 @@ BROKEN = """
                 raise ZeroDivisionError("no request has many tokens")
             return super().prepare(step)
 
-    class Forgetful(LogitsStep):
+    class Forgetful(LogitsProcessor):
         def is_neutral(self, fields):
             return True  # and yet tried
 
@@ -70,8 +70,8 @@ BROKEN = """
             raise ZeroDivisionError("no body")
 
     class Beyond(Categorical):
-        def draw(self, logits, rows):
-            return super().draw(logits, rows) + logits.shape[1]
+        def sample(self, logits, rows):
+            return super().sample(logits, rows) + logits.shape[1]
 
     FLOAT = frozenset({"float32"})
 
@@ -88,7 +88,7 @@ BROKEN = """
         for name in ("Forgetful", "Raises"):
             there = SamplerCapabilities(stage="bias")
             registry.add(name, f"acme:{name}", capabilities=there)
-        there = SamplerCapabilities(stage="draw", fields=(TEMPERATURE,))
+        there = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
         registry.add("Beyond", "acme:Beyond", capabilities=there)
 
     @hookimpl

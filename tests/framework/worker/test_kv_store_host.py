@@ -12,10 +12,10 @@ from quire.compose.composition import Choice
 from quire.errors import PluginLoadError, SettingsError
 from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_transfer import (
-    BlockColumn,
+    CrossGroupBlock,
     KVStoreCapabilities,
     KVStoreWorker,
-    column_pieces,
+    block_pieces,
 )
 from quire.messages import StepPlan, TransferReport
 from quire.plugins.loading import load_plugins
@@ -226,9 +226,9 @@ def test_a_half_is_built_from_its_reference_and_sees_the_blocks(backend):
     }
     host = build_kv_store(HOST_MEMORY, OPTIONS, kv_plan, memory, [backend])
     scheduler = REGISTRIES.kv_stores.get("host_memory")(OPTIONS, kv_plan)
-    for piece in column_pieces(kv_plan):
+    for piece in block_pieces(kv_plan):
         memory[f"a{piece.tensor}"].view(NUM_BLOCKS, -1)[5] = piece.tensor + 1
-    column = BlockColumn(chain("prompt", 1)[0], (5,))
+    column = CrossGroupBlock(chain("prompt", 1)[0], (5,))
     scheduler.start_save(1, [column])
     host.begin_step(plan(scheduler.plan_step(), saves=[1]))
     assert host.report() == TransferReport(done=[1])

@@ -22,7 +22,8 @@ site = pytest.fixture(sites)
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 NEEDS_KERNELS = pytest.mark.skipif(
-    Machine.here().native_flaw is not None, reason="native kernels are chosen where they can run"
+    Machine.here().native_unavailable_reason is not None,
+    reason="native kernels are chosen where they can run",
 )
 BACKENDS = """
     from quire import hookimpl

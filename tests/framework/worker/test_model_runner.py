@@ -9,17 +9,17 @@ from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.errors import AdapterError, EngineDeadError
-from quire.interfaces.sampling import LogitsStep, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, SampledRows
 from quire.messages import AdapterRef, StepPlan
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.model_runner import ModelRunner
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 POISON = 7
 
 
-class RaisesForSomeRows(LogitsStep):
+class RaisesForSomeRows(LogitsProcessor):
     """Stands where `temperature` stood: fails for a batch that holds a cursed row."""
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
@@ -230,16 +230,16 @@ def test_plans_are_drawn_and_collected_in_their_order(llm):
 
 def test_a_draw_that_fails_behind_the_sampling_is_made_again_in_its_place(llm, monkeypatch):
     expected = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
-    start_copy = Drawn.start_copy
+    start_copy = SampledTokens.start_copy
     failures = []
 
-    def fails_for_batches(drawn, copier):
-        if len(drawn.token_ids) > 1:
-            failures.append(len(drawn.token_ids))
+    def fails_for_batches(sampled, copier):
+        if len(sampled.token_ids) > 1:
+            failures.append(len(sampled.token_ids))
             raise RuntimeError("no page-locked memory")
-        start_copy(drawn, copier)
+        start_copy(sampled, copier)
 
-    monkeypatch.setattr(Drawn, "start_copy", fails_for_batches)
+    monkeypatch.setattr(SampledTokens, "start_copy", fails_for_batches)
     outputs = llm.generate(["a", "b", "c"], GREEDY)
     assert len(failures) >= 5
     assert [output.outputs[0].token_ids for output in outputs] == expected
@@ -254,11 +254,11 @@ def break_forward(runner, monkeypatch):
 
 
 def break_draw(runner, monkeypatch):
-    monkeypatch.setattr(runner.pipeline.draw, "draw", illegal)
+    monkeypatch.setattr(runner.pipeline.sampler, "sample", illegal)
 
 
 def break_copy(runner, monkeypatch):
-    monkeypatch.setattr(Drawn, "read", illegal)
+    monkeypatch.setattr(SampledTokens, "read", illegal)
 
 
 @pytest.mark.parametrize("breaks", [break_forward, break_draw, break_copy])

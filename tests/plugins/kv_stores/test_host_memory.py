@@ -16,8 +16,8 @@ def scene():
     return make_scene()
 
 
-def make_scene(num_columns=16, **options):
-    given = {"max_bytes": str(num_columns * COLUMN), **options}
+def make_scene(num_cross_blocks=16, **options):
+    given = {"max_bytes": str(num_cross_blocks * COLUMN), **options}
     return StoreScene(HostMemoryScheduler, HostMemory, given, one_group_plan())
 
 
@@ -70,7 +70,7 @@ def test_the_same_content_twice_in_one_offer_is_stored_once(scene):
 
 
 def test_what_has_no_room_is_counted_and_said(caplog):
-    scene = make_scene(num_columns=2)
+    scene = make_scene(num_cross_blocks=2)
     with caplog.at_level(logging.DEBUG):
         assert scene.start_save(chain("first", 3)) == 2
         assert scene.start_save(chain("second", 2)) == 0
@@ -98,7 +98,7 @@ def test_loaded_bytes_are_counted_in_both_halves(scene):
 
 
 def test_a_load_of_what_was_evicted_since_fails(caplog):
-    scene = make_scene(num_columns=2)
+    scene = make_scene(num_cross_blocks=2)
     prompt = chain("prompt", 2)
     scene.save(prompt)
     scene.start_save(chain("other", 1))
@@ -107,7 +107,7 @@ def test_a_load_of_what_was_evicted_since_fails(caplog):
 
 
 def test_a_lookup_keeps_what_it_found_for_longer():
-    scene = make_scene(num_columns=2)
+    scene = make_scene(num_cross_blocks=2)
     old, new = chain("old", 1), chain("new", 1)
     scene.save(old)
     scene.save(new)
@@ -138,9 +138,9 @@ def test_an_id_cannot_be_used_twice_at_a_time(scene):
     scene.start_save(prompt)
     (transfer,) = scene.open.values()
     with pytest.raises(ValueError, match="transfer 1 is open already"):
-        scene.scheduler.start_save(1, transfer.columns)
+        scene.scheduler.start_save(1, transfer.cross_blocks)
     with pytest.raises(ValueError, match="transfer 1 is open already"):
-        scene.scheduler.start_load(1, transfer.columns)
+        scene.scheduler.start_load(1, transfer.cross_blocks)
 
 
 def test_an_empty_load_is_an_error(scene):
@@ -155,7 +155,7 @@ def test_what_is_being_written_is_not_offered(scene):
 
 
 def test_an_offer_keeps_what_it_names_for_longer():
-    scene = make_scene(num_columns=2)
+    scene = make_scene(num_cross_blocks=2)
     old, new = chain("old", 1), chain("new", 1)
     scene.save(old)
     scene.save(new)
@@ -165,7 +165,7 @@ def test_an_offer_keeps_what_it_names_for_longer():
 
 
 def test_a_load_that_is_lost_fails_in_a_step_of_its_own():
-    scene = make_scene(num_columns=2)
+    scene = make_scene(num_cross_blocks=2)
     prompt = chain("prompt", 2)
     scene.save(prompt)
     scene.save(chain("other", 1))
@@ -201,5 +201,5 @@ def test_the_first_save_that_fails_is_a_warning_and_the_others_are_details(scene
 
 def test_the_log_says_how_much_has_room(caplog):
     with caplog.at_level(logging.INFO):
-        make_scene(num_columns=3)
+        make_scene(num_cross_blocks=3)
     assert "host_memory: room for 12 tokens (3 columns of 256 bytes)" in caplog.messages

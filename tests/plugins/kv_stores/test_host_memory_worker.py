@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quire.errors import CapacityError
-from quire.interfaces.kv_transfer import BlockColumn
+from quire.interfaces.kv_transfer import CrossGroupBlock
 from quire.testing.kv_store.kv_store_scene import StoreScene, chain, one_group_plan
 from quire_kv_stores import slot_pool
 from quire_kv_stores.host_memory import HostMemoryScheduler
@@ -15,8 +15,11 @@ from quire_kv_stores.slot_pool import SlotPool
 COLUMN = 256
 
 
-def make_scene(num_columns=32, step_columns=4):
-    options = {"max_bytes": str(num_columns * COLUMN), "step_bytes": str(step_columns * COLUMN)}
+def make_scene(num_cross_blocks=32, step_columns=4):
+    options = {
+        "max_bytes": str(num_cross_blocks * COLUMN),
+        "step_bytes": str(step_columns * COLUMN),
+    }
     return StoreScene(HostMemoryScheduler, HostMemory, options, one_group_plan())
 
 
@@ -73,7 +76,7 @@ def test_the_same_bytes_under_another_name_are_damage():
 
 def test_memory_is_taken_as_it_is_used_and_never_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(slot_pool, "SLAB_BYTES", 4 * COLUMN)
-    scene = make_scene(num_columns=10)
+    scene = make_scene(num_cross_blocks=10)
     sizes = [scene.worker.pool.num_bytes // COLUMN]
     for index in range(8):
         scene.save(chain(f"prompt {index}", 3))
@@ -102,10 +105,10 @@ def test_memory_that_the_machine_does_not_have_is_said_in_numbers():
 
 def test_without_memory_saves_fail_and_what_is_stored_stays(caplog, monkeypatch):
     monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
-    scene = make_scene(num_columns=4)
+    scene = make_scene(num_cross_blocks=4)
     first = chain("first", 2)
     scene.save(first)
-    monkeypatch.setattr(scene.worker.pool, "column_bytes", 2**60)  # no machine has that
+    monkeypatch.setattr(scene.worker.pool, "cross_group_block_bytes", 2**60)  # no machine has that
     for name in ("second", "third", "fourth"):
         scene.start_save(chain(name, 2))
         scene.settle()
@@ -144,14 +147,14 @@ def test_columns_survive_a_way_through_pinned_memory():
     saved = torch.randint(0, 256, on_gpu[0][1:5].shape, dtype=torch.uint8, device="cuda")
     on_gpu[0][1:5] = saved
     names = chain("prompt", 4)
-    move(scene, 1, [BlockColumn(n, (1 + i,)) for i, n in enumerate(names)], is_load=False)
-    move(scene, 2, [BlockColumn(n, (11 + i,)) for i, n in enumerate(names)], is_load=True)
+    move(scene, 1, [CrossGroupBlock(n, (1 + i,)) for i, n in enumerate(names)], is_load=False)
+    move(scene, 2, [CrossGroupBlock(n, (11 + i,)) for i, n in enumerate(names)], is_load=True)
     assert torch.equal(on_gpu[0][11:15], saved)
 
 
-def move(scene, transfer_id, columns, *, is_load):
+def move(scene, transfer_id, cross_blocks, *, is_load):
     scheduler, worker = scene.scheduler, scene.worker
-    (scheduler.start_load if is_load else scheduler.start_save)(transfer_id, columns)
+    (scheduler.start_load if is_load else scheduler.start_save)(transfer_id, cross_blocks)
     worker.begin_step(scheduler.plan_step())
     torch.cuda.synchronize()
     assert worker.report().done == [transfer_id]
@@ -203,9 +206,9 @@ def test_a_step_moves_a_column_however_small_its_share_is():
 
 def test_memory_that_stays_short_is_said_once(caplog, monkeypatch):
     monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
-    scene = make_scene(num_columns=6)
+    scene = make_scene(num_cross_blocks=6)
     scene.save(chain("first", 2))
-    monkeypatch.setattr(scene.worker.pool, "column_bytes", 2**60)  # no machine has that
+    monkeypatch.setattr(scene.worker.pool, "cross_group_block_bytes", 2**60)  # no machine has that
     scene.start_save(chain("second", 2))
     scene.settle()
     scene.start_save(chain("third", 2))

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from quire.interfaces.kv_transfer import column_bytes
+from quire.interfaces.kv_transfer import cross_group_block_bytes
 from quire.testing.kv_store.kv_store_scene import NUM_BLOCKS, StoreScene, chain
 from quire.testing.kv_store.kv_store_scene import one_group_plan as one_group
 from quire.testing.kv_store.kv_store_scene import three_groups_plan as three_groups
@@ -31,17 +31,17 @@ lengths = st.integers(1, LENGTH)
 class HostMemoryMachine(RuleBasedStateMachine):
     @initialize(
         build=st.sampled_from([one_group, three_groups]),
-        num_columns=st.integers(1, 10),
+        num_cross_blocks=st.integers(1, 10),
         step_columns=st.integers(1, 6),
     )
-    def start(self, build, num_columns, step_columns):
+    def start(self, build, num_cross_blocks, step_columns):
         plan = build()
-        size = column_bytes(plan)
-        self.max_bytes = num_columns * size + size - 1
+        size = cross_group_block_bytes(plan)
+        self.max_bytes = num_cross_blocks * size + size - 1
         options = {"max_bytes": str(self.max_bytes), "step_bytes": str(step_columns * size)}
         self.scene = StoreScene(HostMemoryScheduler, HostMemory, options, plan)
         self.index = self.scene.scheduler.index
-        self.num_slots = num_columns
+        self.num_slots = num_cross_blocks
         self.saved = set()  # all that may be stored
         self.is_damaged = False
         self.is_evicted = False
@@ -97,7 +97,7 @@ class HostMemoryMachine(RuleBasedStateMachine):
         index = self.index
         assert index.num_free + index.num_at_rest + index.num_moving == index.num_slots
         assert index.num_slots == self.num_slots
-        assert index.num_moving <= sum(len(t.columns) for t in self.scene.open.values())
+        assert index.num_moving <= sum(len(t.cross_blocks) for t in self.scene.open.values())
 
     @invariant()
     def memory_stays_within_its_limit(self):

@@ -74,7 +74,7 @@ def test_damaged_columns_are_computed_again(expected, caplog, monkeypatch):
     begin_step = HostMemory.begin_step
 
     def damage_all(self, message):
-        for slot in range(self.pool.num_bytes // self.column_bytes):
+        for slot in range(self.pool.num_bytes // self.cross_group_block_bytes):
             self.pool.slot(slot)[5] ^= 1
         begin_step(self, message)
 

@@ -4,7 +4,7 @@ import pytest
 
 from quire.errors import SettingsError
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import BlockColumn, column_bytes
+from quire.interfaces.kv_transfer import CrossGroupBlock, cross_group_block_bytes
 from quire.messages import TransferReport
 from quire.testing.kv_store.kv_store_scene import chain, one_group_plan, three_groups_plan
 from quire_kv_stores.host_memory import HostMemoryScheduler
@@ -71,8 +71,8 @@ def test_the_largest_size_is_that_of_the_largest_machine():
 
 
 def test_a_column_has_a_page_of_every_layer_and_no_padding():
-    assert column_bytes(one_group_plan()) == 96 + 160
-    assert column_bytes(three_groups_plan()) == (2 + 2 + 1) * 128
+    assert cross_group_block_bytes(one_group_plan()) == 96 + 160
+    assert cross_group_block_bytes(three_groups_plan()) == (2 + 2 + 1) * 128
 
 
 def test_only_whole_columns_count():
@@ -83,7 +83,7 @@ def test_only_whole_columns_count():
 def test_a_model_that_keeps_nothing_stores_nothing():
     plan, prompt = KVPlan(1, ()), chain("prompt", 3)
     scheduler, worker = HostMemoryScheduler({}, plan), HostMemory({}, plan)
-    assert scheduler.start_save(1, [BlockColumn(name, ()) for name in prompt]) == 0
+    assert scheduler.start_save(1, [CrossGroupBlock(name, ()) for name in prompt]) == 0
     assert scheduler.lookup("request", prompt).num_blocks == 0
     worker.attach([])
     worker.begin_step(scheduler.plan_step())

@@ -12,7 +12,7 @@ from quire.errors import RefusedError, SettingsError
 from quire.layers import LMHead
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.machine.instruction_sets import VARIABLE, cpu_flags, here
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.loading.weight_loading import load_weights
@@ -24,7 +24,9 @@ METHODS = ("bf16", "float32", "int8", "int4")
 SIZES = {"hidden_size": 96, "intermediate_size": 160}
 REGISTRY = load_plugins().registries.quantizations
 
-pytestmark = pytest.mark.skipif(native_flaw() is not None, reason=str(native_flaw()))
+pytestmark = pytest.mark.skipif(
+    native_unavailable_reason() is not None, reason=str(native_unavailable_reason())
+)
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])

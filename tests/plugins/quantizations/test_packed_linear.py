@@ -16,7 +16,7 @@ from quire.layers import (
     VocabParallelEmbedding,
 )
 from quire.layers.linear.row_tiles import same_bits
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import INT8, Format
 from quire_quantizations.methods import (
@@ -33,8 +33,8 @@ METHODS = (BFloat16Weights, Float32Weights, Int8Weights, Int4Weights)
 
 @pytest.fixture(params=["compiled", "without a compiler"])
 def has_compiler(request, monkeypatch, tmp_path):
-    if request.param == "compiled" and (flaw := native_flaw()) is not None:
-        pytest.skip(flaw)
+    if request.param == "compiled" and (reason := native_unavailable_reason()) is not None:
+        pytest.skip(reason)
     if request.param != "compiled":
         monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
     return request.param == "compiled"
@@ -159,8 +159,8 @@ def test_a_bfloat16_checkpoint_is_loaded_in_bfloat16(method):
 
 
 def test_the_dense_weight_is_let_go(method):
-    if (flaw := native_flaw()) is not None:
-        pytest.skip(flaw)
+    if (reason := native_unavailable_reason()) is not None:
+        pytest.skip(reason)
     layer = ColumnParallelLinear("up", 1024, 64, bias=False, context=with_weights(method))
     layer.load_weight("weight", numbers(64, 1024), "up")
     layer.finish_loading()

@@ -6,7 +6,7 @@ from native_libraries import SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
 from quire.machine.instruction_sets import cpu_flags
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
 from quire_quantizations.methods import DOT_FLAG
@@ -19,7 +19,9 @@ SHAPES = [(1, 1), (7, 33), (48, 256), (100, 300), (130, 1025), (5, 3000), (97, 8
 COUNTS = (*range(1, 71), 300)
 BLOCK = 256  # inputs that are packed at once, where they need no scale
 
-pytestmark = pytest.mark.skipif(native_flaw() is not None, reason=str(native_flaw()))
+pytestmark = pytest.mark.skipif(
+    native_unavailable_reason() is not None, reason=str(native_unavailable_reason())
+)
 
 
 @pytest.fixture(autouse=True, params=SETS_HERE)

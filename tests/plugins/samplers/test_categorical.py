@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import DrawStepContract
+from quire.testing.sampling import SamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.categorical import WIDTH, Categorical, by_cumulative
 from quire_samplers.plugin import TEMPERATURE
 
-CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE,))
+CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 CHI_SQUARE_999 = {9: 27.88, 299: 377.0}  # degrees of freedom -> value exceeded once in a thousand
 
 
-class TestCategorical(DrawStepContract):
+class TestCategorical(SamplerContract):
     step_class = Categorical
     capabilities = CAPABILITIES
     active = ({"temperature": 1.0}, {"temperature": 0.7})
@@ -30,19 +30,19 @@ class TestCategoricalOverWholeBlocks(TestCategorical):
     vocab_size = 2 * WIDTH
 
 
-def draw(logits, **rows):
+def sample(logits, **rows):
     step = Categorical(logits.shape[1], logits.device)
     fields = [{"temperature": 1.0}] * len(logits)
-    return step.draw(logits.clone(), sampled_rows(CAPABILITIES, fields, **rows))
+    return step.sample(logits.clone(), sampled_rows(CAPABILITIES, fields, **rows))
 
 
 @pytest.mark.parametrize("vocab_size", [10, 300])
 def test_many_seeds_follow_the_distribution(vocab_size):
     num_draws = 60_000
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * 0.7
-    drawn = draw(logits.expand(num_draws, -1), seeds=range(num_draws))
+    sampled = sample(logits.expand(num_draws, -1), seeds=range(num_draws))
     expected = logits.double().softmax(0) * num_draws
-    found = drawn.bincount(minlength=vocab_size)
+    found = sampled.bincount(minlength=vocab_size)
     assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
 
 
@@ -51,9 +51,9 @@ def test_many_positions_follow_the_distribution(vocab_size):
     num_draws = 60_000
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(2)) * 0.7
     where = range(1, num_draws + 1)
-    drawn = draw(logits.expand(num_draws, -1), seeds=[42] * num_draws, positions=where)
+    sampled = sample(logits.expand(num_draws, -1), seeds=[42] * num_draws, positions=where)
     expected = logits.double().softmax(0) * num_draws
-    found = drawn.bincount(minlength=vocab_size)
+    found = sampled.bincount(minlength=vocab_size)
     assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
 
 
@@ -61,8 +61,8 @@ def test_children_of_one_seed_differ():
     logits = torch.zeros(64, 1000)
     rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}] * 64, seeds=[9] * 64)
     rows.columns["child"][:64] = torch.arange(64)
-    drawn = Categorical(1000, logits.device).draw(logits, rows)
-    assert len(drawn.unique()) > 50
+    sampled = Categorical(1000, logits.device).sample(logits, rows)
+    assert len(sampled.unique()) > 50
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, WIDTH, WIDTH + 1, 5 * WIDTH - 1])
@@ -91,7 +91,7 @@ def test_the_inverse_of_the_cumulative_sum_is_exact_enough():
 
 def test_logits_that_are_not_numbers_still_give_a_token_id():
     logits = torch.full((3, 20), torch.nan)
-    assert draw(logits).tolist() == [0, 0, 0]
+    assert sample(logits).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_only_a_temperature_of_zero_is_greedy(temperature, is_neutral):
 
 
 def test_a_request_alone_draws_at_random():
-    drawn = {int(draw(torch.zeros(1, 20), seeds=[seed])) for seed in range(30)}
-    assert len(drawn) > 10
+    sampled = {int(sample(torch.zeros(1, 20), seeds=[seed])) for seed in range(30)}
+    assert len(sampled) > 10
 
 
 @pytest.mark.parametrize("vocab_size", [WIDTH + 3, 3 * WIDTH])
@@ -117,6 +117,6 @@ def test_each_token_is_found_at_its_own_share(vocab_size):
 def test_a_token_without_probability_gives_way_to_the_likeliest():
     logits = torch.full((50, 2 * WIDTH), -torch.inf)
     logits[:, 70] = 0.0
-    assert draw(logits, seeds=range(50)).tolist() == [70] * 50
+    assert sample(logits, seeds=range(50)).tolist() == [70] * 50
     logits[:, 3] = torch.nan
-    assert draw(logits, seeds=range(50)).tolist() == [3] * 50
+    assert sample(logits, seeds=range(50)).tolist() == [3] * 50

@@ -14,7 +14,7 @@ from native_libraries import SETS_HERE, failing_library, use_set
 
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.native import library
-from quire.testing.sampling import AbsorbingDrawContract
+from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers import cpu_gumbel
 from quire_samplers.cpu_gumbel import CpuGumbel
@@ -25,7 +25,7 @@ from quire_samplers.top_k_top_p import TopKTopP
 
 CPU = torch.device("cpu")
 SAMPLE = 256  # tokens of a row that cpu_gumbel.cpp looks at first
-CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 ALL_KINDS = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -49,23 +49,23 @@ def each_set(request, monkeypatch):
     use_set(monkeypatch, cpu_gumbel, request.param)
 
 
-class TestCpuGumbel(AbsorbingDrawContract):
+class TestCpuGumbel(FusedSamplerContract):
     step_class = CpuGumbel
     capabilities = CAPABILITIES
     active = ({"temperature": 1.0}, {"temperature": 0.7})
     neutral = MappingProxyType({"temperature": 0.0})
-    absorbed = (Temperature, MinP, TopKTopP)
+    fused = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
 
 
-class TestWithoutACompiler(AbsorbingDrawContract):
+class TestWithoutACompiler(FusedSamplerContract):
     """Torch draws then, by the same rules."""
 
     step_class = CpuGumbel
     capabilities = CAPABILITIES
     active = ({"temperature": 1.0}, {"temperature": 0.7})
     neutral = MappingProxyType({"temperature": 0.0})
-    absorbed = (Temperature, MinP, TopKTopP)
+    fused = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
 
     @pytest.fixture(autouse=True)
@@ -75,19 +75,19 @@ class TestWithoutACompiler(AbsorbingDrawContract):
 
 def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-    monkeypatch.setattr(library, "_COMPLAINTS", library._Complaints())  # of nothing so far
+    monkeypatch.setattr(library, "_COMPLAINTS", library._LibraryComplaints())  # of nothing so far
     CpuGumbel.begin_loading()
     CpuGumbel(5, CPU)
     (record,) = caplog.records
     assert "this is no C++" in record.getMessage()
 
 
-def draw(logits, rows):
-    return CpuGumbel(logits.shape[1], CPU).draw(logits, rows)
+def sample(logits, rows):
+    return CpuGumbel(logits.shape[1], CPU).sample(logits, rows)
 
 
-def draw_absorbing(logits, rows):
-    return CpuGumbel(logits.shape[1], CPU).draw_absorbing(logits, rows)
+def sample_fused(logits, rows):
+    return CpuGumbel(logits.shape[1], CPU).sample_fused(logits, rows)
 
 
 def random_logits(num_rows, vocab_size, scale, seed):
@@ -103,7 +103,7 @@ def test_it_draws_the_tokens_of_the_reference(each_set, vocab_size):
     )
     rows.columns["child"] += torch.arange(len(rows.columns["child"])) % 3
     logits = random_logits(40, vocab_size, 1.5, seed=vocab_size)
-    assert torch.equal(draw(logits, rows), gumbel_draw(logits, rows))
+    assert torch.equal(sample(logits, rows), gumbel_draw(logits, rows))
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 8.0])
@@ -111,7 +111,7 @@ def test_it_draws_the_tokens_of_the_reference(each_set, vocab_size):
 def test_filters_over_any_vocabulary_are_those_of_the_steps(each_set, vocab_size, scale):
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
-    assert torch.equal(draw_absorbing(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+    assert torch.equal(sample_fused(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -122,9 +122,9 @@ def test_a_row_is_drawn_alike_by_any_number_of_threads(monkeypatch, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     sampler = CpuGumbel(vocab_size, CPU)
     expected = gumbel_draw(after_steps(logits, rows), rows)
-    assert torch.equal(sampler.draw_absorbing(logits, rows), expected)
+    assert torch.equal(sampler.sample_fused(logits, rows), expected)
     greedy = sampled_rows(CAPABILITIES, [{"temperature": 0.0}] * 13, all_greedy=True)
-    assert torch.equal(sampler.draw(logits, greedy), logits.argmax(-1))
+    assert torch.equal(sampler.sample(logits, greedy), logits.argmax(-1))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -142,7 +142,7 @@ def test_threads_stay_in_the_room_that_they_share(monkeypatch, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch, "empty", empty)
     sampler = CpuGumbel(vocab_size, CPU)
-    sampler.draw_absorbing(logits, rows)
+    sampler.sample_fused(logits, rows)
     room = sampler._room
     assert (room != 42).any()
     assert (whole[len(room) :] == 42).all()
@@ -155,25 +155,25 @@ def test_the_first_of_the_likeliest_is_taken(each_set, all_greedy, vocab_size):
     random = torch.Generator().manual_seed(3)
     logits = torch.randint(-3, 4, (60, vocab_size), generator=random).float()  # many ties
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert draw(logits, rows).tolist() == expected
+    assert sample(logits, rows).tolist() == expected
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 1029, 2999])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("absorb", [True, False])
-def test_what_is_not_a_number_wins_its_row(each_set, absorb, bad, place):
+@pytest.mark.parametrize("fuse", [True, False])
+def test_what_is_not_a_number_wins_its_row(each_set, fuse, bad, place):
     logits = random_logits(len(ALL_KINDS), 3000, 1.0, seed=5)
     logits[:, place] = bad
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
-    drawn = (draw_absorbing if absorb else draw)(logits, rows)
-    assert drawn.tolist() == [place] * len(ALL_KINDS)
+    sampled = (sample_fused if fuse else sample)(logits, rows)
+    assert sampled.tolist() == [place] * len(ALL_KINDS)
 
 
 def test_a_row_without_a_possible_token_gives_an_impossible_one(each_set):
     logits = torch.full((len(ALL_KINDS), 3000), -math.inf)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
-    for drawn in (draw(logits, rows), draw_absorbing(logits, rows)):
-        assert ((drawn >= 0) & (drawn < 3000)).all()
+    for sampled in (sample(logits, rows), sample_fused(logits, rows)):
+        assert ((sampled >= 0) & (sampled < 3000)).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -182,8 +182,8 @@ def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
     logits = torch.tensor([values for values, _ in given_rows])
     fields = [each for _, each in given_rows]
     rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
-    found = draw_absorbing(logits, rows)
-    expected = draw(after_steps(logits, rows), rows)
+    found = sample_fused(logits, rows)
+    expected = sample(after_steps(logits, rows), rows)
     for row, each in enumerate(fields):
         is_possible = bool((logits[row] > -math.inf).any())
         if is_possible and not is_on_the_edge(logits[row], each):
@@ -207,7 +207,7 @@ def test_what_a_sample_suggests_changes_nothing(vocab_size, scale, num_peaks, fi
     logits = logits.bfloat16().float()  # with ties
     rows = sampled_rows(CAPABILITIES, [fields] * 2, seeds=[seed, seed + 1])
     kept = after_steps(logits, rows)
-    expected, found = gumbel_draw(kept, rows), draw_absorbing(logits, rows)
+    expected, found = gumbel_draw(kept, rows), sample_fused(logits, rows)
     for row in range(2):
         if not is_on_the_edge(logits[row], fields):
             assert found[row] == expected[row]
@@ -221,7 +221,7 @@ def test_a_sample_of_likely_tokens_alone_does_not_cut_top_k_short(each_set, voca
     logits[:, sampled] = 1.0 + torch.arange(SAMPLE) / SAMPLE
     rows = sampled_rows(CAPABILITIES, [{"top_k": 100}] * 40, seeds=range(40))
     expected = gumbel_draw(after_steps(logits, rows), rows)
-    assert draw_absorbing(logits, rows).tolist() == expected.tolist()
+    assert sample_fused(logits, rows).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.2}])
@@ -233,12 +233,12 @@ def test_draws_stray_from_the_distribution_as_much_as_chance_does(fields):
         rows = sampled_rows(CAPABILITIES, [fields] * num_draws, seeds=[trial] * num_draws)
         rows.columns["child"].copy_(torch.arange(num_draws))
         expected = after_steps(logits, sampled_rows(CAPABILITIES, [fields]))[0].double().softmax(0)
-        drawn = draw_absorbing(logits.expand(num_draws, -1), rows).bincount(minlength=vocab_size)
+        sampled = sample_fused(logits.expand(num_draws, -1), rows).bincount(minlength=vocab_size)
         is_kept = expected > 0
-        assert drawn[~is_kept].sum() == 0
+        assert sampled[~is_kept].sum() == 0
         expected = expected[is_kept] * num_draws
         freedom += len(expected) - 1
-        found.append(float(((drawn[is_kept] - expected) ** 2 / expected).sum()))
+        found.append(float(((sampled[is_kept] - expected) ** 2 / expected).sum()))
     assert abs(sum(found) - freedom) < 4 * math.sqrt(2 * freedom)
 
 
@@ -246,7 +246,7 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
     logits = torch.tensor([[0.0, -8.0, -9.0, -9.5]])
     num_draws = 100_000
     rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
-    found = draw(logits.expand(num_draws, -1), rows).bincount(minlength=4)[1:]
+    found = sample(logits.expand(num_draws, -1), rows).bincount(minlength=4)[1:]
     expected = logits[0].double().softmax(0)[1:] * num_draws  # 34, 12 and 7
     assert ((found - expected) ** 2 / expected).sum() < 16.27  # once in a thousand, of 3
 
@@ -264,21 +264,21 @@ def test_the_bound_on_noise_is_one():
 def test_the_tokens_never_change():
     rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
     rows.columns["child"][5] = 1
-    drawn = draw(torch.zeros(6, 10_000), rows)
-    assert drawn.tolist() == [7502, 834, 5908, 7314, 5630, 385], "those of the Triton kernels"
+    sampled = sample(torch.zeros(6, 10_000), rows)
+    assert sampled.tolist() == [7502, 834, 5908, 7314, 5630, 385], "those of the Triton kernels"
 
 
 @pytest.mark.parametrize("cut", [lambda wide: wide[:, :70], lambda wide: wide[:, :140:2]])
 def test_rows_may_lie_apart_in_memory(cut):
     logits = cut(random_logits(len(ALL_KINDS), 190, 2.0, seed=4))
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
-    assert torch.equal(draw_absorbing(logits, rows), draw_absorbing(logits.contiguous(), rows))
+    assert torch.equal(sample_fused(logits, rows), sample_fused(logits.contiguous(), rows))
 
 
 def test_ties_at_the_kth_place_stay_together():
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(40, 1)
     rows = sampled_rows(CAPABILITIES, [{"top_k": 2}] * 40, seeds=range(40))
-    assert set(draw_absorbing(logits, rows).tolist()) == {0, 1, 2, 3}
+    assert set(sample_fused(logits, rows).tolist()) == {0, 1, 2, 3}
 
 
 def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
@@ -286,14 +286,14 @@ def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
     # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
     for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
         rows = sampled_rows(CAPABILITIES, [{"top_k": 2, "top_p": top_p}] * 25, seeds=range(25))
-        assert set(draw_absorbing(logits, rows).tolist()) == kept
+        assert set(sample_fused(logits, rows).tolist()) == kept
 
 
 def test_logits_stay_as_they_are():
     logits = random_logits(len(ALL_KINDS), 3000, 1.0, seed=5)
     given_logits = logits.clone()
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
-    draw_absorbing(given_logits, rows)
+    sample_fused(given_logits, rows)
     assert torch.equal(given_logits, logits)
 
 
@@ -311,10 +311,10 @@ def test_without_a_compiler_steps_that_no_row_needs_are_left_out(monkeypatch, tm
     ):
         plain = sampled_rows(CAPABILITIES, fields, seeds=[1, 2])
         rows = replace(plain, host_fields=[known | row for row in fields])
-        before, drawn = logits.clone(), draw_absorbing(logits, rows)
+        before, sampled = logits.clone(), sample_fused(logits, rows)
         assert applied == steps
         assert torch.equal(logits, before)
-        assert torch.equal(drawn, draw_absorbing(logits, replace(plain, host_fields=())))
+        assert torch.equal(sampled, sample_fused(logits, replace(plain, host_fields=())))
         applied.clear()
 
 
@@ -355,7 +355,7 @@ def noting(step, apply, applied):
 def test_what_the_library_would_misread_is_refused(change, message):
     rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}])
     with pytest.raises(ValueError, match=message):
-        CpuGumbel(5, CPU).draw_absorbing(*change(torch.ones(1, 5), rows))
+        CpuGumbel(5, CPU).sample_fused(*change(torch.ones(1, 5), rows))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import MAX_PARTIAL, TopKTopP
 
-ALL = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 SIXTEENTHS = (2, 8, 2, 4)  # of probability: a half, a quarter, and twice an eighth
 CASES = (
     ({}, {0, 1, 2, 3}),
@@ -91,7 +91,7 @@ def telling_seeds(fields, kept):
         (gumbel_draw(heated, rows), out[:1]),
         (gumbel_draw(masked(heated, kept), rows), [least]),
     ]
-    return [drawn.tolist().index(token) for drawn, tokens in told for token in tokens]
+    return [sampled.tolist().index(token) for sampled, tokens in told for token in tokens]
 
 
 @pytest.mark.parametrize("sampler", [Gumbel, CpuGumbel])
@@ -101,18 +101,18 @@ def test_absorbing_draws_keep_what_the_list_says(sampler):
     fields, seeds = [each for each, _, _ in chosen], [seed for _, _, seed in chosen]
     logits = boundary_logits(len(chosen)).to(device)
     rows = sampled_rows(ALL, fields, seeds=seeds, device=device.type)
-    drawn = sampler(len(SIXTEENTHS), device).draw_absorbing(logits, rows)
+    sampled = sampler(len(SIXTEENTHS), device).sample_fused(logits, rows)
     kept = torch.cat([masked(boundary_logits(1), kept) for _, kept, _ in chosen]).to(device)
     expected = gumbel_draw(Temperature(len(SIXTEENTHS), device).apply(kept, rows), rows)
-    wrong = (drawn != expected).nonzero().flatten().tolist()
-    assert not wrong, [(fields[row], int(drawn[row])) for row in wrong]
+    wrong = (sampled != expected).nonzero().flatten().tolist()
+    assert not wrong, [(fields[row], int(sampled[row])) for row in wrong]
 
 
 @pytest.mark.parametrize(("fields", "kept"), CASES, ids=str)
 def test_the_categorical_draw_takes_all_that_is_kept_and_nothing_else(fields, kept):
     rows = sampled_rows(ALL, [fields] * 100)
     logits = stepwise(boundary_logits(100), rows)
-    assert set(Categorical(len(SIXTEENTHS), logits.device).draw(logits, rows).tolist()) == kept
+    assert set(Categorical(len(SIXTEENTHS), logits.device).sample(logits, rows).tolist()) == kept
 
 
 @pytest.mark.parametrize("can_look", [True, False])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import AbsorbingDrawContract
+from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling import sampled_rows as sampled
 from quire_samplers import gumbel
 from quire_samplers.gumbel import Gumbel
@@ -23,7 +23,7 @@ from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
-CAPABILITIES = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 sampled_rows = partial(sampled.sampled_rows, device=DEVICE.type)
 ALL_KINDS = (
     {"temperature": 0.0},
@@ -40,22 +40,22 @@ ALL_KINDS = (
 )
 
 
-class TestGumbel(AbsorbingDrawContract):
+class TestGumbel(FusedSamplerContract):
     step_class = Gumbel
     capabilities = CAPABILITIES
     active = ({"temperature": 1.0}, {"temperature": 0.7})
     neutral = MappingProxyType({"temperature": 0.0})
-    absorbed = (Temperature, MinP, TopKTopP)
+    fused = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
     device = DEVICE.type
 
 
-def draw(logits, rows):
-    return Gumbel(logits.shape[1], DEVICE).draw(logits, rows)
+def sample(logits, rows):
+    return Gumbel(logits.shape[1], DEVICE).sample(logits, rows)
 
 
-def draw_absorbing(logits, rows):
-    return Gumbel(logits.shape[1], DEVICE).draw_absorbing(logits, rows)
+def sample_fused(logits, rows):
+    return Gumbel(logits.shape[1], DEVICE).sample_fused(logits, rows)
 
 
 def random_logits(num_rows, vocab_size, scale, seed):
@@ -71,7 +71,7 @@ def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
     )
     rows.columns["child"] += torch.arange(len(rows.columns["child"]), device=DEVICE) % 3
     logits = random_logits(15, vocab_size, 1.5, seed=vocab_size)
-    assert torch.equal(draw(logits, rows), gumbel_draw(logits, rows))
+    assert torch.equal(sample(logits, rows), gumbel_draw(logits, rows))
 
 
 @pytest.mark.parametrize("scale", [0.5, 8.0])
@@ -79,7 +79,7 @@ def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
 def test_filters_over_any_vocabulary_are_those_of_the_steps(vocab_size, scale):
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
-    assert torch.equal(draw_absorbing(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+    assert torch.equal(sample_fused(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # of the interpreter: huge / small
@@ -89,8 +89,8 @@ def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
     logits = torch.tensor([values for values, _ in given_rows], device=DEVICE)
     fields = [each for _, each in given_rows]
     rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
-    found = draw_absorbing(logits, rows)
-    expected = draw(after_steps(logits, rows), rows)
+    found = sample_fused(logits, rows)
+    expected = sample(after_steps(logits, rows), rows)
     for row, each in enumerate(fields):
         is_possible = bool((logits[row] > -math.inf).any())
         if is_possible and not is_on_the_edge(logits[row], each):
@@ -119,9 +119,9 @@ def test_draws_stray_from_the_distribution_as_much_as_chance_does(varying):
     assert max(found) < freedom + 6 * math.sqrt(2 * freedom)
 
 
-def chi_square(logits, drawn):
-    expected = logits[0].double().softmax(0) * len(drawn)
-    return float(((drawn.bincount(minlength=len(expected)) - expected) ** 2 / expected).sum())
+def chi_square(logits, sampled):
+    expected = logits[0].double().softmax(0) * len(sampled)
+    return float(((sampled.bincount(minlength=len(expected)) - expected) ** 2 / expected).sum())
 
 
 def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
@@ -166,42 +166,42 @@ def test_noises_of_neighbours_are_not_correlated():
 def test_the_tokens_never_change():
     rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
     rows.columns["child"][5] = 1
-    drawn = draw(torch.zeros(6, 10_000, device=DEVICE), rows)
-    assert drawn.tolist() == [7502, 834, 5908, 7314, 5630, 385]
+    sampled = sample(torch.zeros(6, 10_000, device=DEVICE), rows)
+    assert sampled.tolist() == [7502, 834, 5908, 7314, 5630, 385]
 
 
 def test_children_of_one_seed_differ():
     rows = sampled_rows(CAPABILITIES, [{}] * 64, seeds=[9] * 64)
     rows.columns["child"][:64] = torch.arange(64)
-    assert len(draw(torch.zeros(64, 1000, device=DEVICE), rows).unique()) > 50
+    assert len(sample(torch.zeros(64, 1000, device=DEVICE), rows).unique()) > 50
 
 
 def test_the_noise_of_a_token_does_not_depend_on_how_many_there_are():
     rows = sampled_rows(CAPABILITIES, [{}] * 8, seeds=range(8))
     logits = torch.full((8, 2 * CHUNK), -1e4, device=DEVICE)
     logits[:, :100] = random_logits(8, 100, 1.0, seed=3)
-    assert torch.equal(draw(logits, rows), draw(logits[:, :100].contiguous(), rows))
+    assert torch.equal(sample(logits, rows), sample(logits[:, :100].contiguous(), rows))
 
 
 def test_it_does_not_matter_how_many_programs_weigh_a_row(monkeypatch):
     logits = random_logits(3, 3 * CHUNK - 5, 1.0, seed=6)
     rows = sampled_rows(CAPABILITIES, [{"top_p": 0.3}, {"top_k": 50}, {"top_k": 20, "top_p": 0.8}])
-    expected = draw_absorbing(logits, rows)
+    expected = sample_fused(logits, rows)
     monkeypatch.setattr(gumbel, "WEIGHING_PROGRAMS", 1)
-    assert torch.equal(draw_absorbing(logits, rows), expected)
+    assert torch.equal(sample_fused(logits, rows), expected)
 
 
 def test_rows_may_lie_apart_in_memory():
     wide = random_logits(len(ALL_KINDS), 90, 2.0, seed=4)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
     cut = wide[:, :70]
-    assert torch.equal(draw_absorbing(cut, rows), draw_absorbing(cut.contiguous(), rows))
+    assert torch.equal(sample_fused(cut, rows), sample_fused(cut.contiguous(), rows))
 
 
 def test_ties_at_the_kth_place_stay_together():
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]], device=DEVICE).repeat(40, 1)
     rows = sampled_rows(CAPABILITIES, [{"top_k": 2}] * 40, seeds=range(40))
-    assert set(draw_absorbing(logits, rows).tolist()) == {0, 1, 2, 3}
+    assert set(sample_fused(logits, rows).tolist()) == {0, 1, 2, 3}
 
 
 def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
@@ -210,7 +210,7 @@ def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
     for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
         fields = [{"top_k": 2, "top_p": top_p}] * 25
         rows = sampled_rows(CAPABILITIES, fields, seeds=range(25))
-        assert set(draw_absorbing(logits, rows).tolist()) == kept
+        assert set(sample_fused(logits, rows).tolist()) == kept
 
 
 def test_a_flat_row_of_many_tokens_keeps_exactly_the_first_k():
@@ -218,16 +218,16 @@ def test_a_flat_row_of_many_tokens_keeps_exactly_the_first_k():
     rising = torch.arange(vocab_size, device=DEVICE) * 1e-4  # closer than pivots
     logits = rising.expand(6, -1).contiguous()
     rows = sampled_rows(CAPABILITIES, [{"top_k": 3}] * 3 + [{"top_p": 0.001}] * 3)
-    drawn = draw_absorbing(logits, rows)
-    assert (drawn[:3] >= vocab_size - 3).all()
-    assert torch.equal(drawn, draw(after_steps(logits, rows), rows))
+    sampled = sample_fused(logits, rows)
+    assert (sampled[:3] >= vocab_size - 3).all()
+    assert torch.equal(sampled, sample(after_steps(logits, rows), rows))
 
 
 def test_top_k_ends_as_well_at_logits_where_the_search_begins():
     logits = (-(torch.arange(5, device=DEVICE) ** 2) / 16).repeat(24, 1)  # the first pivots
     fields = [{"temperature": 1.0, "top_k": 1 + row // 8} for row in range(24)]
     rows = sampled_rows(CAPABILITIES, fields, seeds=range(24))
-    assert torch.equal(draw_absorbing(logits, rows), draw(after_steps(logits, rows), rows))
+    assert torch.equal(sample_fused(logits, rows), sample(after_steps(logits, rows), rows))
 
 
 def test_the_noise_of_a_token_that_wins_a_large_vocabulary_is_exact():
@@ -240,4 +240,4 @@ def test_the_noise_of_a_token_that_wins_a_large_vocabulary_is_exact():
     logits[:, 1] = noise[:, 0] - noise[:, 1]  # with which both tokens are as good
     logits[:8, 1] -= 1e-4
     logits[8:, 1] += 1e-4
-    assert draw(logits, rows).tolist() == [0] * 8 + [1] * 8
+    assert sample(logits, rows).tolist() == [0] * 8 + [1] * 8

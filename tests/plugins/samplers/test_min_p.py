@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P
@@ -15,7 +15,7 @@ from quire_samplers.plugin import MIN_P
 CAPABILITIES = SamplerCapabilities(stage="filter", fields=(MIN_P,))
 
 
-class TestMinP(LogitsStepContract):
+class TestMinP(LogitsProcessorContract):
     step_class = MinP
     capabilities = CAPABILITIES
     active = ({"min_p": 0.05}, {"min_p": 0.6}, {"min_p": 1.0})

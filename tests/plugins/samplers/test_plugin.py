@@ -26,13 +26,13 @@ def built_in(registries):
 
 def all_fields(registries):
     fields = {f.name: f for e in built_in(registries) for f in e.capabilities.fields}
-    return SamplerCapabilities(stage="draw", fields=tuple(fields.values()))
+    return SamplerCapabilities(stage="sample", fields=tuple(fields.values()))
 
 
 def filtered(registries, logits, requests):
     rows = sampled_rows(all_fields(registries), requests)
     for entry in built_in(registries):
-        if entry.capabilities.stage == "draw":
+        if entry.capabilities.stage == "sample":
             break
         logits = registries.samplers.load(entry)(VOCAB_SIZE, DEVICE).apply(logits, rows)
     return logits
@@ -107,4 +107,4 @@ def test_draws_with_kernels_absorb_all_steps_before_them(quire_registries):
     for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("categorical", None)):
         assert entries[name].needs_kernels == kernels
         steps = ("temperature", "min_p", "top_k_top_p") if kernels else ()
-        assert entries[name].absorbs == steps
+        assert entries[name].fuses == steps

@@ -5,7 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TEMPERATURE
 from quire_samplers.temperature import Temperature
@@ -13,7 +13,7 @@ from quire_samplers.temperature import Temperature
 CAPABILITIES = SamplerCapabilities(stage="temperature", fields=(TEMPERATURE,))
 
 
-class TestTemperature(LogitsStepContract):
+class TestTemperature(LogitsProcessorContract):
     step_class = Temperature
     capabilities = CAPABILITIES
     active = ({"temperature": 0.3}, {"temperature": 1.7}, {"temperature": 1e-9})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from quire.interfaces.sampling import SamplerCapabilities
-from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.plugin import TOP_K, TOP_P
 from quire_samplers.top_k_top_p import TopKTopP, _total
@@ -17,19 +17,19 @@ from quire_samplers.top_k_top_p import TopKTopP, _total
 CAPABILITIES = SamplerCapabilities(stage="filter", fields=(TOP_K, TOP_P))
 
 
-class TestOnlySmallTopK(LogitsStepContract):
+class TestOnlySmallTopK(LogitsProcessorContract):
     step_class = TopKTopP
     capabilities = CAPABILITIES
     active = ({"top_k": 5}, {"top_k": 1}, {"top_k": 20, "top_p": 0.8})
 
 
-class TestTopPWithoutTopK(LogitsStepContract):
+class TestTopPWithoutTopK(LogitsProcessorContract):
     step_class = TopKTopP
     capabilities = CAPABILITIES
     active = ({"top_p": 0.5}, {"top_p": 0.01}, {"top_k": 30, "top_p": 0.9}, {"top_k": 49})
 
 
-class TestOffByMinusOne(LogitsStepContract):
+class TestOffByMinusOne(LogitsProcessorContract):
     step_class = TopKTopP
     capabilities = CAPABILITIES
     active = ({"top_k": -1, "top_p": 0.6},)

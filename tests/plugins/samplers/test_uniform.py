@@ -6,7 +6,7 @@ from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
 from quire_samplers.uniform import mix, uniform
 
-CAPABILITIES = SamplerCapabilities(stage="draw")
+CAPABILITIES = SamplerCapabilities(stage="sample")
 MASK = 2**64 - 1
 EXPECTED = [
     0.8833108082136425,

@@ -85,7 +85,7 @@ DEAR = {
 
 class TestOutlinesContract(StructuredOutputContract):
     backend = OutlinesBackend
-    forms = frozenset({"json", "json_object", "regex", "choice", "calls"})
+    constraints = frozenset({"json", "json_object", "regex", "choice", "calls"})
     refused = (
         (S(json={"type": "number", "minimum": 1}), "'minimum'"),
         (S(regex=r"(a)\1"), "backreference"),
@@ -108,7 +108,7 @@ def is_spelled(backend, params, text):
 
 def test_it_is_offered_under_its_name_with_its_forms():
     entry = load_plugins().registries.structured_output.entry("outlines")
-    assert entry.capabilities.forms == {"json", "json_object", "regex", "choice", "calls"}
+    assert entry.capabilities.constraints == {"json", "json_object", "regex", "choice", "calls"}
 
 
 def test_neither_outlines_nor_its_disk_cache_is_loaded():

@@ -18,7 +18,7 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
     ToolEvent,
 )
-from quire.testing.tool_parsing import ReadAnswer, ToolParserContract, ToolSample, read_events
+from quire.testing.tool_parsing import ReadCompletion, ToolParserContract, ToolSample, read_events
 from quire_structured_output.call_regex import calls_regex
 from quire_tool_parsers.hermes import HermesToolParser
 
@@ -65,7 +65,7 @@ def events(*pieces: str) -> list[ToolEvent]:
     return found + parser.close()
 
 
-def read(*pieces: str) -> ReadAnswer:
+def read(*pieces: str) -> ReadCompletion:
     return read_events(events(*pieces))
 
 

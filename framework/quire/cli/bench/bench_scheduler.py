@@ -141,7 +141,11 @@ def cost_of_idling(executor: IdleExecutor, rounds: int) -> list[float]:
 def _scenes(
     running: Iterable[int], contexts: Iterable[int], pool_sizes: Iterable[int]
 ) -> list[Scene]:
-    alone = [Scene(num, is_ahead=is_ahead) for is_ahead in (False, True) for num in running]
+    alone = [
+        Scene(num, async_scheduling=async_scheduling)
+        for async_scheduling in (False, True)
+        for num in running
+    ]
     return [
         *alone,
         *(Scene(BESIDE_CONTEXT, context) for context in contexts),
@@ -203,7 +207,7 @@ PROMPT_HEADERS = ("blocks", "name", "find all", "find none", "adopt", "free")
 
 
 def _step_row(step: dict[str, Any]) -> list[str]:
-    notes = ["ahead"] * step["is_ahead"] + ["full pool"] * step["is_pool_full"]
+    notes = ["ahead"] * step["async_scheduling"] + ["full pool"] * step["is_pool_full"]
     return [
         f"{step['num_running']:,}",
         f"{step['context']:,}",

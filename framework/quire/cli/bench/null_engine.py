@@ -48,7 +48,7 @@ class Scene:
         context: Tokens of each when the measuring begins; a multiple of the block size.
         num_blocks: KV blocks in the pool, the null block included; None: as many as are needed.
         num_steps: Steps that each can decode.
-        is_ahead: Plan a step while the one before runs.
+        async_scheduling: Plan a step while the one before runs.
         is_pool_full: Every block holds a prefix that could be found, so each one that is taken
             drives another out.
     """
@@ -57,7 +57,7 @@ class Scene:
     context: int = 1024
     num_blocks: int | None = None
     num_steps: int = 256
-    is_ahead: bool = False
+    async_scheduling: bool = False
     is_pool_full: bool = False
 
     def blocks_needed(self, num_groups: int) -> int:
@@ -121,8 +121,8 @@ class IdleExecutor(Executor):
         """Return the prepared results of those who sample."""
         plan, rows = self._launched.popleft(), self._rows
         self.last_plan = plan
-        drawn = [rows[share.slot] for share in plan.requests if share.num_samples]
-        return StepResult(plan_id=plan_id, results=drawn)
+        sampled = [rows[share.slot] for share in plan.requests if share.num_samples]
+        return StepResult(plan_id=plan_id, results=sampled)
 
     def control(self, message: Any) -> Any:
         """There is nobody to tell."""
@@ -150,7 +150,9 @@ def make_core(parts: EngineParts, scene: Scene) -> tuple[EngineCore, IdleExecuto
     kv = KVCacheManager(plan, enable_prefix_caching=True, root=b"bench", max_step_tokens=budget)
     executor = IdleExecutor(scene.num_running)
     scheduler = Scheduler(settings, kv, parts.policy())
-    return EngineCore(scheduler, executor, NoGrammars(), is_ahead=scene.is_ahead), executor
+    return EngineCore(
+        scheduler, executor, NoGrammars(), async_scheduling=scene.async_scheduling
+    ), executor
 
 
 def begin(core: EngineCore, scene: Scene) -> None:

@@ -18,7 +18,7 @@ SEND_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 
 
-class GrammarNursery:
+class GrammarForkServer:
     """Starts and ends grammar processes.
 
     Args:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.config import PluginSettings
-from quire.engine.grammar.fork_server import GrammarNursery
+from quire.engine.grammar.fork_server import GrammarForkServer
 from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError
 from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
 from quire.engine.grammar.grammar_wire import (
@@ -348,8 +348,8 @@ class GrammarHost:
                 num_rows=self._max_rows,
                 memory_limit_bytes=self._limits.memory_bytes,
             )
-            nursery = GrammarNursery(setup, masks.fd)
-            self._started = (GrammarPool(nursery, self._backend, self._limits), masks)
+            fork_server = GrammarForkServer(setup, masks.fd)
+            self._started = (GrammarPool(fork_server, self._backend, self._limits), masks)
         return self._started
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from quire.engine.grammar.fork_server import GrammarNursery
+from quire.engine.grammar.fork_server import GrammarForkServer
 from quire.engine.grammar.grammar_wire import (
     Compiled,
     Fill,
@@ -51,7 +51,11 @@ class GrammarLink:
     """
 
     def __init__(
-        self, number: int, connection: socket.socket, nursery: GrammarNursery, timeout_s: float
+        self,
+        number: int,
+        connection: socket.socket,
+        fork_server: GrammarForkServer,
+        timeout_s: float,
     ) -> None:
         self.number = number
         self.is_compiling = True
@@ -60,7 +64,7 @@ class GrammarLink:
         self.is_in_turn = False
         self.deadline = time.monotonic() + timeout_s + START_TIMEOUT_S
         self._connection = connection
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._timeout_s = timeout_s
         self._operations: list[Operation] = []
         self._is_lost = False
@@ -68,7 +72,7 @@ class GrammarLink:
     @classmethod
     def start(
         cls,
-        nursery: GrammarNursery,
+        fork_server: GrammarForkServer,
         number: int,
         backend: str,
         params: StructuredOutputsParams,
@@ -81,7 +85,7 @@ class GrammarLink:
         """
         order = Sprout(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
         try:
-            return cls(number, nursery.sprout(order), nursery, timeout_s)
+            return cls(number, fork_server.sprout(order), fork_server, timeout_s)
         except GrammarError as error:
             raise LinkLostError(str(error)) from error
         except OSError as error:
@@ -173,7 +177,7 @@ class GrammarLink:
         self._connection.close()
 
     def _why_lost(self) -> str:
-        if not self._nursery.is_alive:
+        if not self._fork_server.is_alive:
             return "the process that compiles grammars has ended; its own messages are in the log"
         return (
             f"the grammar cannot be compiled within {self._timeout_s:g} s and the memory that one "

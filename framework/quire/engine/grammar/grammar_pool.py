@@ -8,7 +8,7 @@ import select
 import time
 from dataclasses import dataclass
 
-from quire.engine.grammar.fork_server import GrammarNursery
+from quire.engine.grammar.fork_server import GrammarForkServer
 from quire.engine.grammar.grammar_link import GrammarLink
 from quire.sampling_params import StructuredOutputsParams
 
@@ -38,8 +38,8 @@ class GrammarLimits:
 class GrammarPool:
     """Links to grammar processes by grammar, the least recently used first."""
 
-    def __init__(self, nursery: GrammarNursery, backend: str, limits: GrammarLimits) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: GrammarForkServer, backend: str, limits: GrammarLimits) -> None:
+        self._fork_server = fork_server
         self._backend = backend
         self._limits = limits
         self._links: dict[bytes, GrammarLink] = {}
@@ -134,13 +134,13 @@ class GrammarPool:
         for link in self._links.values():
             link.close()
         self._links.clear()
-        self._nursery.close()
+        self._fork_server.close()
 
     def _start(self, params: StructuredOutputsParams) -> GrammarLink:
         self._num_started += 1
         backend = params.backend or self._backend
         timeout_s = self._limits.timeout_s
-        return GrammarLink.start(self._nursery, self._num_started, backend, params, timeout_s)
+        return GrammarLink.start(self._fork_server, self._num_started, backend, params, timeout_s)
 
     def _make_room(self) -> bool:
         num_compiling = sum(link.is_compiling for link in self._links.values())
@@ -161,7 +161,7 @@ class GrammarPool:
             self.cut(key)
 
     def _end(self, link: GrammarLink) -> None:
-        self._nursery.fell(link.number)
+        self._fork_server.fell(link.number)
         if link.is_in_turn:
             link.wait_until_gone()
         link.close()

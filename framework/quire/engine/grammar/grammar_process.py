@@ -57,7 +57,7 @@ MAX_STORY_CHARACTERS = 8_000  # of an exception's traceback, for the log
 _PR_SET_PDEATHSIG = 1
 
 
-class Nursery:
+class ForkServer:
     """Holds what grammar processes inherit, and starts and ends them."""
 
     def __init__(self, control: socket.socket, setup: Setup, masks: mmap.mmap) -> None:
@@ -271,4 +271,4 @@ def main(arguments: list[str]) -> None:
         # file, and reading would move the offset that both share.
         with open(setup_fd, "rb"), mmap.mmap(setup_fd, 0, prot=mmap.PROT_READ) as packed:
             setup = msgspec.msgpack.decode(packed, type=Setup)
-        Nursery(control, setup, mmap.mmap(masks_fd, 0)).serve()
+        ForkServer(control, setup, mmap.mmap(masks_fd, 0)).serve()

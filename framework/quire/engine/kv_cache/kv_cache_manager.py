@@ -148,8 +148,8 @@ class KVCacheManager:
             request.block_ids[group] += found
             request.num_freed[group] = found.count(NULL_BLOCK)
         request.num_computed_tokens = hit.num_blocks * self.block_size
-        request.num_settled_blocks = hit.num_blocks
-        self.set_checkpoint(request)
+        request.num_committed_blocks = hit.num_blocks
+        self.set_next_check(request)
 
     def is_found(self, block_hash: bytes) -> bool:
         """Whether some KV group has a block of this content."""
@@ -209,17 +209,17 @@ class KVCacheManager:
         added = [self.pool.take(count) for count in missing]
         for table, ids in zip(request.block_ids, added, strict=True):
             table += ids
-        self.set_checkpoint(request, num_tokens)
+        self.set_next_check(request, num_tokens)
         return added
 
-    def set_checkpoint(self, request: Request, num_tokens: int | None = None) -> None:
+    def set_next_check(self, request: Request, num_tokens: int | None = None) -> None:
         """Note up to where the request may compute before its tables must grow, or it must end."""
         total = request.num_computed_tokens if num_tokens is None else num_tokens
         room = -(-total // self.block_size) * self.block_size
         has_drafts = bool(request.draft_token_ids or request.num_drafts_in_flight)
         request.checkpoint = 0 if has_drafts else min(room, request.last_computed)
 
-    def settle(self, request: Request, num_computed: int) -> range:
+    def commit(self, request: Request, num_computed: int) -> range:
         """Take note that the first `num_computed` tokens are computed for certain.
 
         Full blocks are offered to the prefix cache; those that no later token reads go back.
@@ -228,12 +228,12 @@ class KVCacheManager:
             The table indices of the blocks that have become full.
         """
         num_full = num_computed // self.block_size
-        fresh = range(request.num_settled_blocks, num_full)
+        fresh = range(request.num_committed_blocks, num_full)
         if fresh and self.has_cache and request.is_cacheable:
             self._name_blocks(request, num_full)
             for group, table in enumerate(request.block_ids):
                 self._keep(request, group, table, fresh, num_computed)
-        request.num_settled_blocks = max(num_full, request.num_settled_blocks)
+        request.num_committed_blocks = max(num_full, request.num_committed_blocks)
         request.next_block_end = (num_full + 1) * self.block_size
         return fresh
 
@@ -249,7 +249,7 @@ class KVCacheManager:
         tables = request.block_ids
         request.block_ids = [[] for _ in tables]
         request.num_freed = [0] * len(tables)
-        request.num_settled_blocks = request.next_block_end = request.checkpoint = 0
+        request.num_committed_blocks = request.next_block_end = request.checkpoint = 0
         return tables
 
     def give_back(self, tables: Tables) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quire.errors import PluginError
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ class GuardedStore:
             otherwise=nothing,
         )
 
-    def start_load(self, transfer_id: int, columns: Sequence[BlockColumn]) -> None:
+    def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
         """Have stored columns brought."""
-        self._ask(lambda: self._store.start_load(transfer_id, columns), otherwise=None)
+        self._ask(lambda: self._store.start_load(transfer_id, cross_blocks), otherwise=None)
 
-    def start_save(self, transfer_id: int, columns: Sequence[BlockColumn]) -> int:
+    def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
         """Have columns kept; returns how many will be."""
         return self._ask(
-            lambda: _counted(self._store.start_save(transfer_id, columns), "start_save()"),
+            lambda: _counted(self._store.start_save(transfer_id, cross_blocks), "start_save()"),
             otherwise=0,
         )
 

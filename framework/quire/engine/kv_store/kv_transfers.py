@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_store.guarded_store import GuardedStore
-from quire.engine.kv_store.load_blocks import take_columns
+from quire.engine.kv_store.load_blocks import take_cross_blocks
 from quire.engine.kv_store.open_transfers import OpenTransfers, Transfer
 from quire.engine.request import Request
-from quire.interfaces.kv_transfer import BlockColumn, KVStoreScheduler
+from quire.interfaces.kv_transfer import CrossGroupBlock, KVStoreScheduler
 from quire.messages import TransferReport
 
 MAX_LOADS = 2  # of one request: what is evicted again and again is quicker computed
@@ -114,12 +114,12 @@ class KVTransfers:
         if self.store.is_off:
             return False
         room = self._open.room
-        columns = take_columns(self.kv, request, hit, num_offered, room, num_spare)
-        if not columns:
+        cross_blocks = take_cross_blocks(self.kv, request, hit, num_offered, room, num_spare)
+        if not cross_blocks:
             return False
-        transfer = self._begin(columns, is_load=True)
+        transfer = self._begin(cross_blocks, is_load=True)
         request.num_loads += 1
-        self.store.start_load(transfer.transfer_id, columns)
+        self.store.start_load(transfer.transfer_id, cross_blocks)
         if self.store.is_off:
             return False
         self._open.let_wait(request, transfer, time.monotonic() + self.timeout_s)
@@ -130,15 +130,15 @@ class KVTransfers:
         if self.store.is_off or not request.is_cacheable:
             return  # what is not to be found has no names either
         whole = [
-            BlockColumn(request.hashes[index + 1], tuple(t[index] for t in request.block_ids))
+            CrossGroupBlock(request.hashes[index + 1], tuple(t[index] for t in request.block_ids))
             for index in fresh
             if all(index < len(table) and table[index] for table in request.block_ids)
         ]
-        if not (columns := self._cut(whole)):
+        if not (cross_blocks := self._cut(whole)):
             return
-        transfer = self._begin(columns, is_load=False)
+        transfer = self._begin(cross_blocks, is_load=False)
         self.kv.pool.share(transfer.block_ids)
-        num_new = self.store.start_save(transfer.transfer_id, columns)
+        num_new = self.store.start_save(transfer.transfer_id, cross_blocks)
         if not num_new and self._open.find(transfer.transfer_id) is not None:
             self._open.end(transfer)  # where it raised, all unsent have ended
 
@@ -236,19 +236,19 @@ class KVTransfers:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _cut(self, columns: list[BlockColumn]) -> list[BlockColumn]:
+    def _cut(self, cross_blocks: list[CrossGroupBlock]) -> list[CrossGroupBlock]:
         """Return those of the columns to be saved that transfers may hold."""
         room = max(0, self._open.room) // max(1, len(self.kv.specs))
-        if len(columns) > room:
+        if len(cross_blocks) > room:
             level = logging.DEBUG if self.num_unsaved else logging.WARNING
             logger.log(level, "%s has its share of the pool: not everything is saved", self.name)
-            self.num_unsaved += len(columns) - room
-        return columns[:room]
+            self.num_unsaved += len(cross_blocks) - room
+        return cross_blocks[:room]
 
-    def _begin(self, columns: Sequence[BlockColumn], *, is_load: bool) -> Transfer:
+    def _begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
         if not self._open:
             self._listen()
-        return self._open.begin(columns, is_load=is_load)
+        return self._open.begin(cross_blocks, is_load=is_load)
 
     def _listen(self) -> None:
         self._heard_s, self._num_silent_steps = time.monotonic(), 0
@@ -263,7 +263,7 @@ class KVTransfers:
         self._listen()
         self.store.finish(transfer.transfer_id, has_failed=has_failed)
         if not has_failed and transfer.is_load and not transfer.is_stale:
-            self.num_hits += len(transfer.columns) * self.kv.block_size
+            self.num_hits += len(transfer.cross_blocks) * self.kv.block_size
         request = self._open.end(transfer, is_kept=not has_failed)
         if request is not None and has_failed:
             request.num_loads = MAX_LOADS

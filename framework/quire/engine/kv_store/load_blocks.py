@@ -10,17 +10,17 @@ the table of a request that computed so far:
 from quire.engine.kv_cache.block_pool import NULL_BLOCK
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.request import Request
-from quire.interfaces.kv_transfer import BlockColumn
+from quire.interfaces.kv_transfer import CrossGroupBlock
 
 
-def take_columns(
+def take_cross_blocks(
     kv: KVCacheManager,
     request: Request,
     hit: PrefixHit | None,
     most: int,
     room: int,
     num_spare: int,
-) -> list[BlockColumn]:
+) -> list[CrossGroupBlock]:
     """Take blocks for as many columns behind a hit as fit; none of those that the hit consists of.
 
     Args:
@@ -37,12 +37,12 @@ def take_columns(
         kv.pool.share(table)
     num_blocks = _num_that_fit(kv, first, most, min(room, kv.pool.num_free - num_spare))
     unneeded = _unneeded(kv, first + num_blocks)
-    columns = [
-        BlockColumn(name, tuple(NULL_BLOCK if i in u else kv.pool.take(1)[0] for u in unneeded))
+    cross_blocks = [
+        CrossGroupBlock(name, tuple(NULL_BLOCK if i in u else kv.pool.take(1)[0] for u in unneeded))
         for i, name in enumerate(kv.hashes_beyond(request, first)[:num_blocks], first)
     ]
     kv.give_back(found)
-    return columns
+    return cross_blocks
 
 
 def _unneeded(kv: KVCacheManager, num_blocks: int) -> list[range]:

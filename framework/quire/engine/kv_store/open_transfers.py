@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.request import Request
-from quire.interfaces.kv_transfer import BlockColumn
+from quire.interfaces.kv_transfer import CrossGroupBlock
 
 POOL_SHARE = 4  # transfers hold a fourth of the pool, at most
 
@@ -25,7 +25,7 @@ class Transfer:
     """
 
     transfer_id: int
-    columns: Sequence[BlockColumn]
+    cross_blocks: Sequence[CrossGroupBlock]
     is_load: bool
     request: Request | None = None
     deadline_s: float = 0.0
@@ -34,7 +34,9 @@ class Transfer:
     @property
     def block_ids(self) -> list[int]:
         """Every block of it, the end first."""
-        return [b for column in reversed(self.columns) for b in column.block_ids if b]
+        return [
+            b for cross_block in reversed(self.cross_blocks) for b in cross_block.block_ids if b
+        ]
 
 
 class OpenTransfers:
@@ -66,10 +68,10 @@ class OpenTransfers:
         """Return all of them, the oldest first."""
         return list(self._open.values())
 
-    def begin(self, columns: Sequence[BlockColumn], *, is_load: bool) -> Transfer:
+    def begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
         """Open a transfer; its blocks have counted it as an owner already."""
         self._last_id += 1
-        transfer = Transfer(self._last_id, columns, is_load)
+        transfer = Transfer(self._last_id, cross_blocks, is_load)
         self._open[self._last_id] = self._unsent[self._last_id] = transfer
         self._num_blocks += len(transfer.block_ids)
         return transfer
@@ -135,7 +137,7 @@ class OpenTransfers:
         return request
 
     def _keep(self, transfer: Transfer) -> None:
-        for column in transfer.columns:
-            for group, block_id in enumerate(column.block_ids):
+        for cross_block in transfer.cross_blocks:
+            for group, block_id in enumerate(cross_block.block_ids):
                 if block_id:
-                    self._pool.keep(block_id, group, column.block_hash)
+                    self._pool.keep(block_id, group, cross_block.block_hash)

@@ -34,7 +34,7 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _LookupAnswer:
     """So many blocks lie behind a hit."""
 
     num_hit_blocks: int
@@ -55,7 +55,7 @@ class StoreQueue:
         self._kv = kv
         self._transfers = transfers
         self._asked: OrderedDict[Request, _Question] = OrderedDict()
-        self._answers: OrderedDict[Request, _Answer] = OrderedDict()
+        self._answers: OrderedDict[Request, _LookupAnswer] = OrderedDict()
         self._num_later = 0  # "later", in this step
         self._has_warned = False
 
@@ -83,13 +83,13 @@ class StoreQueue:
         num_hit_blocks = 0 if hit is None else hit.num_blocks
         num_blocks = self._num_stored(self._transfers, request, num_hit_blocks)
         if num_blocks is None:
-            return Status.ASKING
+            return Status.WAITING_FOR_KV_LOOKUP
         if not num_blocks or (num_running and self._is_too_long(request, hit, num_running)):
             return None
         if not self._transfers.load(request, hit, num_blocks, num_running):
             return None
         self._answers.pop(request, None)
-        return Status.LOADING
+        return Status.WAITING_FOR_REMOTE_KV
 
     def call_back(self, now_s: float) -> list[Request]:
         """Return those to queue again; once a step.
@@ -167,7 +167,7 @@ class StoreQueue:
         )  # fmt: skip
         self._has_warned = True
 
-    def _is_fresh(self, answer: _Answer, num_hit_blocks: int, now_s: float) -> bool:
+    def _is_fresh(self, answer: _LookupAnswer, num_hit_blocks: int, now_s: float) -> bool:
         num_resets = 0 if self._transfers is None else self._transfers.num_resets
         is_same = answer.num_hit_blocks == num_hit_blocks and answer.num_resets == num_resets
         return is_same and now_s - answer.at_s < FRESH_S
@@ -176,7 +176,7 @@ class StoreQueue:
         self, request: Request, num_hit_blocks: int, num_blocks: int, now_s: float
     ) -> None:
         num_resets = 0 if self._transfers is None else self._transfers.num_resets
-        self._answers[request] = _Answer(num_hit_blocks, num_blocks, now_s, num_resets)
+        self._answers[request] = _LookupAnswer(num_hit_blocks, num_blocks, now_s, num_resets)
         self._answers.move_to_end(request)
         if len(self._answers) > MAX_REMEMBERED:
             self._answers.popitem(last=False)

@@ -199,7 +199,7 @@ class Admission:
         if not (self._kv.has_cache and request.reads_cache):
             return False
         lacking = self._kv.hashes_beyond(request, 0 if hit is None else hit.num_blocks)
-        status: Status | None = Status.FOLLOWING
+        status: Status | None = Status.WAITING_FOR_PREFIX
         if not self._sharing.follow(request, lacking):
             status = self._store.sets_aside(request, hit, len(self._running))
         if status is None:

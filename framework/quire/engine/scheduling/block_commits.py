@@ -9,7 +9,7 @@ from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.waiting_queue import WaitingQueue
 
 
-class Settling:
+class BlockCommits:
     """Tell everybody who waits for a request's blocks that some are computed."""
 
     def __init__(
@@ -24,9 +24,9 @@ class Settling:
         self._sharing = sharing
         self._transfers = transfers
 
-    def settle(self, request: Request, num_computed: int) -> None:
+    def commit(self, request: Request, num_computed: int) -> None:
         """Take note that so many tokens of a running request are computed for certain."""
-        fresh = self._kv.settle(request, num_computed)
+        fresh = self._kv.commit(request, num_computed)
         if fresh and self._transfers is not None:
             self._transfers.offer(request, fresh)
         self._kv.free_unneeded(request, num_computed)

@@ -26,7 +26,7 @@ from quire.engine.kv_store.store_queue import StoreQueue
 from quire.engine.request import Request, Status
 from quire.engine.results import ResultIntake
 from quire.engine.scheduling.admission import Admission
-from quire.engine.scheduling.block_commits import Settling
+from quire.engine.scheduling.block_commits import BlockCommits
 from quire.engine.scheduling.fair_split import fair_shares
 from quire.engine.scheduling.guarded_policy import GuardedPolicy
 from quire.engine.scheduling.prompt_sharing import PromptSharing
@@ -75,12 +75,12 @@ class Scheduler:
         self._running = RunningSet(kv, num_slots, settings.max_running, max_adapters)
         self._decode_shares = [ScheduledRequest(slot, 1, 1) for slot in range(num_slots)]
         self._sharing = PromptSharing()
-        self._settling = Settling(kv, self._waiting, self._sharing, transfers)
+        self._block_commits = BlockCommits(kv, self._waiting, self._sharing, transfers)
         self._store = StoreQueue(kv, transfers)
         self._admission = Admission(
             settings, kv, self._policy, self._waiting, self._running, self._sharing, self._store
         )
-        self._results = ResultIntake(kv, self._running, self._settling, self.remove)
+        self._results = ResultIntake(kv, self._running, self._block_commits, self.remove)
         self._deadlines = Deadlines(settings.request_timeout_s)
         self._in_flight: deque[list[Chunk]] = deque()
         self._last_plan_id = 0
@@ -126,7 +126,7 @@ class Scheduler:
             self._leave(request)
         elif request.status is Status.WAITING:
             self._waiting.remove(request)
-        elif request.status is Status.FOLLOWING:
+        elif request.status is Status.WAITING_FOR_PREFIX:
             self._sharing.leave(request)
         self._store.leave(request)
         request.status = Status.FINISHED
@@ -152,7 +152,7 @@ class Scheduler:
         return max(0, num_waiting - self._running.num_free_slots)
 
     @property
-    def is_settled(self) -> bool:
+    def is_quiescent(self) -> bool:
         """Whether no step is in flight and no block waits for one, or for a KV store."""
         num_open = 0 if self.transfers is None else self.transfers.num_open
         return not (self._in_flight or self._running.has_leaving or num_open)
@@ -167,7 +167,7 @@ class Scheduler:
         self.kv.reset()
         for request in self._running.requests:
             request.is_cacheable = False
-            self._settling.withdraw(request)  # it keeps nothing that others could wait for
+            self._block_commits.withdraw(request)  # it keeps nothing that others could wait for
         if self.transfers is not None:
             self.transfers.reset()
 
@@ -186,7 +186,7 @@ class Scheduler:
             return False
         room = request.last_computed - len(request.token_ids)
         request.draft_token_ids = list(token_ids[: max(0, room)])
-        self.kv.set_checkpoint(request)
+        self.kv.set_next_check(request)
         return bool(request.draft_token_ids)
 
     def stats(self, num_scheduled_tokens: int) -> EngineStats:
@@ -270,7 +270,7 @@ class Scheduler:
             if missing <= self._running.num_leaving_blocks:
                 return False  # they are free as soon as the step in flight has landed
             victim = self._running.requests[self._policy.victim(self._running.requests)]
-            if victim is request and not self.is_settled:
+            if victim is request and not self.is_quiescent:
                 return False  # a step in flight or a KV store may let go of blocks of its own
             self._preempt(victim, step)
             if victim is request:
@@ -324,8 +324,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """Take a running request's slot and blocks; they are free when no step uses them."""
         if not self._in_flight:
-            self._settling.settle(request, request.num_computed_tokens)
-        self._settling.withdraw(request)
+            self._block_commits.commit(request, request.num_computed_tokens)
+        self._block_commits.withdraw(request)
         self._running.leave(request, self._last_plan_id if self._in_flight else None)
         self._policy.ended(request)
 
@@ -353,7 +353,7 @@ class Scheduler:
         """Take in the oldest step in flight; requests that are over give everything back."""
         chunks = self._in_flight.popleft()
         outputs = self._results.take(result.results)
-        self._settle_chunks(chunks)
+        self._commit_chunks(chunks)
         self._running.land(plan.plan_id)
         if result.transfers is not None and self.transfers is not None:
             for request in self.transfers.take(result.transfers):
@@ -362,12 +362,12 @@ class Scheduler:
             self.transfers.end_all()
         return outputs
 
-    def _settle_chunks(self, chunks: Sequence[Chunk]) -> None:
+    def _commit_chunks(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             request = chunk.request
             is_there = request.status is Status.RUNNING and request.slot == chunk.slot
-            if is_there and chunk.end > request.num_settled_blocks * self.kv.block_size:
-                self._settling.settle(request, chunk.end)
+            if is_there and chunk.end > request.num_committed_blocks * self.kv.block_size:
+                self._block_commits.commit(request, chunk.end)
 
 
 def _shares(prompts: Sequence[Request], demands: Sequence[int], budget: int) -> list[int]:

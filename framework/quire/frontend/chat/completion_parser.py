@@ -21,7 +21,7 @@ from quire.plugins.registry import Source
 
 logger = logging.getLogger(__name__)
 
-AnswerEvent = ReasoningDelta | ToolEvent
+CompletionEvent = ReasoningDelta | ToolEvent
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -35,7 +35,7 @@ class ParserChoice(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedAnswer:
+class ParsedCompletion:
     """A whole answer, taken apart.
 
     Attributes:
@@ -50,7 +50,7 @@ class ParsedAnswer:
     calls: tuple[tuple[str, str], ...]
 
 
-class AnswerParser:
+class CompletionParser:
     """Reads one answer.
 
     Args:
@@ -73,7 +73,7 @@ class AnswerParser:
         self._reasoning_source = reasoning_source
         self._tool_source = tool_source
 
-    def feed(self, delta: str) -> list[AnswerEvent]:
+    def feed(self, delta: str) -> list[CompletionEvent]:
         """Take the next piece of the answer; return what is certain by now.
 
         Raises:
@@ -85,13 +85,13 @@ class AnswerParser:
         events = _guard(lambda: parser.feed(delta), self._reasoning_source)
         return [*self._read_reasoning(events)]
 
-    def close(self) -> list[AnswerEvent]:
+    def close(self) -> list[CompletionEvent]:
         """Return what was held back, when the answer is over.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
         """
-        events: list[AnswerEvent] = []
+        events: list[CompletionEvent] = []
         if self._reasoning is not None:
             last = _guard(self._reasoning.close, self._reasoning_source)
             events += self._read_reasoning(last)
@@ -99,7 +99,7 @@ class AnswerParser:
             events += _guard(self._tools.close, self._tool_source)
         return events
 
-    def read_whole(self, text: str) -> ParsedAnswer:
+    def read_whole(self, text: str) -> ParsedCompletion:
         """Take a whole answer apart; the parser is used up then.
 
         Raises:
@@ -107,7 +107,7 @@ class AnswerParser:
         """
         return gather([*self.feed(text), *self.close()])
 
-    def _read_reasoning(self, events: Iterable[ReasoningEvent]) -> Iterator[AnswerEvent]:
+    def _read_reasoning(self, events: Iterable[ReasoningEvent]) -> Iterator[CompletionEvent]:
         for event in events:
             if isinstance(event, ReasoningDelta):
                 yield event
@@ -121,7 +121,7 @@ class AnswerParser:
         return _guard(lambda: parser.feed(text), self._tool_source)
 
 
-def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
+def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
     """Join all events of one answer."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -140,10 +140,10 @@ def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
             case ToolCallEnd(index):
                 name, pieces = open_calls[index]
                 calls.append((name, "".join(pieces)))
-    return ParsedAnswer("".join(texts), "".join(thoughts) if thoughts else None, tuple(calls))
+    return ParsedCompletion("".join(texts), "".join(thoughts) if thoughts else None, tuple(calls))
 
 
-def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
+def parse_completion(output: CompletionOutput, parser: CompletionParser) -> None:
     """Move thinking and tool calls of a whole answer out of its text, in place."""
     parsed = parser.read_whole(output.text)
     output.text = parsed.text
@@ -154,7 +154,7 @@ def split_answer(output: CompletionOutput, parser: AnswerParser) -> None:
     ]
 
 
-class AnswerParsers:
+class CompletionParsers:
     """Makes the parser of each request.
 
     Args:
@@ -196,7 +196,7 @@ class AnswerParsers:
             "wrote the grammar of a call",
         )
 
-    def __call__(self, prompt_text: str, *, with_tools: bool) -> AnswerParser:
+    def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
         """Return a parser for one answer.
 
         Args:
@@ -207,7 +207,7 @@ class AnswerParsers:
             RequestFailedError: A plugin's parser cannot be built.
         """
         tools = self.tools if with_tools else None
-        return AnswerParser(
+        return CompletionParser(
             None if self.reasoning is None else _build(self.reasoning, prompt_text),
             None if tools is None else _build(tools),
             reasoning_source=None if self.reasoning is None else self.reasoning.source,

@@ -1,7 +1,8 @@
-"""What the engine says about a request becomes what its caller reads.
+"""Completions as they grow: engine outputs in, text and deltas out.
 
-An `Answer` is one child's text so far; `Answers` are the n of one prompt. A stop string is found
-here, after detokenizing, so it is the frontend that ends such an answer and tells the engine.
+A `CompletionState` is one completion so far, a `PromptState` the n completions of one prompt. Stop
+strings are found here, after detokenization; the frontend then ends the completion and aborts the
+engine's request.
 """
 
 import logging
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from quire.errors import QuireError
 from quire.frontend.completions.logprob_row import LogprobRow
 from quire.frontend.dispatch.engine_client import error_of
-from quire.frontend.intake.intake import Admission
+from quire.frontend.intake.intake import AdmittedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ from quire.outputs import (
 logger = logging.getLogger(__name__)
 
 
-class _Told(NamedTuple):
+class _Emitted(NamedTuple):
     """How much of an answer its deltas have brought."""
 
     num_texts: int = 0
@@ -36,7 +37,7 @@ class _Told(NamedTuple):
     num_prompt_logprobs: int = 0
 
 
-class Answer:
+class CompletionState:
     """One answer, as it grows.
 
     Attributes:
@@ -59,7 +60,7 @@ class Answer:
         self._logprobs: list[dict[int, Logprob]] = []
         self._prompt_logprobs: list[LogprobRow | None] = []
         self._stop_reason: int | str | None = None
-        self._told = _Told()
+        self._emitted = _Emitted()
 
     def take(self, output: EngineOutput) -> None:
         """Take what a step added; it becomes text when somebody asks, or when text may end it.
@@ -91,15 +92,15 @@ class Answer:
     def delta(self) -> Delta:
         """Return what is new since the last one."""
         self._decode()
-        told = self._told
-        self._told = _Told(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
+        emitted = self._emitted
+        self._emitted = _Emitted(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
         is_asked = self.request.params.logprobs is not None
-        new_of_prompt = range(told.num_prompt_logprobs, len(self._prompt_logprobs))
+        new_of_prompt = range(emitted.num_prompt_logprobs, len(self._prompt_logprobs))
         return Delta(
             index=self.request.child,
-            text="".join(self._texts[told.num_texts :]),
-            token_ids=self._token_ids[told.num_tokens :],
-            logprobs=self._logprobs[told.num_tokens :] if is_asked else None,
+            text="".join(self._texts[emitted.num_texts :]),
+            token_ids=self._token_ids[emitted.num_tokens :],
+            logprobs=self._logprobs[emitted.num_tokens :] if is_asked else None,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             num_cached_tokens=self.num_cached_tokens,
@@ -173,7 +174,7 @@ class Answer:
         return LogprobRow(row, self._tokenizer.token_text)
 
 
-class Answers:
+class PromptState:
     """The n answers to one prompt.
 
     Args:
@@ -184,14 +185,15 @@ class Answers:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: AdmittedPrompt,
         tokenizer: Tokenizer,
         finished_hooks: Sequence[RequestHook] = (),
     ) -> None:
         self.admission = admission
         self._finished_hooks = finished_hooks
         self._answers = {
-            request.request_id: Answer(request, tokenizer) for request in admission.requests
+            request.request_id: CompletionState(request, tokenizer)
+            for request in admission.requests
         }
 
     @property
@@ -204,7 +206,7 @@ class Answers:
         """Engine requests that are not over."""
         return [i for i, answer in self._answers.items() if answer.finish_reason is None]
 
-    def take(self, output: EngineOutput) -> Answer:
+    def take(self, output: EngineOutput) -> CompletionState:
         """Take what a step added; return whose it is.
 
         Raises:
@@ -240,7 +242,7 @@ class Answers:
             lora_request=None if adapter is None else _lora_request(adapter),
         )
 
-    def _abort(self, answer: Answer) -> Delta:
+    def _abort(self, answer: CompletionState) -> Delta:
         answer.abort()
         last = EngineOutput(
             request_id=answer.request.request_id, token_ids=[], finish_reason="abort"

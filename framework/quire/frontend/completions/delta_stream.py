@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Self
 
 from quire.errors import QuireError
-from quire.frontend.completions.completion import Answers
+from quire.frontend.completions.completion import PromptState
 from quire.outputs import Delta, RequestOutput
 
 
-class AnswerStream:
+class DeltaStream:
     """The deltas of one prompt's answers, in the order in which the engine made them.
 
     An async iterator and an async context manager. Leaving the context, `aclose`, or cancelling the
@@ -24,9 +24,9 @@ class AnswerStream:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: PromptState,
         loop: asyncio.AbstractEventLoop,
-        on_close: Callable[["AnswerStream"], object],
+        on_close: Callable[["DeltaStream"], object],
     ) -> None:
         self.answers = answers
         self.loop = loop

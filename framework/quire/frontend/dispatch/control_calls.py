@@ -16,7 +16,7 @@ from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import EngineThread
 from quire.messages import Control
 
-Answer = asyncio.Future[Any]
+Pending = asyncio.Future[Any]
 
 
 class ControlCalls:
@@ -24,63 +24,63 @@ class ControlCalls:
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
-        self._waiting: set[Answer] = set()
+        self._waiting: set[Pending] = set()
         self._lock = threading.RLock()  # a finalizer may come in between
 
     async def call(self, command: Control) -> Any:
         """Have a command done between two steps; returns and raises what the engine does."""
-        with self._answer() as answer:
-            self._thread.post(partial(_run, answer, command))
-            return await answer
+        with self._pending() as pending:
+            self._thread.post(partial(_run, pending, command))
+            return await pending
 
     async def wait_for_death(self) -> EngineDeadError:
         """Return why the engine stopped, as soon as it did."""
-        with self._answer() as answer:
+        with self._pending() as pending:
             if self._thread.death is None:
                 with contextlib.suppress(EngineDeadError):
-                    await answer
+                    await pending
         return self._thread.death or EngineDeadError("the engine stopped")
 
     def fail(self, death: EngineDeadError) -> None:
         """Tell everybody who waits that no answer will come."""
         with self._lock:
             waiting = list(self._waiting)
-        for answer in waiting:
-            _send(answer, partial(_set_error, answer, death))
+        for pending in waiting:
+            _send(pending, partial(_set_error, pending, death))
 
     @contextlib.contextmanager
-    def _answer(self) -> Iterator[Answer]:
-        answer: Answer = asyncio.get_running_loop().create_future()
+    def _pending(self) -> Iterator[Pending]:
+        pending: Pending = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._waiting.add(answer)
+            self._waiting.add(pending)
         try:
-            yield answer
+            yield pending
         finally:
             with self._lock:
-                self._waiting.discard(answer)
+                self._waiting.discard(pending)
 
 
-def _run(answer: Answer, command: Control, core: EngineCoreClient) -> None:
+def _run(pending: Pending, command: Control, core: EngineCoreClient) -> None:
     try:
         result = core.control(command)
     except EngineDeadError:
         raise  # the thread ends, and tells everybody
     except QuireError as error:  # the caller's: it is raised where it waits
-        _send(answer, partial(_set_error, answer, error))
+        _send(pending, partial(_set_error, pending, error))
     else:
-        _send(answer, partial(_set_result, answer, result))
+        _send(pending, partial(_set_result, pending, result))
 
 
-def _send(answer: Answer, call: partial[None]) -> None:
+def _send(pending: Pending, call: partial[None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-        answer.get_loop().call_soon_threadsafe(call)
+        pending.get_loop().call_soon_threadsafe(call)
 
 
-def _set_result(answer: Answer, result: Any) -> None:
-    if not answer.done():
-        answer.set_result(result)
+def _set_result(pending: Pending, result: Any) -> None:
+    if not pending.done():
+        pending.set_result(result)
 
 
-def _set_error(answer: Answer, error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _set_error(pending: Pending, error: Exception) -> None:
+    if not pending.done():
+        pending.set_exception(error)

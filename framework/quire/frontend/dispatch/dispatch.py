@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from quire.errors import EngineDeadError, QuireError, RequestFailedError, RequestTimeoutError
-from quire.frontend.completions.completion import Answers
-from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.completions.completion import PromptState
+from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.control_calls import ControlCalls
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S, EngineThread
@@ -29,7 +29,7 @@ OVERDUE_S = 1.0  # after a request's time is up, for the engine to say so itself
 
 logger = logging.getLogger(__name__)
 
-Batch = list[tuple[AnswerStream, EngineOutput]]
+Batch = list[tuple[DeltaStream, EngineOutput]]
 
 
 class Dispatch:
@@ -48,7 +48,7 @@ class Dispatch:
         self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
         self.throughput = Throughput()
-        self._streams: dict[str, AnswerStream] = {}  # by the engine's request id
+        self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._lock = threading.RLock()  # a finalizer may come in between
         self._thread = EngineThread(core, self._deliver, self._announce_death)
         self._controls = ControlCalls(self._thread)
@@ -64,18 +64,18 @@ class Dispatch:
         """Seconds since the engine last finished a step; 0 while there is nothing to do."""
         return self._thread.stalled_s
 
-    def streams(self) -> list[AnswerStream]:
+    def streams(self) -> list[DeltaStream]:
         """Return the streams that are open."""
         with self._lock:
             return list(dict.fromkeys(self._streams.values()))
 
-    def start(self, answers: Answers) -> AnswerStream:
+    def start(self, answers: PromptState) -> DeltaStream:
         """Hand the requests of one prompt to the engine. On the event loop that will read.
 
         Raises:
             EngineDeadError: The engine stopped.
         """
-        stream = AnswerStream(answers, asyncio.get_running_loop(), self._drop)
+        stream = DeltaStream(answers, asyncio.get_running_loop(), self._drop)
         requests = answers.admission.requests
         with self._lock:
             self._streams.update({request.request_id: stream for request in requests})
@@ -87,7 +87,7 @@ class Dispatch:
         self._limit(stream)
         return stream
 
-    def end(self, stream: AnswerStream) -> None:
+    def end(self, stream: DeltaStream) -> None:
         """Abort a request for somebody else than its reader, who is told."""
         self._call(stream.loop, partial(self._end_here, stream))
 
@@ -109,7 +109,7 @@ class Dispatch:
 
     # -- in the engine's thread ----------------------------------------------------------------
 
-    def _add(self, stream: AnswerStream, core: EngineCoreClient) -> None:
+    def _add(self, stream: DeltaStream, core: EngineCoreClient) -> None:
         """Queue the requests of one prompt; if one is refused, its output ends the others."""
         for request in stream.answers.admission.requests:
             core.add(request)
@@ -143,7 +143,7 @@ class Dispatch:
 
     # -- on the event loop -----------------------------------------------------------------------
 
-    def _limit(self, stream: AnswerStream) -> None:
+    def _limit(self, stream: DeltaStream) -> None:
         """End a request that is late and of which the engine says nothing: its step may hang."""
         request = stream.answers.admission.requests[0]
         limits = [s for s in (request.timeout_s, self._request_timeout_s) if s is not None]
@@ -151,7 +151,7 @@ class Dispatch:
             passed_s = time.monotonic() - request.arrival_s
             stream.call_later(min(limits) + OVERDUE_S - passed_s, partial(self._expire, stream))
 
-    def _expire(self, stream: AnswerStream) -> None:
+    def _expire(self, stream: DeltaStream) -> None:
         message = "the request's time is up, and the engine does not answer: a step takes too long"
         self._fail(stream, RequestTimeoutError(message))
 
@@ -163,7 +163,7 @@ class Dispatch:
                 must_abort.append(output.request_id)
         self._abort(must_abort)
 
-    def _advance(self, stream: AnswerStream, output: EngineOutput) -> bool:
+    def _advance(self, stream: DeltaStream, output: EngineOutput) -> bool:
         """Add one output to its stream; whether the engine must be told to stop."""
         try:
             answer = stream.answers.take(output)
@@ -183,25 +183,25 @@ class Dispatch:
         stream.push(delta)
         return answer.must_abort
 
-    def _end_here(self, stream: AnswerStream) -> None:
+    def _end_here(self, stream: DeltaStream) -> None:
         for delta in self._drop(stream):
             stream.push(delta)
 
-    def _fail(self, stream: AnswerStream, error: QuireError) -> None:
+    def _fail(self, stream: DeltaStream, error: QuireError) -> None:
         """End a request with an error; its other answers go too."""
         stream.fail(error)
         self._drop(stream)
 
     # -- on either ------------------------------------------------------------------------------
 
-    def _drop(self, stream: AnswerStream) -> list[Delta]:
+    def _drop(self, stream: DeltaStream) -> list[Delta]:
         """Forget a stream and abort what is not over; return the last deltas."""
         unfinished = stream.answers.unfinished_ids
         self._forget(stream)
         self._abort(unfinished)
         return stream.answers.abort()
 
-    def _forget(self, stream: AnswerStream) -> None:
+    def _forget(self, stream: DeltaStream) -> None:
         with self._lock:
             for request in stream.answers.admission.requests:
                 self._streams.pop(request.request_id, None)

@@ -38,7 +38,7 @@ MAX_TIMEOUT_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedPrompt:
     """What became of one prompt: n requests, ready for the engine."""
 
     request_id: str
@@ -80,7 +80,9 @@ class Intake:
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
-        self._checked_form: StructuredOutputsParams | None = None  # a batch's is looked at once
+        self._checked_constraint: StructuredOutputsParams | None = (
+            None  # a batch's is looked at once
+        )
 
     @property
     def extra_fields(self) -> tuple[RequestField, ...]:
@@ -101,7 +103,7 @@ class Intake:
         adapter: AdapterRef | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> Admission:
+    ) -> AdmittedPrompt:
         """Check a prompt and what is asked of it.
 
         Args:
@@ -132,7 +134,7 @@ class Intake:
             max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
-            thinking_end_token_id=self._resolve_form(encoded, params),
+            thinking_end_token_id=self._resolve_constraint(encoded, params),
             adapter=adapter,
             priority=priority,
             cache_salt=encoded.cache_salt,
@@ -142,7 +144,7 @@ class Intake:
         requests = (first, *_others(first, request_id))
         for request in requests:
             self._hooks.received(request)
-        return Admission(request_id, encoded, requests)
+        return AdmittedPrompt(request_id, encoded, requests)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Return a prompt's tokens, checked.
@@ -209,13 +211,13 @@ class Intake:
         own = () if params.ignore_eos else self._tokenizer.eos_token_ids
         return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
 
-    def _resolve_form(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
+    def _resolve_constraint(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
         """Check the form; return the token behind which it begins, None for the answer's start."""
         form = params.structured_outputs
         if form is None:
             return None
         try:
-            self._check_form(form)
+            self._check_constraint(form)
             if self._thinking is None:
                 return None
             return self._thinking.end_token_id(prompt.text, prompt.token_ids)
@@ -224,8 +226,8 @@ class Intake:
                 error.param = "structured_outputs" if form.calls is None else "tools"
             raise
 
-    def _check_form(self, form: StructuredOutputsParams) -> None:
-        if self._check_grammar is None or form is self._checked_form:
+    def _check_constraint(self, form: StructuredOutputsParams) -> None:
+        if self._check_grammar is None or form is self._checked_constraint:
             return
         try:
             self._check_grammar(form)
@@ -236,7 +238,7 @@ class Intake:
             raise RequestFailedError(
                 "the structured-output backend failed on this form; the log says how"
             ) from error
-        self._checked_form = form
+        self._checked_constraint = form
 
     def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
         """Return every sampler field: from the parameters, else from extra_args, else default."""

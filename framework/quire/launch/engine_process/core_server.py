@@ -13,11 +13,11 @@ from quire.errors import InvalidRequestError, QuireError
 from quire.launch.engine_process.engine_wire import (
     Abort,
     Add,
-    Answer,
     Call,
     EncodedRequest,
     ErrorMessage,
     ReadStats,
+    Reply,
     Shutdown,
     Stepped,
 )
@@ -95,13 +95,13 @@ class CoreServer:
             )
             self._refused.append(output)
 
-    def _answer(self, call: Call) -> Answer:
+    def _answer(self, call: Call) -> Reply:
         """Do what is asked; a refusal is for the one who asked."""
         try:
             value = encode(self._do(call.command))
         except QuireError as error:
-            return Answer(call.call_id, _NOTHING, ErrorMessage.of(error))
-        return Answer(call.call_id, msgspec.Raw(value))
+            return Reply(call.call_id, _NOTHING, ErrorMessage.of(error))
+        return Reply(call.call_id, msgspec.Raw(value))
 
     def _do(self, command: Control | ReadStats) -> Any:
         return self._core.stats() if isinstance(command, ReadStats) else self._core.control(command)

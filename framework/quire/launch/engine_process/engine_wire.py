@@ -173,7 +173,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_taken: int
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What came of a call."""
 
     call_id: int
@@ -181,6 +181,6 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: ErrorMessage | None = None
 
 
-FromEngine = Connected | Ready | Refused | Failed | Stepped | Answer
+FromEngine = Connected | Ready | Refused | Failed | Stepped | Reply
 
 ANSWERS: dict[type[Any], Any] = {LoadAdapter: None, ResetPrefixCache: None, ReadStats: EngineStats}

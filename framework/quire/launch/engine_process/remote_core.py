@@ -21,7 +21,6 @@ from quire.launch.engine_process.engine_wire import (
     ANSWERS,
     Abort,
     Add,
-    Answer,
     Call,
     Connected,
     EncodedRequest,
@@ -30,6 +29,7 @@ from quire.launch.engine_process.engine_wire import (
     ReadStats,
     Ready,
     Refused,
+    Reply,
     Shutdown,
     Stepped,
     own_quire,
@@ -47,7 +47,7 @@ from quire.process.child_process import ChildProcess, SocketFolder
 from quire.process.ipc import Channel, decode, encode
 from quire.process.python_child import python_arguments
 
-MODULE = "quire.launch.engine_process"
+MODULE = "quire.launch.engine_process.entry"
 STOP_TIMEOUT_S = 10.0  # for the step that runs; after that the process is killed
 NEVER = sys.maxsize
 
@@ -199,7 +199,7 @@ class RemoteCore:
         self._link.send(Call(call_id, command))
         while True:
             message = self._link.receive()
-            if isinstance(message, Answer) and message.call_id == call_id:
+            if isinstance(message, Reply) and message.call_id == call_id:
                 break
             self._take(message)
         if message.error is not None:
@@ -218,7 +218,7 @@ class RemoteCore:
         match message:
             case Stepped():
                 self._inbox.append(message)
-            case Answer():  # its caller was interrupted
+            case Reply():  # its caller was interrupted
                 logger.debug("nobody waits for the answer to call %d any more", message.call_id)
             case _:
                 self._link.die(EngineDeadError(f"the engine said {message!r} out of turn"))

@@ -50,7 +50,7 @@ class Guard:
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
         scope["quire_request_id"] = request_id  # ours; a client's id is never used inside
-        answer = _Answer(send, request_id)
+        answer = _GuardedResponse(send, request_id)
         self._lifecycle.enter()
         try:
             self._check(scope)
@@ -127,7 +127,7 @@ class _Limited:
         return message
 
 
-class _Answer:
+class _GuardedResponse:
     """A `send` that adds the request's id, and knows whether an answer has begun."""
 
     def __init__(self, send: Send, request_id: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import AnswerEvent, AnswerParser
+from quire.frontend.chat.completion_parser import CompletionEvent, CompletionParser
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -29,13 +29,13 @@ from quire.server.wire.protocol import (
     FinishReason,
     FunctionCall,
     FunctionDelta,
+    MessageToolCall,
     TokenLogprob,
-    ToolCallAnswer,
     ToolCallDelta,
 )
 
 
-class ChatAnswer:
+class ChatChoiceBuilder:
     """Reads one choice.
 
     Args:
@@ -44,7 +44,7 @@ class ChatAnswer:
         allows_parallel: Whether calls after the first that ends are kept.
     """
 
-    def __init__(self, index: int, parser: AnswerParser, allows_parallel: bool) -> None:
+    def __init__(self, index: int, parser: CompletionParser, allows_parallel: bool) -> None:
         self.index = index
         self._parser = parser
         self._allows_parallel = allows_parallel
@@ -70,7 +70,7 @@ class ChatAnswer:
         """Return the whole answer."""
         return self._whole.choice(self.index)
 
-    def _piece(self, events: Iterable[AnswerEvent]) -> ChatDelta:
+    def _piece(self, events: Iterable[CompletionEvent]) -> ChatDelta:
         piece = ChatDelta()
         calls: dict[int, ToolCallDelta] = {}
         for event in events:
@@ -106,7 +106,7 @@ class _Whole:
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, ToolCallAnswer] = field(default_factory=dict)
+    calls: dict[int, MessageToolCall] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)  # the others broke off
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
@@ -149,7 +149,7 @@ class _Whole:
     def _add_call(self, piece: ToolCallDelta) -> None:
         if piece.id is not UNSET:
             call = FunctionCall(name=piece.function.name or "", arguments="")
-            self.calls[piece.index] = ToolCallAnswer(id=piece.id, function=call)
+            self.calls[piece.index] = MessageToolCall(id=piece.id, function=call)
         self.calls[piece.index].function.arguments += piece.function.arguments
 
 

@@ -16,19 +16,19 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta, PromptLogprobs
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.chat_choice import ChatAnswer
+from quire.server.routes.chat_choice import ChatChoiceBuilder
 from quire.server.routes.generation import Envelope, Generation
 from quire.server.routes.models import choose
 from quire.server.routes.tool_choice import ToolUse, tool_use
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_known, sampler_fields, sort_fields
-from quire.server.wire.json_response import WholeAnswer, in_thread_if, json_of
+from quire.server.wire.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.wire.openai_logprobs import chat_logprobs
 from quire.server.wire.params import (
-    form_field,
-    one_form,
+    constraint_field,
+    one_constraint,
     prompt_parts,
-    response_form,
+    response_constraint,
     sampling_params,
     wants_usage,
 )
@@ -56,12 +56,14 @@ class Chat:
     with_usage: bool
     envelope: Envelope
 
-    def answers(self) -> list[ChatAnswer]:
+    def answers(self) -> list[ChatChoiceBuilder]:
         """Return a fresh reader for each choice."""
-        make_parser = self.generation.frontend.make_answer_parser
+        make_parser = self.generation.frontend.make_completion_parser
         text, with_tools = self.generation.prompts[0]["prompt"], bool(self.tools.tools)
         return [
-            ChatAnswer(index, make_parser(text, with_tools=with_tools), self.tools.allows_parallel)
+            ChatChoiceBuilder(
+                index, make_parser(text, with_tools=with_tools), self.tools.allows_parallel
+            )
             for index in range(self.generation.num_choices)
         ]
 
@@ -82,7 +84,7 @@ class ChatRoute:
         if body.typed.stream:
             request_id = request.scope["quire_request_id"]
             return EventStream(_events(chat), headers, request_id, on_over=release)
-        return WholeAnswer(partial(_whole, chat), headers, release)
+        return EncodedResponse(partial(_whole, chat), headers, release)
 
     async def _prepare(self, body: Body[ChatBody], extra_args: dict[str, Any]) -> Chat:
         typed = body.typed
@@ -91,13 +93,15 @@ class ChatRoute:
         )
         chosen = choose(self._frontend, typed.model)
         tools = tool_use(typed, self._frontend)
-        if tools.tools and not self._frontend.make_answer_parser.reads_calls:
+        if tools.tools and not self._frontend.make_completion_parser.reads_calls:
             raise InvalidRequestError(
                 "this model has no tool-call parser, so its calls could not be read; start the "
                 "server with --tool-call-parser NAME, or send tool_choice none",
                 param="tools",
             )
-        form = one_form(response_form(typed.response_format), typed.structured_outputs, tools.form)
+        form = one_constraint(
+            response_constraint(typed.response_format), typed.structured_outputs, tools.form
+        )
         params = sampling_params(
             typed,
             max_tokens=_max_tokens(typed),
@@ -117,7 +121,7 @@ class ChatRoute:
                 [prompt_parts(text, typed, False)],
                 params,
                 chosen.adapter,
-                form_field(typed.response_format),
+                constraint_field(typed.response_format),
                 priority=typed.priority,
                 timeout_s=typed.timeout_s,
             ),

@@ -28,7 +28,7 @@ class Shows:
     prompt_logprobs: bool
 
 
-class CompletionAnswer:
+class CompletionChoiceBuilder:
     """Reads one choice; what was read is its reader's, and not kept here.
 
     Args:

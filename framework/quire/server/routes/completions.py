@@ -16,17 +16,17 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import CompletionAnswer, Shows, whole_choice
+from quire.server.routes.completion_choice import CompletionChoiceBuilder, Shows, whole_choice
 from quire.server.routes.generation import Envelope, Generation
 from quire.server.routes.models import choose
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_known, sampler_fields, sort_fields
-from quire.server.wire.json_response import WholeAnswer, in_thread_if, json_of
+from quire.server.wire.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.wire.params import (
-    form_field,
-    one_form,
+    constraint_field,
+    one_constraint,
     prompt_parts,
-    response_form,
+    response_constraint,
     sampling_params,
     wants_usage,
 )
@@ -39,7 +39,7 @@ MAX_CHOICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CompletionRun:
     """One completion request, ready to run."""
 
     generation: Generation
@@ -47,10 +47,10 @@ class Run:
     with_usage: bool
     envelope: Envelope
 
-    def answers(self) -> list[CompletionAnswer]:
+    def answers(self) -> list[CompletionChoiceBuilder]:
         """Return a fresh reader for each choice."""
         indexes = range(self.generation.num_choices)
-        return [CompletionAnswer(index, self.generation, self.shows) for index in indexes]
+        return [CompletionChoiceBuilder(index, self.generation, self.shows) for index in indexes]
 
 
 class CompletionRoute:
@@ -72,9 +72,9 @@ class CompletionRoute:
         if body.typed.stream:
             request_id = request.scope["quire_request_id"]
             return EventStream(_events(run), headers, request_id, on_over=release)
-        return WholeAnswer(partial(_whole, run), headers, release)
+        return EncodedResponse(partial(_whole, run), headers, release)
 
-    def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> Run:
+    def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> CompletionRun:
         typed = body.typed
         check_known(
             body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
@@ -86,8 +86,8 @@ class CompletionRoute:
             max_tokens=1 if is_prompt_only else _max_tokens(typed),
             logprobs=typed.logprobs,
             prompt_logprobs=_num_prompt_logprobs(typed),
-            structured_outputs=one_form(
-                response_form(typed.response_format), typed.structured_outputs
+            structured_outputs=one_constraint(
+                response_constraint(typed.response_format), typed.structured_outputs
             ),
             extra_args=extra_args,
         )
@@ -95,14 +95,14 @@ class CompletionRoute:
         given = split_prompts(typed.prompt)
         self._check_lengths(given)
         prompts = [prompt_parts(prompt, typed, True) for prompt in given]
-        return Run(
+        return CompletionRun(
             Generation(
                 self._frontend,
                 self._budget,
                 prompts,
                 params,
                 chosen.adapter,
-                form_field(typed.response_format),
+                constraint_field(typed.response_format),
                 priority=typed.priority,
                 timeout_s=typed.timeout_s,
                 is_prompt_only=is_prompt_only,
@@ -146,7 +146,7 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-async def _whole(run: Run) -> bytes:
+async def _whole(run: CompletionRun) -> bytes:
     answers = run.answers()
     pieces: list[list[CompletionChoice]] = [[] for _ in answers]
     async with aclosing(run.generation.deltas()) as deltas:
@@ -158,11 +158,11 @@ async def _whole(run: Run) -> bytes:
     return await in_thread_if(run.generation.is_large, partial(_encode_whole, run, pieces))
 
 
-def _encode_whole(run: Run, pieces: Sequence[Sequence[CompletionChoice]]) -> bytes:
+def _encode_whole(run: CompletionRun, pieces: Sequence[Sequence[CompletionChoice]]) -> bytes:
     return json_of(_completion(run, [*map(whole_choice, pieces)], run.generation.usage()))
 
 
-async def _events(run: Run) -> AsyncGenerator[bytes]:
+async def _events(run: CompletionRun) -> AsyncGenerator[bytes]:
     answers = run.answers()
     usage = None if run.with_usage else UNSET
     async with aclosing(run.generation.deltas()) as deltas:
@@ -176,14 +176,14 @@ async def _events(run: Run) -> AsyncGenerator[bytes]:
 
 
 def _event(
-    run: Run, answer: CompletionAnswer, delta: Delta, usage: UnsetType | None
+    run: CompletionRun, answer: CompletionChoiceBuilder, delta: Delta, usage: UnsetType | None
 ) -> bytes | None:
     piece = answer.read(delta)
     return None if piece is None else json_of(_completion(run, [piece], usage))
 
 
 def _completion(
-    run: Run, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    run: CompletionRun, choices: list[CompletionChoice], usage: Usage | UnsetType | None
 ) -> Completion:
     envelope = run.envelope
     return Completion(

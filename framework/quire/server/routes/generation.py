@@ -12,7 +12,7 @@ import msgspec
 
 from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.messages import FinishReason
 from quire.outputs import Delta
@@ -49,7 +49,7 @@ class Generation:
         prompts: Prompts as `AsyncFrontend.submit` takes them.
         params: How to generate; `n` answers a prompt.
         adapter: Name of a LoRA adapter.
-        form_field: The field that asked for the form, to be named where the form is refused.
+        constraint_field: The field that asked for the form, to be named where the form is refused.
         priority: Smaller goes first, if the scheduling policy reads it.
         timeout_s: Seconds that each prompt may take.
         is_prompt_only: Leave the answers out: what is asked about is the prompt.
@@ -65,7 +65,7 @@ class Generation:
         prompts: Sequence[dict[str, Any]],
         params: SamplingParams,
         adapter: str | None = None,
-        form_field: str = "structured_outputs",
+        constraint_field: str = "structured_outputs",
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
@@ -78,7 +78,7 @@ class Generation:
         self.n = params.n
         self._params = params
         self._adapter = adapter
-        self._form_field = form_field
+        self._constraint_field = constraint_field
         self._priority = priority or 0
         self._timeout_s = timeout_s
         self._is_prompt_only = is_prompt_only
@@ -123,7 +123,7 @@ class Generation:
         if num_running:
             raise RequestFailedError("the engine ended the request before it was finished")
 
-    async def _submit(self, prompt: EncodedPrompt) -> AnswerStream:
+    async def _submit(self, prompt: EncodedPrompt) -> DeltaStream:
         try:
             return await self.frontend.submit(
                 prompt,
@@ -134,7 +134,7 @@ class Generation:
             )
         except GrammarError as error:
             if error.param == "structured_outputs":
-                error.param = self._form_field
+                error.param = self._constraint_field
             raise
 
     def usage(self) -> Usage:

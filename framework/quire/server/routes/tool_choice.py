@@ -103,7 +103,7 @@ def _named(choice: str | dict[str, Any]) -> str:
 def _forced(
     tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
 ) -> StructuredOutputsParams:
-    calls = frontend.make_answer_parser.call_grammar([tool["function"] for tool in tools])
+    calls = frontend.make_completion_parser.call_grammar([tool["function"] for tool in tools])
     if calls is None:
         raise InvalidRequestError(
             "the tool-call parser of this model cannot force a call; send tool_choice auto",

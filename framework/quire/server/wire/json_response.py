@@ -20,7 +20,7 @@ PIECE_BYTES = 64 * 1024
 READ_TIMEOUT_S = 60.0  # a client that reads nothing for so long is taken for gone
 
 
-class WholeAnswer(Response):
+class EncodedResponse(Response):
     """Wait for an answer as long as its client does; then send it as fast as the client reads.
 
     Args:

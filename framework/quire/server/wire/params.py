@@ -63,7 +63,7 @@ def prompt_parts(
     return parts
 
 
-def response_form(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+def response_constraint(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
     """Return the form that OpenAI's `response_format` asks for.
 
     Raises:
@@ -86,12 +86,12 @@ def response_form(response_format: dict[str, Any] | None) -> StructuredOutputsPa
             )
 
 
-def form_field(response_format: dict[str, Any] | None) -> str:
+def constraint_field(response_format: dict[str, Any] | None) -> str:
     """Return the field that asks for the form, if there is one."""
     return "structured_outputs" if response_format is None else "response_format"
 
 
-def one_form(*forms: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+def one_constraint(*forms: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
     """Return the one form that was asked for.
 
     Raises:

@@ -179,7 +179,7 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class ToolCallAnswer(msgspec.Struct, kw_only=True):
+class MessageToolCall(msgspec.Struct, kw_only=True):
     """A whole tool call."""
 
     id: str
@@ -195,7 +195,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -24,16 +24,16 @@ class DeclaredFeatures(AttentionChecks):
 
     def test_windows_hide_what_lies_before(self, window: int) -> None:
         """For prompts, single tokens, and both in one step."""
-        self._check_reach(replace(self._plain(), window=window))
+        self._check_bounds(replace(self._plain(), window=window))
 
     def test_chunks_hide_what_lies_before(self, chunk_size: int) -> None:
         """The query's own chunk is all that it sees, wherever the step cuts."""
-        self._check_reach(replace(self._plain(), chunk=chunk_size))
+        self._check_bounds(replace(self._plain(), chunk=chunk_size))
 
     @pytest.mark.parametrize("is_taken", [False, True], ids=["null block", "others' blocks"])
-    def test_what_no_query_sees_is_never_read(self, reach: SceneSizes, is_taken: bool) -> None:
+    def test_what_no_query_sees_is_never_read(self, bounds: SceneSizes, is_taken: bool) -> None:
         """It is NaN, which no mask hides: blocks left behind, ends of blocks, the null block."""
-        scene = self._scene(reach)
+        scene = self._scene(bounds)
         long, short, fresh = scene.add(150), scene.add(40), scene.add(70)
         self._check(scene, scene.step([(long, 90), (short, 4)], Padding(1, 3)))
         steps = (
@@ -133,7 +133,7 @@ class DeclaredFeatures(AttentionChecks):
             answers.append(scene.answers(plan)[place])
         return torch.cat(answers)
 
-    def _check_reach(self, sizes: SceneSizes) -> None:
+    def _check_bounds(self, sizes: SceneSizes) -> None:
         scene = self._scene(sizes)
         numbers = [scene.add(length + 20) for length in (50, 4, 31)]
         self._check(scene, scene.step([(0, 50), (1, 4), (2, 31)]))

@@ -24,7 +24,7 @@ NUM_TOKENS = 70
 CONTEXT = 192  # tokens that a row of the block table has place for
 
 
-class CapturedStep:
+class CapturedScene:
     """The fixed buffers of a step, and what was launched over them.
 
     Args:
@@ -91,7 +91,7 @@ class CapturedSteps(AttentionChecks):
         lengths = (30, 3, 47, 1)
         self._check(scene, scene.step(list(zip(numbers, lengths, strict=True))))
         a, b, c, d = numbers
-        step = CapturedStep(scene, NUM_REQUESTS, NUM_REQUESTS)
+        step = CapturedScene(scene, NUM_REQUESTS, NUM_REQUESTS)
         self._check(scene, step.step([(a, 1), (b, 1), (c, 1), (d, 1)]))
         self._check(scene, step.step([(c, 1), (a, 1)]))
         late = scene.add(120)
@@ -103,7 +103,7 @@ class CapturedSteps(AttentionChecks):
         """One token a request, or all tokens for one of them, from the same launches."""
         scene = self._scene(captured_whole)
         a, b, c = (scene.add(length) for length in (60, 90, 75))
-        step = CapturedStep(scene, NUM_REQUESTS, NUM_TOKENS)
+        step = CapturedScene(scene, NUM_REQUESTS, NUM_TOKENS)
         self._check(scene, step.step([(a, 20), (b, 40), (c, 3)]))
         self._check(scene, step.step([(c, 1), (b, 1), (a, 1)]))
         self._check(scene, step.step([(c, NUM_TOKENS)]))

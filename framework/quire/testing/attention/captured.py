@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.interfaces.attention import StepLayout
 
-ASKING = (
+WAITING_FOR_KV_LOOKUP = (
     "aten::_local_scalar_dense",
     "aten::nonzero",
     "aten::masked_select",
@@ -61,7 +61,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, or refuse it."""
         del types
         name = func.name().split(".")[0]
-        is_asking = name in ASKING or _is_sized_by_data(name, args, kwargs or {})
+        is_asking = name in WAITING_FOR_KV_LOOKUP or _is_sized_by_data(name, args, kwargs or {})
         assert not is_asking, f"a captured step asks the device for a number by {name}"
         return func(*args, **(kwargs or {}))
 

@@ -29,7 +29,7 @@ import torch
 
 from quire.errors import SettingsError
 from quire.interfaces.kv_cache import KVPlan
-from quire.interfaces.kv_transfer import KVStoreScheduler, KVStoreWorker, column_bytes
+from quire.interfaces.kv_transfer import KVStoreScheduler, KVStoreWorker, cross_group_block_bytes
 from quire.testing.kv_store.kv_store_scene import (
     StoreScene,
     chain,
@@ -79,8 +79,8 @@ class KVStoreContract:
         """Return what builds a scene with room for so many columns; it is shut down afterwards."""
         with ExitStack() as built:
 
-            def build_scene(num_columns: int) -> StoreScene:
-                options = self.options(tmp_path, num_columns * column_bytes(plan))
+            def build_scene(num_cross_blocks: int) -> StoreScene:
+                options = self.options(tmp_path, num_cross_blocks * cross_group_block_bytes(plan))
                 scene = StoreScene(self.scheduler_class, self.worker_class, options, plan)
                 built.callback(scene.shutdown)
                 return scene
@@ -277,7 +277,7 @@ class KVStoreContract:
 
     def test_an_unknown_option_is_refused_by_name(self, plan: KVPlan, tmp_path: Path) -> None:
         """A misspelt option is never ignored; `check_options` has nothing against right ones."""
-        options = dict(self.options(tmp_path, ROOM * column_bytes(plan)))
+        options = dict(self.options(tmp_path, ROOM * cross_group_block_bytes(plan)))
         self.scheduler_class.check_options(options)
         self.scheduler_class.check_options(options, plan)
         with pytest.raises(SettingsError, match="no_such_option"):

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from quire.interfaces.kv_cache import KVGroup, KVLayer, KVPlan, KVTensor
 from quire.interfaces.kv_transfer import (
-    BlockColumn,
+    CrossGroupBlock,
     KVStoreScheduler,
     KVStoreWorker,
-    column_bytes,
-    column_pieces,
+    block_pieces,
+    cross_group_block_bytes,
 )
 from quire.messages import TransferReport
 from quire.testing.whole_context import WholeContext
@@ -65,7 +65,7 @@ def _group(index: int, names: list[str]) -> KVGroup:
 class SceneTransfer:
     """A transfer that the engine has not heard the end of."""
 
-    columns: tuple[BlockColumn, ...]
+    cross_blocks: tuple[CrossGroupBlock, ...]
     is_load: bool
 
 
@@ -87,7 +87,7 @@ class StoreScene:
         seed: int = 0,
     ) -> None:
         self.plan = plan
-        self.column_bytes = column_bytes(plan)
+        self.cross_group_block_bytes = cross_group_block_bytes(plan)
         self.scheduler = scheduler_class(dict(options), plan)
         self.worker = worker_class(dict(options), plan)
         self.tensors = [
@@ -98,7 +98,7 @@ class StoreScene:
         self.open: dict[int, SceneTransfer] = {}
         self.done: list[int] = []
         self.failed: list[int] = []
-        self._pieces = column_pieces(plan)
+        self._pieces = block_pieces(plan)
         self._free = list(range(1, plan.num_blocks))
         random.Random(seed).shuffle(self._free)
         self._last_id = 0
@@ -127,21 +127,23 @@ class StoreScene:
             block_hashes: Of the columns.
             null_group: A KV group in which they have no block.
         """
-        columns = tuple(self._column(name, null_group) for name in block_hashes)
-        for column in columns:
-            self._write(column, content(column.block_hash, self.column_bytes))
-        transfer_id = self._start(SceneTransfer(columns, is_load=False))
-        num_written = self.scheduler.start_save(transfer_id, columns)
-        assert 0 <= num_written <= len(columns), f"{num_written} of {len(columns)} are written"
+        cross_blocks = tuple(self._cross_block(name, null_group) for name in block_hashes)
+        for cross_block in cross_blocks:
+            self._write(cross_block, content(cross_block.block_hash, self.cross_group_block_bytes))
+        transfer_id = self._start(SceneTransfer(cross_blocks, is_load=False))
+        num_written = self.scheduler.start_save(transfer_id, cross_blocks)
+        assert 0 <= num_written <= len(cross_blocks), (
+            f"{num_written} of {len(cross_blocks)} are written"
+        )
         if not num_written:
             self._free_blocks(self.open.pop(transfer_id))
         return num_written
 
     def start_load(self, block_hashes: Sequence[bytes], *, null_group: int | None = None) -> int:
         """Ask for columns that were looked up; returns the transfer's id."""
-        columns = tuple(self._column(name, null_group) for name in block_hashes)
-        transfer_id = self._start(SceneTransfer(columns, is_load=True))
-        self.scheduler.start_load(transfer_id, columns)
+        cross_blocks = tuple(self._cross_block(name, null_group) for name in block_hashes)
+        transfer_id = self._start(SceneTransfer(cross_blocks, is_load=True))
+        self.scheduler.start_load(transfer_id, cross_blocks)
         return transfer_id
 
     def step(self) -> TransferReport:
@@ -170,8 +172,8 @@ class StoreScene:
         transfer = self.open.pop(transfer_id)
         (self.failed if has_failed else self.done).append(transfer_id)
         if transfer.is_load and not has_failed:
-            for column in transfer.columns:
-                self._check_column(column, "a load brought other bytes than were saved")
+            for cross_block in transfer.cross_blocks:
+                self._check_cross_block(cross_block, "a load brought other bytes than were saved")
         self._free_blocks(transfer)
         self.scheduler.finish(transfer_id, has_failed=has_failed)
 
@@ -194,8 +196,8 @@ class StoreScene:
             is_clean = (tensor[untouchable] == POISON).all(dim=1)
             assert bool(is_clean.all()), f"{untouchable[~is_clean].tolist()} were written to"
         for transfer in self.open.values():
-            for column in () if transfer.is_load else transfer.columns:
-                self._check_column(column, "a block was written to while it was saved")
+            for cross_block in () if transfer.is_load else transfer.cross_blocks:
+                self._check_cross_block(cross_block, "a block was written to while it was saved")
 
     def shutdown(self) -> None:
         """End both halves."""
@@ -207,34 +209,34 @@ class StoreScene:
         self.open[self._last_id] = transfer
         return self._last_id
 
-    def _column(self, block_hash: bytes, null_group: int | None) -> BlockColumn:
+    def _cross_block(self, block_hash: bytes, null_group: int | None) -> CrossGroupBlock:
         groups = range(len(self.plan.groups))
-        return BlockColumn(
+        return CrossGroupBlock(
             block_hash, tuple(0 if g == null_group else self._free.pop() for g in groups)
         )
 
-    def _rows(self, column: BlockColumn) -> list[tuple[Tensor, int]]:
+    def _rows(self, cross_block: CrossGroupBlock) -> list[tuple[Tensor, int]]:
         """Return where each piece of a column lies in the cache, and its offset in the content."""
         return [
-            (self.tensors[piece.tensor][column.block_ids[piece.group]], piece.offset)
+            (self.tensors[piece.tensor][cross_block.block_ids[piece.group]], piece.offset)
             for piece in self._pieces
-            if column.block_ids[piece.group]
+            if cross_block.block_ids[piece.group]
         ]
 
-    def _write(self, column: BlockColumn, data: Tensor) -> None:
-        for row, offset in self._rows(column):
+    def _write(self, cross_block: CrossGroupBlock, data: Tensor) -> None:
+        for row, offset in self._rows(cross_block):
             row.copy_(data[offset : offset + row.numel()])
 
-    def _check_column(self, column: BlockColumn, message: str) -> None:
-        data = content(column.block_hash, self.column_bytes)
-        for row, offset in self._rows(column):
+    def _check_cross_block(self, cross_block: CrossGroupBlock, message: str) -> None:
+        data = content(cross_block.block_hash, self.cross_group_block_bytes)
+        for row, offset in self._rows(cross_block):
             assert torch.equal(row, data[offset : offset + row.numel()]), message
 
     def _free_blocks(self, transfer: SceneTransfer) -> None:
-        for column in transfer.columns:
-            for row, _ in self._rows(column):
+        for cross_block in transfer.cross_blocks:
+            for row, _ in self._rows(cross_block):
                 row.fill_(POISON)
-            self._free[:0] = [block_id for block_id in column.block_ids if block_id]
+            self._free[:0] = [block_id for block_id in cross_block.block_ids if block_id]
 
 
 def content(block_hash: bytes, num_bytes: int) -> Tensor:  # [num_bytes] uint8

@@ -2,7 +2,7 @@
 
 Write a test class for your step, and pytest does the rest:
 
-    class TestMine(LogitsStepContract):
+    class TestMine(LogitsProcessorContract):
         step_class = MyStep
         capabilities = MY_CAPABILITIES
         active = ({"my_field": 0.5}, {"my_field": 2.0})
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quire.interfaces.sampling import LogitsStep, SampledRows, SamplerCapabilities
+from quire.interfaces.sampling import LogitsProcessor, SampledRows, SamplerCapabilities
 from quire.testing.sampling.no_waiting import META, run_without_data, run_without_waiting
 from quire.testing.sampling.sampled_rows import (
     ANY_HISTORY,
@@ -38,7 +38,7 @@ from quire.testing.sampling.sampled_rows import (
 NUM_ROWS = 12  # even, so that two examples in turn come otherwise backwards
 
 
-class LogitsStepContract:
+class LogitsProcessorContract:
     """Tests that a step which changes logits must pass.
 
     Attributes:
@@ -52,7 +52,7 @@ class LogitsStepContract:
         device: Where they lie.
     """
 
-    step_class: ClassVar[type[LogitsStep]]
+    step_class: ClassVar[type[LogitsProcessor]]
     capabilities: ClassVar[SamplerCapabilities]
     active: ClassVar[Sequence[Mapping[str, Any]]]
     neutral: ClassVar[Mapping[str, Any]] = {}
@@ -188,7 +188,7 @@ class LogitsStepContract:
             run_without_data(step.apply, self._logits(), rows)
             run_without_waiting(self._step().apply, self._logits(), rows)
 
-    def _step(self) -> LogitsStep:
+    def _step(self) -> LogitsProcessor:
         return self.step_class(self.vocab_size, torch.device(self.device))
 
     def _active(self, row: int) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.interfaces.sampling import SampledRows, SamplerCapabilities
 
-COLUMN_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
+FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
 NUM_SLOTS = 16
 MAX_LEN = 32
 
@@ -74,7 +74,7 @@ def sampled_rows(
         return out
 
     columns = {
-        f.name: column([row[f.name] for row in full], COLUMN_DTYPES[f.type])
+        f.name: column([row[f.name] for row in full], FIELD_DTYPES[f.type])
         for f in capabilities.fields
     }
     columns["seed"] = column(range(len(full)) if seeds is None else seeds, torch.int64)

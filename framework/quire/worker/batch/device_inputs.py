@@ -16,7 +16,7 @@ from quire.kernels.input_gather import GEOMETRY_FIELDS, StepSource, StepTarget, 
 from quire.messages import ScheduledRequest
 from quire.worker.batch.slots import TOKENS, SlotTables
 from quire.worker.batch.step_inputs import StepInputs
-from quire.worker.device.mirror import Column, Mirror
+from quire.worker.device.mirror import BufferSpec, Mirror
 from quire.worker.device.uploads import upload
 
 
@@ -30,20 +30,20 @@ class DeviceInputs:
 
     Attributes:
         slots: `[max_num_seqs]` int64, the slot of each request of the step; the spare one behind.
-        drawn_positions: `[max_num_seqs]` int64, where each request's next token goes.
+        sampled_positions: `[max_num_seqs]` int64, where each request's next token goes.
     """
 
     def __init__(
         self, tables: SlotTables, block_sizes: Sequence[int], max_num_batched_tokens: int
     ) -> None:
         self.tables = tables
-        self.max_num_seqs = tables.spare_slot
+        self.max_num_seqs = tables.padding_slot
         size_of = dict(zip(tables.backend_groups, block_sizes, strict=True))
         self._groups = list(size_of)  # those that have layers here
         self._block_sizes = list(size_of.values())
         self._words = _words(self.max_num_seqs, tables.device)
         self.slots = self._words.device["slots"]
-        self.drawn_positions = self._words.device["drawn_positions"]
+        self.sampled_positions = self._words.device["sampled_positions"]
         max_tokens = max(max_num_batched_tokens, self.max_num_seqs)
         widths = [tables.block_tables[group].shape[1] for group in self._groups]
         self._source = self._make_source(widths)
@@ -110,8 +110,8 @@ class DeviceInputs:
         seq_lens: NDArray[np.int64] = computed + query_lens
         ends = np.cumsum(query_lens)
         for name, values, padding in (
-            ("slots", slots, tables.spare_slot),
-            ("drawn_positions", tables.num_known[slots], 0),
+            ("slots", slots, tables.padding_slot),
+            ("sampled_positions", tables.num_known[slots], 0),
             ("first_positions", computed, 0),
             ("seq_lens", seq_lens, 0),
             ("adapters", tables.adapter_index[slots], -1),
@@ -169,12 +169,12 @@ def _words(max_num_seqs: int, device: torch.device) -> Mirror:
     """Return what the host sends of each request."""
     return Mirror(
         {
-            "slots": Column(max_num_seqs, torch.int64),
-            "drawn_positions": Column(max_num_seqs, torch.int64),
-            "first_positions": Column(max_num_seqs, torch.int32),
-            "seq_lens": Column(max_num_seqs, torch.int32),
-            "adapters": Column(max_num_seqs, torch.int32),
-            "query_start": Column(max_num_seqs + 1, torch.int32),
+            "slots": BufferSpec(max_num_seqs, torch.int64),
+            "sampled_positions": BufferSpec(max_num_seqs, torch.int64),
+            "first_positions": BufferSpec(max_num_seqs, torch.int32),
+            "seq_lens": BufferSpec(max_num_seqs, torch.int32),
+            "adapters": BufferSpec(max_num_seqs, torch.int32),
+            "query_start": BufferSpec(max_num_seqs + 1, torch.int32),
         },
         device,
     )

@@ -24,10 +24,10 @@ from quire.messages import (
     TokenPatch,
 )
 from quire.worker.batch.device_tables import DeviceTables
-from quire.worker.device.mirror import Column, Mirror
+from quire.worker.device.mirror import BufferSpec, Mirror
 
-COLUMN_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
-PROMPT_COLUMN = "number of prompt tokens"  # no request field is called so
+FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
+PROMPT_FIELD = "number of prompt tokens"  # no request field is called so
 TOKENS = 0  # the first of the device's tables; block tables follow
 
 
@@ -58,7 +58,7 @@ class SlotTables:
             there, cells behind the blocks of a slot may hold anything.
         backend_groups: The KV group of each attention backend; a group whose layers have heads of
             several shapes has several backends, one that has no layers here has none.
-        spare_slot: Its row on the device is for padding.
+        padding_slot: Its row on the device is for padding.
         num_known: `[slots]` tokens in `token_ids`, on the host.
         num_computed: `[slots]` tokens whose KV is computed, on the host.
         adapter_index: `[slots]` where each slot's adapter is for this step, or -1; on the host.
@@ -80,17 +80,17 @@ class SlotTables:
         self.device = device
         groups = range(len(max_blocks)) if backend_groups is None else backend_groups
         self.backend_groups = tuple(groups)
-        self.spare_slot = max_num_seqs
+        self.padding_slot = max_num_seqs
         self.has_device_blocks = has_device_blocks
         widths = [max_model_len, *(max_blocks if has_device_blocks else ())]
         self.device_tables = DeviceTables(max_num_seqs + 1, widths, device)
         self.token_ids = self.device_tables.tables[TOKENS]
         self.fields = tuple(fields)
         self._columns = _columns(fields, max_num_seqs + 1, device)
-        self._has_new_columns = False
-        self.num_prompt_tokens = self._columns.device[PROMPT_COLUMN]
+        self._has_new_fields = False
+        self.num_prompt_tokens = self._columns.device[PROMPT_FIELD]
         self.columns = {
-            name: column for name, column in self._columns.device.items() if name != PROMPT_COLUMN
+            name: column for name, column in self._columns.device.items() if name != PROMPT_FIELD
         }
         self.block_tables = [np.zeros((max_num_seqs, count), np.int32) for count in max_blocks]
         self.num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in max_blocks]
@@ -123,10 +123,10 @@ class SlotTables:
             self.num_blocks[group][slot] = 0
             self.add_blocks(NewBlocks(slot, group, block_ids))
         columns = {"seed": message.seed, "child": message.child}
-        for name, value in {**columns, PROMPT_COLUMN: message.num_prompt_tokens}.items():
+        for name, value in {**columns, PROMPT_FIELD: message.num_prompt_tokens}.items():
             self._columns.host[name][slot] = value
-        self._has_new_columns = True
-        self._note_wishes(message)
+        self._has_new_fields = True
+        self._note_needs(message)
         info = SlotInfo(
             message.num_prompt_tokens,
             message.num_logprobs,
@@ -141,7 +141,7 @@ class SlotTables:
 
     def write_fields(self, message: SlotAssignment) -> None:
         """Write the sampler columns of a slot; what a field cannot hold raises."""
-        self._has_new_columns = True
+        self._has_new_fields = True
         with np.errstate(over="raise"):
             for field in self.fields:
                 value = message.fields.get(field.name, field.default)
@@ -165,8 +165,8 @@ class SlotTables:
     def push(self) -> None:
         """Bring all that changed to the device, without waiting for it."""
         self.device_tables.push()
-        if self._has_new_columns:
-            self._has_new_columns = False
+        if self._has_new_fields:
+            self._has_new_fields = False
             self._columns.push()
 
     def append_tokens(
@@ -176,9 +176,9 @@ class SlotTables:
     ) -> None:
         """Write one drawn token behind the known ones of each slot; they stay on the device."""
         self.device_tables.put(TOKENS, slots, self.num_known[slots], token_ids)
-        self.note_drawn(slots)
+        self.note_sampled(slots)
 
-    def note_drawn(self, slots: NDArray[np.int64]) -> None:  # [N]
+    def note_sampled(self, slots: NDArray[np.int64]) -> None:  # [N]
         """Take in that one token more of each slot is known, on the device at least."""
         self.num_known[slots] += 1
 
@@ -187,20 +187,20 @@ class SlotTables:
         slots = np.array([share.slot for share in requests], np.int64)
         self.num_computed[slots] += np.array([share.num_tokens for share in requests], np.int64)
 
-    def _note_wishes(self, message: SlotAssignment) -> None:
+    def _note_needs(self, message: SlotAssignment) -> None:
         """Keep the slots with rare wishes apart, so that a step need not look for them."""
         self.adapter_index[message.slot] = -1
         rare = (
             (self.with_adapter, message.adapter),
             (self.with_prompt_logprobs, message.num_prompt_logprobs),
         )
-        for slots, wish in rare:
+        for slots, need in rare:
             slots.discard(message.slot)
-            if wish is not None:
+            if need is not None:
                 slots.add(message.slot)
 
 
 def _columns(fields: Sequence[RequestField], size: int, device: torch.device) -> Mirror:
-    columns = {field.name: Column(size, COLUMN_DTYPES[field.type]) for field in fields}
-    whole = dict.fromkeys(("seed", "child", PROMPT_COLUMN), Column(size, torch.int64))
+    columns = {field.name: BufferSpec(size, FIELD_DTYPES[field.type]) for field in fields}
+    whole = dict.fromkeys(("seed", "child", PROMPT_FIELD), BufferSpec(size, torch.int64))
     return Mirror(columns | whole, device)

@@ -9,7 +9,7 @@ from quire.errors import QuireError, RequestFailedError
 from quire.messages import ErrorReport, SlotResult, StepResult
 from quire.process.traceback_text import cause_text, sendable, traceback_text
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
 NOT_A_NUMBER = ErrorReport(
     RequestFailedError.code,
@@ -22,22 +22,22 @@ class LaunchedStep:
     """A step whose tokens are drawn, and may not have reached the host.
 
     Attributes:
-        drawn: Slots, and what they drew.
+        sampled: Slots, and what they drew.
         errors: Slots that failed before they could draw.
-        drawn_by: Name of the step that drew, in errors.
+        sampler_name: Name of the step that drew, in errors.
     """
 
     plan_id: int
-    drawn: list[tuple[list[int], Drawn]]
+    sampled: list[tuple[list[int], SampledTokens]]
     prompts: list[PromptLogprobs]
     errors: dict[int, ErrorReport]
-    drawn_by: str
+    sampler_name: str
 
     def read(self) -> StepResult:
         """Wait for the tokens, and return what the engine is told."""
         results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]
-        for slots, drawn in self.drawn:
-            results += _results(slots, drawn, self.drawn_by)
+        for slots, sampled in self.sampled:
+            results += _results(slots, sampled, self.sampler_name)
         return StepResult(plan_id=self.plan_id, results=_with_prompts(results, self.prompts))
 
 
@@ -49,22 +49,22 @@ def failure(what: str, error: Exception) -> ErrorReport:
     return ErrorReport(RequestFailedError.code, sendable(message), traceback_text(error))
 
 
-def _results(slots: Sequence[int], drawn: Drawn, drawn_by: str) -> list[SlotResult]:
+def _results(slots: Sequence[int], sampled: SampledTokens, sampler_name: str) -> list[SlotResult]:
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
         if is_sound
-        else SlotResult(slot, [], None, why_unsound(token_id, drawn.vocab_size, drawn_by))
-        for slot, token_id, is_sound, logprobs in zip(slots, *drawn.read(), strict=True)
+        else SlotResult(slot, [], None, why_unsound(token_id, sampled.vocab_size, sampler_name))
+        for slot, token_id, is_sound, logprobs in zip(slots, *sampled.read(), strict=True)
     ]
 
 
-def why_unsound(token_id: int, vocab_size: int, drawn_by: str) -> ErrorReport:
+def why_unsound(token_id: int, vocab_size: int, sampler_name: str) -> ErrorReport:
     """Say why a row has no token: the model gave it none, or the draw returned something else."""
     if 0 <= token_id < vocab_size:
         return NOT_A_NUMBER
     return ErrorReport(
         RequestFailedError.code,
-        f"{drawn_by} returned token id {token_id}; the vocabulary has {vocab_size} tokens",
+        f"{sampler_name} returned token id {token_id}; the vocabulary has {vocab_size} tokens",
     )
 
 

@@ -15,7 +15,7 @@ ALIGNMENT = 16  # bytes, as the widest loads of a kernel like it
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BufferSpec:
     """One array: how many elements, and of what type."""
 
     size: int
@@ -30,7 +30,7 @@ class Mirror:
         device: By name, tensors that always lie at the same address; zeros at first.
     """
 
-    def __init__(self, columns: Mapping[str, Column], device: torch.device) -> None:
+    def __init__(self, columns: Mapping[str, BufferSpec], device: torch.device) -> None:
         starts, end = {}, 0
         for name, column in columns.items():
             starts[name] = end

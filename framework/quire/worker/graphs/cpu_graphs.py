@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
+class CPUGraph:
     """The calls of a step, and what must live as long.
 
     Attributes:
@@ -52,7 +52,7 @@ class RecordedStep:
     hidden_states: Tensor
 
 
-class RecordedSteps:
+class CPUGraphs:
     """The recorded steps of one worker.
 
     Args:
@@ -65,10 +65,12 @@ class RecordedSteps:
         self._forward = forward
         self._backends = backends
         self._groups = tables.backend_groups
-        self._largest = min(MAX_REQUESTS, tables.spare_slot)
+        self._largest = min(MAX_REQUESTS, tables.padding_slot)
         self._memory = StepMemory()
-        self._steps: dict[int, RecordedStep] = {}
-        self._flaws: dict[int, str] = {}  # why steps of so many requests go through Python
+        self._steps: dict[int, CPUGraph] = {}
+        self._unavailable_reasons: dict[
+            int, str
+        ] = {}  # why steps of so many requests go through Python
         size = self._largest
         self._input_ids = torch.zeros(size, dtype=torch.int64)
         self._positions = torch.zeros(size, dtype=torch.int64)
@@ -87,7 +89,11 @@ class RecordedSteps:
         What it returns is written over by the next one.
         """
         count = len(inputs.slots)
-        if count > self._largest or len(inputs.input_ids) != count or count in self._flaws:
+        if (
+            count > self._largest
+            or len(inputs.input_ids) != count
+            or count in self._unavailable_reasons
+        ):
             return None
         self._fill(inputs, count)
         step = self._steps.get(count)
@@ -97,9 +103,9 @@ class RecordedSteps:
         with _ONE_AT_A_TIME:
             recorded = self._record(count)
         if isinstance(recorded, str):
-            if recorded not in self._flaws.values():
+            if recorded not in self._unavailable_reasons.values():
                 logger.info("steps of %d request(s) go through Python: %s", count, recorded)
-            self._flaws[count] = recorded
+            self._unavailable_reasons[count] = recorded
             return None
         self._steps[count] = recorded
         return recorded.hidden_states
@@ -113,7 +119,7 @@ class RecordedSteps:
             self._slot_mapping[group][:count] = layout.slot_mapping
             self._block_table[group][:count, : layout.block_table.shape[1]] = layout.block_table
 
-    def _record(self, count: int) -> RecordedStep | str:
+    def _record(self, count: int) -> CPUGraph | str:
         """Return a step that was tried, or why it cannot be repeated.
 
         It must then be computed again, for it may have written anything to its places in the cache.
@@ -129,8 +135,8 @@ class RecordedSteps:
             ids, positions = self._input_ids[:count], self._positions[:count]
             with recording() as calls, InStepMemory(blocks, calls) as memory:
                 hidden_states = self._forward(ids, positions, batch)
-            if calls.flaw is not None:
-                return calls.flaw
+            if calls.reason is not None:
+                return calls.reason
             if blocks.addresses - memory.operands - {hidden_states.untyped_storage().data_ptr()}:
                 return "something keeps memory that it has allocated in the step"
             expected = hidden_states.clone()
@@ -141,7 +147,7 @@ class RecordedSteps:
             return f"{type(error).__name__}: {error}"
         if not _same_bits(hidden_states, expected):
             return "compiled functions and what torch was seen to compute are not all of it"
-        return RecordedStep(calls, batch, hidden_states)
+        return CPUGraph(calls, batch, hidden_states)
 
     def _layout(self, group: int, count: int) -> StepLayout:
         """Return a group's buffers, as far as a step of so many requests uses them."""

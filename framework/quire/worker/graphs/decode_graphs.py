@@ -27,7 +27,7 @@ from quire.messages import ScheduledRequest
 from quire.worker.batch.device_inputs import DeviceInputs
 from quire.worker.batch.step_inputs import StepInputs
 from quire.worker.graphs.graph_capture import StepCapture, causes_of, no_collection
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
 Compute = Callable[[StepInputs, AdapterBatch | None], Tensor]
@@ -42,13 +42,13 @@ class CapturedStep:
     Attributes:
         compute: Computes the logits, and returns the hidden states `[num_rows, hidden_size]`.
         logits: `[num_rows, V]` float32; any other captured step writes over them.
-        draw: Draws from the logits, and appends to the tables; what it returns is written over by
+        sample: Draws from the logits, and appends to the tables; what it returns is written over by
             its next repetition. None: the pipeline's draw cannot be captured.
     """
 
     compute: Callable[[], Tensor]
     logits: Tensor
-    draw: Callable[[], Drawn] | None
+    sample: Callable[[], SampledTokens] | None
 
 
 class DecodeGraphs:
@@ -157,28 +157,30 @@ class DecodeGraphs:
         uses_adapters: bool,
     ) -> CapturedStep:
         logits = self._logits[:num_rows]
-        has_draw = self._pipeline.is_absorbed((), ())
+        has_sampling = self._pipeline.is_fused((), ())
         try:
             return CapturedStep(
                 compute=way.capture(lambda: compute(num_rows, uses_adapters, logits)),
                 logits=logits,
-                draw=way.capture(lambda: self._draw(num_rows, logits)) if has_draw else None,
+                sample=way.capture(lambda: self._sample(num_rows, logits))
+                if has_sampling
+                else None,
             )
         except Exception as error:  # the edge of models, backends and samplers
             raise _refusal(num_rows, error) from error
 
-    def _draw(self, num_rows: int, logits: Tensor) -> Drawn:
+    def _sample(self, num_rows: int, logits: Tensor) -> SampledTokens:
         tables = self._inputs.tables
         rows = SampledRows(
             slots=self._inputs.slots[:num_rows],
-            positions=self._inputs.drawn_positions[:num_rows],
+            positions=self._inputs.sampled_positions[:num_rows],
             columns=tables.columns,
             token_ids=tables.token_ids,
             num_prompt_tokens=tables.num_prompt_tokens,
         )
-        drawn = self._pipeline.draw_absorbed(logits, rows)
-        tables.token_ids[rows.slots, rows.positions] = drawn.token_ids
-        return drawn
+        sampled = self._pipeline.sample_fused(logits, rows)
+        tables.token_ids[rows.slots, rows.positions] = sampled.token_ids
+        return sampled
 
 
 def _refusal(num_rows: int, error: Exception) -> CapacityError | RefusedError:

@@ -24,7 +24,7 @@ from quire.interfaces.attention import (
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.mla import MLABackend
 from quire.interfaces.model import ForwardBatch, Model
-from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, SamplerStep
+from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerStep
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.adapter_manager import AdapterManager
@@ -171,9 +171,9 @@ class LargestStep:
         rows = self._rows(len(hidden_states))
         token_ids = None
         for step in self._samplers:
-            if isinstance(step, DrawStep):
-                token_ids = step.draw(logits, rows)
-            elif isinstance(step, LogitsStep):
+            if isinstance(step, Sampler):
+                token_ids = step.sample(logits, rows)
+            elif isinstance(step, LogitsProcessor):
                 logits = step.apply(logits, rows)
         raw.log_softmax(-1)
         if token_ids is None:

@@ -15,7 +15,7 @@ from quire.worker.device.host_copy import HostCopier, HostCopy
 from quire.worker.sampling.row_logprobs import RowLogprobs
 
 
-class DrawnTokens(NamedTuple):
+class HostTokens(NamedTuple):
     """What some rows drew, a list for each column: a row of its own is an object a token.
 
     Attributes:
@@ -30,7 +30,7 @@ class DrawnTokens(NamedTuple):
 
 
 @dataclass(slots=True)
-class Drawn:
+class SampledTokens:
     """The tokens of some rows, on the device.
 
     Attributes:
@@ -53,7 +53,7 @@ class Drawn:
         token_ids: Tensor,  # [N] int64
         best: Tensor,  # [N] float32
         vocab_size: int,
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Pack what was drawn."""
         return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))), vocab_size)
 
@@ -62,7 +62,7 @@ class Drawn:
         cls,
         logits: Tensor,  # [N, V] float32
         token_ids: Tensor,  # [N] int64
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Pack tokens with their own logits."""
         packed = torch.empty(2, len(token_ids), dtype=torch.int32, device=logits.device)
         packed[0].copy_(token_ids)
@@ -75,9 +75,9 @@ class Drawn:
         """What was drawn."""
         return self.packed[0]
 
-    def first(self, num_rows: int) -> Drawn:
+    def first(self, num_rows: int) -> SampledTokens:
         """Return the first rows in memory of their own, where what is drawn next is not written."""
-        return Drawn(self.packed[:, :num_rows].clone(), self.vocab_size)
+        return SampledTokens(self.packed[:, :num_rows].clone(), self.vocab_size)
 
     def start_copy(self, copier: HostCopier) -> None:
         """Begin to bring all of it to the host."""
@@ -85,11 +85,11 @@ class Drawn:
         if self.logprobs is not None:
             self.logprobs.start_copy(copier)
 
-    def read(self) -> DrawnTokens:
+    def read(self) -> HostTokens:
         """Return what the rows drew, when it has arrived."""
         (packed,) = (self.packed,) if self.copy is None else self.copy.wait()
         token_ids, best = packed.cpu().numpy()
         is_token = (token_ids >= 0) & (token_ids < self.vocab_size)
         is_sound = (is_token & np.isfinite(best.view(np.float32))).tolist()
         logprobs = [None] * len(is_sound) if self.logprobs is None else self.logprobs.read()
-        return DrawnTokens(token_ids.tolist(), is_sound, logprobs)
+        return HostTokens(token_ids.tolist(), is_sound, logprobs)

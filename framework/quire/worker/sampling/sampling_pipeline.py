@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from quire.errors import RequestFailedError
-from quire.interfaces.sampling import DrawStep, LogitsStep, SampledRows, Stage
+from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, Stage
 from quire.layers.returned import check_returned
 from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
 from quire.worker.device.uploads import upload
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
-Draw = Callable[[Tensor, SampledRows], Tensor]
+SampleFunction = Callable[[Tensor, SampledRows], Tensor]
 KEEP_ORDER: tuple[Stage, ...] = ("temperature", "filter")
 
 
 @dataclass(frozen=True, slots=True)
-class _Wishes:
+class _SamplingNeeds:
     """What the requests of a batch ask of a draw.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Wishes:
     has_min_tokens: bool
 
     @classmethod
-    def of(cls, infos: Sequence[SlotInfo]) -> _Wishes:
+    def of(cls, infos: Sequence[SlotInfo]) -> _SamplingNeeds:
         """Gather them."""
         num_logprobs = [info.num_logprobs for info in infos]
         return cls(
@@ -68,41 +68,41 @@ class SamplingPipeline:
 
     Args:
         steps: The steps before the draw, each with its stage.
-        draw: The last step.
+        sampler: The last step.
         tables: Where the slots' columns lie.
         owners: What an error calls each step, the last one included, and its plugin.
-        absorbed: Which of the steps the draw can do itself, all in one go; see
-            `sampler_choice.absorbed_steps`.
+        fused: Which of the steps the draw can do itself, all in one go; see
+            `sampler_choice.fused_steps`.
         kernels: What the masks may run: "torch", "triton" or "native".
     """
 
     def __init__(
         self,
-        steps: Sequence[tuple[Stage, LogitsStep]],
-        draw: DrawStep,
+        steps: Sequence[tuple[Stage, LogitsProcessor]],
+        sampler: Sampler,
         tables: SlotTables,
         owners: Sequence[str],
         *,
-        absorbed: Sequence[int] = (),
+        fused: Sequence[int] = (),
         kernels: str = "torch",
     ) -> None:
         self.steps = [step for _, step in steps]
-        self.draw = draw
+        self.sampler = sampler
         self.tables = tables
         self._owners = owners
         self._masks = LogitMasks(tables, kernels)
-        self._draw_bit = 1 << len(steps)
-        self._every = self._draw_bit - 1
+        self._sampler_bit = 1 << len(steps)
+        self._every = self._sampler_bit - 1
         keeping_order = sum(1 << i for i, (stage, _) in enumerate(steps) if stage in KEEP_ORDER)
         self._matters_to_greedy = self._every & ~keeping_order
-        self._absorbed = sum(1 << index for index in absorbed)
-        self._apart = self._every & ~self._absorbed  # the draw cannot do these
-        self._before_absorbed = (1 << min(absorbed, default=0)) - 1
+        self._fused = sum(1 << index for index in fused)
+        self._not_fused = self._every & ~self._fused  # the draw cannot do these
+        self._before_fused = (1 << min(fused, default=0)) - 1
         self._last_infos: list[SlotInfo | None] = []
-        self._last_wishes = _Wishes.of(())
+        self._last_needs = _SamplingNeeds.of(())
 
     @property
-    def drawn_by(self) -> str:
+    def sampler_name(self) -> str:
         """Name of the step that draws, and of its plugin, as errors have it."""
         return self._owners[-1]
 
@@ -117,27 +117,27 @@ class SamplingPipeline:
         """
         active = index = 0
         try:
-            for index, step in enumerate((*self.steps, self.draw)):
+            for index, step in enumerate((*self.steps, self.sampler)):
                 active |= 0 if step.is_neutral(fields) else 1 << index
         except Exception as error:
             raise self._blame(index, error) from error
-        is_greedy = not active & self._draw_bit
+        is_greedy = not active & self._sampler_bit
         return active & self._matters_to_greedy if is_greedy else active
 
-    def is_absorbed(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
-        """Whether the draw alone does all that these rows need, so that `draw_absorbed` will do."""
-        if masks or not self._absorbed:
+    def is_fused(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
+        """Whether the draw alone does all that these rows need, so that `sample_fused` will do."""
+        if masks or not self._fused:
             return False
         for slot in slots:
             info = self.tables.info_of(slot)
-            if info.active_steps & self._apart or info.num_logprobs is not None:
+            if info.active_steps & self._not_fused or info.num_logprobs is not None:
                 return False
             if info.min_tokens and self._masks.is_too_short(slot):
                 return False
         return True
 
     @torch.inference_mode()
-    def draw_absorbed(self, logits: Tensor, rows: SampledRows) -> Drawn:  # [N, V] float32
+    def sample_fused(self, logits: Tensor, rows: SampledRows) -> SampledTokens:  # [N, V] float32
         """Draw one token a row where the draw absorbs every step; logits stay as they are.
 
         Nothing on the host is looked at, so a CUDA graph may capture it; what comes back are then
@@ -146,7 +146,7 @@ class SamplingPipeline:
         Raises:
             RequestFailedError: The step fails; the message names its plugin.
         """
-        return self._draw_absorbed(logits, rows)
+        return self._sample_fused(logits, rows)
 
     def run(
         self,
@@ -154,35 +154,35 @@ class SamplingPipeline:
         slots: Sequence[int],
         slot_index: Tensor,  # [N] int64, the same on the device
         masks: Sequence[RowBitmask],
-    ) -> Drawn:
+    ) -> SampledTokens:
         """Draw one token a row. To be called in inference mode.
 
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
         """
-        wishes = self._wishes_of(slots)
-        active, asked = wishes.active, None
-        if wishes.asking:
-            asked = upload(np.array(wishes.asking), logits.device)
+        needs = self._needs_of(slots)
+        active, asked = needs.active, None
+        if needs.asking:
+            asked = upload(np.array(needs.asking), logits.device)
         raw = None if asked is None else logits.index_select(0, asked)  # as long as they are whole
-        if wishes.has_min_tokens:
+        if needs.has_min_tokens:
             self._masks.mask_stops(logits, slots, {mask.slot for mask in masks})
         if masks:
             self._masks.mask_grammars(logits, slots, masks)
         positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
-        is_greedy = not active & self._draw_bit
-        rows = self._sampled_rows(slot_index, positions, wishes.fields, all_greedy=is_greedy)
-        if self._can_absorb(active):
-            logits = self._apply(logits, rows, active & self._before_absorbed)
-            drawn = self._draw_absorbed(logits, rows)
+        is_greedy = not active & self._sampler_bit
+        rows = self._sampled_rows(slot_index, positions, needs.fields, all_greedy=is_greedy)
+        if self._can_fuse(active):
+            logits = self._apply(logits, rows, active & self._before_fused)
+            sampled = self._sample_fused(logits, rows)
         else:
-            drawn = self._draw_apart(logits, rows, active)
+            sampled = self._sample_unfused(logits, rows, active)
         if asked is not None and raw is not None:
-            drawn.logprobs = row_logprobs(raw, drawn.token_ids[asked], wishes.num_logprobs)
-        return drawn
+            sampled.logprobs = row_logprobs(raw, sampled.token_ids[asked], needs.num_logprobs)
+        return sampled
 
     @torch.inference_mode()
-    def warm_up(self, logits: Tensor) -> list[Drawn]:  # [N, V] float32; written in place
+    def warm_up(self, logits: Tensor) -> list[SampledTokens]:  # [N, V] float32; written in place
         """Draw in every way that a batch may need, for the spare slot; returns what each way drew.
 
         So all is compiled, and what fails for every request fails here.
@@ -190,7 +190,7 @@ class SamplingPipeline:
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
         """
-        spare = self.tables.spare_slot
+        spare = self.tables.padding_slot
         slots = [spare] * len(logits)
         index = upload(np.array(slots), logits.device)
         fields = {field.name: field.default for field in self.tables.fields}
@@ -198,54 +198,56 @@ class SamplingPipeline:
         positions, each = torch.ones_like(index), [fields] * len(slots)  # behind a prompt of one
         rows = self._sampled_rows(index, positions, each)
         best = logits.amax(-1)  # no logit is looked up by an id: a wrong one fails the device
-        token_ids = [self._drawn_by(self.draw.draw, logits, replace(rows, all_greedy=True))]
-        if self._absorbed:
-            token_ids.append(self._drawn_by(self.draw.draw_absorbing, logits, rows))
+        token_ids = [self._run_sampler(self.sampler.sample, logits, replace(rows, all_greedy=True))]
+        if self._fused:
+            token_ids.append(self._run_sampler(self.sampler.sample_fused, logits, rows))
         every_token = RowBitmask(spare, 0, b"\xff" * (4 * -(-logits.shape[1] // 32)))
         self._masks.mask_grammars(logits, slots, [every_token])
         logits = self._apply(logits, rows, self._every)
-        token_ids.append(self._drawn_by(self.draw.draw, logits, rows))
-        return [Drawn.of(each, best, logits.shape[1]) for each in token_ids]
+        token_ids.append(self._run_sampler(self.sampler.sample, logits, rows))
+        return [SampledTokens.of(each, best, logits.shape[1]) for each in token_ids]
 
-    def _wishes_of(self, slots: Sequence[int]) -> _Wishes:
+    def _needs_of(self, slots: Sequence[int]) -> _SamplingNeeds:
         """Return what the rows ask for; the same requests as in the last step are not asked."""
         infos = [self.tables.info[slot] for slot in slots]
         if infos != self._last_infos:
-            self._last_wishes = _Wishes.of([self.tables.info_of(slot) for slot in slots])
+            self._last_needs = _SamplingNeeds.of([self.tables.info_of(slot) for slot in slots])
             self._last_infos = infos
-        return self._last_wishes
+        return self._last_needs
 
-    def _can_absorb(self, active: int) -> bool:
+    def _can_fuse(self, active: int) -> bool:
         """Whether the draw absorbs what random rows need, and no other step stands behind that."""
-        is_random = bool(active & self._draw_bit) and bool(self._absorbed)
-        return is_random and not active & self._apart & ~self._before_absorbed
+        is_random = bool(active & self._sampler_bit) and bool(self._fused)
+        return is_random and not active & self._not_fused & ~self._before_fused
 
-    def _draw_absorbed(self, logits: Tensor, rows: SampledRows) -> Drawn:
-        token_ids = self._drawn_by(self.draw.draw_absorbing, logits, rows)
+    def _sample_fused(self, logits: Tensor, rows: SampledRows) -> SampledTokens:
+        token_ids = self._run_sampler(self.sampler.sample_fused, logits, rows)
         return self._with_logits(logits, token_ids)
 
-    def _draw_apart(self, logits: Tensor, rows: SampledRows, active: int) -> Drawn:
+    def _sample_unfused(self, logits: Tensor, rows: SampledRows, active: int) -> SampledTokens:
         best = None if rows.all_greedy else logits.amax(-1)  # [N]; not a number if any is not
         logits = self._apply(logits, rows, active)
-        token_ids = self._drawn_by(self.draw.draw, logits, rows)
+        token_ids = self._run_sampler(self.sampler.sample, logits, rows)
         if best is None:  # the chosen one is the best: no second look at every logit
             return self._with_logits(logits, token_ids)
-        return Drawn.of(token_ids, best, logits.shape[1])
+        return SampledTokens.of(token_ids, best, logits.shape[1])
 
-    def _with_logits(self, logits: Tensor, token_ids: Tensor) -> Drawn:
+    def _with_logits(self, logits: Tensor, token_ids: Tensor) -> SampledTokens:
         try:
-            return Drawn.from_logits(logits, token_ids)
+            return SampledTokens.from_logits(logits, token_ids)
         except RuntimeError as error:  # an id that is no token's; a CPU finds it at once
             raise self._blame(len(self.steps), error) from error
 
-    def _drawn_by(self, draw: Draw, logits: Tensor, rows: SampledRows) -> Tensor:  # [N] int64
+    def _run_sampler(
+        self, sample: SampleFunction, logits: Tensor, rows: SampledRows
+    ) -> Tensor:  # [N] int64
         """Return the token ids of a way to draw, and see that they are as many as there are rows.
 
         Raises:
             RequestFailedError: The draw fails, or returns something else.
         """
         try:
-            token_ids = draw(logits, rows)
+            token_ids = sample(logits, rows)
         except Exception as error:
             raise self._blame(len(self.steps), error) from error
         check_returned(token_ids, logits.shape[:1], torch.int64, logits.device, self._owners[-1])

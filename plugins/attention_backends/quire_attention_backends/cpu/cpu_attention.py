@@ -22,7 +22,7 @@ from quire.interfaces.attention import (
     StepLayout,
 )
 from quire.native.library import NativeUnavailableError
-from quire_attention_backends.cpu.cpu_library import KINDS, LIBRARY, Heads, Layer, Step
+from quire_attention_backends.cpu.cpu_library import KINDS, LIBRARY, Heads, LayerArguments, Step
 from quire_attention_backends.shared.kv_layout import view_pages
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LayerConstants:
     """
 
     params: AttentionLayerParams
-    structure: Layer
+    structure: LayerArguments
     address: int
 
 
@@ -200,7 +200,7 @@ def _layer_constants(
     has_scales = shape.kv_dtype == "float8_e4m3fn"
     k_scale, v_scale = (layer.k_scale, layer.v_scale) if has_scales else (1.0, 1.0)
     cap = layer.logit_soft_cap
-    structure = Layer(
+    structure = LayerArguments(
         kv_cache.data_ptr(),
         kv_cache.stride(0) * kv_cache.itemsize,
         layer.sliding_window or 0,

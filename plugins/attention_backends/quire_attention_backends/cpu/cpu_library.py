@@ -27,7 +27,7 @@ class Heads(Structure):
     )
 
 
-class Layer(Structure):
+class LayerArguments(Structure):
     """One layer: where its pages are, and what its queries see."""
 
     _fields_ = (

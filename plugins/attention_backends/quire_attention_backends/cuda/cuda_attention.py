@@ -27,7 +27,7 @@ from quire_attention_backends.cuda.cuda_decode import (
     DeviceKernels,
 )
 from quire_attention_backends.shared import kv_layout
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
 from quire_attention_backends.triton import kv_write
@@ -57,7 +57,7 @@ class StepMetadata:
 
     step: StepLayout
     others: Any
-    plans: dict[Reach, SplitPlan] = field(default_factory=dict)
+    plans: dict[AttentionBounds, SplitPlan] = field(default_factory=dict)
 
     @property
     def is_decode(self) -> bool:
@@ -156,7 +156,7 @@ class CudaBackend(AttentionBackend):
         if not len(q):
             return out
         q = q if _is_in_vectors(q) else q.contiguous()
-        plan = self._plan(metadata, Reach(layer.sliding_window, layer.attention_chunk))
+        plan = self._plan(metadata, AttentionBounds(layer.sliding_window, layer.attention_chunk))
         step, variant = self._told(q, out, pages, metadata.step, plan, layer), self._variant
         head_groups = -(-step.group // variant.block_heads)
         num_blocks = len(plan.items) * step.num_kv_heads * head_groups
@@ -167,10 +167,10 @@ class CudaBackend(AttentionBackend):
         )
         return out
 
-    def _plan(self, metadata: StepMetadata, reach: Reach) -> SplitPlan:
-        plan = metadata.plans.get(reach)
+    def _plan(self, metadata: StepMetadata, bounds: AttentionBounds) -> SplitPlan:
+        plan = metadata.plans.get(bounds)
         if plan is None:
-            plan = metadata.plans[reach] = plan_splits(metadata.step, reach, self._splits)
+            plan = metadata.plans[bounds] = plan_splits(metadata.step, bounds, self._splits)
         return plan
 
     def _told(

@@ -16,7 +16,7 @@ import torch
 from quire.interfaces.attention import StepLayout
 from quire.interfaces.mla import MLABackend
 from quire_attention_backends.mla.mla_pages import view_rows
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.torch.query_order import QueryOrder
 from quire_attention_backends.torch.span_batch import span_keys
 from quire_attention_backends.torch.spans import MAX_QUERIES, Spans, batches, cut
@@ -73,7 +73,7 @@ class TorchMLABackend(MLABackend):
         score_bytes = max_queries * self.shape.num_heads * NUMBER_BYTES  # of a token of context
         max_tokens = min(MAX_GATHERED_BYTES // row_bytes, MAX_SCORES_BYTES // score_bytes)
         call_cost_tokens = CALL_COST_BYTES / row_bytes
-        spans = cut(step.query_lens_host, step.seq_lens_host, Reach())
+        spans = cut(step.query_lens_host, step.seq_lens_host, AttentionBounds())
         grouped = batches(spans, call_cost_tokens, max_tokens)
         order = QueryOrder.of(grouped, len(step.slot_mapping), step.block_table.device)
         return StepMetadata(step, order, [self._batch(each, step) for each in grouped])
@@ -103,7 +103,7 @@ class TorchMLABackend(MLABackend):
 
     def _batch(self, spans: Spans, step: StepLayout) -> RowBatch:
         size = self.shape.block_size
-        found = span_keys(spans, step.block_table, size, Reach())
+        found = span_keys(spans, step.block_table, size, AttentionBounds())
         block_ids = found.tables.gather(1, found.read // size).long()
         return RowBatch(block_ids * size + found.read % size, found.is_hidden)
 

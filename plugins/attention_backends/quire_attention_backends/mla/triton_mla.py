@@ -26,7 +26,7 @@ from quire.interfaces.mla import MLABackend, MLAShape
 from quire_attention_backends.mla.mla_kernels import attend_items, merge_parts
 from quire_attention_backends.mla.mla_pages import view_rows
 from quire_attention_backends.mla.mla_rows import TokenRows, write_rows
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class TritonMLABackend(MLABackend):
         rows = TokenRows.of(step)
         starts = torch.arange(len(rows.lengths) + 1, dtype=torch.int32, device=step.seq_lens.device)
         as_requests = replace(step, query_start=starts, seq_lens=rows.lengths)
-        return StepMetadata(step, rows, plan_splits(as_requests, Reach(), self._sizes))
+        return StepMetadata(step, rows, plan_splits(as_requests, AttentionBounds(), self._sizes))
 
     def forward(
         self,

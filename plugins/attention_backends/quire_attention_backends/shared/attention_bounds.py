@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AttentionBounds:
     """How far back the queries of a layer see.
 
     Attributes:

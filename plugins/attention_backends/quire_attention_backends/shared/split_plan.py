@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionShape, StepLayout
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
 PROGRAMS_PER_SM = 8
 CPU_PROGRAMS = 16  # for the interpreter: enough to split, few enough to wait for
@@ -100,7 +100,7 @@ class SplitPlan:
     divided: Tensor
 
 
-def plan_splits(step: StepLayout, reach: Reach, sizes: SplitSizes) -> SplitPlan:
+def plan_splits(step: StepLayout, bounds: AttentionBounds, sizes: SplitSizes) -> SplitPlan:
     """Cut the short requests of a step, for layers that see so far."""
     num_requests, device = len(step.seq_lens), step.seq_lens.device
     count = torch.empty(1, dtype=torch.int32, device=device)
@@ -117,8 +117,8 @@ def plan_splits(step: StepLayout, reach: Reach, sizes: SplitSizes) -> SplitPlan:
         parts,
         divided,
         num_requests,
-        0 if reach.window is None else reach.window,
-        0 if reach.chunk is None else reach.chunk,
+        0 if bounds.window is None else bounds.window,
+        0 if bounds.chunk is None else bounds.chunk,
         UNIT=sizes.unit,
         BUDGET=sizes.budget,
         MAX_QUERIES=sizes.max_queries,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionShape
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.spans import Spans
 
@@ -55,13 +55,13 @@ class SpanKeys:
 def build(
     spans: Spans,
     block_table: Tensor,  # [R, max_blocks]
-    reach: Reach,
+    bounds: AttentionBounds,
     shape: AttentionShape,
     rows: CacheRows,
     is_explicit: bool,
 ) -> SpanBatch:
     """Find what a batch of spans reads."""
-    found = span_keys(spans, block_table, shape.block_size, reach)
+    found = span_keys(spans, block_table, shape.block_size, bounds)
     first = rows.tokens(found.tables, found.read)  # [n, L]
     return SpanBatch(
         len(spans),
@@ -72,7 +72,9 @@ def build(
     )
 
 
-def span_keys(spans: Spans, block_table: Tensor, block_size: int, reach: Reach) -> SpanKeys:
+def span_keys(
+    spans: Spans, block_table: Tensor, block_size: int, bounds: AttentionBounds
+) -> SpanKeys:
     """Find the keys that the queries of spans may see."""
     device = block_table.device
     firsts = spans.ends - spans.sizes
@@ -84,7 +86,7 @@ def span_keys(spans: Spans, block_table: Tensor, block_size: int, reach: Reach) 
     return SpanKeys(
         block_table[:, :num_blocks].index_select(0, requests.view(-1)),
         keys.clamp(seen, last),
-        reach.hides(keys.unsqueeze(1), queries.unsqueeze(2)),
+        bounds.hides(keys.unsqueeze(1), queries.unsqueeze(2)),
     )
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from quire.interfaces.attention import AttentionShape
 from quire.layers.linear.row_tiles import refusal, same_bits
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.span_batch import span_keys
 from quire_attention_backends.torch.spans import MAX_QUERIES, Spans
@@ -50,13 +50,13 @@ class TiledBatch:
 def build_tiled(
     spans: Spans,  # whose tile is `TILE`
     block_table: Tensor,  # [R, max_blocks]
-    reach: Reach,
+    bounds: AttentionBounds,
     shape: AttentionShape,
     rows: CacheRows,
 ) -> TiledBatch:
     """Find what a batch of spans reads."""
     num_spans, size = len(spans), spans.num_queries
-    found = span_keys(spans, block_table, shape.block_size, reach)
+    found = span_keys(spans, block_table, shape.block_size, bounds)
     first = rows.tokens(found.tables, found.read)  # [n, c * 128]
     first = first.view(num_spans, -1, TILE).transpose(0, 1)  # [c, n, 128]
     context = first[None, :, :, None, :] + rows.head_rows[:, None, None, :, None]

@@ -42,7 +42,7 @@ from quire.interfaces.attention import (
     AttentionShape,
     StepLayout,
 )
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.shared.kv_layout import (
     DTYPES,
@@ -209,11 +209,11 @@ class TorchSDPABackend(AttentionBackend):
     ) -> VarlenBatch | None:
         """Return what torch's kernel is asked; None: it would gather too much."""
         if window not in metadata.varlens:
-            step, reach = metadata.step, Reach(window)
-            num_bytes = int(num_keys_seen(step, reach).sum()) * self._token_bytes(pages)
+            step, bounds = metadata.step, AttentionBounds(window)
+            num_bytes = int(num_keys_seen(step, bounds).sum()) * self._token_bytes(pages)
             fits = 0 < num_bytes <= MAX_GATHERED_BYTES[self.shape.device.type]
             keeps_all = pages.data.dtype == self.shape.dtype
-            batch = build_varlen(step, reach, rows, may_use_own=keeps_all) if fits else None
+            batch = build_varlen(step, bounds, rows, may_use_own=keeps_all) if fits else None
             metadata.varlens[window] = batch
         return metadata.varlens[window]
 
@@ -239,7 +239,7 @@ class TorchSDPABackend(AttentionBackend):
         key = (layer.sliding_window, layer.attention_chunk)
         reading = metadata.readings.get(key)
         if reading is None:
-            reading = self._reading(metadata.step, Reach(*key), pages)
+            reading = self._reading(metadata.step, AttentionBounds(*key), pages)
             metadata.readings[key] = reading
         if not reading.batches:  # a step of padding alone
             return torch.empty_like(q)
@@ -252,27 +252,27 @@ class TorchSDPABackend(AttentionBackend):
     def _token_bytes(self, pages: Pages) -> int:
         return 2 * self.shape.num_kv_heads * self.shape.head_dim * pages.data.itemsize
 
-    def _reading(self, step: StepLayout, reach: Reach, pages: Pages) -> Reading:
+    def _reading(self, step: StepLayout, bounds: AttentionBounds, pages: Pages) -> Reading:
         token_bytes = self._token_bytes(pages)
         max_bytes = MAX_GATHERED_BYTES[self.shape.device.type]
         limits = CALL_COST_BYTES / token_bytes, max_bytes // token_bytes
         tile = TILE if self.shape.batch_invariant else 1
-        spans = cut(step.query_lens_host, step.seq_lens_host, reach, tile)
+        spans = cut(step.query_lens_host, step.seq_lens_host, bounds, tile)
         grouped = batches(spans, *limits)
         rows = self._rows_of(pages)
-        built = [self._build(some, step.block_table, reach, rows) for some in grouped]
+        built = [self._build(some, step.block_table, bounds, rows) for some in grouped]
         num_rows = max((len(batch.context) for batch in built), default=0)
         order = QueryOrder.of(grouped, len(step.slot_mapping), step.block_table.device)
         return Reading(order, built, pages.data.new_empty(num_rows, self.shape.head_dim))
 
     def _build(
-        self, spans: Spans, block_table: Tensor, reach: Reach, rows: CacheRows
+        self, spans: Spans, block_table: Tensor, bounds: AttentionBounds, rows: CacheRows
     ) -> SpanBatch | TiledBatch:
         shape = self.shape
         if shape.batch_invariant:
-            return build_tiled(spans, block_table, reach, shape, rows)
+            return build_tiled(spans, block_table, bounds, shape, rows)
         is_explicit = shape.dtype == torch.float32 and spans.num_queries <= MAX_EXPLICIT_QUERIES
-        return build(spans, block_table, reach, shape, rows, is_explicit)
+        return build(spans, block_table, bounds, shape, rows, is_explicit)
 
     def _attend(
         self,

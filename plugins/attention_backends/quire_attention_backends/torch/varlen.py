@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.spans import IntArray
 
@@ -112,26 +112,26 @@ class VarlenAttention:
         return out
 
 
-def num_keys_seen(step: StepLayout, reach: Reach) -> IntArray:  # [R]
+def num_keys_seen(step: StepLayout, bounds: AttentionBounds) -> IntArray:  # [R]
     """Return for each request how many keys its queries see together."""
     lens = np.array(step.seq_lens_host, np.int64)
-    return lens - reach.first_key(lens - np.array(step.query_lens_host, np.int64))
+    return lens - bounds.first_key(lens - np.array(step.query_lens_host, np.int64))
 
 
 def build_varlen(
-    step: StepLayout, reach: Reach, rows: CacheRows, *, may_use_own: bool
+    step: StepLayout, bounds: AttentionBounds, rows: CacheRows, *, may_use_own: bool
 ) -> VarlenBatch:
     """Find what the call is asked for a step whose lengths the host knows.
 
     Args:
         step: The step.
-        reach: How far back its queries see.
+        bounds: How far back its queries see.
         rows: Where tokens lie in the cache.
         may_use_own: Whether the step's own k and v are what the cache keeps of them.
     """
     device, query_lens = step.block_table.device, np.array(step.query_lens_host, np.int64)
     is_fresh = may_use_own and step.query_lens_host == step.seq_lens_host
-    key_lens = query_lens if is_fresh else num_keys_seen(step, reach)
+    key_lens = query_lens if is_fresh else num_keys_seen(step, bounds)
     query_start = _starts(query_lens, device)
     key_start = query_start if is_fresh else _starts(key_lens, device)
     return VarlenBatch(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire.machine.machine import interprets_kernels
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
 from quire_attention_backends.shared.kv_layout import Kind, Pages, kind_of
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
@@ -63,7 +63,7 @@ class LayerLaunch:
     """
 
     layer: AttentionLayerParams
-    reach: Reach
+    bounds: AttentionBounds
     unit: float
     cap_unit: float
     v_unit: float
@@ -83,7 +83,7 @@ class LayerLaunch:
         """Work it out, once for a layer."""
         return cls(
             layer,
-            Reach(layer.sliding_window, layer.attention_chunk),
+            AttentionBounds(layer.sliding_window, layer.attention_chunk),
             *_units(kind_of(shape.kv_dtype), layer),
             {**_constants(shape, splits, layer, short), "SHORT": splits.max_queries},
             _merge_constants(shape, splits, layer),

@@ -23,7 +23,7 @@ from quire.interfaces.attention import (
     StepLayout,
 )
 from quire_attention_backends.shared import kv_layout
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
 from quire_attention_backends.triton import kv_write
 from quire_attention_backends.triton.paged_decode import answer_short
@@ -42,7 +42,7 @@ class StepMetadata:
     """What all layers of a step share; plans are by how far a layer sees."""
 
     step: StepLayout
-    plans: dict[Reach, SplitPlan] = field(default_factory=dict)
+    plans: dict[AttentionBounds, SplitPlan] = field(default_factory=dict)
     blocks: PromptBlocks | None = None
 
 
@@ -119,7 +119,7 @@ class TritonBackend(AttentionBackend):
         if q.stride()[1:] != (self.shape.head_dim, 1):
             q = q.contiguous()
         launch, step = self._launch(layer), metadata.step
-        plan = self._plan(metadata, launch.reach)
+        plan = self._plan(metadata, launch.bounds)
         call = PagedCall(self.shape, step, q, out, pages, plan, self._scratch)
         answer_short(call, launch)
         if step.max_query_len > self._splits.max_queries:
@@ -133,10 +133,10 @@ class TritonBackend(AttentionBackend):
             self._launches[layer] = launch
         return launch
 
-    def _plan(self, metadata: StepMetadata, reach: Reach) -> SplitPlan:
-        plan = metadata.plans.get(reach)
+    def _plan(self, metadata: StepMetadata, bounds: AttentionBounds) -> SplitPlan:
+        plan = metadata.plans.get(bounds)
         if plan is None:
-            plan = metadata.plans[reach] = plan_splits(metadata.step, reach, self._splits)
+            plan = metadata.plans[bounds] = plan_splits(metadata.step, bounds, self._splits)
         return plan
 
     def _blocks(self, metadata: StepMetadata) -> PromptBlocks:

@@ -14,7 +14,7 @@ SMALL = ["--running", "1", "2", "--contexts", "64", "--pool-sizes", "1e3", "--pr
 def test_the_whole_sweep_is_printed_as_json(capsys):
     assert main(["bench", "scheduler", *SMALL, "--rounds", "3", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    scenes = [(s["num_running"], s["context"], s["is_ahead"]) for s in figures["steps"]]
+    scenes = [(s["num_running"], s["context"], s["async_scheduling"]) for s in figures["steps"]]
     alone = [(1, 1024, False), (2, 1024, False), (1, 1024, True), (2, 1024, True)]
     assert scenes == [*alone, (32, 64, False), (16, 128, False)]
     assert figures["steps"][-1]["num_blocks"] == 1000

@@ -16,23 +16,23 @@ PARTS = EngineParts.load()
 
 
 @pytest.fixture(params=[False, True], ids=["in step", "ahead"])
-def is_ahead(request):
+def async_scheduling(request):
     return request.param
 
 
-def test_a_scene_begins_with_all_requests_in_their_first_decode(is_ahead):
-    scene = Scene(5, 64, is_ahead=is_ahead)
+def test_a_scene_begins_with_all_requests_in_their_first_decode(async_scheduling):
+    scene = Scene(5, 64, async_scheduling=async_scheduling)
     core, _ = make_core(PARTS, scene)
     begin(core, scene)
-    assert core.scheduler.is_settled is not is_ahead, "ahead, a step is in flight"
+    assert core.scheduler.is_quiescent is not async_scheduling, "ahead, a step is in flight"
     running = core.scheduler.running
     assert [len(request.token_ids) for request in running] == [64] * 5
     assert {request.token_ids[-1] for request in running} == {DRAWN_TOKEN}
     assert {request.num_preemptions for request in running} == {0}
 
 
-def test_every_measured_step_decodes_one_token_for_each_request(is_ahead):
-    scene = Scene(5, 64, num_steps=3 * BLOCK_SIZE, is_ahead=is_ahead)
+def test_every_measured_step_decodes_one_token_for_each_request(async_scheduling):
+    scene = Scene(5, 64, num_steps=3 * BLOCK_SIZE, async_scheduling=async_scheduling)
     core, _ = make_core(PARTS, scene)
     begin(core, scene)
     for _ in range(2 * BLOCK_SIZE):

@@ -110,7 +110,7 @@ def mask(host, request_id):
 
 
 def nursery_of(host):
-    return host._parts[0]._nursery
+    return host._parts[0]._fork_server
 
 
 def num_processes(host):

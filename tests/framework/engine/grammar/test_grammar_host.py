@@ -282,8 +282,8 @@ def test_grammars_beyond_the_limit_wait_until_others_are_released():
 
 def pids_of(host):
     """Process ids of the nursery's children, and its own."""
-    nursery = host._parts[0]._nursery.pid
-    return workers_of(nursery), nursery
+    fork_server = host._parts[0]._fork_server.pid
+    return workers_of(fork_server), fork_server
 
 
 @pytest.mark.parametrize("victim", ["grammar", "nursery"])
@@ -299,8 +299,8 @@ def test_a_process_that_is_killed_comes_back_where_it_was(host, victim):
     rows = [(0, "a"), (1, "b"), (2, "c")]
     host.request_masks(rows)
     before = host.collect_masks()
-    children, nursery = pids_of(host)
-    for pid in children if victim == "grammar" else [nursery]:
+    children, fork_server = pids_of(host)
+    for pid in children if victim == "grammar" else [fork_server]:
         os.kill(pid, signal.SIGKILL)
     host.request_masks(rows)
     assert host.collect_masks() == before
@@ -323,12 +323,12 @@ def test_all_processes_are_gone_after_shutdown(host):
     ready(host, "a", WORDS)
     host.submit("evil", HOSTILE["states"])
     time.sleep(0.2)
-    children, nursery = pids_of(host)
+    children, fork_server = pids_of(host)
     assert len(children) == 2
     host.shutdown()
     host.shutdown()
     until = time.monotonic() + 5
-    while any(os.path.exists(f"/proc/{pid}") for pid in [*children, nursery]):
+    while any(os.path.exists(f"/proc/{pid}") for pid in [*children, fork_server]):
         assert time.monotonic() < until
         time.sleep(0.01)
 

@@ -150,8 +150,8 @@ def test_requests_that_outlive_a_step_that_was_broken_off_stand_where_they_were(
 
 def test_a_step_that_was_broken_off_writes_no_row_of_the_next_one(host):
     join(host)
-    nursery = host._parts[0]._nursery.pid
-    processes = workers_of(nursery)
+    fork_server = host._parts[0]._fork_server.pid
+    processes = workers_of(fork_server)
     os.kill(processes[0], signal.SIGSTOP)  # the one of the digits was started first
     host.request_masks([(0, "digits")])
     host.request_masks([(0, "letters")])  # the same row of the table, from another process
@@ -174,7 +174,7 @@ def interrupts():
 
 
 def processes_of(host):
-    return workers_of(host._parts[0]._nursery.pid)
+    return workers_of(host._parts[0]._fork_server.pid)
 
 
 def test_an_interrupt_at_any_line_of_a_step_leaves_the_next_ones_right(host):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from quire.engine.grammar.fork_server import GrammarNursery
+from quire.engine.grammar.fork_server import GrammarForkServer
 from quire.engine.grammar.grammar_link import GrammarLink
 from quire.engine.grammar.grammar_wire import (
     Accept,
@@ -31,11 +31,11 @@ def ends():
     masks = SharedMasks(1, VOCABULARY)
     vocabulary = VocabularyMessage.of(VOCABULARY)
     setup = Setup(plugins={}, vocabulary=vocabulary, num_rows=1, memory_limit_bytes=0)
-    nursery = GrammarNursery(setup, masks.fd)
+    fork_server = GrammarForkServer(setup, masks.fd)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield GrammarLink(1, ours, nursery, 1.0), theirs
-    nursery.close()
+        yield GrammarLink(1, ours, fork_server, 1.0), theirs
+    fork_server.close()
     masks.close()
 
 

@@ -63,7 +63,7 @@ def mask(host, request_id):
 
 
 def nursery_of(host):
-    return host._parts[0]._nursery
+    return host._parts[0]._fork_server
 
 
 def processes_of(host):
@@ -283,13 +283,13 @@ def test_a_nursery_that_takes_no_orders_ends_with_its_processes(make_host, monke
     monkeypatch.setattr(grammar_nursery, "STOP_TIMEOUT_S", 0.1)
     host = make_host()
     ready(host, "a", "x")
-    nursery = nursery_of(host)
-    hung = nursery.pid
+    fork_server = nursery_of(host)
+    hung = fork_server.pid
     os.kill(hung, signal.SIGSTOP)
     for number in range(100_000):
-        if not nursery.is_alive:
+        if not fork_server.is_alive:
             break
-        nursery.fell(1000 + number)
-    assert nursery.pid is None
+        fork_server.fell(1000 + number)
+    assert fork_server.pid is None
     assert not is_running(hung)
     assert mask(host, "a") == {ord("x")}

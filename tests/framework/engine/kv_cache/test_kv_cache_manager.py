@@ -43,7 +43,7 @@ def compute(kv, prompt, **changes):
     request = make_request(kv, prompt, **changes)
     kv.grow(request, len(prompt))
     request.num_computed_tokens = len(prompt)
-    kv.settle(request, len(prompt))
+    kv.commit(request, len(prompt))
     kv.free_unneeded(request, len(prompt))
     return request
 
@@ -88,7 +88,7 @@ def test_a_block_that_was_let_go_before_it_was_named_is_not_found():
     kv.grow(request, 16)
     kv.free_unneeded(request, 16)
     assert request.block_ids[0][:3] == [NULL_BLOCK] * 3
-    kv.settle(request, 16)
+    kv.commit(request, 16)
     found = [kv.pool.find(0, block_hash) for block_hash in request.hashes[1:]]
     assert found == [None, None, None, request.block_ids[0][3]]
 
@@ -106,7 +106,7 @@ def test_generated_tokens_are_found_by_the_next_turn():
     for token in range(100, 107):
         request.token_ids.append(token)
     kv.grow(request, 12)
-    kv.settle(request, 12)
+    kv.commit(request, 12)
     end(kv, request)
     assert hit(kv, [*range(6), *range(100, 107), 50, 51]) == 12
 
@@ -214,7 +214,7 @@ def test_a_window_is_let_go_of_while_its_request_runs():
     request = make_request(kv, range(40), max_tokens=100)
     for num_tokens in range(1, 41):
         kv.grow(request, num_tokens)
-        kv.settle(request, num_tokens)
+        kv.commit(request, num_tokens)
         kv.free_unneeded(request, num_tokens)
         assert kv.pool.num_used <= 3
     assert len(request.block_ids[0]) == 10
@@ -251,7 +251,7 @@ def test_a_hit_names_in_each_group_what_it_needs_and_counts_what_it_revives():
     kv.adopt(request, found)
     assert request.num_freed == [0, 5]
     assert kv.still_to_take(request) == (full - 6) + (window - 1)
-    assert kv.settle(request, 24) == range(6, 6), "what was found is not offered again"
+    assert kv.commit(request, 24) == range(6, 6), "what was found is not offered again"
     assert kv.missing(request, 25) == 2
 
 
@@ -267,7 +267,7 @@ def test_of_what_left_a_window_the_end_is_evicted_first():
     request = make_request(kv, range(24))
     kv.grow(request, 24)
     blocks = list(request.block_ids[0])
-    kv.settle(request, 24)
+    kv.commit(request, 24)
     kv.free_unneeded(request, 24)
     assert kv.pool.cached_blocks() == blocks[4::-1]
     end(kv, request)
@@ -299,10 +299,10 @@ def test_a_checkpoint_is_where_the_table_or_the_answer_ends(num_tokens, max_toke
     kv.grow(request, num_tokens)
     assert request.checkpoint == checkpoint
     request.draft_token_ids = [1]
-    kv.set_checkpoint(request, num_tokens)
+    kv.set_next_check(request, num_tokens)
     assert request.checkpoint == 0, "drafts are looked at"
     request.draft_token_ids, request.num_drafts_in_flight = [], 1
-    kv.set_checkpoint(request, num_tokens)
+    kv.set_next_check(request, num_tokens)
     assert request.checkpoint == 0
 
 
@@ -310,10 +310,10 @@ def test_what_is_full_is_known_to_the_token():
     kv = make_kv()
     request = make_request(kv, range(20))
     kv.grow(request, 20)
-    assert [kv.settle(request, count) for count in (3, 4, 11)] == [range(0), range(1), range(1, 2)]
-    assert (request.num_settled_blocks, request.next_block_end) == (2, 12)
-    assert kv.settle(request, 7) == range(2, 1), "fewer than before"
-    assert request.num_settled_blocks == 2
+    assert [kv.commit(request, count) for count in (3, 4, 11)] == [range(0), range(1), range(1, 2)]
+    assert (request.num_committed_blocks, request.next_block_end) == (2, 12)
+    assert kv.commit(request, 7) == range(2, 1), "fewer than before"
+    assert request.num_committed_blocks == 2
 
 
 def test_a_released_request_knows_nothing_of_its_tables():
@@ -322,7 +322,7 @@ def test_a_released_request_knows_nothing_of_its_tables():
     tables = kv.release(request)
     assert len(tables[0]) == 6
     assert (request.block_ids, request.num_freed) == ([[]], [0])
-    assert (request.num_settled_blocks, request.next_block_end, request.checkpoint) == (0, 0, 0)
+    assert (request.num_committed_blocks, request.next_block_end, request.checkpoint) == (0, 0, 0)
     assert kv.num_to_come(tables) == 1, "five are null"
     kv.pool.share(tables[0])
     assert kv.num_to_come(tables) == 0
@@ -330,7 +330,7 @@ def test_a_released_request_knows_nothing_of_its_tables():
     kv.give_back(tables)
     request.num_computed_tokens = 0
     kv.grow(request, 24)
-    assert kv.settle(request, 24) == range(6), "computed again, offered again"
+    assert kv.commit(request, 24) == range(6), "computed again, offered again"
 
 
 def test_answers_to_one_prompt_share_its_names_and_not_those_of_their_answers():
@@ -339,7 +339,7 @@ def test_answers_to_one_prompt_share_its_names_and_not_those_of_their_answers():
     for index, request in enumerate(requests):
         request.token_ids += range(100 * index, 100 * index + 8)
         kv.grow(request, 16)
-        kv.settle(request, 16)
+        kv.commit(request, 16)
         assert len(request.hashes) == 1 + 4
         assert len(make_request(kv, range(8)).hashes) == 1 + 2
     first, second = (request.hashes for request in requests)
@@ -356,7 +356,7 @@ def test_a_prompt_with_another_image_has_other_names():
     for request in (cat, dog):
         request.token_ids += range(8, 12)
         kv.grow(request, 12)
-        kv.settle(request, 12)
+        kv.commit(request, 12)
     assert cat.hashes[3] != dog.hashes[3]
 
 
@@ -369,7 +369,7 @@ def test_an_image_in_an_answer_to_be_counts_when_its_block_fills():
     for request in (cat, dog):
         request.token_ids.append(7)
         kv.grow(request, 8)
-        kv.settle(request, 8)
+        kv.commit(request, 8)
     assert cat.hashes[2] != dog.hashes[2]
 
 
@@ -393,7 +393,7 @@ def test_a_request_that_may_not_be_kept_is_not_found():
     request = make_request(kv, range(10))
     request.is_cacheable = False
     kv.grow(request, 10)
-    kv.settle(request, 10)
+    kv.commit(request, 10)
     end(kv, request)
     assert hit(kv, range(20)) == 0
     assert kv.pool.num_cached == 0

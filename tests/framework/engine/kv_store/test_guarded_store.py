@@ -3,9 +3,9 @@
 import pytest
 
 from quire.engine.kv_store.guarded_store import GuardedStore
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
 
-COLUMNS = [BlockColumn(b"name", (1,))]
+COLUMNS = [CrossGroupBlock(b"name", (1,))]
 
 
 class Noted(KVStoreScheduler):

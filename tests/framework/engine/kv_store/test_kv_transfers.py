@@ -37,9 +37,9 @@ def status(trial, index=0):
     return list(trial.scheduler.requests.values())[index].status
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_what_was_computed_is_saved(is_ahead):
-    trial = make_trial(is_ahead=is_ahead)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_what_was_computed_is_saved(async_scheduling):
+    trial = make_trial(async_scheduling=async_scheduling)
     trial.add(PROMPT)
     finish(trial)
     assert (trial.store.num_written, trial.store.num_skipped) == (6, 0)
@@ -54,15 +54,15 @@ def test_what_is_stored_already_is_skipped():
     assert (trial.store.num_written, trial.store.num_skipped) == (6 + 2, 6)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("latency", [0, 3])
-def test_a_load_spares_computing(is_ahead, latency):
-    trial = stored_trial(is_ahead=is_ahead)
+def test_a_load_spares_computing(async_scheduling, latency):
+    trial = stored_trial(async_scheduling=async_scheduling)
     trial.set_mood("latency", latency)
     trial.add(LONGER)
     trial.step()
     if latency:
-        assert status(trial) is Status.LOADING
+        assert status(trial) is Status.WAITING_FOR_REMOTE_KV
     finish(trial)
     assert trial.transfers.num_hits == 24
     assert trial.core.stats().num_store_hits == 24
@@ -75,7 +75,7 @@ def test_an_answer_may_come_later_and_others_run_meanwhile():
     trial.add(LONGER)
     trial.add(Wish(length=1, max_tokens=4))  # too short to ask
     trial.step()
-    assert status(trial) is Status.ASKING
+    assert status(trial) is Status.WAITING_FOR_KV_LOOKUP
     assert status(trial, 1) is Status.RUNNING
     trial.set_mood("is_pending", 0)
     finish(trial)
@@ -106,9 +106,11 @@ def test_a_load_that_takes_too_long_is_computed_and_its_blocks_are_held(caplog):
     finish(trial)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_store_that_ends_nothing_is_switched_off_and_gives_back_every_block(is_ahead, caplog):
-    trial = stored_trial(is_ahead=is_ahead)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_store_that_ends_nothing_is_switched_off_and_gives_back_every_block(
+    async_scheduling, caplog
+):
+    trial = stored_trial(async_scheduling=async_scheduling)
     trial.set_mood("latency", 4)
     trial.add(LONGER)  # its load never ends
     trial.add(Wish(family=1, length=12, max_tokens=3))  # nor does its save
@@ -190,16 +192,16 @@ def test_where_a_window_needs_no_block_none_is_loaded():
     trial.set_mood("latency", 2)
     trial.add(LONGER)
     trial.step()
-    assert status(trial) is Status.LOADING
+    assert status(trial) is Status.WAITING_FOR_REMOTE_KV
     assert trial.kv.pool.num_used == 6 + 1
     finish(trial)
     assert trial.core.stats().num_prefix_hits == 24
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("method", ["lookup", "start_load", "start_save", "plan_step", "finish"])
-def test_a_store_that_raises_is_switched_off(method, is_ahead, caplog):
-    trial = stored_trial(is_ahead=is_ahead)
+def test_a_store_that_raises_is_switched_off(method, async_scheduling, caplog):
+    trial = stored_trial(async_scheduling=async_scheduling)
     trial.store.moods.raising.add(method)
     trial.add(LONGER)
     finish(trial)
@@ -216,7 +218,7 @@ def test_a_worker_half_that_died_fails_what_is_open():
     trial.store.moods.latency = 3
     trial.add(LONGER)
     trial.step()
-    assert status(trial) is Status.LOADING
+    assert status(trial) is Status.WAITING_FOR_REMOTE_KV
     trial.set_mood("is_dead", 1)
     finish(trial)
     assert trial.counts["ends"] == 2
@@ -307,11 +309,11 @@ def test_a_failed_store_is_tried_again_by_the_next_request_and_not_by_this_one()
     assert trial.transfers.num_hits == 24
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
-def test_an_interrupt_costs_a_busy_store_and_no_block(verb, is_ahead, caplog):
+def test_an_interrupt_costs_a_busy_store_and_no_block(verb, async_scheduling, caplog):
     """What is lost is, by the verb, the order to load or the report that it is done."""
-    trial = stored_trial(is_ahead=is_ahead)
+    trial = stored_trial(async_scheduling=async_scheduling)
     trial.add(LONGER)
     trial.interrupt(verb)
     trial.step()

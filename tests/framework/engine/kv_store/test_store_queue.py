@@ -10,12 +10,12 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.kv_store import store_queue
 from quire.engine.kv_store.kv_transfers import MAX_LOADS, MIN_SILENT_STEPS, KVTransfers
-from quire.engine.kv_store.load_blocks import take_columns
+from quire.engine.kv_store.load_blocks import take_cross_blocks
 from quire.engine.kv_store.open_transfers import OpenTransfers
 from quire.engine.kv_store.store_queue import FRESH_S, MAX_ASKED, MAX_PAUSE_S, StoreQueue
 from quire.engine.request import Request, Status
 from quire.interfaces.kv_cache import KVLayer
-from quire.interfaces.kv_transfer import BlockColumn, KVLookup, KVStoreScheduler
+from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
 from quire.messages import TransferReport
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
@@ -109,7 +109,7 @@ def test_without_a_store_nobody_waits():
 def test_what_is_stored_is_loaded(queue):
     queue.oracle.answer = KVLookup(3)
     request = queue.request()
-    assert queue.ask(request) is Status.LOADING
+    assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     assert queue.kv.pool.num_used == 3
     assert queue.is_waiting
     queue.leave(request)
@@ -126,7 +126,7 @@ def test_a_load_does_not_cost_the_hit_before_it():
     for index, block in enumerate(others[:3]):
         queue.kv.pool.keep(block, 0, bytes([index]))
         queue.kv.pool.give_back([block])
-    assert queue.ask(request) is Status.LOADING
+    assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     found = queue.kv.find_prefix(request)
     assert found.block_ids == [[hit]]
 
@@ -164,13 +164,13 @@ def test_a_remembered_answer_is_used_when_there_is_room(queue):
     assert queue.ask(request, 1) is None, "it could not begin, so nothing is loaded yet"
     assert queue.oracle.num_loads == 0
     queue.kv.pool.give_back(taken)
-    assert queue.ask(request, 1) is Status.LOADING
+    assert queue.ask(request, 1) is Status.WAITING_FOR_REMOTE_KV
     assert len(queue.oracle.asked) == 1
 
 
 def test_later_is_asked_again_less_and_less_often_and_comes_to_an_end(queue, clock):
     request = queue.request()
-    assert queue.ask(request) is Status.ASKING
+    assert queue.ask(request) is Status.WAITING_FOR_KV_LOOKUP
     start_s, num_steps, ready = clock[0], 0, []
     while not ready and num_steps < 100_000:
         clock[0] += 0.001
@@ -190,7 +190,7 @@ def test_an_answer_that_came_later_is_not_asked_for_again(queue, clock):
     queue.oracle.answer = KVLookup(5)
     clock[0] += 0.002
     assert queue.call_back(clock[0]) == [request]
-    assert queue.ask(request) is Status.LOADING
+    assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     assert len(queue.oracle.asked) == 2
 
 
@@ -200,7 +200,7 @@ def test_later_is_asked_again_for_what_lies_behind_the_hit(queue, clock, monkeyp
         queue.transfers, "look_up", lambda request, hit: hits.append(hit) or look_up(request, hit)
     )
     request = queue.request()
-    assert queue.sets_aside(request, PrefixHit(2, [[1, 2]], 0), 0) is Status.ASKING
+    assert queue.sets_aside(request, PrefixHit(2, [[1, 2]], 0), 0) is Status.WAITING_FOR_KV_LOOKUP
     clock[0] += 0.002
     queue.call_back(clock[0])
     assert hits == [2, 2]
@@ -208,7 +208,7 @@ def test_later_is_asked_again_for_what_lies_behind_the_hit(queue, clock, monkeyp
 
 def test_a_step_hears_later_so_many_times_and_everybody_has_a_turn(queue, clock):
     requests = [queue.request(f"r{index}") for index in range(1000)]
-    assert {queue.ask(request) for request in requests} == {Status.ASKING}
+    assert {queue.ask(request) for request in requests} == {Status.WAITING_FOR_KV_LOOKUP}
     assert len(queue.oracle.asked) == MAX_ASKED
     for count in range(2, 1000 // MAX_ASKED + 2):
         clock[0] += 0.06
@@ -241,15 +241,15 @@ def test_what_is_too_short_or_was_loaded_often_is_not_asked_for(queue):
     assert queue.oracle.asked == []
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_an_engine_that_waits_for_a_load_does_not_spin(is_ahead):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_engine_that_waits_for_a_load_does_not_spin(async_scheduling):
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
     oracle.answer = KVLookup(2)
     transfers = KVTransfers(oracle, kv, 10.0, "oracle")
-    core, _, _ = make_core(is_ahead=is_ahead, kv=kv, transfers=transfers)
+    core, _, _ = make_core(async_scheduling=async_scheduling, kv=kv, transfers=transfers)
     core.add(make_message("a", prompt=[1] * 20))
     core.step()
-    assert core.scheduler.requests["a"].status is Status.LOADING
+    assert core.scheduler.requests["a"].status is Status.WAITING_FOR_REMOTE_KV
     start_s, num_steps = time.monotonic(), 0
     while time.monotonic() - start_s < 0.1:
         core.step()
@@ -284,7 +284,7 @@ def loading(queue, num_blocks=3):
     """A request that waits for a load."""
     queue.oracle.answer = KVLookup(num_blocks)
     request = queue.request()
-    assert queue.ask(request) is Status.LOADING
+    assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     return request
 
 
@@ -308,14 +308,14 @@ def test_a_load_that_failed_is_not_tried_again(queue):
     assert (queue.kv.pool.num_used, queue.transfers.num_hits) == (0, 0)
     assert request.num_loads == MAX_LOADS
     assert queue.ask(request) is None, "it computes"
-    assert queue.ask(queue.request("b")) is Status.LOADING, "another one may"
+    assert queue.ask(queue.request("b")) is Status.WAITING_FOR_REMOTE_KV, "another one may"
 
 
 def test_what_is_evicted_again_and_again_is_loaded_so_many_times(queue):
     queue.oracle.answer = KVLookup(3)
     request = queue.request()
     for count in range(1, MAX_LOADS + 1):
-        assert queue.ask(request) is Status.LOADING
+        assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
         queue.end(done=[count])
         queue.kv.reset()
         assert len(queue.oracle.asked) == count, "the answer of the last time is not believed"
@@ -384,7 +384,7 @@ def test_an_unknown_transfer_in_a_report_is_logged(queue, caplog):
 
 
 def test_a_load_that_just_fits_beside_those_that_run_begins():
-    for num_free, status in ((7, Status.LOADING), (6, None)):
+    for num_free, status in ((7, Status.WAITING_FOR_REMOTE_KV), (6, None)):
         queue = Queue()
         queue.oracle.answer = KVLookup(5)
         queue.kv.pool.take(99 - num_free)
@@ -395,7 +395,7 @@ def test_one_that_nobody_runs_beside_loads_what_fits():
     queue = Queue(num_blocks=30)
     queue.oracle.answer = KVLookup(5)
     queue.kv.pool.take(27)
-    assert queue.ask(queue.request()) is Status.LOADING
+    assert queue.ask(queue.request()) is Status.WAITING_FOR_REMOTE_KV
     assert queue.kv.pool.num_free == 0
 
 
@@ -453,7 +453,7 @@ def test_only_whole_columns_are_saved():
     window[0] = 0
     queue.transfers.offer(request, range(4))  # of the fourth there is no block
     assert queue.oracle.saved == [
-        BlockColumn(request.hashes[index + 1], (full[index], window[index])) for index in (1, 2)
+        CrossGroupBlock(request.hashes[index + 1], (full[index], window[index])) for index in (1, 2)
     ]
     assert [queue.kv.pool.references(block) for block in full] == [1, 2, 2]
 
@@ -507,27 +507,27 @@ def test_a_small_pool_has_room_for_one_column():
 
 
 def test_a_load_leaves_so_many_blocks_free(queue):
-    columns = take_columns(queue.kv, queue.request(), None, most=5, room=100, num_spare=97)
+    columns = take_cross_blocks(queue.kv, queue.request(), None, most=5, room=100, num_spare=97)
     assert len(columns) == 2
     assert queue.kv.pool.num_free == 97
 
 
-@pytest.mark.parametrize(("room", "num_columns"), [(6, 5), (7, 5), (5, 4), (3, 2), (1, 0)])
-def test_what_a_window_does_not_need_takes_no_room(room, num_columns):
+@pytest.mark.parametrize(("room", "num_cross_blocks"), [(6, 5), (7, 5), (5, 4), (3, 2), (1, 0)])
+def test_what_a_window_does_not_need_takes_no_room(room, num_cross_blocks):
     """Of so many columns a window of five tokens needs one block."""
     queue = Queue(plan=mixed_plan())
-    columns = take_columns(queue.kv, queue.request(), None, most=5, room=room, num_spare=0)
-    assert len(columns) == num_columns
-    assert [bool(column.block_ids[1]) for column in columns[:-1]] == [False] * (num_columns - 1) * (
-        num_columns > 0
-    )
-    assert queue.kv.pool.num_used == (num_columns + 1 if num_columns else 0)
+    columns = take_cross_blocks(queue.kv, queue.request(), None, most=5, room=room, num_spare=0)
+    assert len(columns) == num_cross_blocks
+    assert [bool(column.block_ids[1]) for column in columns[:-1]] == [False] * (
+        num_cross_blocks - 1
+    ) * (num_cross_blocks > 0)
+    assert queue.kv.pool.num_used == (num_cross_blocks + 1 if num_cross_blocks else 0)
 
 
 def test_an_engine_with_a_question_is_waiting_for_its_store(queue):
     request = queue.request()
     assert not queue.is_waiting
-    assert queue.ask(request) is Status.ASKING
+    assert queue.ask(request) is Status.WAITING_FOR_KV_LOOKUP
     assert queue.is_waiting
     queue.leave(request)
     assert not queue.is_waiting
@@ -577,7 +577,10 @@ def test_a_request_that_is_aborted_while_it_waits_is_gone(answer):
     core, executor, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 0.0, "oracle"))
     core.add(make_message("a", prompt=[1] * 20))
     core.step()
-    assert core.scheduler.requests["a"].status in (Status.ASKING, Status.LOADING)
+    assert core.scheduler.requests["a"].status in (
+        Status.WAITING_FOR_KV_LOOKUP,
+        Status.WAITING_FOR_REMOTE_KV,
+    )
     core.abort(["a"])
     for _ in range(3):
         core.step()

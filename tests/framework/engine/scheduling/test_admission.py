@@ -379,7 +379,7 @@ def test_one_that_finds_no_room_behind_its_hit_leaves_the_hit_as_it_was():
     (request,) = scheduler.waiting
     assert not scheduler.schedule().requests, "a block is blank and two are the hit"
     assert (request.status, request.num_computed_tokens) == (Status.WAITING, 0)
-    assert (request.block_ids, request.num_settled_blocks) == ([[]], 0)
+    assert (request.block_ids, request.num_committed_blocks) == ([[]], 0)
     assert (pool.num_used, pool.num_cached) == (8, 2)
     pool.give_back(taken)
     plan = scheduler.schedule()

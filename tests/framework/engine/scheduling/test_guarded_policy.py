@@ -119,10 +119,10 @@ def test_a_policy_without_an_order_fails_each_request_alone():
     assert not core.has_work()
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("policy", [ByAnswer, ByAdapter])
-def test_keys_that_compare_sometimes_cost_nobody_an_answer(policy, is_ahead):
-    core, _, _ = make_core(num_blocks=9, policy=policy(), is_ahead=is_ahead)
+def test_keys_that_compare_sometimes_cost_nobody_an_answer(policy, async_scheduling):
+    core, _, _ = make_core(num_blocks=9, policy=policy(), async_scheduling=async_scheduling)
     names = [f"r{index}" for index in range(8)]
     for index, name in enumerate(names):
         prompt = range(100 * index + 5, 100 * index + 6 + index)

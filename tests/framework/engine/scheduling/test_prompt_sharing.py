@@ -71,11 +71,11 @@ def test_the_first_promise_of_a_block_counts():
     assert len(leader.followers) == 1
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("budget", [8, 2048])
-def test_eight_answers_to_one_prompt_compute_it_once(is_ahead, budget):
+def test_eight_answers_to_one_prompt_compute_it_once(async_scheduling, budget):
     core, executor, _ = make_core(
-        is_ahead=is_ahead, enable_prefix_caching=True, max_num_batched_tokens=budget
+        async_scheduling=async_scheduling, enable_prefix_caching=True, max_num_batched_tokens=budget
     )
     for child in range(8):
         message = make_message(f"r{child}", prompt=range(100, 133), max_tokens=5)
@@ -94,7 +94,7 @@ def test_followers_compute_for_themselves_when_their_leader_is_aborted():
         core.add(make_message(name, prompt=range(100, 140), max_tokens=3))
     core.step()
     core.step()  # what the first step left of its budget was nothing: now the second is looked at
-    assert core.scheduler.requests["b"].status is Status.FOLLOWING
+    assert core.scheduler.requests["b"].status is Status.WAITING_FOR_PREFIX
     core.abort(["a"])
     assert run_to_end(core) == {"b": [140, 141, 142]}
 
@@ -149,7 +149,7 @@ def test_who_finds_a_part_promises_the_rest_and_others_follow_for_that():
     core.step()
     leader, follower = core.scheduler.requests["a"], core.scheduler.requests["b"]
     assert leader.promises == leader.hashes[3:10], "two of ten blocks were found"
-    assert follower.status is Status.FOLLOWING
+    assert follower.status is Status.WAITING_FOR_PREFIX
     assert follower.leader is leader
     assert run_to_end(core) == {"a": [140, 141, 142], "b": [140, 141, 142]}
     assert follower.num_cached_tokens == 36

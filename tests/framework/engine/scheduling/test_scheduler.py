@@ -364,10 +364,10 @@ def test_who_would_send_itself_away_waits_for_what_is_in_flight():
     second = scheduler.schedule()
     assert shares(second) == [(0, 1, 1)], "b lacks a block, and a step in flight may bring one"
     assert scheduler.num_preemptions == 0
-    assert not scheduler.is_settled
+    assert not scheduler.is_quiescent
     finish_step(scheduler, first)
     finish_step(scheduler, second)
-    assert scheduler.is_settled
+    assert scheduler.is_quiescent
     scheduler.schedule()
     assert scheduler.num_preemptions == 1
 
@@ -443,7 +443,7 @@ def test_a_chunk_is_found_when_it_is_computed_and_not_before():
     assert num_found(scheduler, range(30)) == 8, "the second is in flight"
     finish_step(scheduler, second)
     assert num_found(scheduler, range(30)) == 8
-    assert scheduler.is_settled
+    assert scheduler.is_quiescent
     assert scheduler.kv.pool.num_used == 0
 
 
@@ -546,7 +546,7 @@ def test_after_an_interrupt_nothing_of_a_lost_step_is_kept_and_all_begin_again()
     scheduler.schedule()
     scheduler.remove("gone")
     scheduler.forget_steps()
-    assert scheduler.is_settled
+    assert scheduler.is_quiescent
     assert (list(scheduler.running), len(scheduler.waiting)) == ([], 1)
     assert (scheduler.kv.pool.num_used, scheduler.kv.pool.num_cached) == (0, 0)
     plan = scheduler.schedule()
@@ -583,7 +583,7 @@ def test_statistics_say_what_is_there():
     scheduler.add(make_request("looks", prompt=range(9), max_tokens=9, prompt_logprobs=1))
     scheduler.add(make_request("waits", prompt=[1]))
     preparing = make_request("prepares", prompt=[1])
-    preparing.status = Status.PREPARING
+    preparing.status = Status.WAITING_FOR_GRAMMAR
     scheduler.add(preparing)
     finish_step(scheduler, scheduler.schedule())
     assert scheduler.stats(12) == EngineStats(

@@ -4,12 +4,12 @@ import pytest
 
 from quire.errors import InvalidRequestError, RequestFailedError
 from quire.frontend.chat.completion_parser import (
-    AnswerParser,
-    AnswerParsers,
-    ParsedAnswer,
+    CompletionParser,
+    CompletionParsers,
+    ParsedCompletion,
     ParserChoice,
     gather,
-    split_answer,
+    parse_completion,
 )
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
@@ -80,14 +80,14 @@ class UpperCalls(ToolParser):
 
 
 def test_without_parsers_all_is_text():
-    parser = AnswerParser()
+    parser = CompletionParser()
     assert parser.feed("a<b>") == [TextDelta("a<b>")]
     assert parser.feed("") == []
     assert parser.close() == []
 
 
 def test_thinking_is_split_off_before_calls():
-    parser = AnswerParser(DashThinking(), UpperCalls())
+    parser = CompletionParser(DashThinking(), UpperCalls())
     assert parser.feed("hm A") == [ReasoningDelta("hm A")]
     assert parser.feed("-aB") == [
         TextDelta("a"), ToolCallStart(0, "B"), ToolCallArguments(0, "{}"), ToolCallEnd(0),
@@ -97,13 +97,13 @@ def test_thinking_is_split_off_before_calls():
 
 
 def test_a_whole_answer_is_taken_apart():
-    whole = AnswerParser(DashThinking(), UpperCalls()).read_whole("hm-aBX?")
-    assert whole == ParsedAnswer("a?", "hm", (("B", "{}"),))
-    assert AnswerParser().read_whole("a") == ParsedAnswer("a", None, ())
+    whole = CompletionParser(DashThinking(), UpperCalls()).read_whole("hm-aBX?")
+    assert whole == ParsedCompletion("a?", "hm", (("B", "{}"),))
+    assert CompletionParser().read_whole("a") == ParsedCompletion("a", None, ())
 
 
 def test_a_parser_that_fails_is_named_without_its_traceback(caplog):
-    parser = AnswerParser(None, UpperCalls(), tool_source=ACME)
+    parser = CompletionParser(None, UpperCalls(), tool_source=ACME)
     with pytest.raises(RequestFailedError, match=r"acme \(acme-quire 1.0\)") as caught:
         parser.feed("a!")
     assert "a bug" not in str(caught.value)
@@ -111,11 +111,11 @@ def test_a_parser_that_fails_is_named_without_its_traceback(caplog):
 
 
 def test_each_request_gets_its_own_parsers():
-    make = AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, ACME))
+    make = CompletionParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, ACME))
     assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
     assert make("", with_tools=True).read_whole("-B").calls == (("B", "{}"),)
     assert make("", with_tools=False).read_whole("-B").text == "B"
-    assert AnswerParsers()("", with_tools=True).read_whole("-B").text == "-B"
+    assert CompletionParsers()("", with_tools=True).read_whole("-B").text == "-B"
 
 
 def test_a_call_grammar_comes_from_the_tool_parser(caplog):
@@ -129,13 +129,13 @@ def test_a_call_grammar_comes_from_the_tool_parser(caplog):
         def call_grammar(cls, tools, *, at_least_one):
             raise ValueError("a bug")
 
-    make = AnswerParsers(tools=ParserChoice(Forcing, ACME))
+    make = CompletionParsers(tools=ParserChoice(Forcing, ACME))
     assert make.reads_calls
     assert make.call_grammar([{"name": "A"}]).shapes[0].tool == "A"
-    assert not AnswerParsers().reads_calls
-    assert AnswerParsers().call_grammar([{"name": "A"}]) is None
+    assert not CompletionParsers().reads_calls
+    assert CompletionParsers().call_grammar([{"name": "A"}]) is None
     with pytest.raises(RequestFailedError, match=r"acme.*grammar of a call") as caught:
-        AnswerParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
+        CompletionParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
     assert "a bug" not in str(caught.value)
     assert "a bug" in caplog.text
 
@@ -145,7 +145,7 @@ def test_a_parser_that_cannot_be_built_ends_the_request():
         def __init__(self):
             raise OSError("no grammar file")
 
-    make = AnswerParsers(tools=ParserChoice(Broken, ACME))
+    make = CompletionParsers(tools=ParserChoice(Broken, ACME))
     with pytest.raises(RequestFailedError, match="acme"):
         make("", with_tools=True)
 
@@ -176,12 +176,12 @@ class BrokenEnd(UpperCalls):
 
 
 def test_what_the_reasoning_parser_holds_back_is_read_for_calls():
-    parser = AnswerParser(HoldingThoughts("closed"), UpperCalls())
+    parser = CompletionParser(HoldingThoughts("closed"), UpperCalls())
     assert parser.feed("aB") == [TextDelta("a")]
     assert parser.close() == [
         ToolCallStart(0, "B"), ToolCallArguments(0, "{}"), ToolCallEnd(0),
     ]  # fmt: skip
-    assert AnswerParser(HoldingThoughts()).read_whole("hm") == ParsedAnswer("", "hm", ())
+    assert CompletionParser(HoldingThoughts()).read_whole("hm") == ParsedCompletion("", "hm", ())
 
 
 def test_a_parser_that_fails_at_the_end_is_named_too(caplog):
@@ -192,10 +192,13 @@ def test_a_parser_that_fails_at_the_end_is_named_too(caplog):
 
     cases = (
         (
-            AnswerParsers(ParserChoice(BrokenThoughts, ACME), ParserChoice(UpperCalls, other)),
+            CompletionParsers(ParserChoice(BrokenThoughts, ACME), ParserChoice(UpperCalls, other)),
             "acme",
         ),
-        (AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(BrokenEnd, other)), "other"),
+        (
+            CompletionParsers(ParserChoice(DashThinking, ACME), ParserChoice(BrokenEnd, other)),
+            "other",
+        ),
     )
     for make, name in cases:
         parser = make("", with_tools=True)
@@ -211,10 +214,10 @@ def test_each_parser_is_blamed_for_its_own_failure():
             raise OSError("a bug")
 
     other = Source("other", "other-quire", "2.0")
-    make = AnswerParsers(ParserChoice(Broken, ACME), ParserChoice(UpperCalls, other))
+    make = CompletionParsers(ParserChoice(Broken, ACME), ParserChoice(UpperCalls, other))
     with pytest.raises(RequestFailedError, match="plugin acme"):
         make("", with_tools=True).feed("a")
-    make = AnswerParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, other))
+    make = CompletionParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, other))
     with pytest.raises(RequestFailedError, match="plugin other"):
         make("", with_tools=True).feed("-!")
 
@@ -226,20 +229,20 @@ def test_what_a_parser_refuses_on_purpose_is_its_own_error():
             raise InvalidRequestError("tool 'x' cannot be forced", param="tools")
 
     with pytest.raises(InvalidRequestError, match="cannot be forced") as caught:
-        AnswerParsers(tools=ParserChoice(Refusing, ACME)).call_grammar([{"name": "x"}])
+        CompletionParsers(tools=ParserChoice(Refusing, ACME)).call_grammar([{"name": "x"}])
     assert caught.value.param == "tools"
 
 
 def test_the_reasoning_parser_sees_the_prompt():
-    make = AnswerParsers(ParserChoice(HoldingThoughts, ACME))
+    make = CompletionParsers(ParserChoice(HoldingThoughts, ACME))
     assert make("closed", with_tools=False).read_whole("ab").text == "ab"
     assert make("open", with_tools=False).read_whole("ab").reasoning == "ab"
 
 
 def test_text_that_is_empty_is_no_event_and_thinking_that_is_none_is_none():
-    assert AnswerParser(HoldingThoughts("closed")).feed("") == []
-    assert AnswerParser(DashThinking()).read_whole("-a").reasoning is None
-    assert AnswerParser(DashThinking()).read_whole("").reasoning is None
+    assert CompletionParser(HoldingThoughts("closed")).feed("") == []
+    assert CompletionParser(DashThinking()).read_whole("-a").reasoning is None
+    assert CompletionParser(DashThinking()).read_whole("").reasoning is None
 
 
 def test_calls_of_a_whole_answer_are_joined_from_their_pieces_in_the_order_of_their_ends():
@@ -248,12 +251,12 @@ def test_calls_of_a_whole_answer_are_joined_from_their_pieces_in_the_order_of_th
         ToolCallArguments(0, "["), TextDelta("x"), ToolCallArguments(1, "}"), ToolCallEnd(1),
         ToolCallArguments(0, "]"), ToolCallEnd(0), ToolCallStart(2, "c"), ReasoningDelta("y"),
     ]  # fmt: skip
-    assert gather(events) == ParsedAnswer("x", "y", (("b", "{}"), ("a", "[]")))
+    assert gather(events) == ParsedCompletion("x", "y", (("b", "{}"), ("a", "[]")))
 
 
 def test_a_whole_output_is_split_in_place():
     output = CompletionOutput(index=0, text="hm-aBcD", token_ids=[1])
-    split_answer(output, AnswerParser(DashThinking(), UpperCalls()))
+    parse_completion(output, CompletionParser(DashThinking(), UpperCalls()))
     assert (output.text, output.reasoning) == ("ac", "hm")
     assert [(call.id, call.name, call.arguments) for call in output.tool_calls] == [
         ("call_0", "B", "{}"), ("call_1", "D", "{}"),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from quire.errors import GrammarError, InvalidRequestError, OverloadedError, RequestFailedError
-from quire.frontend.completions.completion import Answers
+from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.logprob_row import LOWEST_LOGPROB
 from quire.messages import AdapterRef, EngineOutput, ErrorReport, TokenLogprobs
 from quire.plugins.registry import Source
@@ -14,7 +14,7 @@ from quire.sampling_params import SamplingParams
 
 def start(intake, tokenizer, *, prompt="the", hooks=(), adapter=None, **params):
     admission = intake.admit(prompt, SamplingParams(**params), adapter=adapter)
-    return Answers(admission, tokenizer, hooks)
+    return PromptState(admission, tokenizer, hooks)
 
 
 def take(answers, said):

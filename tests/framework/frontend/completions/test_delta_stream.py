@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from quire.errors import RequestFailedError
-from quire.frontend.completions.completion import Answers
-from quire.frontend.completions.delta_stream import AnswerStream
+from quire.frontend.completions.completion import PromptState
+from quire.frontend.completions.delta_stream import DeltaStream
 from quire.messages import EngineOutput
 from quire.sampling_params import SamplingParams
 
@@ -16,9 +16,9 @@ class Case:
 
     def __init__(self, intake, tokenizer, n=1):
         admission = intake.admit("fox", SamplingParams(n=n, max_tokens=None))
-        self.answers = Answers(admission, tokenizer)
+        self.answers = PromptState(admission, tokenizer)
         self.closed = []
-        self.stream = AnswerStream(self.answers, asyncio.get_running_loop(), self.closed.append)
+        self.stream = DeltaStream(self.answers, asyncio.get_running_loop(), self.closed.append)
 
     def push(self, token_id=20, end=None, child=0):
         request = self.answers.admission.requests[child]

@@ -8,7 +8,7 @@ import pytest
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import EngineDeadError, RequestFailedError, RequestTimeoutError
-from quire.frontend.completions.completion import Answers
+from quire.frontend.completions.completion import PromptState
 from quire.frontend.dispatch import dispatch as dispatch_module
 from quire.frontend.dispatch.dispatch import Dispatch
 from quire.messages import EngineOutput, EngineOutputs, ErrorReport, ResetPrefixCache
@@ -34,7 +34,7 @@ def run(intake, tokenizer):
                     for request in admission.requests
                 )
                 admission = type(admission)(admission.request_id, admission.prompt, requests)
-            return Answers(admission, tokenizer, hooks)
+            return PromptState(admission, tokenizer, hooks)
 
         async def main():
             errors = []
@@ -274,14 +274,14 @@ def test_outputs_for_two_loops_cross_to_each(intake, tokenizer):
     gone = asyncio.new_event_loop()
 
     async def leave():
-        return dispatch.start(Answers(admission, tokenizer))
+        return dispatch.start(PromptState(admission, tokenizer))
 
     gone.run_until_complete(leave())
     gone.close()
 
     async def main():
         admission = intake.admit("fox", SamplingParams(max_tokens=None))
-        deltas = await read(dispatch.start(Answers(admission, tokenizer)))
+        deltas = await read(dispatch.start(PromptState(admission, tokenizer)))
         assert "".join(delta.text for delta in deltas) == "fox"
         await eventually(lambda: len(core.aborted) == 1)
         assert dispatch.streams() == []

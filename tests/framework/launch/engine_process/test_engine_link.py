@@ -12,7 +12,6 @@ from quire.errors import EngineDeadError, GrammarError
 from quire.launch.engine_process.engine_link import EngineLink
 from quire.launch.engine_process.engine_wire import (
     Abort,
-    Answer,
     Call,
     Connected,
     ErrorMessage,
@@ -21,6 +20,7 @@ from quire.launch.engine_process.engine_wire import (
     ReadStats,
     Ready,
     Refused,
+    Reply,
     Stepped,
     ToEngine,
 )
@@ -146,10 +146,10 @@ def test_a_fork_neither_ends_nor_kills_nor_wakes_the_engine(peer, link):
 
 def test_the_answer_of_an_interrupted_call_is_not_the_next_ones(peer, link):
     core = RemoteCore(link)
-    peer.say(Answer(1, stats(7), ErrorMessage.of(GrammarError("of the old one"))))
+    peer.say(Reply(1, stats(7), ErrorMessage.of(GrammarError("of the old one"))))
     core.abort(["unknown"])
     link.send(Abort([]))  # so that the call is the second command
-    peer.say(Answer(2, stats(5)))
+    peer.say(Reply(2, stats(5)))
     assert core.stats().num_running == 5
     assert isinstance(peer.hear(), Abort)
     assert peer.hear() == Call(2, ReadStats())
@@ -158,7 +158,7 @@ def test_the_answer_of_an_interrupted_call_is_not_the_next_ones(peer, link):
 def test_an_idle_step_says_the_last_numbers(peer, link):
     core = RemoteCore(link)
     peer.say(Stepped(EngineOutputs([], EngineStats(num_running=3)), 0))
-    peer.say(Answer(1, stats(9)))
+    peer.say(Reply(1, stats(9)))
     assert core.stats().num_running == 9
     assert core.has_work(), "a step has come meanwhile"
     assert core.step().stats.num_running == 3

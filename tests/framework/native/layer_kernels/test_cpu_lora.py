@@ -4,11 +4,13 @@ import pytest
 import torch
 from native_libraries import failing_library
 
-from quire.native.availability import native_flaw
+from quire.native.availability import native_unavailable_reason
 from quire.native.layer_kernels import cpu_lora
 from quire.native.layer_kernels.cpu_lora import AddLoRA
 
-pytestmark = pytest.mark.skipif(native_flaw() is not None, reason="no compiled kernels here")
+pytestmark = pytest.mark.skipif(
+    native_unavailable_reason() is not None, reason="no compiled kernels here"
+)
 A, B = torch.ones(2, 4, 3), torch.ones(2, 4, 5)
 
 

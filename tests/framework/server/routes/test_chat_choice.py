@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from quire.errors import RequestFailedError
-from quire.frontend.chat.completion_parser import AnswerParser
+from quire.frontend.chat.completion_parser import CompletionParser
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
     TextDelta,
@@ -16,7 +16,7 @@ from quire.interfaces.tool_parsing import (
     ToolParser,
 )
 from quire.outputs import Delta
-from quire.server.routes.chat_choice import ChatAnswer
+from quire.server.routes.chat_choice import ChatChoiceBuilder
 from quire.server.wire.protocol import ChatDelta, ChatLogprobs, TokenLogprob
 from quire_tool_parsers.hermes import HermesToolParser
 
@@ -27,7 +27,7 @@ LATER = '<tool_call>\n{"name": "c", "arguments": {"x": 2}}\n</tool_call>\n'
 
 def read(text, size, allows_parallel):
     """Return the whole answer, and the calls that its stream began."""
-    answer = ChatAnswer(0, AnswerParser(None, HermesToolParser()), allows_parallel)
+    answer = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), allows_parallel)
     begun = []
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     for i, piece in enumerate(pieces, 1):
@@ -119,11 +119,11 @@ def take(answer, text, end=None, stop=None, logprobs=None):
 
 
 def answers(allows_parallel=True):
-    return ChatAnswer(3, AnswerParser(None, Letters()), allows_parallel)
+    return ChatChoiceBuilder(3, CompletionParser(None, Letters()), allows_parallel)
 
 
 def test_all_events_of_one_delta_are_one_piece():
-    answer = ChatAnswer(0, AnswerParser(Words()), True)
+    answer = ChatChoiceBuilder(0, CompletionParser(Words()), True)
     piece = take(answer, "#a #b c d e")
     assert (piece.reasoning, piece.reasoning_content, piece.content) == ("ab", "ab", "cd")
     last = take(answer, "", "length")  # what was held back comes with any end
@@ -205,7 +205,7 @@ def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end():
 def test_no_two_calls_of_any_answers_have_one_id():
     ids = []
     for _ in range(2):
-        answer = ChatAnswer(0, AnswerParser(None, HermesToolParser()), True)
+        answer = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), True)
         answer.read(Delta(index=0, text=GOOD + LATER, token_ids=[], finish_reason="stop"), None)
         ids += [call.id for call in answer.choice().message.tool_calls]
     assert len(set(ids)) == 4

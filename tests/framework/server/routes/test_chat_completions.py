@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 
 WEATHER = {
     "type": "function",
@@ -217,7 +217,7 @@ def test_without_parallel_calls_only_the_first_is_kept(client, served):
 
 
 def test_tools_that_nobody_could_read_a_call_of_are_refused(serve):
-    served = serve(parsers=AnswerParsers())
+    served = serve(parsers=CompletionParsers())
     url = f"{served.url}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
     error = httpx.post(url, json=body).json()["error"]
@@ -268,10 +268,10 @@ def test_json_object_and_our_own_forms_reach_the_engine(client, served):
     ask(client, response_format={"type": "json_object"})
     ask(client, response_format={"type": "text"})
     ask(client, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
-    forms = [request.params.structured_outputs for request in served.core.requests]
-    assert forms[0].json_object
-    assert forms[1] is None
-    assert forms[2].choice == ("yes", "no")
+    constraints = [request.params.structured_outputs for request in served.core.requests]
+    assert constraints[0].json_object
+    assert constraints[1] is None
+    assert constraints[2].choice == ("yes", "no")
 
 
 def test_n_answers_have_indexes_and_one_finish_each(client, served):

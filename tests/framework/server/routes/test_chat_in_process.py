@@ -11,7 +11,7 @@ from server_parts import SOURCE, BracketParser, Texts, ThinkParser, make_fronten
 from quire.config import ServerSettings
 from quire.errors import GrammarError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import AnswerParsers, ParserChoice
+from quire.frontend.chat.completion_parser import CompletionParsers, ParserChoice
 from quire.frontend.intake.intake import Intake
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport
@@ -228,14 +228,14 @@ def test_the_reasoning_parser_sees_the_prompt(own, tokenizer):
             seen.append(prompt_text)
             super().__init__(prompt_text)
 
-    app, core = own(AnswerParsers(ParserChoice(Watched, SOURCE)))
+    app, core = own(CompletionParsers(ParserChoice(Watched, SOURCE)))
     post(app, PATH, messages=HI, n=2)
     assert seen == [prompt_of(core, tokenizer)] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_read_where_the_request_offers_tools(own, stream):
-    app, core = own(AnswerParsers(tools=ParserChoice(BracketParser, SOURCE)))
+    app, core = own(CompletionParsers(tools=ParserChoice(BracketParser, SOURCE)))
     core.script.by_prompt = {"Hi": "[[f {}]]"}
     for fields, is_call in (
         ({}, False),
@@ -248,7 +248,7 @@ def test_calls_are_read_where_the_request_offers_tools(own, stream):
 
 
 def test_tools_without_a_parser_are_refused_unless_nothing_may_be_called(own):
-    app, _ = own(AnswerParsers())
+    app, _ = own(CompletionParsers())
     wire = post(app, PATH, messages=HI, tools=[TOOL])
     assert (wire.status, wire.error["param"]) == (400, "tools")
     assert post(app, PATH, messages=HI, tools=[TOOL], tool_choice="none").status == 200

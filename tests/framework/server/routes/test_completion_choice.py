@@ -10,7 +10,7 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import CompletionAnswer, Shows, whole_choice
+from quire.server.routes.completion_choice import CompletionChoiceBuilder, Shows, whole_choice
 from quire.server.routes.generation import Generation
 from quire.server.wire.protocol import CompletionChoice
 
@@ -24,7 +24,7 @@ def read(frontend):
         generation = Generation(frontend, LogprobBudget(), [{}, {}], params)
         generation.encoded = [EncodedPrompt("ab", [300, 301]), EncodedPrompt("cde", [302])]
         shows = Shows(logprobs, echo, prompt_logprobs)
-        answer = CompletionAnswer(index, generation, shows)
+        answer = CompletionChoiceBuilder(index, generation, shows)
         return [answer.read(delta) for delta in deltas]
 
     return run

@@ -22,7 +22,9 @@ def prompts_of(*texts):
 
 
 def start(frontend, *texts, budget=None, n=1, max_tokens=None, **fields):
-    own = {name: fields.pop(name) for name in ("form_field", "is_prompt_only") if name in fields}
+    own = {
+        name: fields.pop(name) for name in ("constraint_field", "is_prompt_only") if name in fields
+    }
     params = SamplingParams(n=n, max_tokens=max_tokens, **fields)
     return Generation(frontend, budget or LogprobBudget(), prompts_of(*texts), params, **own)
 
@@ -217,7 +219,7 @@ def test_a_refused_form_is_blamed_on_the_field_that_asked_for_it(tokenizer, para
     size = tokenizer.vocab_size
     frontend.intake = Intake(tokenizer, max_model_len=64, vocab_size=size, check_grammar=refuse)
     form = StructuredOutputsParams(regex="x")
-    generation = start(frontend, "red", structured_outputs=form, form_field="response_format")
+    generation = start(frontend, "red", structured_outputs=form, constraint_field="response_format")
     with pytest.raises(GrammarError) as caught:
         asyncio.run(read(generation))
     asyncio.run(frontend.shutdown())

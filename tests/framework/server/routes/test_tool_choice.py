@@ -7,7 +7,7 @@ from scripted_core import ScriptedCore
 from server_parts import Texts, make_frontend
 
 from quire.errors import InvalidRequestError
-from quire.frontend.chat.completion_parser import AnswerParsers
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.server.routes.tool_choice import MAX_TOOLS, ToolUse, tool_use
 from quire.server.wire.protocol import ChatBody
 
@@ -111,7 +111,7 @@ def test_so_many_tools_are_taken_and_no_more(use):
 
 
 def test_a_parser_that_cannot_force_a_call_says_so(tokenizer):
-    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), AnswerParsers())
+    frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)), CompletionParsers())
     for choice in ("required", named("a")):
         with pytest.raises(InvalidRequestError, match="cannot force a call") as caught:
             tool_use(ChatBody(messages=[], tools=[A], tool_choice=choice), frontend)

@@ -11,7 +11,7 @@ from quire.server.wire import json_response as answers
 from quire.server.wire import sse
 from quire.server.wire.json_response import (
     PIECE_BYTES,
-    WholeAnswer,
+    EncodedResponse,
     in_thread_if,
     json_of,
     json_response,
@@ -45,7 +45,7 @@ class Case:
     def __init__(self, make, wire):
         self.num_over = 0
         self.wire = wire
-        self.answer = WholeAnswer(make, {"x-more": "1"}, self.end)
+        self.answer = EncodedResponse(make, {"x-more": "1"}, self.end)
 
     def end(self):
         self.num_over += 1

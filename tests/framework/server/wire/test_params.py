@@ -6,10 +6,10 @@ from quire.errors import InvalidRequestError
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
     MAX_STOP_TOKEN_IDS,
-    form_field,
-    one_form,
+    constraint_field,
+    one_constraint,
     prompt_parts,
-    response_form,
+    response_constraint,
     sampling_params,
     wants_usage,
 )
@@ -89,7 +89,7 @@ def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(adds):
     ],
 )
 def test_a_response_format_is_a_form(asked, form):
-    assert response_form(asked) == form
+    assert response_constraint(asked) == form
 
 
 @pytest.mark.parametrize(
@@ -108,23 +108,23 @@ def test_a_response_format_is_a_form(asked, form):
 )
 def test_a_response_format_that_is_none_is_named(asked, param):
     with pytest.raises(InvalidRequestError) as caught:
-        response_form(asked)
+        response_constraint(asked)
     assert caught.value.param == param
 
 
 def test_forms_exclude_each_other():
     one, other = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="b")
-    assert one_form() is one_form(None, None) is None
-    assert one_form(None, one, None) is one
+    assert one_constraint() is one_constraint(None, None) is None
+    assert one_constraint(None, one, None) is one
     for several in ((one, other), (one, None, other), (one, one, other)):
         with pytest.raises(InvalidRequestError, match="exclude each other") as caught:
-            one_form(*several)
+            one_constraint(*several)
         assert caught.value.param == "response_format"
 
 
 def test_a_form_is_blamed_on_the_field_that_is_there():
-    assert form_field(None) == "structured_outputs"
-    assert form_field({"type": "text"}) == form_field({}) == "response_format"
+    assert constraint_field(None) == "structured_outputs"
+    assert constraint_field({"type": "text"}) == constraint_field({}) == "response_format"
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [(True, True), (False, False), (None, False)])

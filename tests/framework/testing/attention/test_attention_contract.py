@@ -432,7 +432,7 @@ FAULTS = [
     (WindowOneWider, WINDOWS, FEATURES, 1),
     (NoChunks, LOCAL, FEATURES, 1),
     (ChunkAsWindow, LOCAL, FEATURES, 1),
-    *((wrong_at(n), WINDOWS, "DeclaredFeatures._check_reach", n) for n in (1, 2, 3)),
+    *((wrong_at(n), WINDOWS, "DeclaredFeatures._check_bounds", n) for n in (1, 2, 3)),
     *((wrong_at(n), UNSEEN, FEATURES, n) for n in (1, 2)),
     (HidesWhatItReads, UNSEEN, FEATURES, 1),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, TAKEN),

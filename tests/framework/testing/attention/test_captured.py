@@ -9,7 +9,7 @@ from quire.testing.attention.captured import asking_refused, refill, repeated
 NUMBERS = torch.tensor([3, 0, 2])
 MASK = NUMBERS > 0
 
-ASKING = {
+WAITING_FOR_KV_LOOKUP = {
     "item": lambda: NUMBERS[0].item(),
     "bool": lambda: bool(MASK.any()),
     "tolist": lambda: NUMBERS.tolist(),
@@ -34,14 +34,14 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("name", WAITING_FOR_KV_LOOKUP)
 def test_what_the_host_must_wait_for_is_refused(name):
-    ASKING[name]()
+    WAITING_FOR_KV_LOOKUP[name]()
     with (
         pytest.raises(AssertionError, match="a captured step asks the device for"),
         asking_refused(),
     ):
-        ASKING[name]()
+        WAITING_FOR_KV_LOOKUP[name]()
 
 
 @pytest.mark.parametrize("name", SILENT)

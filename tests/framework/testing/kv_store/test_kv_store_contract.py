@@ -12,7 +12,7 @@ from kit_checks import Check, checks, rejecting
 from processes import path_with
 
 from quire.errors import SettingsError
-from quire.interfaces.kv_transfer import KVLookup, column_bytes, column_pieces
+from quire.interfaces.kv_transfer import KVLookup, block_pieces, cross_group_block_bytes
 from quire.messages import TransferReport
 from quire.testing.kv_store import kv_store_contract as kv_store
 from quire.testing.kv_store import kv_store_scene
@@ -583,7 +583,7 @@ FAULTS = [
     (BringsTheNextColumn, SAVED, "StoreScene.end", 1),
     (ForgetsToCheck, DAMAGED, "StoreScene.end", 1),
     ((LoadsWhatTookItsPlace, SavesFirst), EVICTED, "StoreScene.end", 1),
-    (BringsTheNextColumn, SAVED, "StoreScene._check_column", 1),
+    (BringsTheNextColumn, SAVED, "StoreScene._check_cross_block", 1),
 ]
 
 
@@ -616,7 +616,7 @@ def run(name, broken, folder):
     kit.scheduler_class, kit.worker_class = scheduler_class, worker_class
 
     def build(num_columns):
-        options = {"max_bytes": str(num_columns * column_bytes(plan))}
+        options = {"max_bytes": str(num_columns * cross_group_block_bytes(plan))}
         return StoreScene(scheduler_class, worker_class, options, plan)
 
     given = {"build": build, "plan": plan, "tmp_path": folder, "seed": 0}
@@ -706,13 +706,13 @@ def test_scenes_hold_what_follows_from_the_hash(build):
     scene = StoreScene(HostMemoryScheduler, HostMemory, {}, plan)
     one, other, *_ = chain("prompt", 3)
     assert len(set(chain("prompt", 3) + chain("another", 3))) == 6
-    held = [content(name, column_bytes(plan)).tolist() for name in (one, other)]
+    held = [content(name, cross_group_block_bytes(plan)).tolist() for name in (one, other)]
     assert held[0] != held[1]
     scene.start_save([one])
     (column,) = scene.open[1].columns
     stored = [
         scene.tensors[piece.tensor][column.block_ids[piece.group]].tolist()
-        for piece in column_pieces(plan)
+        for piece in block_pieces(plan)
     ]
     assert [byte for piece in stored for byte in piece] == held[0]
     assert scene.num_free_blocks == NUM_BLOCKS - 1 - len(plan.groups)

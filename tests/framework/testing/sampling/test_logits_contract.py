@@ -5,8 +5,8 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from quire.interfaces.sampling import LogitsStep, RequestField, SamplerCapabilities
-from quire.testing.sampling.logits_contract import LogitsStepContract
+from quire.interfaces.sampling import LogitsProcessor, RequestField, SamplerCapabilities
+from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampled_rows import History, sampled_rows
 
 SHIFT = SamplerCapabilities(stage="bias", fields=(RequestField("shift", float, 0.0),))
@@ -19,7 +19,7 @@ HISTORIES = (
 )
 
 
-class Shift(LogitsStep):
+class Shift(LogitsProcessor):
     """Adds `shift` to the even tokens."""
 
     def is_neutral(self, fields):
@@ -30,7 +30,7 @@ class Shift(LogitsStep):
         return logits
 
 
-class DontRepeat(LogitsStep):
+class DontRepeat(LogitsProcessor):
     """Penalises tokens that followed, earlier, the token that was sampled last (DRY, length 1)."""
 
     def is_neutral(self, fields):
@@ -51,7 +51,7 @@ class DontRepeat(LogitsStep):
 
 
 def shift_contract(step):
-    class Contract(LogitsStepContract):
+    class Contract(LogitsProcessorContract):
         step_class = step
         capabilities = SHIFT
         active = ({"shift": 1.0}, {"shift": -2.5})
@@ -60,7 +60,7 @@ def shift_contract(step):
 
 
 def dry_contract(step):
-    class Contract(LogitsStepContract):
+    class Contract(LogitsProcessorContract):
         step_class = step
         capabilities = DRY
         active = ({"dry": 0.5}, {"dry": 2.0})
@@ -69,13 +69,13 @@ def dry_contract(step):
     return Contract()
 
 
-class TestShift(LogitsStepContract):
+class TestShift(LogitsProcessorContract):
     step_class = Shift
     capabilities = SHIFT
     active = ({"shift": 1.0}, {"shift": -2.5})
 
 
-class TestDontRepeat(LogitsStepContract):
+class TestDontRepeat(LogitsProcessorContract):
     step_class = DontRepeat
     capabilities = DRY
     active = ({"dry": 0.5}, {"dry": 2.0})
@@ -273,7 +273,7 @@ def test_a_step_that_waits_is_seen(step):
 
 
 def test_each_test_of_the_kit_has_a_step_that_fails_it():
-    tests = {name for name in dir(LogitsStepContract) if name.startswith("test_")}
+    tests = {name for name in dir(LogitsProcessorContract) if name.startswith("test_")}
     assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST)}
 
 

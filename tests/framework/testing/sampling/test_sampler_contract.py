@@ -6,18 +6,18 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from quire.interfaces.sampling import DrawStep, SamplerCapabilities
+from quire.interfaces.sampling import Sampler, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire.testing.sampling.sampler_contract import VARIED, AbsorbingDrawContract, DrawStepContract
+from quire.testing.sampling.sampler_contract import VARIED, FusedSamplerContract, SamplerContract
 from quire_samplers.categorical import Categorical, by_cumulative
 from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.uniform import PURPOSE_DRAW, uniform
+from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
 
-DRAW = SamplerCapabilities(stage="draw", fields=(TEMPERATURE,))
-ALL = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+DRAW = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
+ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 STEPS = (Temperature, MinP, TopKTopP)
 MIXED = ({"top_k": 2}, {"temperature": 1.5, "min_p": 0.9}, {"temperature": 3.0, "top_p": 0.4})
 
@@ -27,25 +27,25 @@ class Absorbing(Categorical):
 
     steps = STEPS
 
-    def draw_absorbing(self, logits, rows):
+    def sample_fused(self, logits, rows):
         for step in self.steps:
             logits = step(self.vocab_size, self.device).apply(logits.clone(), rows)
-        return self.draw(logits, rows)
+        return self.sample(logits, rows)
 
 
-class TestCategorical(DrawStepContract):
+class TestCategorical(SamplerContract):
     step_class = Categorical
     capabilities = DRAW
     active = ({"temperature": 1.0},)
     neutral = MappingProxyType({"temperature": 0.0})
 
 
-class TestAbsorbing(AbsorbingDrawContract):
+class TestAbsorbing(FusedSamplerContract):
     step_class = Absorbing
     capabilities = ALL
     active = ({"temperature": 1.0},)
     neutral = MappingProxyType({"temperature": 0.0})
-    absorbed = STEPS
+    fused = STEPS
     mixed = MIXED
 
 
@@ -68,24 +68,24 @@ class AlwaysNeutral(Categorical):
 
 
 class DrawsGreedyRows(Categorical):
-    def draw(self, logits, rows):
-        return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_DRAW))
+    def sample(self, logits, rows):
+        return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
 
 
 class MistakesGreedyBatches(Categorical):
-    def draw(self, logits, rows):
-        return logits.argmin(-1) if rows.all_greedy else super().draw(logits, rows)
+    def sample(self, logits, rows):
+        return logits.argmin(-1) if rows.all_greedy else super().sample(logits, rows)
 
 
 class GreedyByTheFirstRow(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         is_greedy = rows.columns["temperature"][rows.slots[0]] == 0
-        drawn = by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_DRAW))
+        drawn = by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
         return torch.where(is_greedy, logits.argmax(-1), drawn)
 
 
 class UsesAGenerator(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         return torch.multinomial(logits.softmax(-1), 1).squeeze(1)
 
 
@@ -102,78 +102,78 @@ def by_numbers(**weights):
     """A draw whose randomness goes by a weighted sum of the three."""
 
     class Summed(Categorical):
-        def draw(self, logits, rows):
-            return super().draw(logits, summed(rows, **weights))
+        def sample(self, logits, rows):
+            return super().sample(logits, summed(rows, **weights))
 
     return Summed
 
 
 class LooksAtTheBatch(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         rows.columns["seed"].add_(len(rows.slots))
-        return super().draw(logits, rows)
+        return super().sample(logits, rows)
 
 
 class LooksAtTheSlot(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         rows.columns["seed"][rows.slots] += rows.slots
-        return super().draw(logits, rows)
+        return super().sample(logits, rows)
 
 
 class NeedsTheHost(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits, rows) if rows.host_fields else logits.argmax(-1)
+    def sample(self, logits, rows):
+        return super().sample(logits, rows) if rows.host_fields else logits.argmax(-1)
 
 
 class DrawsMaskedTokens(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits.nan_to_num(neginf=-1.0), rows)
+    def sample(self, logits, rows):
+        return super().sample(logits.nan_to_num(neginf=-1.0), rows)
 
 
 class TakesTheLikeliest(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         return logits.argmax(-1)
 
 
 class KeepsADimension(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits, rows).unsqueeze(1)
+    def sample(self, logits, rows):
+        return super().sample(logits, rows).unsqueeze(1)
 
 
 class GivesInt32(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits, rows).int()
+    def sample(self, logits, rows):
+        return super().sample(logits, rows).int()
 
 
 class CountsFromOne(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits, rows) + self.vocab_size
+    def sample(self, logits, rows):
+        return super().sample(logits, rows) + self.vocab_size
 
 
 class CountsBelowZero(Categorical):
-    def draw(self, logits, rows):
-        return super().draw(logits, rows) - self.vocab_size
+    def sample(self, logits, rows):
+        return super().sample(logits, rows) - self.vocab_size
 
 
 class Waits(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         if (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
-        return super().draw(logits, rows)
+        return super().sample(logits, rows)
 
 
 class WaitsWhereTheHostKnows(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         if rows.host_fields and (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
-        return super().draw(logits, rows)
+        return super().sample(logits, rows)
 
 
 class WaitsWhereTheHostKnowsNothing(Categorical):
-    def draw(self, logits, rows):
+    def sample(self, logits, rows):
         if not rows.host_fields and (rows.field("temperature") == 0).all():
             return logits.argmax(-1)
-        return super().draw(logits, rows)
+        return super().sample(logits, rows)
 
 
 class LeavesOutAStep(Absorbing):
@@ -184,8 +184,8 @@ def absorbing_by_numbers(**weights):
     """A draw whose randomness goes by a weighted sum of the three where it absorbs, only there."""
 
     class Summed(Absorbing):
-        def draw_absorbing(self, logits, rows):
-            return super().draw_absorbing(logits, summed(rows, **weights))
+        def sample_fused(self, logits, rows):
+            return super().sample_fused(logits, summed(rows, **weights))
 
     return Summed
 
@@ -194,71 +194,71 @@ def absorbing_without(source):
     """A draw that forgets one column of its rows where it absorbs, and is right otherwise."""
 
     class Forgetful(Absorbing):
-        def draw_absorbing(self, logits, rows):
+        def sample_fused(self, logits, rows):
             columns = rows.columns | {source: torch.zeros_like(rows.columns[source])}
-            return super().draw_absorbing(logits, replace(rows, columns=columns))
+            return super().sample_fused(logits, replace(rows, columns=columns))
 
     return Forgetful
 
 
 class AbsorbsAtOnePosition(Absorbing):
-    def draw_absorbing(self, logits, rows):
+    def sample_fused(self, logits, rows):
         positions = rows.positions[:1].expand(len(rows.positions))
-        return super().draw_absorbing(logits, replace(rows, positions=positions))
+        return super().sample_fused(logits, replace(rows, positions=positions))
 
 
 class AbsorbsByTheHost(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        return super().draw_absorbing(logits, rows) if rows.host_fields else self.draw(logits, rows)
+    def sample_fused(self, logits, rows):
+        return super().sample_fused(logits, rows) if rows.host_fields else self.sample(logits, rows)
 
 
 class ChangesTheLogits(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        return super().draw_absorbing(logits.mul_(1.0).sub_(1.0), rows)
+    def sample_fused(self, logits, rows):
+        return super().sample_fused(logits.mul_(1.0).sub_(1.0), rows)
 
 
 class SortsTheBatch(Absorbing):
     """The hottest row decides for all."""
 
-    def draw_absorbing(self, logits, rows):
+    def sample_fused(self, logits, rows):
         rows.columns["temperature"].fill_(rows.columns["temperature"].max())
-        return super().draw_absorbing(logits, rows)
+        return super().sample_fused(logits, rows)
 
 
 class LeavesPaddingOpen(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        drawn = super().draw_absorbing(logits, rows)
+    def sample_fused(self, logits, rows):
+        drawn = super().sample_fused(logits, rows)
         return torch.where(rows.slots == rows.slots.max(), -1, drawn)
 
 
 class PassesOverWhatIsNoNumber(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        return super().draw_absorbing(logits.nan_to_num(nan=-torch.inf), rows)
+    def sample_fused(self, logits, rows):
+        return super().sample_fused(logits.nan_to_num(nan=-torch.inf), rows)
 
 
 class FailsAllForOne(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        drawn = super().draw_absorbing(logits, rows)
+    def sample_fused(self, logits, rows):
+        drawn = super().sample_fused(logits, rows)
         return torch.where(logits.isnan().any() & ~logits.isnan().any(-1), 0, drawn)
 
 
 class GivesNoIdWithoutAToken(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        drawn = super().draw_absorbing(logits, rows)
+    def sample_fused(self, logits, rows):
+        drawn = super().sample_fused(logits, rows)
         return torch.where((logits == -torch.inf).all(-1), -1, drawn)
 
 
 class StopsAtARowWithoutAToken(Absorbing):
-    def draw_absorbing(self, logits, rows):
-        drawn = super().draw_absorbing(logits, rows)
+    def sample_fused(self, logits, rows):
+        drawn = super().sample_fused(logits, rows)
         return torch.where((logits == -torch.inf).all(-1).any(), 0, drawn)
 
 
 class AbsorbsAndWaits(Absorbing):
-    def draw_absorbing(self, logits, rows):
+    def sample_fused(self, logits, rows):
         if (rows.columns["top_p"] >= 1).all():
-            return self.draw(logits, rows)
-        return super().draw_absorbing(logits, rows)
+            return self.sample(logits, rows)
+        return super().sample_fused(logits, rows)
 
 
 GREEDY = "neutral_rows_take_the_likeliest_token"
@@ -352,7 +352,7 @@ def test_a_draw_that_waits_while_it_absorbs_is_seen():
 
 
 def test_each_test_of_the_kits_has_a_draw_that_fails_it():
-    tests = {name for name in dir(AbsorbingDrawContract) if name.startswith("test_")}
+    tests = {name for name in dir(FusedSamplerContract) if name.startswith("test_")}
     proven = {proof[1] for proof in (*PROOFS, *ABSORBING_PROOFS)}
     proven |= {ABSORBING_MATTERS, WAITS, ABSORBING_WAITS}
     assert tests == {f"test_{test}" for test in proven}
@@ -360,12 +360,12 @@ def test_each_test_of_the_kits_has_a_draw_that_fails_it():
 
 
 def test_a_draw_that_absorbs_nothing_says_so():
-    class Plain(DrawStep):
+    class Plain(Sampler):
         def is_neutral(self, fields):
             return True
 
-        def draw(self, logits, rows):
+        def sample(self, logits, rows):
             return logits.argmax(-1)
 
     with pytest.raises(NotImplementedError, match="Plain absorbs no steps"):
-        Plain(3, torch.device("cpu")).draw_absorbing(torch.ones(1, 3), sampled_rows(DRAW, [{}]))
+        Plain(3, torch.device("cpu")).sample_fused(torch.ones(1, 3), sampled_rows(DRAW, [{}]))

@@ -11,7 +11,7 @@ from quire.process.ipc import decode, encode
 from quire.worker.batch.step_results import LaunchedStep, failure
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
 from quire.worker.sampling.row_logprobs import row_logprobs
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
 
 class Thing:
@@ -105,8 +105,8 @@ def test_an_error_of_ours_without_a_cause_has_none():
 
 
 def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
-    drawn = Drawn.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
-    step = LaunchedStep(3, [([5, 6, 4], drawn)], [], {}, "sampler 'x'")
+    sampled = SampledTokens.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
+    step = LaunchedStep(3, [([5, 6, 4], sampled)], [], {}, "sampler 'x'")
     results = {result.slot: result for result in step.read().results}
     assert results[5].error.message == (
         "sampler 'x' returned token id 7; the vocabulary has 7 tokens"
@@ -122,10 +122,10 @@ def prompt_logprobs(slot):
 
 
 def test_log_probabilities_of_prompts_go_to_sound_slots_and_those_that_draw_nothing():
-    drawn = Drawn.of(torch.tensor([1, 1]), torch.tensor([1.0, torch.nan]), 3)
+    sampled = SampledTokens.of(torch.tensor([1, 1]), torch.tensor([1.0, torch.nan]), 3)
     failed = {8: ErrorReport("x", "it failed")}
     prompts = [prompt_logprobs(slot) for slot in (5, 6, 7, 8)]
-    step = LaunchedStep(3, [([5, 6], drawn)], prompts, failed, "sampler 'x'")
+    step = LaunchedStep(3, [([5, 6], sampled)], prompts, failed, "sampler 'x'")
     result = step.read()
     by_slot = {each.slot: each for each in result.results}
     assert (result.plan_id, len(result.results), sorted(by_slot)) == (3, 4, [5, 6, 7, 8])
@@ -138,8 +138,8 @@ def test_log_probabilities_of_prompts_go_to_sound_slots_and_those_that_draw_noth
 
 def test_log_probabilities_of_a_token_are_those_of_its_row():
     logprobs = row_logprobs(torch.zeros(1, 3), torch.tensor([2]), [None, 1])
-    drawn = Drawn.of(torch.tensor([1, 2]), torch.ones(2), 3)
-    drawn.logprobs = logprobs
-    first, second = LaunchedStep(1, [([5, 6], drawn)], [], {}, "").read().results
+    sampled = SampledTokens.of(torch.tensor([1, 2]), torch.ones(2), 3)
+    sampled.logprobs = logprobs
+    first, second = LaunchedStep(1, [([5, 6], sampled)], [], {}, "").read().results
     assert first.logprobs is None
     assert second.logprobs[0].token_ids[0] == 2

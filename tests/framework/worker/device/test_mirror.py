@@ -3,13 +3,13 @@ import pytest
 import torch
 from kernel_device import DEVICE
 
-from quire.worker.device.mirror import ALIGNMENT, Column, Mirror
+from quire.worker.device.mirror import ALIGNMENT, BufferSpec, Mirror
 
 COLUMNS = {
-    "odd": Column(3, torch.bool),
-    "seed": Column(5, torch.int64),
-    "temperature": Column(5, torch.float32),
-    "start": Column(7, torch.int32),
+    "odd": BufferSpec(3, torch.bool),
+    "seed": BufferSpec(5, torch.int64),
+    "temperature": BufferSpec(5, torch.float32),
+    "start": BufferSpec(7, torch.int32),
 }
 
 

@@ -21,7 +21,7 @@ from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
 from quire.worker.graphs import cpu_graphs as recorded_steps
-from quire.worker.graphs.cpu_graphs import RecordedSteps
+from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.model_runner import ModelRunner
 from quire_quantizations.formats import BFLOAT16
 from quire_quantizations.packed_weight import PackedWeight
@@ -129,7 +129,7 @@ class Steps:
             self.passes += 1
             return forward(input_ids)
 
-        self.steps = RecordedSteps(counted, [], SlotTables(8, 64, [], [], torch.device("cpu")))
+        self.steps = CPUGraphs(counted, [], SlotTables(8, 64, [], [], torch.device("cpu")))
 
     @torch.inference_mode()
     def compute(self, *ids: int) -> list[float] | None:

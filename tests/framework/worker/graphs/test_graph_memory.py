@@ -28,9 +28,9 @@ def span(block):
 
 
 @given(st.lists(st.tuples(SIZES, st.integers(0, 3)), max_size=40))
-def test_blocks_that_are_alive_never_overlap(wishes):
+def test_blocks_that_are_alive_never_overlap(needs):
     blocks, alive = Blocks(StepMemory()), []
-    for size, number in wishes:
+    for size, number in needs:
         if number == 0 and alive:
             del alive[len(alive) // 2]
         block = blocks.take(size)
@@ -64,7 +64,7 @@ def in_step_memory(run):
     """Run it as a step is recorded; returns what it returns, and the flaw."""
     with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
         result = run()
-    return result, calls.flaw
+    return result, calls.reason
 
 
 def test_tensors_and_their_views_are_in_it():
@@ -80,8 +80,8 @@ def test_tensors_and_their_views_are_in_it():
         views = tensors[0].view(-1, 3)[1:].reshape(7, 3).unsqueeze(0)
         return tensors, views, x.contiguous(), x.to(torch.float64)
 
-    (tensors, views, *same), flaw = in_step_memory(run)
-    assert flaw is None
+    (tensors, views, *same), reason = in_step_memory(run)
+    assert reason is None
     assert [(list(t.shape), t.dtype) for t in tensors] == [
         ([4, 6], torch.float32),
         ([7], torch.int32),
@@ -99,16 +99,16 @@ def test_a_tensor_that_only_a_view_refers_to_keeps_its_memory():
         views = [torch.empty(16).view(4, 4)[1] for _ in range(4)]
         return [view.data_ptr() for view in views], views
 
-    (places, _), flaw = in_step_memory(run)
+    (places, _), reason = in_step_memory(run)
     assert len(set(places)) == 4
-    assert flaw is None
+    assert reason is None
 
 
 def test_rows_of_an_embedding_are_looked_up_again():
     weight, ids = torch.arange(12.0, dtype=torch.bfloat16).view(4, 3), torch.tensor([2, 0])
     with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
         rows = functional.embedding(ids, weight).to(torch.float32)
-    assert calls.flaw is None
+    assert calls.reason is None
     assert rows.tolist() == [[6, 7, 8], [0, 1, 2]]
     ids.copy_(torch.tensor([1, 3]))
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def test_what_is_computed_in_place_is_repeated():
 
     with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
         x[1:].mul_(3.0).add_(more[1:])
-    assert calls.flaw is None
+    assert calls.reason is None
     assert x.tolist() == [1, 4, 5, 6]
     calls.repeat()
     assert x.tolist() == [1, 13, 17, 21]
@@ -145,8 +145,8 @@ def test_what_is_computed_in_place_is_repeated():
     ],
 )
 def test_what_torch_computes_is_a_flaw(run, told):
-    _, flaw = in_step_memory(run)
-    assert flaw.startswith(told)
+    _, reason = in_step_memory(run)
+    assert reason.startswith(told)
 
 
 def test_recording_does_not_load_torchs_compiler():

@@ -19,7 +19,7 @@ SHAPES = {Q_PROJ: (64, 64), "model.layers.1.mlp.down_proj": (64, 112)}
 TOKENS = random_tokens(6)
 
 
-class Drawn(LoRASource):
+class SampledTokens(LoRASource):
     """Adapters drawn from the name of their folder; what `adapters` holds goes before."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def written(tmp_path_factory):
 @pytest.fixture
 def manager(written):
     torch.set_num_threads(1)
-    return AdapterManager(load_model(written), Drawn(), 2, 4)
+    return AdapterManager(load_model(written), SampledTokens(), 2, 4)
 
 
 def ref(name: str, path: str | None = None) -> AdapterRef:
@@ -262,7 +262,7 @@ def test_an_adapter_of_8_bits_is_read_as_the_numbers_that_it_holds(manager):
 
 def test_an_adapter_is_read_by_the_source_that_found_it(written):
     torch.set_num_threads(1)
-    chosen, other = Drawn(), Drawn()
+    chosen, other = SampledTokens(), SampledTokens()
     manager = AdapterManager(load_model(written), chosen, 2, 4, sources={"other": other})
     manager.load(replace_source(ref("a"), "other"))
     assert (chosen.num_read, other.num_read) == (0, 1)
@@ -277,7 +277,7 @@ def replace_source(adapter: AdapterRef, source: str) -> AdapterRef:
 def test_an_adapter_of_another_base_model_is_refused_where_that_is_asked_for(written):
     torch.set_num_threads(1)
     base = BaseModel(["demo"], is_strict=True)
-    manager = AdapterManager(load_model(written), Drawn(), 2, 4, base=base)
+    manager = AdapterManager(load_model(written), SampledTokens(), 2, 4, base=base)
     manager.source.adapters["x"] = replace(drawn_adapter("x"), base_model="another/model")
     with pytest.raises(AdapterError, match="made for 'another/model'"):
         manager.load(ref("x"))

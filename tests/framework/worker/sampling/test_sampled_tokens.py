@@ -4,13 +4,13 @@ import torch
 
 from quire.worker.device.host_copy import HostCopier
 from quire.worker.sampling.row_logprobs import row_logprobs
-from quire.worker.sampling.sampled_tokens import Drawn
+from quire.worker.sampling.sampled_tokens import SampledTokens
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]])
 
 
 def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
-    buffers = Drawn.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]), 7)
+    buffers = SampledTokens.of(torch.tensor([4, 5, 6]), torch.tensor([1.0, torch.nan, 2.0]), 7)
     kept = buffers.first(2)
     buffers.packed.fill_(0)
     assert kept.read() == ([4, 5], [True, False], [None, None])
@@ -19,13 +19,13 @@ def test_the_first_rows_are_kept_when_the_buffers_are_written_again():
 def test_reading_is_the_same_with_and_without_a_copy():
     token_ids = torch.tensor([2, 0])
     logprobs = row_logprobs(LOGITS[:1], token_ids[:1], [1, None])
-    drawn = Drawn.of(token_ids, torch.tensor([2.0, -torch.inf]), 3)
-    drawn.logprobs = logprobs
-    directly = drawn.read()
-    drawn.start_copy(HostCopier(torch.device("cpu")))
-    assert drawn.copy is not None
+    sampled = SampledTokens.of(token_ids, torch.tensor([2.0, -torch.inf]), 3)
+    sampled.logprobs = logprobs
+    directly = sampled.read()
+    sampled.start_copy(HostCopier(torch.device("cpu")))
+    assert sampled.copy is not None
     assert logprobs.copy is not None
-    assert drawn.read() == directly
+    assert sampled.read() == directly
     assert directly.is_sound == [True, False]
     assert directly.logprobs[0].token_ids == [2, 1]
     assert directly.logprobs[0].rank == 2
@@ -34,14 +34,14 @@ def test_reading_is_the_same_with_and_without_a_copy():
 
 def test_tokens_are_packed_with_their_own_logits():
     token_ids = torch.tensor([1, 2])
-    drawn = Drawn.from_logits(LOGITS, token_ids)
-    assert drawn.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
-    assert drawn.read().token_ids == [1, 2]
-    same = Drawn.of(token_ids, torch.tensor([3.0, -1.0]), 3)
-    assert torch.equal(same.packed, drawn.packed)
+    sampled = SampledTokens.from_logits(LOGITS, token_ids)
+    assert sampled.packed.view(2, 2)[1].view(torch.float32).tolist() == [3.0, -1.0]
+    assert sampled.read().token_ids == [1, 2]
+    same = SampledTokens.of(token_ids, torch.tensor([3.0, -1.0]), 3)
+    assert torch.equal(same.packed, sampled.packed)
 
 
 def test_an_id_that_is_no_tokens_is_not_sound():
-    drawn = Drawn.of(torch.tensor([0, 7, 6, -1]), torch.ones(4), 7)
-    assert drawn.read().is_sound == [True, False, True, False]
-    assert drawn.first(2).read().is_sound == [True, False]
+    sampled = SampledTokens.of(torch.tensor([0, 7, 6, -1]), torch.ones(4), 7)
+    assert sampled.read().is_sound == [True, False, True, False]
+    assert sampled.first(2).read().is_sound == [True, False]

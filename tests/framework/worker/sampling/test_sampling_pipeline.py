@@ -7,7 +7,7 @@ import torch
 from sampler_parts import bitmask, tables_with
 
 from quire.errors import RequestFailedError
-from quire.interfaces.sampling import LogitsStep, RequestField, SampledRows
+from quire.interfaces.sampling import LogitsProcessor, RequestField, SampledRows
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 from quire_samplers.categorical import Categorical
@@ -28,7 +28,7 @@ MIXED = (
 )
 
 
-class Bump(LogitsStep):
+class Bump(LogitsProcessor):
     """Adds much to token 4 of the requests that ask for it."""
 
     def is_neutral(self, fields):
@@ -46,16 +46,16 @@ class Noting(Gumbel):
         super().__init__(*args)
         self.ways = []
 
-    def draw(self, logits, rows):
-        self.ways.append("draw")
-        return super().draw(logits, rows)
+    def sample(self, logits, rows):
+        self.ways.append("sample")
+        return super().sample(logits, rows)
 
-    def draw_absorbing(self, logits, rows):
-        self.ways.append("absorb")
-        return super().draw_absorbing(logits, rows)
+    def sample_fused(self, logits, rows):
+        self.ways.append("fused")
+        return super().sample_fused(logits, rows)
 
 
-class Fails(LogitsStep):
+class Fails(LogitsProcessor):
     def is_neutral(self, fields):
         return False
 
@@ -66,13 +66,13 @@ class Fails(LogitsStep):
 STAGES = {Temperature: "temperature", MinP: "filter", TopKTopP: "filter", Bump: "bias"}
 
 
-def pipeline_of(requests, steps=(Temperature, MinP, TopKTopP), draw=Noting, *, absorb=True):
+def pipeline_of(requests, steps=(Temperature, MinP, TopKTopP), sampler=Noting, *, fuses=True):
     """A pipeline, and slots for the requests."""
     tables = tables_with(requests, (BUMP,))
     own = [(STAGES.get(step, "filter"), step(VOCAB_SIZE, CPU)) for step in steps]
-    absorbed = [steps.index(step) for step in (Temperature, MinP, TopKTopP)] if absorb else ()
-    owners = [f"sampler {step.__name__}" for step in (*steps, draw)]
-    pipeline = SamplingPipeline(own, draw(VOCAB_SIZE, CPU), tables, owners, absorbed=absorbed)
+    fused = [steps.index(step) for step in (Temperature, MinP, TopKTopP)] if fuses else ()
+    owners = [f"sampler {step.__name__}" for step in (*steps, sampler)]
+    pipeline = SamplingPipeline(own, sampler(VOCAB_SIZE, CPU), tables, owners, fused=fused)
     for slot, request in enumerate(requests):
         tables.info_of(slot).active_steps = pipeline.active_steps(
             {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **request}
@@ -86,29 +86,29 @@ def random_logits(num_rows):
 
 def run(pipeline, logits, masks=()):
     slots = list(range(len(logits)))
-    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks)
-    return drawn.read().token_ids
+    sampled = pipeline.run(logits.clone(), slots, torch.tensor(slots), masks)
+    return sampled.read().token_ids
 
 
-def test_an_absorbing_draw_gives_the_tokens_of_the_steps_one_by_one():
+def test_an_fusing_draw_gives_the_tokens_of_the_steps_one_by_one():
     logits = random_logits(len(MIXED))
-    absorbing, apart = pipeline_of(MIXED), pipeline_of(MIXED, absorb=False)
-    assert run(absorbing, logits) == run(apart, logits)
-    assert (absorbing.draw.ways, apart.draw.ways) == (["absorb"], ["draw"])
+    fusing, apart = pipeline_of(MIXED), pipeline_of(MIXED, fuses=False)
+    assert run(fusing, logits) == run(apart, logits)
+    assert (fusing.sampler.ways, apart.sampler.ways) == (["fused"], ["sample"])
 
 
 def test_greedy_rows_alone_ask_for_nothing_that_is_absorbed():
     pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
     logits = random_logits(2)
     assert run(pipeline, logits) == logits.argmax(-1).tolist()
-    assert pipeline.draw.ways == ["draw"]
+    assert pipeline.sampler.ways == ["sample"]
 
 
 def test_random_rows_without_filters_are_drawn_in_the_same_way_as_those_with():
     requests, logits = [{"temperature": 0.0}, {"temperature": 1.0}], random_logits(2)
-    absorbing, apart = pipeline_of(requests), pipeline_of(requests, absorb=False)
-    assert run(absorbing, logits) == run(apart, logits)
-    assert absorbing.draw.ways == ["absorb"]
+    fusing, apart = pipeline_of(requests), pipeline_of(requests, fuses=False)
+    assert run(fusing, logits) == run(apart, logits)
+    assert fusing.sampler.ways == ["fused"]
 
 
 def test_a_slot_that_is_given_to_another_request_has_its_wishes():
@@ -121,7 +121,7 @@ def test_a_slot_that_is_given_to_another_request_has_its_wishes():
         info.active_steps = pipeline.active_steps(info.fields)
         info.stop_token_ids = (likeliest[slot],)
     found = run(pipeline, logits)
-    assert pipeline.draw.ways == ["draw", "absorb"]
+    assert pipeline.sampler.ways == ["sample", "fused"]
     assert found[0] == likeliest[0]
     assert found[1] == logits[1].topk(2).indices[1], "the answer may not end yet"
 
@@ -129,19 +129,19 @@ def test_a_slot_that_is_given_to_another_request_has_its_wishes():
 @pytest.mark.parametrize(
     ("steps", "way"),
     [
-        ((Bump, Temperature, MinP, TopKTopP), "absorb"),
-        ((Temperature, Bump, MinP, TopKTopP), "draw"),
-        ((Temperature, MinP, TopKTopP, Bump), "draw"),
+        ((Bump, Temperature, MinP, TopKTopP), "fused"),
+        ((Temperature, Bump, MinP, TopKTopP), "sample"),
+        ((Temperature, MinP, TopKTopP, Bump), "sample"),
     ],
 )
 def test_a_step_among_or_behind_the_absorbed_ones_keeps_them_apart(steps, way):
     requests = [*MIXED, {"temperature": 0.7, "bump": 1}]
     logits = random_logits(len(requests))
     pipeline = pipeline_of(requests, steps)
-    assert run(pipeline, logits) == run(pipeline_of(requests, steps, absorb=False), logits)
-    assert pipeline.draw.ways == [way]
-    assert not pipeline.is_absorbed([0, len(requests) - 1], ())
-    assert pipeline.is_absorbed([0, 1, 2], ()), "only where it is needed"
+    assert run(pipeline, logits) == run(pipeline_of(requests, steps, fuses=False), logits)
+    assert pipeline.sampler.ways == [way]
+    assert not pipeline.is_fused([0, len(requests) - 1], ())
+    assert pipeline.is_fused([0, 1, 2], ()), "only where it is needed"
 
 
 def test_only_what_the_draw_alone_can_do_is_called_absorbed():
@@ -149,15 +149,15 @@ def test_only_what_the_draw_alone_can_do_is_called_absorbed():
     requests = [*MIXED, {"num_logprobs": 2}, stopping, {**stopping, "num_generated": 4}]
     pipeline = pipeline_of(requests)
     plain = [0, 1, 2, 3, 4]
-    assert pipeline.is_absorbed(plain, ())
-    assert not pipeline.is_absorbed(plain, [bitmask(1, [3], VOCAB_SIZE)])
-    assert not pipeline.is_absorbed([*plain, 5], ()), "log probabilities"
-    assert not pipeline.is_absorbed([*plain, 6], ()), "an answer that may not end yet"
-    assert pipeline.is_absorbed([*plain, 7], ()), "it may end now"
+    assert pipeline.is_fused(plain, ())
+    assert not pipeline.is_fused(plain, [bitmask(1, [3], VOCAB_SIZE)])
+    assert not pipeline.is_fused([*plain, 5], ()), "log probabilities"
+    assert not pipeline.is_fused([*plain, 6], ()), "an answer that may not end yet"
+    assert pipeline.is_fused([*plain, 7], ()), "it may end now"
 
 
 def test_a_draw_that_absorbs_nothing_is_never_captured():
-    assert not pipeline_of(MIXED, draw=Categorical, absorb=False).is_absorbed([0], ())
+    assert not pipeline_of(MIXED, sampler=Categorical, fuses=False).is_fused([0], ())
 
 
 def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
@@ -165,55 +165,55 @@ def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
     logits = random_logits(len(MIXED))
     tables = pipeline.tables
     rows = SampledRows(
-        slots=torch.tensor([*range(len(MIXED)), tables.spare_slot]),
+        slots=torch.tensor([*range(len(MIXED)), tables.padding_slot]),
         positions=torch.tensor([*tables.num_known, 0]),
         columns=tables.columns,
         token_ids=tables.token_ids,
         num_prompt_tokens=tables.num_prompt_tokens,
     )
     padded = torch.cat((logits, torch.zeros(1, VOCAB_SIZE)))
-    drawn = pipeline.draw_absorbed(padded, rows).first(len(MIXED))
-    assert drawn.read().token_ids == run(pipeline, logits)
+    sampled = pipeline.sample_fused(padded, rows).first(len(MIXED))
+    assert sampled.read().token_ids == run(pipeline, logits)
 
 
-@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_logit_that_is_not_a_number_fails_its_row_alone(absorb, bad):
-    pipeline = pipeline_of(MIXED, absorb=absorb)
+def test_a_logit_that_is_not_a_number_fails_its_row_alone(fuses, bad):
+    pipeline = pipeline_of(MIXED, fuses=fuses)
     logits = random_logits(len(MIXED))
     good = run(pipeline, logits)
     for row in range(len(MIXED)):
         broken = logits.clone()
         broken[row, 11] = bad
         slots = list(range(len(MIXED)))
-        drawn = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
-        assert drawn.is_sound == [other != row for other in slots]
-        assert all(drawn.token_ids[slot] == good[slot] for slot in slots if slot != row)
+        sampled = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
+        assert sampled.is_sound == [other != row for other in slots]
+        assert all(sampled.token_ids[slot] == good[slot] for slot in slots if slot != row)
 
 
-@pytest.mark.parametrize("absorb", [True, False])
-def test_a_row_that_allows_nothing_fails_alone(absorb):
-    pipeline = pipeline_of(MIXED, absorb=absorb)
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_row_that_allows_nothing_fails_alone(fuses):
+    pipeline = pipeline_of(MIXED, fuses=fuses)
     slots = list(range(len(MIXED)))
     masks = [bitmask(2, [], VOCAB_SIZE)]
-    drawn = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
-    assert drawn.is_sound == [slot != 2 for slot in slots]
+    sampled = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
+    assert sampled.is_sound == [slot != 2 for slot in slots]
 
 
 def test_masks_come_before_absorbed_steps():
     pipeline = pipeline_of(MIXED)
     masks = [bitmask(slot, [40 + slot], VOCAB_SIZE) for slot in (4, 1)]
-    drawn = run(pipeline, random_logits(len(MIXED)), masks)
-    assert (drawn[1], drawn[4]) == (41, 44)
+    sampled = run(pipeline, random_logits(len(MIXED)), masks)
+    assert (sampled[1], sampled[4]) == (41, 44)
 
 
 def test_log_probabilities_are_those_before_masks_and_steps():
     pipeline = pipeline_of([{"temperature": 0.5, "num_logprobs": 2}, {"top_k": 3}])
     logits = random_logits(2)
-    drawn = pipeline.run(
+    sampled = pipeline.run(
         logits.clone(), [0, 1], torch.tensor([0, 1]), [bitmask(0, [9], VOCAB_SIZE)]
     )
-    (token_id, _), _, (logprobs, none) = drawn.read()
+    (token_id, _), _, (logprobs, none) = sampled.read()
     expected = logits[0].log_softmax(-1)
     assert token_id == 9
     assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
@@ -245,24 +245,26 @@ def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
 
     monkeypatch.setattr("quire.worker.sampling.sampling_pipeline.row_logprobs", noted)
     slots = list(range(5))
-    drawn = pipeline.run(logits.clone(), slots, torch.tensor(slots), ()).read()
+    sampled = pipeline.run(logits.clone(), slots, torch.tensor(slots), ()).read()
     assert seen == [2]
-    assert [row for row in slots if drawn.logprobs[row] is not None] == [1, 3]
+    assert [row for row in slots if sampled.logprobs[row] is not None] == [1, 3]
     for row, count in ((1, 1), (3, 3)):
         expected = logits[row].log_softmax(-1)
-        token_ids = [drawn.token_ids[row], *expected.topk(count).indices.tolist()]
-        assert drawn.logprobs[row].token_ids == token_ids
-        assert drawn.logprobs[row].logprobs == pytest.approx(expected[token_ids].tolist())
+        token_ids = [sampled.token_ids[row], *expected.topk(count).indices.tolist()]
+        assert sampled.logprobs[row].token_ids == token_ids
+        assert sampled.logprobs[row].logprobs == pytest.approx(expected[token_ids].tolist())
 
 
-@pytest.mark.parametrize("absorb", [True, False])
-def test_warming_up_draws_in_every_way_and_notes_nothing(absorb):
-    pipeline = pipeline_of(MIXED, absorb=absorb)
+@pytest.mark.parametrize("fuses", [True, False])
+def test_warming_up_draws_in_every_way_and_notes_nothing(fuses):
+    pipeline = pipeline_of(MIXED, fuses=fuses)
     tables = pipeline.tables
     before = [tables.token_ids.clone(), *(column.clone() for column in tables.columns.values())]
     num_known = tables.num_known.copy()
     pipeline.warm_up(random_logits(2))
-    assert pipeline.draw.ways == (["draw", "absorb", "draw"] if absorb else ["draw", "draw"])
+    assert pipeline.sampler.ways == (
+        ["sample", "fused", "sample"] if fuses else ["sample", "sample"]
+    )
     after = [tables.token_ids, *tables.columns.values()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert (tables.num_known == num_known).all()
@@ -274,7 +276,7 @@ def test_a_step_that_fails_is_named():
         run(pipeline, random_logits(len(MIXED)))
 
 
-class ReturnsWrongly(LogitsStep):
+class ReturnsWrongly(LogitsProcessor):
     """Returns what `wrongly` makes of the logits."""
 
     wrongly = staticmethod(lambda logits: logits[:-1])
@@ -301,12 +303,12 @@ def test_a_step_that_returns_no_logits_is_blamed_and_the_next_one_never_runs(wro
     class Wrong(ReturnsWrongly):
         wrongly = staticmethod(WRONG_LOGITS[wrong][0])
 
-    pipeline = pipeline_of(MIXED, (Temperature, Wrong, Fails), absorb=False)
+    pipeline = pipeline_of(MIXED, (Temperature, Wrong, Fails), fuses=False)
     wanted = r"it must return a float32 tensor of shape \[5, 70\] on cpu"
     with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*{wanted}") as failed:
         run(pipeline, random_logits(len(MIXED)))
     assert re.search(WRONG_LOGITS[wrong][1], str(failed.value))
-    assert pipeline.draw.ways == []
+    assert pipeline.sampler.ways == []
 
 
 WRONG_TOKENS = {
@@ -318,40 +320,40 @@ WRONG_TOKENS = {
 
 
 @pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
-@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("wrong", WRONG_TOKENS)
-def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, absorb, wrong):
+def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, fuses, wrong):
     class Wrong(Gumbel):
-        def draw(self, logits, rows):
-            return WRONG_TOKENS[wrong](super().draw(logits, rows))
+        def sample(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().sample(logits, rows))
 
-        def draw_absorbing(self, logits, rows):
-            return WRONG_TOKENS[wrong](super().draw_absorbing(logits, rows))
+        def sample_fused(self, logits, rows):
+            return WRONG_TOKENS[wrong](super().sample_fused(logits, rows))
 
-    pipeline = pipeline_of(requests, draw=Wrong, absorb=absorb)
+    pipeline = pipeline_of(requests, sampler=Wrong, fuses=fuses)
     wanted = r"it must return a int64 tensor of shape \[5\] on cpu"
     with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*; {wanted}"):
         run(pipeline, random_logits(5))
 
 
 @pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
-@pytest.mark.parametrize("absorb", [True, False])
+@pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("bad", [VOCAB_SIZE, -1])
-def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, absorb, bad):
+def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, fuses, bad):
     """Where its logit is read at once, it fails; else the host finds it in what it reads."""
 
     class Beyond(Gumbel):
-        def draw(self, logits, rows):
-            return super().draw(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+        def sample(self, logits, rows):
+            return super().sample(logits, rows).index_fill_(0, torch.tensor([1]), bad)
 
-        def draw_absorbing(self, logits, rows):
-            return super().draw_absorbing(logits, rows).index_fill_(0, torch.tensor([1]), bad)
+        def sample_fused(self, logits, rows):
+            return super().sample_fused(logits, rows).index_fill_(0, torch.tensor([1]), bad)
 
-    pipeline = pipeline_of(requests, draw=Beyond, absorb=absorb)
+    pipeline = pipeline_of(requests, sampler=Beyond, fuses=fuses)
     slots = list(range(5))
-    if requests is MIXED and not absorb:
-        drawn = pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
-        assert drawn.read().is_sound == [True, False, True, True, True]
+    if requests is MIXED and not fuses:
+        sampled = pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
+        assert sampled.read().is_sound == [True, False, True, True, True]
     else:
         with pytest.raises(RequestFailedError, match="sampler Beyond failed"):
             pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
@@ -365,10 +367,10 @@ def test_a_grammar_counts_more_than_min_tokens():
     logits[:, 6] = 100.0
     slots = [0, 1]
     masks = [bitmask(1, [6], VOCAB_SIZE)]
-    drawn = pipeline.run(logits, slots, torch.tensor(slots), masks).read()
-    assert drawn.is_sound == [True, True]
-    assert drawn.token_ids[1] == 6
-    assert drawn.token_ids[0] != 6, "no grammar: it may not end yet"
+    sampled = pipeline.run(logits, slots, torch.tensor(slots), masks).read()
+    assert sampled.is_sound == [True, True]
+    assert sampled.token_ids[1] == 6
+    assert sampled.token_ids[0] != 6, "no grammar: it may not end yet"
 
 
 def test_warming_up_asks_every_step_and_finds_what_always_fails():
@@ -382,7 +384,7 @@ def test_warming_up_asks_every_step_and_finds_what_always_fails():
     for step, error in ((Fails, "ZeroDivisionError"), (NeverNeutral, "KeyError")):
         tables = tables_with([{}] * 2, (BUMP,))
         steps = [("filter", step(VOCAB_SIZE, CPU))]
-        pipeline = SamplingPipeline(steps, Gumbel(VOCAB_SIZE, CPU), tables, ["it", "the draw"])
+        pipeline = SamplingPipeline(steps, Gumbel(VOCAB_SIZE, CPU), tables, ["it", "the sampler"])
         with pytest.raises(RequestFailedError, match=f"it failed: {error}"):
             pipeline.warm_up(random_logits(2))
 
@@ -390,13 +392,13 @@ def test_warming_up_asks_every_step_and_finds_what_always_fails():
 @pytest.mark.parametrize("is_greedy", [True, False])
 def test_warming_up_draws_greedily_and_at_random(is_greedy):
     class FailsWhere(Gumbel):
-        def draw(self, logits, rows):
+        def sample(self, logits, rows):
             if rows.all_greedy == is_greedy:
                 raise ZeroDivisionError
-            return super().draw(logits, rows)
+            return super().sample(logits, rows)
 
-    pipeline = SamplingPipeline([], FailsWhere(VOCAB_SIZE, CPU), tables_with([{}]), ["the draw"])
-    with pytest.raises(RequestFailedError, match="the draw failed"):
+    pipeline = SamplingPipeline([], FailsWhere(VOCAB_SIZE, CPU), tables_with([{}]), ["the sampler"])
+    with pytest.raises(RequestFailedError, match="the sampler failed"):
         pipeline.warm_up(random_logits(1))
 
 
@@ -423,9 +425,9 @@ def test_one_request_of_many_may_not_end_yet():
 @pytest.mark.parametrize("asks", [{"num_logprobs": 0}, {"num_logprobs": 2}])
 def test_a_captured_draw_is_not_for_those_who_ask_for_log_probabilities(asks):
     pipeline = pipeline_of([{"temperature": 1.0}, {"temperature": 1.0, **asks}])
-    assert pipeline.is_absorbed([0], ())
-    assert not pipeline.is_absorbed([0, 1], ())
+    assert pipeline.is_fused([0], ())
+    assert not pipeline.is_fused([0, 1], ())
 
 
 def test_an_error_names_the_draw_as_the_pipeline_does():
-    assert pipeline_of(MIXED).drawn_by == "sampler Noting"
+    assert pipeline_of(MIXED).sampler_name == "sampler Noting"

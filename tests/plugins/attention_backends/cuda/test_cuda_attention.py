@@ -20,7 +20,7 @@ from quire.testing.attention.attention_sizes import Padding, SceneSizes, full_at
 from quire.testing.attention.attention_truth import reference_attention
 from quire_attention_backends.cuda.cuda_attention import CudaBackend, StepMetadata
 from quire_attention_backends.cuda.cuda_decode import DecodeVariant
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
 DECLARED = load_plugins().registries.attention_backends.entry("cuda").capabilities
 HEAD_DIMS = sorted(DECLARED.head_dims)
@@ -80,12 +80,12 @@ class TestDecode:
     def test_pages_may_lie_apart(self, num_padding_rows):
         decode(num_padding_rows=num_padding_rows)
 
-    @pytest.mark.parametrize("reach", [{"window": n} for n in (1, 5, 16, 33, 150)]
+    @pytest.mark.parametrize("bounds", [{"window": n} for n in (1, 5, 16, 33, 150)]
                              + [{"chunk": n} for n in (1, 7, 64)], ids=str)  # fmt: skip
     @pytest.mark.parametrize("is_taken", [False, True])
-    def test_what_a_window_or_a_chunk_hides_is_not_read(self, reach, is_taken):
+    def test_what_a_window_or_a_chunk_hides_is_not_read(self, bounds, is_taken):
         lengths = (1, 37, 200, 430)
-        scene, numbers = filled(EmulatedBackend, SceneSizes(**reach), lengths)
+        scene, numbers = filled(EmulatedBackend, SceneSizes(**bounds), lengths)
         for _ in range(2):
             for number in numbers:
                 scene.give_up_unseen(number, is_taken=is_taken)
@@ -124,7 +124,7 @@ class TestDecode:
 class TestSplits:
     def parts_of(self, scene, plan):
         metadata = scene.backend.prepare(scene.layout(plan, Padding()))
-        return scene.backend._plan(metadata, Reach()).parts[:, 1].tolist()
+        return scene.backend._plan(metadata, AttentionBounds()).parts[:, 1].tolist()
 
     def test_a_long_context_is_cut_and_short_ones_are_not(self):
         scene, numbers = filled(EmulatedBackend, SceneSizes(), [3] * 4 + [900] + [3] * 4)

@@ -172,7 +172,7 @@ class Told:
 
 
 def test_the_source_is_part_of_the_wheel(tmp_path):
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
 
-def seen(reach, query, length=12):
+def seen(bounds, query, length=12):
     """What a query sees, by the definition."""
-    chunk = reach.chunk or length
+    chunk = bounds.chunk or length
     return [
         key
         for key in range(length)
         if key <= query
-        and key > query - (reach.window or length)
+        and key > query - (bounds.window or length)
         and key // chunk == query // chunk
     ]
 
@@ -22,10 +22,10 @@ def seen(reach, query, length=12):
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 20])
 @pytest.mark.parametrize("chunk", [None, 1, 4, 5, 20])
 def test_the_mask_and_the_first_key_are_those_of_the_definition(window, chunk):
-    reach = Reach(window, chunk)
-    is_hidden = reach.hides(torch.arange(12), torch.arange(12).unsqueeze(1))
-    first_keys = reach.first_key(np.arange(12))
+    bounds = AttentionBounds(window, chunk)
+    is_hidden = bounds.hides(torch.arange(12), torch.arange(12).unsqueeze(1))
+    first_keys = bounds.first_key(np.arange(12))
     for query in range(12):
-        keys = seen(reach, query)
+        keys = seen(bounds, query)
         assert (~is_hidden[query]).nonzero().flatten().tolist() == keys
         assert first_keys[query] == keys[0]

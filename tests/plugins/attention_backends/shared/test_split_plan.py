@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_device import DEVICE
 
 from quire.interfaces.attention import AttentionShape, StepLayout
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.split_plan import MAX_ITEMS, SplitSizes, plan_splits
 
 SHAPE = AttentionShape(
@@ -33,7 +33,9 @@ SIZES = st.builds(
     max_units=st.just(32),
     is_fixed=st.booleans(),
 )
-REACHES = st.builds(Reach, st.none() | st.integers(1, 400), st.none() | st.integers(1, 400))
+REACHES = st.builds(
+    AttentionBounds, st.none() | st.integers(1, 400), st.none() | st.integers(1, 400)
+)
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 3000)), min_size=1, max_size=20
 )  # tokens of the step, tokens before
@@ -58,10 +60,10 @@ def layout(requests, num_padding=0):
 
 
 @settings(max_examples=25, deadline=None)
-@given(requests=REQUESTS, reach=REACHES, sizes=SIZES, num_padding=st.integers(0, 3))
-def test_every_unit_that_is_seen_is_in_one_item(requests, reach, sizes, num_padding):
+@given(requests=REQUESTS, bounds=REACHES, sizes=SIZES, num_padding=st.integers(0, 3))
+def test_every_unit_that_is_seen_is_in_one_item(requests, bounds, sizes, num_padding):
     step = layout(requests, num_padding)
-    plan = plan_splits(step, reach, sizes)
+    plan = plan_splits(step, bounds, sizes)
     count = int(plan.count)
     assert count <= len(plan.items)
     seen, slots = {}, {}
@@ -75,7 +77,7 @@ def test_every_unit_that_is_seen_is_in_one_item(requests, reach, sizes, num_padd
                 partial = slot + index if sizes.is_fixed else slot
                 assert partial not in slots
                 slots[partial] = request
-    assert seen.keys() == set(visible_units(requests, reach, sizes))
+    assert seen.keys() == set(visible_units(requests, bounds, sizes))
     parts = plan.parts.tolist()
     owners = [request for request, (_, number) in enumerate(parts) for _ in range(number)]
     assert [slots[slot] for slot in range(len(slots))] == owners
@@ -85,10 +87,10 @@ def test_every_unit_that_is_seen_is_in_one_item(requests, reach, sizes, num_padd
         assert len(slots) <= sizes.max_partials
 
 
-def visible_units(requests, reach, sizes):
+def visible_units(requests, bounds, sizes):
     for index, (num_queries, computed) in enumerate(requests):
         if num_queries <= sizes.max_queries:
-            first = reach.first_key(computed)
+            first = bounds.first_key(computed)
             last = computed + num_queries - 1
             for unit in range(first // sizes.unit, last // sizes.unit + 1):
                 yield index, unit
@@ -97,7 +99,7 @@ def visible_units(requests, reach, sizes):
 @pytest.mark.parametrize("lengths", [[16000], [1000] * 8, [15000] + [70] * 30])
 def test_no_item_is_much_longer_than_a_programs_share(lengths):
     sizes = SplitSizes(unit=64, max_queries=4, budget=132, max_units=1024, is_fixed=False)
-    plan = plan_splits(layout([(1, length - 1) for length in lengths]), Reach(), sizes)
+    plan = plan_splits(layout([(1, length - 1) for length in lengths]), AttentionBounds(), sizes)
     items = plan.items[: int(plan.count)]
     share = -(-sum(-(-length // 64) for length in lengths) // 132)
     longest = int((items[:, 2] - items[:, 1]).max())
@@ -107,7 +109,7 @@ def test_no_item_is_much_longer_than_a_programs_share(lengths):
 
 def test_more_requests_than_the_kernel_takes_at_a_time_are_numbered_through():
     sizes = SplitSizes(unit=64, max_queries=1, budget=32, max_units=64, is_fixed=False)
-    plan = plan_splits(layout([(1, index % 7) for index in range(600)]), Reach(), sizes)
+    plan = plan_splits(layout([(1, index % 7) for index in range(600)]), AttentionBounds(), sizes)
     assert int(plan.count) == 600
     assert plan.items[:600, 0].tolist() == list(range(600))
 
@@ -118,7 +120,7 @@ def test_divided_requests_of_all_blocks_of_requests_are_numbered_through(is_fixe
     sizes = SplitSizes(unit=64, max_queries=1, budget=64, max_units=64, is_fixed=is_fixed)
     long = (3, 250, 300, 599)
     requests = [(1, 64 * 40 - 1) if index in long else (1, 3) for index in range(600)]
-    plan = plan_splits(layout(requests), Reach(), sizes)
+    plan = plan_splits(layout(requests), AttentionBounds(), sizes)
     num_divided, *divided = plan.divided.tolist()
     assert divided[:num_divided] == list(long)
     firsts, numbers = plan.parts[list(long)].T.tolist()
@@ -142,6 +144,6 @@ def test_fixed_splits_depend_on_the_longest_request_alone():
 
 def test_requests_a_little_longer_than_a_share_leave_two_partial_answers_each():
     sizes = SplitSizes(unit=64, max_queries=1, budget=32, max_units=64, is_fixed=False)
-    plan = plan_splits(layout([(1, 64 * 15 - 1)] * 27), Reach(), sizes)
+    plan = plan_splits(layout([(1, 64 * 15 - 1)] * 27), AttentionBounds(), sizes)
     assert plan.parts[:, 1].tolist() == [2] * 27
     assert sizes.max_partials >= 2 * 27

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.torch.query_order import QueryOrder
 from quire_attention_backends.torch.spans import batches, cut
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def grouped(query_lens, computed, call_cost=1, max_tokens=10**6):
     seq_lens = [new + before for new, before in zip(query_lens, computed, strict=True)]
-    return batches(cut(query_lens, seq_lens, Reach()), call_cost, max_tokens)
+    return batches(cut(query_lens, seq_lens, AttentionBounds()), call_cost, max_tokens)
 
 
 @given(

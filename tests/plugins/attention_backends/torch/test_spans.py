@@ -5,19 +5,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.torch.spans import MAX_QUERIES, batches, cut
 
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 3 * MAX_QUERIES), st.integers(0, 5000)), min_size=1, max_size=20
 )
-REACHES = st.sampled_from([Reach(), Reach(window=50), Reach(chunk=64), Reach(window=1)])
+REACHES = st.sampled_from(
+    [
+        AttentionBounds(),
+        AttentionBounds(window=50),
+        AttentionBounds(chunk=64),
+        AttentionBounds(window=1),
+    ]
+)
 
 
-def spans_of(requests, reach=Reach(), tile=1):  # noqa: B008 (frozen)
+def spans_of(requests, bounds=AttentionBounds(), tile=1):  # noqa: B008 (frozen)
     query_lens = [num_new for num_new, _ in requests]
     seq_lens = [num_new + computed for num_new, computed in requests]
-    return cut(query_lens, seq_lens, reach, tile)
+    return cut(query_lens, seq_lens, bounds, tile)
 
 
 def batches_of(requests, call_cost=500, max_tokens=20_000):
@@ -46,10 +53,10 @@ def test_a_step_is_cut_as_it_would_be_request_by_request(requests):
 
 
 @given(REQUESTS, REACHES, st.sampled_from([1, 128]))
-def test_a_span_reads_from_the_first_key_that_a_query_sees(requests, reach, tile):
-    spans = spans_of(requests, reach, tile)
+def test_a_span_reads_from_the_first_key_that_a_query_sees(requests, bounds, tile):
+    spans = spans_of(requests, bounds, tile)
     for index, (_, _, size, end) in enumerate(listed(spans)):
-        seen = int(reach.first_key(np.array(end - size)))
+        seen = int(bounds.first_key(np.array(end - size)))
         start = seen // tile * tile
         assert (spans.seen[index], spans.starts[index]) == (seen, start)
         num_keys = int(spans.num_keys[index])
@@ -108,7 +115,7 @@ def test_a_context_beyond_the_limit_is_a_batch_of_its_own():
 
 
 def test_a_window_makes_long_and_short_contexts_alike():
-    spans = spans_of([(1, 100), (1, 4000), (1, 300)], Reach(window=64))
+    spans = spans_of([(1, 100), (1, 4000), (1, 300)], AttentionBounds(window=64))
     assert len(batches(spans, 500, 20_000)) == 1
 
 

@@ -44,14 +44,14 @@ def last_row(length, chunks, num_others=0, **sizes):
 
 
 @pytest.mark.parametrize("length", BORDERS)
-@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk": 96}], ids=str)
-def test_contexts_around_the_borders_of_tiles(length, reach):
-    alone = last_row(length, [length], **reach)
-    assert same_bits(last_row(length, [1] * length, **reach), alone)
-    assert same_bits(last_row(length, [length], 20, **reach), alone)
+@pytest.mark.parametrize("bounds", [{}, {"window": 50}, {"chunk": 96}], ids=str)
+def test_contexts_around_the_borders_of_tiles(length, bounds):
+    alone = last_row(length, [length], **bounds)
+    assert same_bits(last_row(length, [1] * length, **bounds), alone)
+    assert same_bits(last_row(length, [length], 20, **bounds), alone)
     if length > 1:
-        assert same_bits(last_row(length, [length // 2, -(-length // 2)], **reach), alone)
-        assert same_bits(last_row(length, [length - 1, 1], 31, **reach), alone)
+        assert same_bits(last_row(length, [length // 2, -(-length // 2)], **bounds), alone)
+        assert same_bits(last_row(length, [length - 1, 1], 31, **bounds), alone)
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 2, 3, 7, 8, 15, 16, 29, 31])

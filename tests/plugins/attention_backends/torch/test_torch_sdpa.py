@@ -262,19 +262,19 @@ NEW_TOKENS = st.sampled_from([1, 1, 1, 2, 3, 17, 130])
 @settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(st.tuples(CONTEXTS, NEW_TOKENS), min_size=1, max_size=9),
-    reach=st.sampled_from([{}, {"window": 9}, {"chunk": 32}]),
+    bounds=st.sampled_from([{}, {"window": 9}, {"chunk": 32}]),
     more=st.sampled_from([{}, {"batch_invariant": True}, {"has_sinks": True}, {"soft_cap": 3.0}]),
     num_padding=st.integers(0, 2),
     call_cost=st.sampled_from([2**10, 2**20]),
     limit=st.sampled_from([2**16, 2**23]),
 )
 def test_any_batch_is_answered_as_the_definition_says(
-    requests, reach, more, num_padding, call_cost, limit
+    requests, bounds, more, num_padding, call_cost, limit
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_sdpa, "CALL_COST_BYTES", call_cost)
         patch.setitem(torch_sdpa.MAX_GATHERED_BYTES, "cpu", limit)
-        scene = AttentionScene(TorchSDPABackend, SceneSizes(head_dim=32, **reach, **more))
+        scene = AttentionScene(TorchSDPABackend, SceneSizes(head_dim=32, **bounds, **more))
         numbers = [scene.add(context + new) for context, new in requests]
         computed = [
             (number, context)
@@ -334,9 +334,9 @@ REACHES = [{}, {"window": 5}, {"window": 16}, {"window": 40}, {"chunk": 5}, {"ch
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
-@pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_no_row_is_read_that_no_query_of_the_step_may_see(reach, soft_cap, batch_invariant):
-    sizes = SceneSizes(soft_cap=soft_cap, batch_invariant=batch_invariant, **reach)
+@pytest.mark.parametrize("bounds", REACHES, ids=str)
+def test_no_row_is_read_that_no_query_of_the_step_may_see(bounds, soft_cap, batch_invariant):
+    sizes = SceneSizes(soft_cap=soft_cap, batch_invariant=batch_invariant, **bounds)
     scene = AttentionScene(TorchSDPABackend, sizes)
     long, short, idle = scene.add(330), scene.add(40), scene.add(20)
     steps = (

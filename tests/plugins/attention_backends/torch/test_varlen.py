@@ -14,7 +14,7 @@ from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch import torch_sdpa
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
@@ -185,12 +185,12 @@ def test_fresh_requests_attend_to_their_own_k_and_v():
     scene, _ = scene_of(5, 3, kv_dtype="bfloat16")
     layout = scene.layout([(0, 5), (1, 3)], Padding(1, 2))
     rows = CacheRows.of(pages_of(HALF)[0], HALF)
-    batch = build_varlen(layout, Reach(), rows, may_use_own=True)
+    batch = build_varlen(layout, AttentionBounds(), rows, may_use_own=True)
     assert batch.context is None
     assert batch.query_start.tolist() == batch.key_start.tolist() == [0, 5, 8]
     assert (batch.max_query_len, batch.max_key_len) == (5, 5)
     assert (batch.num_tokens, batch.num_keys) == (8, 8)
-    assert build_varlen(layout, Reach(), rows, may_use_own=False).context is not None
+    assert build_varlen(layout, AttentionBounds(), rows, may_use_own=False).context is not None
 
 
 @pytest.mark.parametrize(("window", "num_keys"), [(None, [21, 8]), (6, [6, 8]), (3, [3, 5])])
@@ -199,7 +199,7 @@ def test_only_keys_that_some_query_sees_are_gathered(window, num_keys):
     scene.step([(numbers[0], 20), (numbers[1], 5)])
     layout = scene.layout([(0, 1), (1, 3)], Padding())
     rows = CacheRows.of(pages_of(HALF)[0], HALF)
-    batch = build_varlen(layout, Reach(window), rows, may_use_own=True)
+    batch = build_varlen(layout, AttentionBounds(window), rows, may_use_own=True)
     assert batch.key_start.tolist() == [0, num_keys[0], sum(num_keys)]
     keys = batch.context.view(2, sum(num_keys), 2)[0, :, 0].tolist()
     tables = [scene.requests[number].block_ids for number in numbers]

@@ -16,7 +16,7 @@ from quire.testing.attention.attention_graphs import CapturedStep
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire_attention_backends.shared import split_plan
-from quire_attention_backends.shared.attention_bounds import Reach
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.triton.triton_attention import TritonBackend
 
 ENTRY = load_plugins().registries.attention_backends.entry("triton")
@@ -99,10 +99,10 @@ def check(pairs, limit=2e-5):
         torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=0)
 
 
-def parts_of(scene, plan, reach=None):
+def parts_of(scene, plan, bounds=None):
     """Return how many partial answers each request of a step leaves."""
     metadata = scene.backend.prepare(scene.layout(plan, Padding()))
-    return scene.backend._plan(metadata, reach or Reach()).parts[:, 1].tolist()
+    return scene.backend._plan(metadata, bounds or AttentionBounds()).parts[:, 1].tolist()
 
 
 @pytest.mark.usefixtures("few_programs")
@@ -123,9 +123,9 @@ def test_an_uneven_batch_of_seventeen_is_right():
 
 
 @pytest.mark.usefixtures("few_programs")
-@pytest.mark.parametrize("reach", [{"window": 40}, {"chunk": 40}], ids=str)
-def test_what_a_window_hides_is_no_work(reach):
-    scene, numbers = filled([600, 500], **reach)
+@pytest.mark.parametrize("bounds", [{"window": 40}, {"chunk": 40}], ids=str)
+def test_what_a_window_hides_is_no_work(bounds):
+    scene, numbers = filled([600, 500], **bounds)
     plan = [(number, 1) for number in numbers]
     assert max(parts_of(scene, plan)) > 2
     metadata = scene.backend.prepare(scene.layout(plan, Padding()))
@@ -295,12 +295,14 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     before = scene.raw.clone()
     metadata = scene.backend.prepare(step._layout)
     scene.backend.forward(q, k, v, scene.kv_cache, metadata, AttentionLayerParams(0.3))
-    assert scene.backend._plan(metadata, Reach()).count.item() == 0
+    assert scene.backend._plan(metadata, AttentionBounds()).count.item() == 0
     assert torch.equal(scene.raw[1:], before[1:])
     assert not torch.equal(scene.raw[0], before[0]), "K and V of padding go somewhere"
     plan = [(number, 1) for number in numbers]
     other = scene.backend.prepare(scene.layout(plan, Padding()))
-    assert scene.backend._plan(other, Reach()).count.item() >= 2, "of requests there is work"
+    assert scene.backend._plan(other, AttentionBounds()).count.item() >= 2, (
+        "of requests there is work"
+    )
     check(scene.step(plan))
 
 

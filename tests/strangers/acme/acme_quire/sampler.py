@@ -2,10 +2,10 @@
 
 import torch
 
-from quire.interfaces.sampling import LogitsStep
+from quire.interfaces.sampling import LogitsProcessor
 
 
-class TopNSigma(LogitsStep):
+class TopNSigma(LogitsProcessor):
     """Reads `top_n_sigma`: keeps logits within so many standard deviations of the largest."""
 
     def is_neutral(self, fields):

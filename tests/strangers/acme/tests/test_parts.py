@@ -6,7 +6,7 @@ from acme_quire.tool_parser import AcmeCalls
 
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.sampling import LogitsStepContract
+from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.tool_parsing import ToolParserContract, ToolSample
 
 OFFERED = load_plugins().registries
@@ -17,7 +17,7 @@ class TestPlainAttention(AttentionBackendContract):
     capabilities = OFFERED.attention_backends.entry("acme_plain").capabilities
 
 
-class TestTopNSigma(LogitsStepContract):
+class TestTopNSigma(LogitsProcessorContract):
     step_class = TopNSigma
     capabilities = OFFERED.samplers.entry("acme_top_n_sigma").capabilities
     active = ({"top_n_sigma": 0.5}, {"top_n_sigma": 2.0})

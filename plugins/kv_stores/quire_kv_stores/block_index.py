@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Column:
+class StoredBlock:
     """A slot that is in use.
 
     Attributes:
@@ -34,7 +34,7 @@ class Column:
     is_forgotten: bool = False
 
 
-class ColumnIndex:
+class BlockIndex:
     """Columns in at most `num_slots` slots.
 
     Attributes:
@@ -45,8 +45,8 @@ class ColumnIndex:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evicted = 0
-        self._columns: dict[bytes, Column] = {}
-        self._at_rest: OrderedDict[bytes, Column] = OrderedDict()  # least recently used first
+        self._cross_blocks: dict[bytes, StoredBlock] = {}
+        self._at_rest: OrderedDict[bytes, StoredBlock] = OrderedDict()  # least recently used first
         self._leaving: set[int] = set()  # slots of forgotten columns that still move
         self._returned: list[int] = []
         self._first_unused = 0  # slots from here on were never given out
@@ -65,23 +65,23 @@ class ColumnIndex:
     @property
     def num_moving(self) -> int:
         """Slots that are written into or read from."""
-        return len(self._columns) - len(self._at_rest) + len(self._leaving)
+        return len(self._cross_blocks) - len(self._at_rest) + len(self._leaving)
 
     def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self._columns
+        return block_hash in self._cross_blocks
 
-    def find(self, block_hash: bytes) -> Column | None:
+    def find(self, block_hash: bytes) -> StoredBlock | None:
         """Return the column, if it is stored completely."""
-        column = self._columns.get(block_hash)
-        return column if column is not None and column.is_written else None
+        cross_block = self._cross_blocks.get(block_hash)
+        return cross_block if cross_block is not None and cross_block.is_written else None
 
-    def claim(self, block_hash: bytes) -> Column | None:
+    def claim(self, block_hash: bytes) -> StoredBlock | None:
         """Give a new column a slot to be written into; None if everything in the store moves."""
         if not self.num_free and not self._evict():
             return None
-        column = Column(block_hash, self._take_slot())
-        self._columns[block_hash] = column
-        return column
+        cross_block = StoredBlock(block_hash, self._take_slot())
+        self._cross_blocks[block_hash] = cross_block
+        return cross_block
 
     def touch(self, block_hashes: Sequence[bytes]) -> None:
         """Make these the most recently used, the first of them most of all.
@@ -92,64 +92,64 @@ class ColumnIndex:
             if block_hash in self._at_rest:
                 self._at_rest.move_to_end(block_hash)
 
-    def begin_reading(self, columns: Iterable[Column]) -> None:
+    def begin_reading(self, cross_blocks: Iterable[StoredBlock]) -> None:
         """Keep stored columns where they are until `end_reading`."""
-        for column in columns:
-            column.num_readers += 1
-            self._at_rest.pop(column.block_hash, None)
+        for cross_block in cross_blocks:
+            cross_block.num_readers += 1
+            self._at_rest.pop(cross_block.block_hash, None)
 
-    def end_reading(self, columns: Sequence[Column]) -> None:
+    def end_reading(self, cross_blocks: Sequence[StoredBlock]) -> None:
         """They were read; they are now the most recently used."""
-        for column in reversed(columns):
-            column.num_readers -= 1
-            self._rest(column)
+        for cross_block in reversed(cross_blocks):
+            cross_block.num_readers -= 1
+            self._rest(cross_block)
 
-    def end_writing(self, columns: Sequence[Column]) -> None:
+    def end_writing(self, cross_blocks: Sequence[StoredBlock]) -> None:
         """They are stored, from now on."""
-        for column in reversed(columns):
-            column.is_written = True
-            self._rest(column)
+        for cross_block in reversed(cross_blocks):
+            cross_block.is_written = True
+            self._rest(cross_block)
 
-    def retire(self, columns: Iterable[Column]) -> None:
+    def retire(self, cross_blocks: Iterable[StoredBlock]) -> None:
         """Their writing failed: what was meant to be there is not, and the slot is not trusted."""
-        for column in columns:
-            self._leaving.discard(column.slot)
-            if not column.is_forgotten:
-                del self._columns[column.block_hash]
-                column.is_forgotten = True
+        for cross_block in cross_blocks:
+            self._leaving.discard(cross_block.slot)
+            if not cross_block.is_forgotten:
+                del self._cross_blocks[cross_block.block_hash]
+                cross_block.is_forgotten = True
             self.num_slots -= 1
 
-    def forget(self, columns: Iterable[Column]) -> None:
+    def forget(self, cross_blocks: Iterable[StoredBlock]) -> None:
         """Let nobody find these any more."""
-        for column in columns:
-            if column.is_forgotten:
+        for cross_block in cross_blocks:
+            if cross_block.is_forgotten:
                 continue
-            column.is_forgotten = True
-            del self._columns[column.block_hash]
-            if self._at_rest.pop(column.block_hash, None) is not None:
-                self._returned.append(column.slot)
+            cross_block.is_forgotten = True
+            del self._cross_blocks[cross_block.block_hash]
+            if self._at_rest.pop(cross_block.block_hash, None) is not None:
+                self._returned.append(cross_block.slot)
             else:
-                self._leaving.add(column.slot)
+                self._leaving.add(cross_block.slot)
 
     def forget_all(self) -> None:
         """Let nobody find anything any more."""
-        self.forget(list(self._columns.values()))
+        self.forget(list(self._cross_blocks.values()))
 
-    def _rest(self, column: Column) -> None:
+    def _rest(self, cross_block: StoredBlock) -> None:
         """See what becomes of a column that may have stopped moving."""
-        if column.num_readers:
+        if cross_block.num_readers:
             return
-        if column.is_forgotten:
-            self._leaving.discard(column.slot)
-            self._returned.append(column.slot)
+        if cross_block.is_forgotten:
+            self._leaving.discard(cross_block.slot)
+            self._returned.append(cross_block.slot)
         else:
-            self._at_rest[column.block_hash] = column
+            self._at_rest[cross_block.block_hash] = cross_block
 
     def _evict(self) -> bool:
         if not self._at_rest:
             return False
-        _, column = next(iter(self._at_rest.items()))
-        self.forget([column])
+        _, cross_block = next(iter(self._at_rest.items()))
+        self.forget([cross_block])
         self.num_evicted += 1
         return True
 

@@ -1,15 +1,15 @@
 """Which columns are stored where: bounded, least recently used first, and never while they move."""
 
-from quire_kv_stores.column_index import ColumnIndex
+from quire_kv_stores.block_index import BlockIndex
 
 
 def stored(index, *names):
     """Write columns into an index, each by itself."""
-    columns = []
+    cross_blocks = []
     for name in names:
-        columns.append(index.claim(name))
-        index.end_writing(columns[-1:])
-    return columns
+        cross_blocks.append(index.claim(name))
+        index.end_writing(cross_blocks[-1:])
+    return cross_blocks
 
 
 def count(index):
@@ -17,7 +17,7 @@ def count(index):
 
 
 def test_a_column_is_found_when_it_is_written():
-    index = ColumnIndex(2)
+    index = BlockIndex(2)
     column = index.claim(b"a")
     assert index.find(b"a") is None
     assert b"a" in index
@@ -27,12 +27,12 @@ def test_a_column_is_found_when_it_is_written():
 
 
 def test_slots_are_given_out_once():
-    index = ColumnIndex(3)
+    index = BlockIndex(3)
     assert sorted(column.slot for column in stored(index, b"a", b"b", b"c")) == [0, 1, 2]
 
 
 def test_the_least_recently_used_column_makes_room():
-    index = ColumnIndex(3)
+    index = BlockIndex(3)
     stored(index, b"a", b"b", b"c")
     index.touch([b"a"])
     stored(index, b"d")
@@ -41,7 +41,7 @@ def test_the_least_recently_used_column_makes_room():
 
 
 def test_the_end_of_a_prompt_goes_before_its_beginning():
-    index = ColumnIndex(3)
+    index = BlockIndex(3)
     index.end_writing([index.claim(name) for name in (b"1", b"2", b"3")])
     stored(index, b"x")
     assert [name in index for name in (b"1", b"2", b"3")] == [True, True, False]
@@ -51,7 +51,7 @@ def test_the_end_of_a_prompt_goes_before_its_beginning():
 
 
 def test_what_is_read_from_is_not_evicted():
-    index = ColumnIndex(2)
+    index = BlockIndex(2)
     a, _ = stored(index, b"a", b"b")
     index.begin_reading([a])
     index.begin_reading([a])
@@ -65,7 +65,7 @@ def test_what_is_read_from_is_not_evicted():
 
 
 def test_a_slot_returns_when_the_last_reader_of_a_forgotten_column_is_gone():
-    index = ColumnIndex(1)
+    index = BlockIndex(1)
     (a,) = stored(index, b"a")
     index.begin_reading([a])
     index.begin_reading([a])
@@ -78,7 +78,7 @@ def test_a_slot_returns_when_the_last_reader_of_a_forgotten_column_is_gone():
 
 
 def test_a_column_may_be_written_anew_while_a_forgotten_one_still_moves():
-    index = ColumnIndex(2)
+    index = BlockIndex(2)
     old = index.claim(b"a")
     index.forget_all()
     new = index.claim(b"a")
@@ -91,7 +91,7 @@ def test_a_column_may_be_written_anew_while_a_forgotten_one_still_moves():
 
 
 def test_a_slot_that_could_not_be_written_is_never_used_again():
-    index = ColumnIndex(2)
+    index = BlockIndex(2)
     index.retire([index.claim(b"a")])
     assert index.num_slots == 1
     stored(index, b"b", b"c")
@@ -106,23 +106,23 @@ def test_a_slot_that_could_not_be_written_is_never_used_again():
 
 
 def test_memory_that_was_used_is_used_again_before_more_is_taken():
-    index = ColumnIndex(100)
+    index = BlockIndex(100)
     (a,) = stored(index, b"a")
     index.forget([a])
     assert index.claim(b"b").slot == a.slot
 
 
 def test_the_end_of_a_prompt_that_was_loaded_goes_before_its_beginning():
-    index = ColumnIndex(3)
-    columns = stored(index, b"1", b"2", b"3")
-    index.begin_reading(columns)
-    index.end_reading(columns)
+    index = BlockIndex(3)
+    cross_blocks = stored(index, b"1", b"2", b"3")
+    index.begin_reading(cross_blocks)
+    index.end_reading(cross_blocks)
     stored(index, b"x", b"y")
     assert [name in index for name in (b"1", b"2", b"3")] == [True, False, False]
 
 
 def test_what_is_forgotten_twice_is_forgotten_once():
-    index = ColumnIndex(2)
+    index = BlockIndex(2)
     (old,) = stored(index, b"a")
     index.forget([old])
     (new,) = stored(index, b"a")
@@ -132,7 +132,7 @@ def test_what_is_forgotten_twice_is_forgotten_once():
 
 
 def test_what_is_not_stored_any_more_cannot_be_touched():
-    index = ColumnIndex(1)
+    index = BlockIndex(1)
     stored(index, b"a", b"b")
     index.touch([b"a", b"b", b"c"])
     assert count(index) == (0, 1, 0)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from quire.interfaces.kv_transfer import ColumnPiece
+from quire.interfaces.kv_transfer import BlockPiece
 
 
-class ColumnCopies:
+class BlockCopies:
     """Copy whole columns of one cache.
 
     Args:
@@ -21,7 +21,7 @@ class ColumnCopies:
         tensors: The cache, as in `KVStoreWorker.attach`.
     """
 
-    def __init__(self, pieces: Sequence[ColumnPiece], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, pieces: Sequence[BlockPiece], tensors: Sequence[Tensor]) -> None:
         self._pieces = pieces
         self._tensors = tensors
         on_cuda = [tensor.device for tensor in tensors if tensor.device.type == "cuda"]
