@@ -32,17 +32,17 @@ GPU_TESTS := \
 	tests/gpu/test_no_waiting.py tests/gpu/test_poison.py tests/gpu/test_attention_backends.py \
 	tests/gpu/test_mla.py tests/gpu/test_large_pool.py tests/gpu/test_sampling.py \
 	tests/plugins/samplers/test_gumbel.py tests/framework/kernels \
-	$(BACKENDS)/test_triton_attention.py $(BACKENDS)/test_triton_mla.py \
-	$(BACKENDS)/test_split_plan.py $(BACKENDS)/test_kv_write.py $(BACKENDS)/test_kv_codec.py \
-	$(BACKENDS)/test_varlen.py::test_torchs_kernel_gives_the_true_answers \
-	$(BACKENDS)/test_cuda_compiler.py::test_nvrtc_compiles_the_decode_kernels_without_headers \
-	$(BACKENDS)/test_cuda_compiler.py::test_a_wrong_source_is_refused_by_nvrtc_with_the_line \
-	tests/plugins/kv_stores/test_host_memory_worker.py::test_columns_survive_a_way_through_pinned_memory \
+	$(BACKENDS)/triton/test_triton_attention.py $(BACKENDS)/mla/test_triton_mla.py \
+	$(BACKENDS)/shared/test_split_plan.py $(BACKENDS)/triton/test_kv_write.py $(BACKENDS)/shared/test_kv_codec.py \
+	$(BACKENDS)/torch/test_varlen.py::test_torchs_kernel_is_right \
+	$(BACKENDS)/cuda/test_cuda_compiler.py::test_nvrtc_compiles_the_decode_kernels_without_headers \
+	$(BACKENDS)/cuda/test_cuda_compiler.py::test_a_wrong_source_is_refused_by_nvrtc_with_the_line \
+	tests/plugins/kv_stores/test_host_memory_worker.py::test_blocks_survive_pinned_memory \
 	tests/framework/testing/attention/test_attention_graphs.py::test_a_real_graph_is_replayed
 # tests/gpu has these kits whole.
 GPU_LEFT_OUT := \
-	--deselect=$(BACKENDS)/test_triton_attention.py::TestTriton \
-	--deselect=$(BACKENDS)/test_triton_mla.py::TestTritonMLA
+	--deselect=$(BACKENDS)/triton/test_triton_attention.py::TestTriton \
+	--deselect=$(BACKENDS)/mla/test_triton_mla.py::TestTritonMLA
 
 test-gpu: $(READY)
 	QUIRE_TEST_DEVICE=cuda $(BIN)/pytest -q -m "not slow" tests/gpu/test_memory.py; memory=$$?; \
@@ -50,7 +50,7 @@ test-gpu: $(READY)
 		$(GPU_LEFT_OUT) $(GPU_TESTS) && exit $$memory
 
 # Small wrong changes, each of which the tests must notice; survivors are printed. All of them take
-# hours: `make mutants MUTANTS="engine worker"` tries rooms, `MUTANTS="--sample 300"` so many of all.
+# hours: `make mutants MUTANTS="engine worker"` tries packages, `MUTANTS="--sample 300"` so many of all.
 mutants: $(READY)
 	$(BIN)/python tests/mutants/run.py --jobs $(PROCESSES) $(MUTANTS)
 
@@ -75,10 +75,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/hooks.md docs/options.md docs/plugins.md
+	$(BIN)/cog --check docs/api.md docs/hooks.md docs/options.md docs/plugins.md
 
 docs: $(READY)
-	$(BIN)/cog -r docs/hooks.md docs/options.md docs/plugins.md
+	$(BIN)/cog -r docs/api.md docs/hooks.md docs/options.md docs/plugins.md
 
 # pip, with a constraints file: elsewhere an unpinned torch pulls gigabytes of CUDA libraries.
 $(READY): pyproject.toml constraints.txt

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from quire import LLM, SamplingParams
 from quire.cli.bench.model_shapes import write_shape
-from quire.cli.bench.tables import surroundings
+from quire.cli.bench.tables import machine_info
 from quire.errors import NativeUnavailableError, RefusedError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.model import ForwardBatch, Model
@@ -467,7 +467,7 @@ def measure(count: int) -> dict[str, Any]:
     num_numbers, demo = measure_demo(count)
     return {
         "command": f"python benchmarks/quantization_accuracy.py --count {count} --write",
-        "machine": surroundings() | machine,
+        "machine": machine_info() | machine,
         "num_numbers": num_numbers,
         "num_questions": count * len(SECTIONS),
         "demo": [asdict(each) for each in demo],

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.bench.interval import Figure, bootstrap
-from quire.cli.bench.tables import surroundings
+from quire.cli.bench.tables import machine_info
 
 RESULTS = Path(__file__).parent / "results"
 CHILD = Path(__file__).parent / "scheduler_peers.py"
@@ -53,7 +53,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "steps_a_round": BLOCK_SIZE,
         "sizes": [measure(arguments, num_running) for num_running in arguments.running],
-        "machine": surroundings() | {"vllm": peer_version(arguments.peer_python)},
+        "machine": machine_info() | {"vllm": peer_version(arguments.peer_python)},
         "command": command(arguments),
     }
     page = markdown(report)

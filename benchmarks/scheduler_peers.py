@@ -59,15 +59,15 @@ def cost_of_step(step: Step) -> float:
 
 def quire_step(scene: dict[str, Any]) -> Step:
     """Return quire's whole step: schedule, the calls of the workers, update, statistics."""
-    from quire.cli.bench.null_engine import EngineParts, Scene, begin, make_core
+    from quire.cli.bench.null_engine import EngineParts, Workload, make_core, start_decoding
 
-    core_scene = Scene(
+    workload = Workload(
         scene["num_running"],
         scene["context"],
         num_steps=scene["num_steps"],
     )
-    core, _ = make_core(EngineParts.load(), core_scene)
-    begin(core, core_scene)
+    core, _ = make_core(EngineParts.load(), workload)
+    start_decoding(core, workload)
     return core.step
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine_process import LIMITS, clean_environment, dropped_variables
 
-from quire.cli.bench.tables import surroundings
+from quire.cli.bench.tables import machine_info
 from quire.machine.cores import usable_cores
 from quire.machine.instruction_sets import cpu_flags
 
@@ -49,7 +49,7 @@ ONEDNN_ISA = re.compile(r"info,cpu,isa:(.*)")
 def describe(pythons: Mapping[str, str], isa: str) -> dict[str, Any]:
     """Return what a reader must know of the machine to compare figures."""
     flags = cpu_flags()
-    return surroundings() | {
+    return machine_info() | {
         "commit": commit(),
         "physical_cores": usable_cores()[0],
         "flags": [flag for flag in TOLD_FLAGS if flag in flags],

@@ -29,9 +29,9 @@ from quire import LLM, SamplingParams
 from quire.cli.bench.model_shapes import SHAPES, write_shape
 from quire.engine.core import EngineCore
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.frontend.batch import _Run
+from quire.frontend.batch import _BatchRun
 from quire.frontend.dispatch.shared_core import SharedCore
-from quire.native.recording import Recording
+from quire.native.recording import CallTrace
 from quire.worker import model_runner
 from quire.worker.model_runner import ModelRunner
 
@@ -101,7 +101,7 @@ def parts_of(llm: LLM) -> list[Part]:
     worker = llm._engine.core.executor._worker  # type: ignore[union-attr]
     runner: ModelRunner = worker._runner
     return [
-        Part(_Run, "_take", "outputs"),
+        Part(_BatchRun, "_apply_outputs", "outputs"),
         Part(EngineCore, "step", "loop"),
         Part(Scheduler, "schedule", "schedule"),
         Part(Scheduler, "update", "update"),
@@ -109,9 +109,9 @@ def parts_of(llm: LLM) -> list[Part]:
         Part(model_runner, "build_inputs", "inputs"),
         *(Part(kind, "prepare", "prepare") for kind in {type(b) for b in runner.backends}),
         Part(_owner(type(runner.model), "forward"), "forward", "model"),
-        Part(Recording, "repeat", "model"),
+        Part(CallTrace, "replay", "model"),
         Part(ModelRunner, "logits_of", "logits"),
-        Part(ModelRunner, "sample", "draw"),
+        Part(ModelRunner, "sample", "sampling"),
         Part(ModelRunner, "collect", "collect"),
     ]
 

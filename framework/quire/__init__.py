@@ -1,8 +1,8 @@
 """An LLM inference and serving engine composed from plugins.
 
 A user needs `LLM`, `AsyncEngine` and `SamplingParams`; a plugin author `hookimpl`,
-`quire.interfaces` and `quire.layers`. Names are imported when they are asked for, so
-`from quire import hookimpl` costs nothing.
+`quire.interfaces` and `quire.layers`. Names are imported lazily, on first use, so
+`from quire import hookimpl` does not load the engine.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ __all__ = [
     "hookimpl",
 ]
 
-_HOMES = {
+_MODULES = {
     "LLM": "quire.llm",
     "AsyncEngine": "quire.async_engine",
     "LoRARequest": "quire.outputs",
@@ -45,6 +45,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

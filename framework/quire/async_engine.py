@@ -1,4 +1,4 @@
-"""`AsyncEngine`: the engine for Python programs with an event loop; answers come as a stream."""
+"""`AsyncEngine`: the engine for asyncio programs; completions are streamed."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
@@ -23,22 +23,22 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._own(start_engine(Settings.from_options({"model": model} | options)))
+        self._attach(start_engine(Settings.from_options({"model": model} | options)))
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        """Build one from a whole tree of settings; raises as the constructor does."""
+        """Build an engine from a settings object; raises as the constructor does."""
         engine = cls.__new__(cls)
-        engine._own(start_engine(settings))
+        engine._attach(start_engine(settings))
         return engine
 
-    def _own(self, engine: Engine) -> None:
+    def _attach(self, engine: Engine) -> None:
         self.composition = engine.composition
         self.frontend = engine.async_frontend()
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and completion together, at most: what fits the model and its cache."""
+        """Largest number of tokens, prompt and completion together, that fits model and cache."""
         return self.frontend.max_model_len
 
     async def generate(
@@ -50,17 +50,17 @@ class AsyncEngine:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Delta]:
-        """Continue a prompt, piece by piece; leaving the loop early aborts the request.
+        """Generate a completion as a stream of deltas; leaving the loop early aborts the request.
 
         Args:
             prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids`.
-            sampling_params: How to generate.
+            sampling_params: Sampling parameters.
             lora_request: Name of a LoRA adapter.
-            priority: Smaller goes first, with the scheduling policy `priority`.
-            timeout_s: Seconds that it may take; then it fails with a `RequestTimeoutError`.
+            priority: Priority, smaller first; needs the scheduling policy `priority`.
+            timeout_s: Seconds after which the request fails with a `RequestTimeoutError`.
 
         Raises:
-            RequestError: The request is wrong or failed; its cause is what a plugin raised.
+            RequestError: The request is invalid or failed; its cause is what a plugin raised.
             EngineDeadError: The engine stopped.
         """
         params = sampling_params or SamplingParams()
@@ -80,10 +80,10 @@ class AsyncEngine:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Answer a conversation; thinking and tool calls are split from the text.
+        """Answer a conversation; reasoning and tool calls are split from the text.
 
         Raises:
-            RequestError: The request is wrong or failed; its cause is what a plugin raised, and
+            RequestError: The request is invalid or failed; its cause is what a plugin raised, and
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
@@ -100,11 +100,11 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """A few numbers about the engine, after its last step."""
+        """Statistics of the engine after its last step."""
         return self.frontend.stats
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, so that every later prompt is computed; what runs goes on.
+        """Clear the prefix cache; running requests continue, later prompts are computed.
 
         Raises:
             EngineDeadError: The engine stopped.
@@ -112,5 +112,5 @@ class AsyncEngine:
         await self.frontend.control(ResetPrefixCache())
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
-        """Let running requests finish for so long, then end them and stop the engine."""
+        """Wait up to `timeout_s` for running requests, abort the rest and stop the engine."""
         await self.frontend.shutdown(timeout_s)

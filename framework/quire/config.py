@@ -1,9 +1,9 @@
-"""What the user may choose: one tree of frozen settings, one dataclass a subject.
+"""Settings of the engine and the server: one tree of frozen dataclasses, one per subject.
 
 Each option is written once, here. The command line, YAML files, environment variables,
 `LLM(...)` and the docs are views of these fields: the option `max_num_seqs` is `--max-num-seqs`,
 `max-num-seqs:` in a file, `QUIRE_MAX_NUM_SEQS`, and `LLM(max_num_seqs=...)`. A default of None
-means that the model or the machine decides; `compose` does, and says what it chose.
+means that `compose` derives the value from the model or the machine, and logs it.
 """
 
 import math
@@ -34,8 +34,8 @@ DEFAULT_SAMPLERS = {
     "torch": "categorical",
     "triton": "gumbel",
     "native": "cpu_gumbel",
-}  # by what samplers run
-STEP_SIZES = {  # a GPU reads its weights for 256 requests in little more time than for one
+}  # by the kernels that samplers run
+STEP_SIZES = {  # on a GPU, a step of 256 requests takes little more time than a step of one
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
 }
@@ -61,12 +61,12 @@ def option(
     """Declare a field together with its help text.
 
     Args:
-        default: None where the model or the machine decides.
+        default: Default value; None where the model or the machine decides.
         help_text: One sentence for the command line and the docs.
-        flag: A short flag, if it has one.
-        is_repeated: A list whose flag takes one value and is given several times.
-        is_bytes: A number of bytes, that may be written with a unit.
-        is_pairs: A list of KEY=VALUE, that may be written as a mapping.
+        flag: Short flag, if it has one.
+        is_repeated: True for a list whose flag takes one value and may be repeated.
+        is_bytes: True for a number of bytes, which may be written with a unit.
+        is_pairs: True for a list of KEY=VALUE, which may be written as a mapping.
     """
     metadata = {
         "help": help_text,
@@ -82,39 +82,50 @@ def option(
 class ModelSettings:
     """The model and how it is loaded."""
 
-    model: str = option(DEFAULT_MODEL, "Folder, hub id, or a checkpoint that a plugin ships.")
-    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, if not the model's.")
+    model: str = option(
+        DEFAULT_MODEL, "Folder, hub id, or name of a checkpoint that a plugin ships."
+    )
+    tokenizer: str | None = option(
+        None, "Folder or hub id of the tokenizer, if it is not in the model's folder."
+    )
     served_model_name: str | None = option(None, "Name of the model in the API.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
-    dtype: str = option("auto", "Compute type: auto, float32, bfloat16 or float16.")
-    load_format: str = option("auto", "auto or safetensors; dummy draws random weights.")
-    max_model_len: int | None = option(None, "Tokens of prompt and answer together, at most.")
-    chat_template: str | None = option(None, "A Jinja file to use in place of the model's own.")
+    dtype: str = option("auto", "Compute dtype: auto, float32, bfloat16 or float16.")
+    load_format: str = option(
+        "auto", "Format of the weights: auto, safetensors, or dummy (random weights)."
+    )
+    max_model_len: int | None = option(
+        None, "Maximum number of tokens of a prompt and its completion together."
+    )
+    chat_template: str | None = option(None, "Jinja file to use instead of the model's template.")
     dummy_seed: int = option(0, "Seed of the random weights of load_format dummy.")
-    device: str = option("auto", "auto, cpu or cuda.")
+    device: str = option("auto", "Device to compute on: auto, cpu or cuda.")
     threads: int | None = option(
         None,
-        "CPU threads that compute; None: one a physical core, and no more than a container's quota "
-        "and OMP_NUM_THREADS allow.",
+        "Number of CPU threads that compute; None: one per physical core, limited by the "
+        "container's CPU quota and OMP_NUM_THREADS.",
     )
     batch_invariant: bool = option(
-        False, "The same request gives the same bits, whatever else is in the batch; slower."
+        False,
+        "Make the result of a request bitwise independent of the rest of the batch; slower.",
     )
     kernels: str = option(
         "auto",
-        "What layers and sampling run: torch, triton, or native (C++ for a CPU); auto: the fastest "
-        "that can run.",
+        "Kernels of layers and sampling: torch, triton, or native (C++ for a CPU); auto: the "
+        "fastest that can run.",
     )
     quantization: str = option(
         "auto",
-        "How linear layers keep their weights: none (in the compute type), or a method's name; "
-        "auto: the checkpoint's method, or else one that keeps its weights exactly.",
+        "Quantization method of linear layers, or none (weights in the compute dtype); auto: the "
+        "checkpoint's method, else one that is lossless for its weights.",
     )
     enforce_eager: bool = option(
-        False, "Run every step kernel by kernel: no CUDA graphs, nothing recorded."
+        False, "Run every step eagerly, without CUDA graphs and without CPU graphs."
     )
     max_cuda_graph_size: int | None = option(
-        None, "Requests of the largest step captured as a CUDA graph; None: max_num_seqs, or 512."
+        None,
+        "Largest number of requests that CUDA graphs are captured for; None: max_num_seqs, "
+        "at most 512.",
     )
 
     def __post_init__(self) -> None:
@@ -122,7 +133,7 @@ class ModelSettings:
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("kernels", self.kernels, KERNELS)
         _check_at_least("max_cuda_graph_size", self.max_cuda_graph_size, 1)
-        _check_at_least("max_model_len", self.max_model_len, 2)  # a prompt and an answer
+        _check_at_least("max_model_len", self.max_model_len, 2)  # one for the completion
         _check_at_least("threads", self.threads, 1)
 
 
@@ -130,30 +141,40 @@ class ModelSettings:
 class CacheSettings:
     """The paged KV cache."""
 
-    block_size: int | None = option(None, "Tokens per KV block; None: the backend decides.")
+    block_size: int | None = option(
+        None, "Number of tokens per KV block; None: the attention backend's default."
+    )
     kv_cache_dtype: str = option(
-        "auto", "Element type of the KV cache: auto, a compute type, fp8 or int8."
+        "auto", "Dtype of the KV cache: auto (the compute dtype), a compute dtype, fp8 or int8."
     )
     gpu_memory_utilization: float = option(
-        0.9, "Share of a GPU's memory that is used; the KV cache gets what all else leaves of it."
+        0.9,
+        "Fraction of the GPU's memory to use; the KV cache gets what remains of it after weights, "
+        "activations and CUDA graphs.",
     )
-    num_kv_blocks: int | None = option(None, "KV blocks in the pool; None: from the memory.")
+    num_kv_blocks: int | None = option(
+        None, "Number of KV blocks in the pool; None: as many as fit the memory of the cache."
+    )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Bytes for the KV cache, such as 4GiB; None: what a GPU has left of "
-        "gpu_memory_utilization; on a CPU, of what is free, no more than max_num_seqs requests and "
-        "a few kept prefixes need.",
+        "Bytes for the KV cache, such as 4GiB; None: on a GPU, what remains of "
+        "gpu_memory_utilization; on a CPU, a part of the free memory, at most what max_num_seqs "
+        "requests and a few cached prefixes need.",
         is_bytes=True,
     )
     enable_prefix_caching: bool = option(
-        True, "Keep the KV of finished requests while there is room, and reuse equal beginnings."
+        True, "Cache the KV blocks of finished requests while there is room, and reuse prefixes."
     )
-    kv_store: str = option("none", "Name of an outside KV store, for KV that leaves the pool.")
+    kv_store: str = option(
+        "none", "Name of an external KV store, which keeps KV blocks outside the pool."
+    )
     kv_store_options: tuple[str, ...] = option(
-        (), "Repeatable: KEY=VALUE, an option of the KV store.", is_repeated=True, is_pairs=True
+        (), "Option of the KV store as KEY=VALUE; repeatable.", is_repeated=True, is_pairs=True
     )
     kv_store_timeout_s: float = option(
-        10.0, "Seconds that a KV store may take; then tokens are computed, and a dead store is off."
+        10.0,
+        "Seconds to wait for a lookup or a load of the KV store; then the tokens are computed, and "
+        "a store that no longer responds is turned off.",
     )
 
     def __post_init__(self) -> None:
@@ -166,18 +187,18 @@ class CacheSettings:
         _check_at_least("num_kv_blocks", self.num_kv_blocks, 2)
         if self.kv_store != "none" and not self.enable_prefix_caching:
             raise SettingsError(
-                f"kv_store {self.kv_store!r} needs enable_prefix_caching: a store is asked by the "
-                "names of cached blocks"
+                f"kv_store {self.kv_store!r} needs enable_prefix_caching: a store finds blocks by "
+                "their prefix-cache hashes"
             )
         if self.kv_store_options and self.kv_store == "none":
             raise SettingsError(
-                f"kv_store_options {', '.join(self.kv_store_options)} are for a KV store, and none "
-                "is chosen; name one with kv_store"
+                f"kv_store_options {', '.join(self.kv_store_options)} are set, but no KV store is "
+                "chosen; name one with kv_store"
             )
         if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise SettingsError(
                 f"num_kv_blocks {self.num_kv_blocks} and kv_cache_memory_bytes "
-                f"{self.kv_cache_memory_bytes} both say how large the KV cache is; give one of them"
+                f"{self.kv_cache_memory_bytes} both set the size of the KV cache; give only one"
             )
         if self.kv_store_timeout_s <= 0:
             raise SettingsError(
@@ -190,49 +211,55 @@ class CacheSettings:
         _as_options("kv_store_options", self.kv_store_options)
 
     def kv_dtype(self, compute_dtype: str) -> str:
-        """Return the element type of the cache, a key of `interfaces.kv_cache.DTYPE_BYTES`."""
+        """Return the dtype of the cache, a key of `interfaces.kv_cache.DTYPE_BYTES`."""
         wanted = KV_CACHE_DTYPES[self.kv_cache_dtype]
         return compute_dtype if wanted == "auto" else wanted
 
     @property
     def store_options(self) -> dict[str, str]:
-        """`kv_store_options`, by key; the last one counts."""
+        """`kv_store_options` by key; the last value of a key counts."""
         return _as_options("kv_store_options", self.kv_store_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """What one engine step may hold."""
+    """Limits and order of scheduling."""
 
     max_num_seqs: int = option(
-        0, "Requests that run at the same time, at most; 0: 64 on a CPU, 256 on a GPU."
+        0, "Maximum number of requests that run at the same time; 0: 64 on a CPU, 256 on a GPU."
     )
     max_num_batched_tokens: int = option(
-        0, "Tokens in one step over all requests, at most; 0: 2048 on a CPU, 8192 on a GPU."
+        0, "Maximum number of tokens per step over all requests; 0: 2048 on a CPU, 8192 on a GPU."
     )
-    max_num_queued: int = option(4096, "Requests that wait at most; more are refused.")
-    enable_chunked_prefill: bool = option(True, "Cut long prompts to the step's token budget.")
+    max_num_queued: int = option(4096, "Maximum number of waiting requests; more are refused.")
+    enable_chunked_prefill: bool = option(
+        True, "Split long prompts into chunks that fit the token budget of a step."
+    )
     max_num_partial_prefills: int = option(
-        4, "Prompts that are computed in pieces at the same time, at most; they share the budget."
+        4, "Maximum number of prompts in chunked prefill at the same time; they share the budget."
     )
     max_long_partial_prefills: int = option(
-        1, "Of those, long prompts, at most; shorter ones may go past a long one that waits."
+        1,
+        "Maximum number of long prompts among these; shorter prompts may overtake a waiting long "
+        "one.",
     )
     long_prefill_token_threshold: int = option(
-        0, "Prompts with more uncomputed tokens are long; 0: none is."
+        0, "A prompt with more uncomputed tokens than this is long; 0: no prompt is."
     )
     scheduling_policy: str = option(
-        DEFAULT_SCHEDULING_POLICY, "Who goes first: fcfs, priority, or a plugin's policy."
+        DEFAULT_SCHEDULING_POLICY,
+        "Order in which requests are scheduled: fcfs, priority, or a plugin's policy.",
     )
     async_scheduling: bool | None = option(
-        None, "Plan a step while the one before runs; None: if the device runs beside the host."
+        None,
+        "Schedule a step while the previous one runs; None: if the device runs asynchronously.",
     )
     request_timeout_s: float | None = option(
-        None, "Seconds from its arrival after which an unfinished request fails; None: no limit."
+        None, "Seconds after its arrival at which an unfinished request fails; None: no limit."
     )
 
     def for_device(self, device: str) -> "SchedulerSettings":
-        """Return the settings with the sizes that the device decides: "cpu" or "cuda"."""
+        """Return the settings with the default step sizes of a device, "cpu" or "cuda"."""
         sizes = STEP_SIZES.get(device, STEP_SIZES["cpu"])
         return replace(
             self,
@@ -242,7 +269,7 @@ class SchedulerSettings:
 
     @property
     def max_running(self) -> int:
-        """Requests that can run at the same time: each is owed a token of every step."""
+        """Number of requests that can run at once: each needs one token of every step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
@@ -260,12 +287,12 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """How the model is spread over devices."""
+    """Workers, devices and processes."""
 
-    tensor_parallel_size: int = option(1, "Devices that share each layer.")
+    tensor_parallel_size: int = option(1, "Number of devices that each layer is sharded over.")
     executor: str = option(DEFAULT_EXECUTOR, "Name of the executor that runs the workers.")
     engine_process: bool | None = option(
-        None, "Run the engine in a process of its own; None: when serving on a GPU."
+        None, "Run the engine in a separate process; None: when serving on a GPU."
     )
 
     def __post_init__(self) -> None:
@@ -276,18 +303,18 @@ class ParallelSettings:
 class LoRASettings:
     """LoRA adapters."""
 
-    enable_lora: bool = option(False, "Serve LoRA adapters beside the model.")
-    lora_modules: tuple[str, ...] = option((), "Adapters to offer, each NAME=PATH or NAME.")
-    max_loras: int = option(8, "Adapters in one batch, and held by the worker, at most.")
-    max_lora_rank: int = option(64, "Largest rank of an adapter.")
+    enable_lora: bool = option(False, "Serve LoRA adapters of the model.")
+    lora_modules: tuple[str, ...] = option((), "Adapters to serve, each NAME=PATH or NAME.")
+    max_loras: int = option(8, "Maximum number of adapters in one batch, and loaded in the worker.")
+    max_lora_rank: int = option(64, "Maximum rank of an adapter.")
     lora_source: str = option(
         DEFAULT_LORA_SOURCE, "Name of the source that finds and reads adapters."
     )
     lora_source_options: tuple[str, ...] = option(
-        (), "Repeatable: KEY=VALUE, an option of the LoRA source.", is_repeated=True, is_pairs=True
+        (), "Option of the LoRA source as KEY=VALUE; repeatable.", is_repeated=True, is_pairs=True
     )
     strict_adapters: bool = option(
-        False, "Refuse adapters that were made for another base model; else there is a warning."
+        False, "Refuse adapters made for another base model, instead of logging a warning."
     )
 
     def __post_init__(self) -> None:
@@ -296,27 +323,33 @@ class LoRASettings:
         _as_options("lora_source_options", self.lora_source_options)
         if self.lora_source_options and not self.enable_lora:
             raise SettingsError(
-                f"lora_source_options {', '.join(self.lora_source_options)} are for a LoRA source, "
-                "and LoRA is off; give enable_lora"
+                f"lora_source_options {', '.join(self.lora_source_options)} are set, but LoRA is "
+                "off; set enable_lora"
             )
 
     @property
     def source_options(self) -> dict[str, str]:
-        """`lora_source_options`, by key; the last one counts."""
+        """`lora_source_options` by key; the last value of a key counts."""
         return _as_options("lora_source_options", self.lora_source_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Which plugin serves which part; any name that an installed plugin offers."""
+    """Parts of the engine, by the names under which plugins offer them."""
 
-    attention_backend: str = option("auto", "Attention backend; auto chooses by capability.")
+    attention_backend: str = option(
+        "auto", "Attention backend; auto: the best one that supports the model and the device."
+    )
     samplers: tuple[str, ...] = option(
         ("default",), "Sampler steps, in any order; `default` stands for the built-in ones."
     )
     structured_output: str = option(DEFAULT_STRUCTURED_OUTPUT, "Structured-output backend.")
-    tool_call_parser: str = option("auto", "Tool-call parser; auto goes by the chat template.")
-    reasoning_parser: str = option("auto", "Reasoning parser; auto goes by the chat template.")
+    tool_call_parser: str = option(
+        "auto", "Tool-call parser; auto: detected from the chat template."
+    )
+    reasoning_parser: str = option(
+        "auto", "Reasoning parser; auto: detected from the chat template."
+    )
     grammar_timeout_s: float = option(10.0, "Seconds that a grammar may take to compile.")
 
     def __post_init__(self) -> None:
@@ -328,11 +361,11 @@ class PartSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """Which plugins are loaded."""
+    """Loading of plugins."""
 
     plugins: tuple[str, ...] = option(
         (),
-        "Repeatable: no:NAME leaves a plugin out; NAME loads it when discovery is off.",
+        "no:NAME leaves a plugin out; NAME loads it even if autoload is disabled; repeatable.",
         flag="p",
         is_repeated=True,
     )
@@ -341,8 +374,8 @@ class PluginSettings:
     )
     prefer: tuple[str, ...] = option(
         (),
-        "Repeatable: KIND:NAME=PLUGIN, who serves a name that several offer; see `quire plugins "
-        "doctor`.",
+        "KIND:NAME=PLUGIN selects the plugin of a name that several plugins offer; repeatable; see "
+        "`quire plugins doctor`.",
         is_repeated=True,
     )
 
@@ -352,10 +385,12 @@ class ServerSettings:
     """The HTTP server."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on; 0 takes a free one.")
-    api_key: str | None = option(None, "Ask for this key on every route but /livez and /readyz.")
-    max_body_bytes: int = option(8 * 2**20, "Largest request body.", is_bytes=True)
-    shutdown_timeout_s: float = option(30.0, "Seconds that running requests get to finish.")
+    port: int = option(8000, "Port to listen on; 0: any free port.")
+    api_key: str | None = option(None, "API key required by every route except /livez and /readyz.")
+    max_body_bytes: int = option(8 * 2**20, "Maximum size of a request body.", is_bytes=True)
+    shutdown_timeout_s: float = option(
+        30.0, "Seconds that running requests have to finish at shutdown."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -368,7 +403,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of the above."""
+    """All settings, by group."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
@@ -380,7 +415,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
 
     def for_device(self, device: str) -> "Settings":
-        """Return the settings with what the device decides: "cpu" or "cuda"."""
+        """Return the settings with the defaults of a device, "cpu" or "cuda"."""
         return replace(self, scheduler=self.scheduler.for_device(device))
 
     @classmethod
@@ -388,18 +423,18 @@ class Settings:
         """Build the tree from options by name, as `LLM(...)` takes them.
 
         Raises:
-            SettingsError: An option does not exist or has a value that cannot work.
+            SettingsError: An option does not exist, or its value is invalid.
         """
-        homes = {o.name: (group, o) for group, kind in GROUPS.items() for o in fields(kind)}
+        known = {o.name: (group, o) for group, kind in GROUPS.items() for o in fields(kind)}
         hints = {n: hint for kind in GROUPS.values() for n, hint in get_type_hints(kind).items()}
         chosen: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         for name, value in options.items():
-            if name not in homes:
-                near = get_close_matches(name, homes, 1)
+            if name not in known:
+                near = get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise SettingsError(f"there is no option {name!r}{hint}; see `quire serve --help`")
-            group, declared = homes[name]
-            chosen[group][name] = _fit(name, _plain(declared, value), hints[name])
+            group, declared = known[name]
+            chosen[group][name] = _convert(name, _parse_shorthand(declared, value), hints[name])
         return cls(**{group: kind(**chosen[group]) for group, kind in GROUPS.items()})
 
 
@@ -416,10 +451,14 @@ GROUPS: dict[str, type[Any]] = {
 
 
 def parse_truth(value: object, origin: str) -> bool:
-    """Read a truth value as people write it in files and in the environment.
+    """Parse a boolean as it is written in files and in the environment.
+
+    Args:
+        value: Text such as "true", "yes" or "0".
+        origin: Name of the option or variable, for the error.
 
     Raises:
-        SettingsError: It is none; `origin` says where it stood.
+        SettingsError: The value is not a boolean.
     """
     truth = TRUTHS.get(str(value).strip().lower())
     if truth is None:
@@ -428,19 +467,19 @@ def parse_truth(value: object, origin: str) -> bool:
 
 
 def join_pairs(name: str, value: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return a mapping as the KEY=VALUE texts that it stands for.
+    """Return a mapping as texts KEY=VALUE.
 
     Raises:
-        SettingsError: A value is neither text nor a number.
+        SettingsError: A key is not text, or a value is neither text nor a number.
     """
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, str | int | float):
-            raise SettingsError(f"{name} has values of text or numbers, got {key!r}: {item!r}")
+            raise SettingsError(f"{name} must have text or numbers, got {key!r}: {item!r}")
     return tuple(f"{key}={item}" for key, item in value.items())
 
 
-def _plain(declared: Field[Any], value: Any) -> Any:
-    """Return a value without the forms that only some options may be written in."""
+def _parse_shorthand(declared: Field[Any], value: Any) -> Any:
+    """Parse bytes with a unit and mappings, for the options that allow them."""
     if declared.metadata["is_bytes"] and isinstance(value, str):
         return parse_byte_size(value, declared.name)
     if declared.metadata["is_pairs"] and isinstance(value, Mapping):
@@ -448,11 +487,11 @@ def _plain(declared: Field[Any], value: Any) -> Any:
     return value
 
 
-def _fit(name: str, value: Any, hint: Any) -> Any:
-    """Return a value as its option's type; Python callers may write lists and paths.
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Convert a value to its option's type; Python callers may pass lists and paths.
 
     Raises:
-        SettingsError: It has another type.
+        SettingsError: The value has another type.
     """
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     if value is None and NoneType in kinds:
@@ -480,12 +519,12 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def _as_options(name: str, values: Iterable[str]) -> dict[str, str]:
-    """Return a part's options by key; the last one of a key counts."""
+    """Return KEY=VALUE options by key; the last value of a key counts."""
     options = {}
     for given in values:
         key, equals, value = given.partition("=")
         if not key or not equals:
-            raise SettingsError(f"{name} are KEY=VALUE each, got {given!r}")
+            raise SettingsError(f"{name} must be KEY=VALUE each, got {given!r}")
         options[key] = value
     return options
 

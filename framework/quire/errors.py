@@ -1,34 +1,34 @@
-"""Every error that quire raises on purpose. Each has a code that stays the same.
+"""Exceptions that quire raises on purpose, each with a stable code.
 
 * QuireError
-  + SettingsError               an option has a value that cannot work
+  + SettingsError               an option has an invalid value
   + PluginError
-    - UnknownNameError          nobody registered the name
-    - ContestedNameError        two third parties register one name, and it was selected
-    - ApiVersionError           a plugin speaks a version of its kind that this quire does not
-    - PluginLoadError           what stands behind a name could not be imported or built
-    - RefusedError              a named part cannot serve this model or machine
+    - UnknownNameError          no plugin registered the name
+    - ContestedNameError        several third-party plugins registered the selected name
+    - ApiVersionError           a plugin has an interface version that this quire does not support
+    - PluginLoadError           the code of a registered name could not be imported or built
+    - RefusedError              a named part does not support this model or machine
   + CheckpointError
     - CheckpointNotFoundError   no such folder, or nothing under that hub id
-    - CheckpointCorruptError    a file is cut short, missing or not what it says it is
+    - CheckpointCorruptError    a file is truncated, missing or of another format
     - UnsafeCheckpointError     weights that would run code when loaded
-    - UnsupportedModelError     an architecture or a feature of it that nobody serves
+    - UnsupportedModelError     an architecture, or a feature of it, that no plugin supports
   + AdapterError                a LoRA adapter that cannot be used with this model
-    - AdapterSourceError        a LoRA source failed, whatever the adapter is
-  + CapacityError               the machine is too small for what was asked
-  + NativeUnavailableError      compiled CPU kernels cannot be had on this machine
-  + EngineDeadError             the engine stopped; nothing can be served any more
-  + RequestError                one request is wrong or failed; no other request notices
+    - AdapterSourceError        a LoRA source failed, independently of the adapter
+  + CapacityError               the machine has too little memory for these settings
+  + NativeUnavailableError      compiled CPU kernels are not available on this machine
+  + EngineDeadError             the engine stopped; no more requests can be served
+  + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
-    - PromptTooLongError        prompt and answer do not fit the model's length
-    - GrammarError              a schema, regex or choice that cannot be honoured
+    - PromptTooLongError        prompt and completion exceed the model's maximum length
+    - GrammarError              a schema, regex or choice that is not supported
     - ChatTemplateError         the conversation cannot be rendered
     - UnknownModelError         the request names a model or adapter that is not served
     - OverloadedError           the queue is full
-    - RequestTimeoutError       the request did not finish within its time
+    - RequestTimeoutError       the request did not finish within its time limit
     - RequestFailedError        a plugin or the model failed while this request ran
   + PromptsError                some prompts of one call failed; it has the others' outputs
-  + CauseError                  a traceback as text: what another error comes from
+  + CauseError                  the cause of another error: a traceback as text
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class QuireError(Exception):
 
     Attributes:
         code: Stable name of the kind of error, for programs.
-        output: What was generated for a prompt before it failed, if it ran: set by `LLM` and
+        output: Output of a prompt up to its failure, if it ran; set by `LLM` and
             `AsyncEngine.chat`.
     """
 
@@ -52,7 +52,7 @@ class QuireError(Exception):
 
 
 class SettingsError(QuireError):
-    """An option has a value that cannot work."""
+    """An option has an invalid value."""
 
     code = "invalid_setting"
 
@@ -64,31 +64,31 @@ class PluginError(QuireError):
 
 
 class UnknownNameError(PluginError):
-    """Nobody registered the name."""
+    """No plugin registered the name."""
 
     code = "unknown_name"
 
 
 class ContestedNameError(PluginError):
-    """Two third parties register one name, and it was selected."""
+    """Several third-party plugins registered the selected name."""
 
     code = "contested_name"
 
 
 class ApiVersionError(PluginError):
-    """A plugin speaks a version of its kind's interface that this quire does not."""
+    """A plugin has a version of its kind's interface that this quire does not support."""
 
     code = "api_version"
 
 
 class PluginLoadError(PluginError):
-    """What stands behind a name could not be imported or built."""
+    """The code of a registered name could not be imported or built."""
 
     code = "plugin_load_failed"
 
 
 class RefusedError(PluginError):
-    """A part that was asked for by name cannot serve this model or machine."""
+    """A part that the user named does not support this model or machine."""
 
     code = "refused"
 
@@ -106,7 +106,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A file is cut short, missing, or not what it says it is."""
+    """A file is truncated, missing, or of another format than its name says."""
 
     code = "checkpoint_corrupt"
 
@@ -118,7 +118,7 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """An architecture, or a feature of it, that no installed plugin serves."""
+    """An architecture, or a feature of it, that no installed plugin supports."""
 
     code = "unsupported_model"
 
@@ -130,34 +130,34 @@ class AdapterError(QuireError):
 
 
 class AdapterSourceError(AdapterError):
-    """A LoRA source failed, whatever the adapter is; what it raised is the cause."""
+    """A LoRA source failed, independently of the adapter; its own exception is the cause."""
 
     code = "adapter_source_failed"
 
 
 class CapacityError(QuireError):
-    """The machine is too small for what was asked."""
+    """The machine has too little memory for these settings."""
 
     code = "out_of_capacity"
 
 
 class NativeUnavailableError(QuireError):
-    """Compiled CPU kernels cannot be had on this machine; the message says why."""
+    """Compiled CPU kernels are not available on this machine; the message says why."""
 
     code = "native_unavailable"
 
 
 class EngineDeadError(QuireError):
-    """The engine stopped; nothing can be served any more."""
+    """The engine stopped; no more requests can be served."""
 
     code = "engine_dead"
 
 
 class RequestError(QuireError):
-    """One request is wrong or failed; no other request notices.
+    """One request is invalid or failed; other requests are not affected.
 
     Attributes:
-        param: The field of the request that is to blame, as the client wrote it.
+        param: Name of the request field at fault, as the client wrote it.
     """
 
     code = "invalid_request"
@@ -172,13 +172,13 @@ class InvalidRequestError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """Prompt and answer do not fit the model's length."""
+    """Prompt and completion exceed the model's maximum length."""
 
     code = "context_length_exceeded"
 
 
 class GrammarError(RequestError):
-    """A schema, regex or choice that cannot be honoured."""
+    """A schema, regex or choice that is not supported."""
 
     code = "invalid_grammar"
 
@@ -202,7 +202,7 @@ class OverloadedError(RequestError):
 
 
 class RequestTimeoutError(RequestError):
-    """The request did not finish within its time; whatever it had generated is lost or sent."""
+    """The request did not finish within its time limit; no more output follows."""
 
     code = "request_timeout"
 
@@ -217,8 +217,8 @@ class PromptsError(QuireError):
     """Some prompts of one call failed; the error of the first of them is its cause.
 
     Attributes:
-        outputs: The output of each prompt, in order; None where it failed.
-        errors: Why prompts failed, by their indexes.
+        outputs: Output of each prompt, in order; None where it failed.
+        errors: Errors of the failed prompts, by prompt index.
     """
 
     code = "prompts_failed"
@@ -236,6 +236,6 @@ class PromptsError(QuireError):
 
 
 class CauseError(QuireError):
-    """What another error comes from, as the text of a traceback; always a `__cause__`."""
+    """Cause of another error, as the text of a traceback; always a `__cause__`."""
 
     code = "cause"

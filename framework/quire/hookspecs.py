@@ -1,8 +1,8 @@
-"""Every hook that a plugin may implement, in the order of firing: the whole plugin API.
+"""Hooks that a plugin may implement, in the order of firing: the whole plugin API.
 
-The `register_*` hooks fire once, when a process starts; one a kind. A plugin offers names and
-import strings; nothing heavy is imported. The others fire at most once a request. An error in one
-of them ends that request, or is logged, and nothing else.
+The `register_*` hooks fire once, when a process starts: one hook per kind. A plugin offers names
+and import strings; nothing heavy is imported. The others fire at most once per request. An error
+in one of them fails that request, or is only logged; other requests are not affected.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
 
 @hookspec
 def register_kv_cache_specs(registry: Registrar[type[KVCacheSpec]]) -> None:
-    """Offer KV-cache specs: how one kind of layer uses KV blocks. Models name them."""
+    """Offer KV-cache specs: the use of KV blocks by one kind of layer. Models name them."""
 
 
 @hookspec
@@ -91,7 +91,7 @@ def register_scheduling_policies(registry: Registrar[type[SchedulingPolicy]]) ->
 
 @hookspec
 def register_kv_stores(registry: Registrar[type[KVStoreScheduler]]) -> None:
-    """Offer stores for KV outside the pool, each under the name for `--kv-store`."""
+    """Offer external KV stores, each under the name for `--kv-store`."""
 
 
 @hookspec
@@ -103,11 +103,12 @@ def register_executors(registry: Registrar[type[Executor]]) -> None:
 def request_received(request: EngineRequest) -> None:
     """A request passed validation and is about to be queued.
 
-    Raise a `quire.errors.RequestError` to refuse it with that message. Any other error fails it
-    too, as an error of this plugin; a server whose requests all fail so says that it is not ready.
+    Raise a `quire.errors.RequestError` to refuse it with that message. Any other error fails the
+    request as well, as an error of this plugin. A server where all requests fail in this way
+    reports that it is not ready.
     """
 
 
 @hookspec
 def request_finished(request: EngineRequest, output: EngineOutput) -> None:
-    """A request is over; `output` is its last one. An error here is logged and changes nothing."""
+    """A request is finished; `output` is its last output. An error here is only logged."""

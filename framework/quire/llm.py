@@ -1,4 +1,4 @@
-"""`LLM`: the engine for Python programs that have lists of prompts and wait for the answers."""
+"""`LLM`: the engine for Python programs that generate completions for lists of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -23,29 +23,29 @@ R = TypeVar("R")
 class LLM:
     """An engine for lists of prompts; in this process, unless `engine_process=True`.
 
-    Any thread may call it; calls of several threads take turns, each with the engine to itself.
+    Any thread may call it; calls of several threads run one after another.
 
     Args:
         model: A folder, a hub id, or a checkpoint that a plugin ships.
-        options: Every option of `quire serve`, with underscores: `max_num_seqs=8`.
+        options: Options of `quire serve`, with underscores: `max_num_seqs=8`.
 
     Raises:
-        QuireError: The engine cannot be started; the message says why and what would help.
+        QuireError: The engine cannot be started; the message contains the reason and a remedy.
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._own(start_engine(Settings.from_options({"model": model} | options)))
+        self._attach(start_engine(Settings.from_options({"model": model} | options)))
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        """Build one from a whole tree of settings; raises as the constructor does."""
+        """Build an engine from a settings object; raises as the constructor does."""
         llm = cls.__new__(cls)
-        llm._own(start_engine(settings))
+        llm._attach(start_engine(settings))
         return llm
 
-    def _own(self, engine: Engine) -> None:
+    def _attach(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._usable = set(engine.adapters.values())
+        self._known_adapters = set(engine.adapters.values())
         self._batch = BatchFrontend(
             engine.core,
             engine.tokenizer,
@@ -56,12 +56,12 @@ class LLM:
 
     @property
     def composition(self) -> Composition:
-        """Which plugin serves which part, and why."""
+        """The chosen plugin of each part, with the reason for the choice."""
         return self._running.composition
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and completion together, at most: what fits the model and its cache."""
+        """Largest number of tokens, prompt and completion together, that fits model and cache."""
         return self._running.composition.max_model_len
 
     @overload
@@ -101,25 +101,28 @@ class LLM:
         return_errors: bool = False,
         use_tqdm: bool = False,
     ) -> list[RequestOutput] | list[Outcome]:
-        """Continue each prompt; all of them are one batch.
+        """Generate completions for all prompts; they are scheduled together.
 
         Args:
-            prompts: Text, token ids, or a dict with `prompt` or `prompt_token_ids`; or a list.
-            sampling_params: For all prompts, or one for each.
+            prompts: Text, token ids, or a dict with `prompt` or `prompt_token_ids`; or a list of
+                these.
+            sampling_params: Sampling parameters, for all prompts or one for each.
             lora_request: An adapter's name or a `LoRARequest`, for all prompts or one for each.
-            priority: Smaller goes first, with the scheduling policy `priority`; for all prompts or
-                one for each.
-            timeout_s: Seconds that each prompt may take, all its waiting included; for all prompts
-                or one for each. One that takes longer fails with a `RequestTimeoutError`.
-            return_errors: Return the error of a prompt that is wrong or fails in its place.
+            priority: Priority, smaller first; needs the scheduling policy `priority`. For all
+                prompts or one for each.
+            timeout_s: Seconds that each prompt may take, waiting included; for all prompts or one
+                for each. One that takes longer fails with a `RequestTimeoutError`.
+            return_errors: Return the error of an invalid or failed prompt in place of its output,
+                instead of raising it.
             use_tqdm: Show a progress bar, on a terminal.
 
         Raises:
-            PromptsError: Prompts of a list are wrong, and then none ran; or some failed, and the
-                others have come to their end: its `outputs` and `errors` say which.
-            RequestError: The prompt is not in a list, and is wrong or failed.
-            InvalidRequestError: An argument has another number of entries than there are prompts.
-            EngineDeadError: The engine was closed, perhaps while this ran, or has died.
+            PromptsError: Prompts of a list are invalid, and none ran; or some failed, and the
+                others finished. Its `outputs` and `errors` contain both.
+            RequestError: The prompt is not in a list, and is invalid or failed.
+            InvalidRequestError: The number of entries of an argument differs from the number of
+                prompts.
+            EngineDeadError: The engine has died or was closed, before or during the call.
         """
         return self._run(
             _as_list(prompts),
@@ -175,25 +178,26 @@ class LLM:
         return_errors: bool = False,
         use_tqdm: bool = False,
     ) -> list[RequestOutput] | list[Outcome]:
-        """Answer each conversation; thinking and tool calls are split from the text.
+        """Answer each conversation; reasoning and tool calls are split from the text.
 
         Args:
-            messages: One conversation in OpenAI's shape, or a list of them.
-            sampling_params: For all, or one for each.
-            tools: Tool definitions in OpenAI's shape, for all; or a list of such lists.
-            lora_request: For all, or one for each.
-            priority: For all, or one for each; see `generate`.
-            timeout_s: For all, or one for each; see `generate`.
-            chat_template_kwargs: Further names for the chat template.
-            return_errors: Return the error of a conversation in its place; see `generate`.
+            messages: One conversation in OpenAI's format, or a list of them.
+            sampling_params: Sampling parameters, for all conversations or one for each.
+            tools: Tool definitions in OpenAI's format, for all; or a list of such lists.
+            lora_request: Adapter, for all or one for each; see `generate`.
+            priority: Priority, for all or one for each; see `generate`.
+            timeout_s: Timeout, for all or one for each; see `generate`.
+            chat_template_kwargs: Additional variables for the chat template.
+            return_errors: Return the error of a conversation in place of its output; see
+                `generate`.
             use_tqdm: Show a progress bar, on a terminal.
 
         Raises:
-            PromptsError: Conversations of a list are wrong or failed; see `generate`.
-            RequestError: The only conversation, not in a list, is wrong or failed.
-            InvalidRequestError: An argument has another number of entries than there are
+            PromptsError: Conversations of a list are invalid or failed; see `generate`.
+            RequestError: The conversation is not in a list, and is invalid or failed.
+            InvalidRequestError: The number of entries of an argument differs from the number of
                 conversations.
-            EngineDeadError: The engine was closed, perhaps while this ran, or has died.
+            EngineDeadError: The engine has died or was closed, before or during the call.
         """
         conversations = _as_conversations(messages)
         engine = self._running
@@ -225,12 +229,12 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `chat` can be used."""
+        """Whether the model has a chat template, which `chat` needs."""
         return self._running.chat_template.exists
 
     @property
     def adapters(self) -> list[str]:
-        """The adapters that requests can name."""
+        """Names of the adapters that requests can use."""
         return list(self._running.adapters)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -238,11 +242,11 @@ class LLM:
         return self._running.tokenizer
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about the engine, as they are now."""
+        """Return the current statistics of the engine."""
         return self._batch.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, so that every later prompt is computed.
+        """Clear the prefix cache, so that every later prompt is computed.
 
         Raises:
             EngineDeadError: The engine was closed or has died.
@@ -250,10 +254,10 @@ class LLM:
         self._batch.control(ResetPrefixCache())
 
     def close(self) -> None:
-        """Stop the engine and give its memory back. May be called twice, from any thread.
+        """Stop the engine and free its memory. May be called twice, from any thread.
 
-        It waits for a step, not for a call: one that runs in another thread, or waits for its
-        turn, ends with an EngineDeadError.
+        It waits for the running step, not for the running call: a call that runs or waits in
+        another thread fails with an EngineDeadError.
         """
         self._engine = None
         self._batch.close()
@@ -265,7 +269,7 @@ class LLM:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        story: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -288,7 +292,7 @@ class LLM:
         is_one: bool,
         finish: Finish | None = None,
     ) -> list[Outcome]:
-        """Generate; a prompt that is not in a list raises its own error."""
+        """Generate; if the only prompt is not in a list, raise its error and no PromptsError."""
         try:
             return self._batch.generate(
                 prompts,
@@ -309,26 +313,30 @@ class LLM:
     def _resolve(
         self, adapters: Adapter | Sequence[Adapter], num_prompts: int
     ) -> list[AdapterRef | QuireError | None]:
-        """Return the adapter of each prompt, or why there is none; each is looked at once."""
+        """Return the adapter of each prompt, or the error; each adapter is resolved once."""
         each: Sequence[Adapter]
         if isinstance(adapters, str | LoRARequest | None):
             each = [adapters] * num_prompts
         else:
             each = adapters
-        found = {adapter: _attempt(self._find, adapter) for adapter in set(each)}  # hashes files
+        # Each adapter once, since resolving hashes its files.
+        found = {adapter: _attempt(self._resolve_one, adapter) for adapter in set(each)}
         return [found[adapter] for adapter in each]
 
-    def _find(self, adapter: Adapter) -> AdapterRef | None:
-        """Return an adapter that can be used; one that a `LoRARequest` brings is loaded first."""
+    def _resolve_one(self, adapter: Adapter) -> AdapterRef | None:
+        """Resolve an adapter; one that a `LoRARequest` names for the first time is loaded."""
         ref = self._running.resolve_adapter(adapter)
-        if ref is not None and ref not in self._usable:
+        if ref is not None and ref not in self._known_adapters:
             self._batch.control(LoadAdapter(ref))
-            self._usable.add(ref)
+            self._known_adapters.add(ref)
         return ref
 
 
 def _attempt(call: Callable[[T], R], argument: T) -> R | QuireError:
-    """Call something for one prompt, and return its error; a dead engine will say so again."""
+    """Return the result of a call for one prompt, or its error.
+
+    If the engine is dead, the following `generate` call raises the error.
+    """
     try:
         return call(argument)
     except QuireError as error:
@@ -339,18 +347,19 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Return the prompts of a call.
 
     Raises:
-        InvalidRequestError: It has none.
+        InvalidRequestError: The argument has the wrong type.
     """
     if not isinstance(prompts, str | dict | Sequence):
         raise InvalidRequestError(
-            f"prompts are text, token ids, a dict, or a list of them; got {type(prompts).__name__}",
+            "prompts must be text, token ids, a dict, or a list of these; got "
+            f"{type(prompts).__name__}",
             param="prompts",
         )
     return [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item, return-value]
 
 
 def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Tell one prompt from several: a list of ids is one, a list of anything else several."""
+    """Return whether the argument is one prompt: a list of ids is, any other list is several."""
     return isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
 
 

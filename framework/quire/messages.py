@@ -1,14 +1,14 @@
-"""What the rooms say to each other. Plain data, no behaviour, no torch; all of it is msgpack.
+"""Messages between frontend, engine and workers: plain msgpack data, without behaviour or torch.
 
 frontend -> engine   EngineRequest, and request ids to abort
-engine -> worker     StepPlan: who computes how many tokens, and what changed since the last plan
+engine -> worker     StepPlan: tokens to compute per slot, and the changes since the last plan
 worker -> engine     StepResult
 engine -> frontend   EngineOutputs, one message a step
-anybody -> engine    Control: what is done between two steps; some of it goes on to the workers
+caller -> engine     Control: commands run between two steps; some are forwarded to the workers
 
 A running request owns a slot: a row in the worker's tables, the same one as long as it runs. A plan
-names slots and sends differences only: a slot's whole state once, when it is given out, and after
-that the block ids that were added.
+names slots and sends differences only: a slot's whole state once, when it is assigned, and after
+that the new block ids.
 """
 
 from typing import Any, Literal
@@ -21,13 +21,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter, by the name that requests use and the content that was loaded.
+    """A LoRA adapter: the name that requests use, and the files that are loaded.
 
     Attributes:
-        name: What requests call it.
-        path: Where its files lie.
-        content_hash: Of its files, part of the prefix-cache key; set by us, never by a client.
-        source: Name of the LoRA source that reads it; empty: the chosen one.
+        name: Name that requests use for it.
+        path: Path of its files.
+        content_hash: Hash of its files, part of the prefix-cache key; computed by the engine, never
+            taken from a client.
+        source: Name of the LoRA source that reads it; empty for the configured one.
     """
 
     name: str
@@ -40,9 +41,9 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     """An image, video or audio clip behind placeholder tokens of a prompt.
 
     Attributes:
-        position: Of the first placeholder token.
+        position: Position of the first placeholder token.
         length: Number of placeholder tokens.
-        content_hash: Of its bytes; set by us, never by a client.
+        content_hash: Hash of its bytes; computed by the engine, never taken from a client.
     """
 
     position: int
@@ -51,23 +52,27 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the engine to generate after a prompt.
+    """A request to the engine to generate one completion of a prompt.
 
     Attributes:
-        request_id: Made by us; a client's id is never used inside.
-        token_ids: The prompt. Generated tokens are in the outputs.
-        params: What the caller asked for.
+        request_id: Internal id; an id that a client sends is not used inside the engine.
+        token_ids: Token ids of the prompt. Generated tokens are in the outputs.
+        params: Sampling parameters that the caller gave.
         fields: Every request field of the samplers in use, checked and resolved, by name.
-        max_tokens: Tokens to generate at most. Never None: prompt and completion fit the model.
-        seed: With `child`, all the randomness of this request; drawn where the caller gave none.
-        child: Which of the `n` completions of one prompt, from 0.
-        stop_token_ids: The model's end-of-text ids and the caller's.
-        thinking_end_token_id: A structured output begins behind this token; None: at the start.
-        adapter: The LoRA adapter; None: the model alone.
-        media: Images, videos and sounds of the prompt.
-        priority: Smaller goes first, if the scheduling policy reads it.
-        cache_salt: Prefixes are shared only among requests of the same salt.
-        arrival_s: When the request arrived, by `time.monotonic()` of the frontend's process.
+        max_tokens: Largest number of tokens to generate. Never None: prompt and completion fit the
+            model's length.
+        seed: Seed of all random numbers of this request, together with `child`; random if the
+            caller gave none.
+        child: Index of this completion among the `n` of its prompt, from 0.
+        stop_token_ids: End-of-text token ids of the model, and those that the caller gave.
+        thinking_end_token_id: Token after which a structured-output constraint starts to apply;
+            None: from the first token.
+        adapter: LoRA adapter; None: the base model.
+        media: Images, videos and audio clips of the prompt.
+        priority: Scheduling priority, smaller first; used if the scheduling policy reads it.
+        cache_salt: Salt of the prefix cache: prefixes are shared only among requests with the same
+            one.
+        arrival_s: Arrival time, by `time.monotonic()` of the frontend's process.
         timeout_s: Seconds from the arrival after which it fails; None: the engine's limit, if any.
     """
 
@@ -92,9 +97,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities at one position.
 
     Attributes:
-        token_ids: The chosen token first, then the likeliest ones.
-        logprobs: Of each of them.
-        rank: Of the chosen token; 1 is the likeliest.
+        token_ids: The chosen token, then the most likely ones.
+        logprobs: Log probability of each of `token_ids`.
+        rank: Rank of the chosen token; 1 is the most likely.
     """
 
     token_ids: list[int]
@@ -103,13 +108,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """Why a request failed.
+    """The error of a request that failed.
 
     Attributes:
-        code: Stable name of the kind of error that it becomes, as in `quire.errors`.
-        message: What a client may read.
-        cause: What it comes from, as the text of a traceback: for the program that runs the engine,
-            and never for a client.
+        code: Stable name of the error type, as in `quire.errors`.
+        message: Message that a client may read.
+        cause: Traceback text of the underlying error, for the program that runs the engine; never
+            sent to a client.
     """
 
     code: str
@@ -118,17 +123,17 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step added to one request.
+    """The results of one step for one request.
 
     Attributes:
-        request_id: The request's.
-        token_ids: Generated in this step; earlier ones came in earlier outputs.
-        logprobs: Of these tokens, if the request asks for them.
-        prompt_logprobs: Of the prompt tokens that came next, if the request asks for them.
-        finish_reason: Why the request is over; None: it goes on.
+        request_id: Id of the request.
+        token_ids: Tokens generated in this step; earlier ones were in earlier outputs.
+        logprobs: Log probabilities of these tokens, if the request asks for them.
+        prompt_logprobs: Log probabilities of the next prompt tokens, if the request asks for them.
+        finish_reason: Reason why the request finished; None while it runs.
         stop_reason: The token id that ended it, if one did.
-        num_cached_tokens: Prompt tokens that were not computed, as the prefix cache had them.
-        error: Why it failed, if `finish_reason` is "error".
+        num_cached_tokens: Number of prompt tokens found in the prefix cache and not computed.
+        error: The error, if `finish_reason` is "error".
     """
 
     request_id: str
@@ -142,35 +147,35 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A few numbers a step, for logs and metrics."""
+    """Counters and gauges of the engine after a step, for logs and metrics."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_scheduled_tokens: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
-    num_cached_blocks: int = 0  # in no request's table, and ready for a prefix hit
+    num_cached_blocks: int = 0  # in no request's block table, and ready for a prefix cache hit
     num_preemptions: int = 0
-    num_evictions: int = 0  # cached blocks that were given away
+    num_evictions: int = 0  # cached blocks that were reused for other tokens
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int = 0  # of those, found
+    num_prefix_hits: int = 0  # prompt tokens that were found there
     prefix_hit_rate: float = 0.0  # over the last requests
-    num_store_hits: int = 0  # tokens that an outside KV store brought
+    num_store_hits: int = 0  # tokens loaded from an external KV store
 
 
 class EngineOutputs(msgspec.Struct, frozen=True):
-    """All that one step has to say."""
+    """The results of one step for all requests, and the engine's statistics."""
 
     outputs: list[EngineOutput]
     stats: EngineStats
 
 
 class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state of a slot, sent when a request receives it (also after a preemption)."""
+    """The whole state of a slot, sent when a request gets it, also again after a preemption."""
 
     slot: int
-    token_ids: list[int]  # all that are known: the prompt, and what was generated before
-    num_computed_tokens: int  # tokens whose KV lies in the blocks already
+    token_ids: list[int]  # the prompt, and the tokens generated so far
+    num_computed_tokens: int  # tokens whose KV is in the blocks already
     block_ids: list[list[int]]  # per KV group
     num_prompt_tokens: int
     fields: dict[str, Any]  # sampler fields, by name
@@ -178,7 +183,7 @@ class SlotAssignment(msgspec.Struct, frozen=True, kw_only=True):
     child: int
     num_logprobs: int | None = None  # None: no logprobs
     num_prompt_logprobs: int | None = None  # None: none for the prompt
-    min_tokens: int = 0  # before so many, `stop_token_ids` are not drawn
+    min_tokens: int = 0  # before so many, `stop_token_ids` are not sampled
     stop_token_ids: tuple[int, ...] = ()
     adapter: AdapterRef | None = None
 
@@ -192,7 +197,7 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenPatch(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that the worker cannot know: forced, rejected, or sampled on another stage."""
+    """Token ids that the worker does not have: forced, rejected, or sampled on another stage."""
 
     slot: int
     position: int
@@ -200,7 +205,7 @@ class TokenPatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The share of one slot in a step."""
+    """The scheduled tokens of one slot in a step."""
 
     slot: int
     num_tokens: int
@@ -209,31 +214,31 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a worker needs to compute one step. Rows are in the order of `requests`."""
+    """The input of a worker for one step. Rows are in the order of `requests`."""
 
     plan_id: int
     requests: list[ScheduledRequest]
     assignments: list[SlotAssignment] = []
     new_blocks: list[NewBlocks] = []
     token_patches: list[TokenPatch] = []
-    kv_transfers: bytes = b""  # from the scheduler's half of a KV store to the worker's
-    kv_loads: list[int] = []  # the transfers that begin with it, by their ids
+    kv_transfers: bytes = b""  # from the scheduler side of a KV store to its worker side
+    kv_loads: list[int] = []  # ids of the transfers that start with this step
     kv_saves: list[int] = []
-    has_transfers: bool = False  # some have not ended: the store is asked, if only for that
-    stop_kv_store: bool = False  # for ever: it is to let go of every block, and what is open fails
+    has_transfers: bool = False  # some are open: the store is polled, even in an empty step
+    stop_kv_store: bool = False  # permanent: it releases every block, and open transfers fail
     is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
 
 
 class RowBitmask(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens a slot may take: bit v of word v // 32 of the row says whether token v may."""
+    """The tokens that a slot may sample: bit v % 32 of word v // 32 is set if v is allowed."""
 
     slot: int
-    sample: int  # which of the slot's samples
+    sample: int  # index among the slot's samples
     words: bytes  # int32 little-endian, ceil(V / 32) of them
 
 
 class SlotResult(msgspec.Struct, frozen=True, array_like=True):
-    """What one slot received."""
+    """The results of one slot in a step."""
 
     slot: int
     token_ids: list[int]
@@ -243,17 +248,17 @@ class SlotResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """Which transfers of a KV store ended since the last step, by their ids."""
+    """The transfers of a KV store that ended since the last step, by their ids."""
 
     done: list[int] = []
     failed: list[int] = []
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step computed: an entry for each request that sampled, failed or has prompt logprobs.
+    """The result of a step: an entry for each request that sampled, failed or has prompt logprobs.
 
-    Drafts are verified by the worker: a slot's `token_ids` are those that hold, at least one and at
-    most `num_samples`.
+    The worker verifies draft tokens: a slot's `token_ids` are the accepted ones, at least one and
+    at most `num_samples`.
     """
 
     plan_id: int
@@ -262,13 +267,14 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFailures(msgspec.Struct, frozen=True):
-    """What was chosen and turned out, while it loaded, not to serve on this machine.
+    """The chosen parts that failed to load on this machine, with the reasons.
 
     Attributes:
-        kernels: Why native kernels of layers do not; None: they do, or were not chosen.
-        quantization: Why the kernels of linear layers' weights do not, likewise.
-        samplers: Why the kernels of sampler steps do not, likewise.
-        attention_backends: Those that do not, by name, with their reasons.
+        kernels: Unavailable reason of the layers' native kernels; None if they loaded or were not
+            chosen.
+        quantization: Unavailable reason of the kernels for the linear layers' weights, likewise.
+        samplers: Unavailable reason of the samplers' kernels, likewise.
+        attention_backends: Unavailable reasons of attention backends, by name.
     """
 
     kernels: str | None = None
@@ -278,11 +284,11 @@ class LoadFailures(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What is known of an engine once it takes requests, and was not before.
+    """The properties of an engine that are known only once it accepts requests.
 
     Attributes:
-        max_model_len: Tokens of the longest request that it takes.
-        failures: What another part had to take the place of.
+        max_model_len: Largest number of tokens of a request, prompt and completion together.
+        failures: Parts that failed to load and were replaced by others.
     """
 
     max_model_len: int
@@ -290,28 +296,31 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker knows once the weights are in memory."""
+    """The properties of a worker that are known only once the weights are in memory."""
 
     device: str
     dtype: str
     weight_bytes: int
     available_kv_bytes: int
-    is_asynchronous: bool = False  # a launched step computes while the host goes on
+    is_asynchronous: bool = False  # a launched step runs while the host continues
     failures: LoadFailures = LoadFailures()
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Have the workers hold an adapter, so that its first request does not wait. No answer.
+    """Load an adapter into the workers, so that its first request does not wait. Returns nothing.
 
-    The answer may be an error: an AdapterError if it cannot be used with the model.
+    Fails with an AdapterError if the adapter cannot be used with the model.
     """
 
     adapter: AdapterRef
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget all cached prefixes; running requests go on, unseen by later ones. No answer."""
+    """Clear the prefix cache. Running requests continue, but later ones do not share their blocks.
+
+    Returns nothing.
+    """
 
 
 Control = LoadAdapter | ResetPrefixCache
-WorkerControl = LoadAdapter  # those that concern the workers
+WorkerControl = LoadAdapter  # the commands that are forwarded to the workers

@@ -1,4 +1,4 @@
-"""What a caller of `LLM` and `AsyncEngine` sees. The names are those that users of vLLM know."""
+"""Inputs and outputs of `LLM` and `AsyncEngine`. The names follow vLLM."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,10 @@ from quire.messages import FinishReason
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
-    """Ask for an adapter: a name to call it by, and where it lies.
+    """The adapter of a request: its name and the path of its files.
 
-    `lora_int_id` is accepted as in vLLM and not needed: adapters are told apart by content.
+    `lora_int_id` is accepted for compatibility with vLLM and not used: adapters are identified by
+    their content.
     """
 
     lora_name: str
@@ -20,12 +21,12 @@ class LoRARequest(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """One token that could stand at a position.
+    """The log probability of one candidate token at a position.
 
     Attributes:
-        logprob: Its log probability by the model: raw, before temperature, filters, masks and every
-            other sampling step.
-        rank: Its place by that among all tokens, from 1; None where it was not asked for.
+        logprob: Log probability by the model: raw, before temperature, filters, masks and every
+            other logits processor.
+        rank: Rank among all tokens by log probability, from 1; None where it was not requested.
     """
 
     logprob: float
@@ -34,7 +35,7 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call that the model wrote; `arguments` is JSON text."""
+    """A tool call that the model wrote; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -42,11 +43,12 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer.
+    """One completion.
 
     Attributes:
-        index: Which of the n answers.
-        text: The whole answer; for `chat` without thinking and calls, which stand beside it.
+        index: Index among the n completions.
+        text: The whole completion; for `chat` without reasoning and tool calls, which have their
+            own fields.
         logprobs: For each token, the candidates by token id, the chosen one first; raw, see
             `Logprob`.
         stop_reason: The stop string or stop token id that ended it; None for end-of-text.
@@ -66,14 +68,14 @@ PromptLogprobs = list[Mapping[int, Logprob] | None]
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """All answers to one prompt.
+    """All completions of one prompt.
 
     Attributes:
         prompt_logprobs: For each token of the prompt, the candidates by token id, the prompt's own
-            token first, each a dict; None for the first token, which nothing predicts. None if not
-            asked for.
-        num_cached_tokens: Prompt tokens that the first answer found in the prefix cache; the
-            others share its prompt.
+            token first, each a dict; None for the first token, which has no prediction. None if
+            not requested.
+        num_cached_tokens: Number of prompt tokens that the first completion found in the prefix
+            cache; the other completions share its prompt.
     """
 
     request_id: str
@@ -87,12 +89,12 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What one step added to one answer. Texts joined are the answer, character by character.
+    """The part of a completion that one step added. The joined texts are the whole completion.
 
     Attributes:
-        prompt_logprobs: Of the prompt tokens that came next, as in `RequestOutput`, but as compact
-            mappings and no dicts; only the first of n answers brings them. A long prompt's come in
-            several deltas without any text.
+        prompt_logprobs: Log probabilities of the next prompt tokens, as in `RequestOutput`, but as
+            compact mappings instead of dicts. Only the first of n completions has them. Those of a
+            long prompt are spread over several deltas without text.
     """
 
     index: int
@@ -106,4 +108,4 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 Prompt = str | list[int] | dict[str, Any]  # a dict has "prompt" or "prompt_token_ids"
-Messages = Sequence[Mapping[str, Any]]  # a conversation in OpenAI's shape
+Messages = Sequence[Mapping[str, Any]]  # a conversation in OpenAI's format

@@ -1,4 +1,4 @@
-"""What a caller asks of one generation. The names are those that users of vLLM know."""
+"""Sampling parameters and structured-output constraints of a request. The names follow vLLM."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ MAX_SEED = 2**63 - 1
 
 
 class SchemaPiece(msgspec.Struct, frozen=True):
-    """A piece of a call that is JSON: whatever satisfies the schema."""
+    """A piece of a tool call that is JSON: any value that satisfies the schema."""
 
     schema: dict[str, Any] | bool
 
 
 class CallShape(msgspec.Struct, frozen=True):
-    """How a call of one tool is written, from its first character to its last.
+    """The format of a call of one tool, from its first character to its last.
 
     Attributes:
-        tool: The tool's name, for error messages.
-        pieces: Texts as they stand, and JSON by its schema, one behind the other.
+        tool: Name of the tool, for error messages.
+        pieces: Literal texts and JSON schemas, in order.
     """
 
     tool: str
@@ -31,11 +31,11 @@ class CallShape(msgspec.Struct, frozen=True):
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
-    """A whole answer that is one call or several. The structured-output backend carries it out.
+    """A grammar for completions that consist of tool calls, for a structured-output backend.
 
     Attributes:
-        shapes: Each call has one of these.
-        separator: What stands between two calls; None if the answer is exactly one.
+        shapes: Formats of which each call follows one.
+        separator: Text between two calls; None if the completion is exactly one call.
     """
 
     shapes: tuple[CallShape, ...]
@@ -43,16 +43,16 @@ class CallGrammar(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A form that the answer must follow; exactly one of those below.
+    """A constraint that the completion must satisfy: exactly one of the fields but `backend`.
 
     Attributes:
-        json: A JSON schema, as a dict or as JSON text.
-        regex: A regular expression that the whole answer matches.
-        choice: The answer is one of these strings.
-        json_object: Any JSON object.
-        grammar: A context-free grammar, for backends that have them.
-        calls: Tool calls and nothing else; what a tool parser's `call_grammar` returns.
-        backend: Which structured-output backend serves this request; None is the engine's own.
+        json: JSON schema, as a dict or as JSON text.
+        regex: Regular expression that the whole completion matches.
+        choice: Strings of which the completion is one.
+        json_object: True if the completion is any JSON object.
+        grammar: Context-free grammar, for backends that support them.
+        calls: Grammar of tool calls and nothing else, as a tool parser's `call_grammar` returns it.
+        backend: Name of the structured-output backend for this request; None: the engine's default.
     """
 
     json: dict[str, Any] | str | bool | None = None
@@ -64,13 +64,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     backend: str | None = None
 
     @property
-    def form(self) -> str:
-        """The name of the one that is asked for."""
+    def constraint(self) -> str:
+        """The name of the constraint that is set."""
         return self._given()[0]
 
     def _given(self) -> list[str]:
-        forms = ("json", "regex", "choice", "grammar", "calls")
-        given = [name for name in forms if getattr(self, name) is not None]
+        names = ("json", "regex", "choice", "grammar", "calls")
+        given = [name for name in names if getattr(self, name) is not None]
         return given + (["json_object"] if self.json_object else [])
 
     def __post_init__(self) -> None:
@@ -84,26 +84,27 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to generate, and when to stop.
+    """Sampling parameters of a request.
 
     Attributes:
-        n: Answers a prompt; each is a request of its own with its own randomness.
-        temperature: 0 takes the most likely token.
-        top_p: Smallest set of tokens whose probabilities add up to this; 1 is off.
-        top_k: The k most likely tokens; 0 or -1 is off.
-        min_p: Tokens at least this likely in relation to the likeliest; 0 is off.
-        seed: Same seed, same prompt: same answer. None draws a fresh one.
-        max_tokens: Tokens to generate at most; None goes on to the model's length.
-        min_tokens: No end-of-text and no stop before so many tokens.
-        stop: Strings that end the answer; they are not part of it.
-        stop_token_ids: Token ids that end the answer.
-        include_stop_str_in_output: Keep the stop string.
-        ignore_eos: Go on after the end-of-text token.
-        logprobs: Log probabilities of the chosen token and this many others a position. They are
-            the model's own: raw, before temperature, filters, masks and every other sampling step.
-        prompt_logprobs: The same for the tokens of the prompt. The prefix cache is not read then.
-        skip_special_tokens: Leave special tokens out of the text.
-        structured_outputs: A form that the answer must follow.
+        n: Number of completions per prompt; each is a request of its own with its own randomness.
+        temperature: Divisor of the logits; 0 takes the most likely token.
+        top_p: Cumulative probability of the smallest set of tokens to sample from; 1 is off.
+        top_k: Number of most likely tokens to sample from; 0 or -1 is off.
+        min_p: Smallest probability of a token relative to the most likely one; 0 is off.
+        seed: Seed: the same seed and prompt give the same completion. None takes a random one.
+        max_tokens: Largest number of tokens to generate; None: up to the model's length.
+        min_tokens: Number of tokens before which no end-of-text and no stop ends the completion.
+        stop: Strings that end the completion; they are not part of it.
+        stop_token_ids: Token ids that end the completion.
+        include_stop_str_in_output: True to keep the stop string in the text.
+        ignore_eos: True to continue after the end-of-text token.
+        logprobs: Number of other tokens per position whose log probabilities are returned, in
+            addition to the chosen token's. They are the model's own: raw, before temperature,
+            filters, masks and every other logits processor.
+        prompt_logprobs: The same for the tokens of the prompt; disables prefix cache hits.
+        skip_special_tokens: True to leave special tokens out of the text.
+        structured_outputs: Constraint that the completion must satisfy.
         extra_args: Fields that sampler plugins declare, by name.
 
     Raises:
@@ -165,7 +166,7 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """Check a number from `low` (or, with `above`, from just over it) to `high`."""
+    """Check that a number is from `low` to `high`; with `above` it must be greater than `low`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:  # type: ignore[operator]
         raise InvalidRequestError(

@@ -42,7 +42,7 @@ def test_settings_cannot_be_changed_afterwards():
         Settings().model.model = "other"
 
 
-def test_an_unknown_option_is_told_with_the_nearest():
+def test_an_unknown_option_is_refused_with_the_nearest():
     message = refusal(max_num_seq=3)
     assert "no option 'max_num_seq'; did you mean 'max_num_seqs'?" in message
 
@@ -130,7 +130,7 @@ def test_options_of_a_kv_store_may_be_a_mapping():
         "step_bytes": "1",
     }
     message = refusal(kv_store="host_memory", kv_store_options={"max_bytes": None})
-    assert "kv_store_options has values of text or numbers, got 'max_bytes': None" in message
+    assert "kv_store_options must have text or numbers, got 'max_bytes': None" in message
     assert "a list of strings" in refusal(samplers={"default": "1"})
 
 
@@ -140,11 +140,11 @@ def test_options_for_a_store_that_is_not_chosen_are_refused():
 
 def test_two_sizes_of_the_cache_are_refused():
     message = refusal(num_kv_blocks=40, kv_cache_memory_bytes=10**6)
-    assert "num_kv_blocks 40 and kv_cache_memory_bytes 1000000 both say" in message
+    assert "num_kv_blocks 40 and kv_cache_memory_bytes 1000000 both set" in message
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", (64, 2048)), ("cuda", (256, 8192))])
-def test_the_device_decides_the_sizes_of_a_step_that_nobody_gave(device, sizes):
+def test_the_device_decides_the_sizes_of_a_step_that_were_not_given(device, sizes):
     scheduler = Settings().for_device(device).scheduler
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == sizes
     given = Settings.from_options({"max_num_seqs": 3}).for_device(device).scheduler
@@ -200,7 +200,7 @@ def test_a_stores_option_may_hold_an_equals_sign_and_the_last_one_counts():
     assert cache.store_options == {"path": "/a=b", "size": "2"}
     assert "KEY=VALUE" in refusal(kv_store="s", kv_store_options=["=1"])
     assert "KEY=VALUE" in refusal(kv_store="s", kv_store_options=["size"])
-    assert "none is chosen" in refusal(kv_store_options=["size=1"])
+    assert "no KV store is chosen" in refusal(kv_store_options=["size=1"])
 
 
 def test_options_of_a_lora_source_are_pairs_and_need_lora():
@@ -208,7 +208,7 @@ def test_options_of_a_lora_source_are_pairs_and_need_lora():
     lora = Settings.from_options({"enable_lora": True, "lora_source_options": given}).lora
     assert lora.source_options == {"root": "/a=b", "tag": "2"}
     assert "KEY=VALUE" in refusal(enable_lora=True, lora_source_options=["tag"])
-    assert "LoRA is off; give enable_lora" in refusal(lora_source_options=["tag=1"])
+    assert "LoRA is off; set enable_lora" in refusal(lora_source_options=["tag=1"])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_cache_has_the_compute_type_or_what_is_asked_for(wanted, stored):
 
 
 def test_two_sizes_of_the_cache_contradict_each_other():
-    assert "give one of them" in refusal(num_kv_blocks=2, kv_cache_memory_bytes=1)
+    assert "give only one" in refusal(num_kv_blocks=2, kv_cache_memory_bytes=1)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_chat_renders_the_template(llm):
     assert several[0].outputs[0].text == output.outputs[0].text
 
 
-def test_a_stop_string_ends_the_answer_before_it(llm):
+def test_a_stop_string_ends_the_completion_before_it(llm):
     (whole,) = llm.generate("hello", GREEDY)
     text = whole.outputs[0].text
     stop = text[4:6]
@@ -64,9 +64,9 @@ def test_a_stop_string_ends_the_answer_before_it(llm):
 
 
 def test_a_choice_is_one_of_the_choices_whatever_the_temperature(llm):
-    form = StructuredOutputsParams(choice=("yes", "no", "perhaps"))
+    constraint = StructuredOutputsParams(choice=("yes", "no", "perhaps"))
     params = [
-        SamplingParams(temperature=2.0, seed=seed, max_tokens=20, structured_outputs=form)
+        SamplingParams(temperature=2.0, seed=seed, max_tokens=20, structured_outputs=constraint)
         for seed in range(8)
     ]
     outputs = llm.generate(["q"] * 8, params)
@@ -74,20 +74,20 @@ def test_a_choice_is_one_of_the_choices_whatever_the_temperature(llm):
     assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
 
 
-def test_a_form_and_free_text_share_a_batch(llm):
-    form = StructuredOutputsParams(regex="[0-9]{4}")
-    bound = SamplingParams(temperature=0, max_tokens=20, structured_outputs=form)
+def test_a_constraint_and_free_text_share_a_batch(llm):
+    constraint = StructuredOutputsParams(regex="[0-9]{4}")
+    bound = SamplingParams(temperature=0, max_tokens=20, structured_outputs=constraint)
     free, number = llm.generate(["hello", "hello"], [GREEDY, bound])
     assert free.outputs[0].text == llm.generate("hello", GREEDY)[0].outputs[0].text
     assert number.outputs[0].text.isdigit()
     assert len(number.outputs[0].text) == 4
 
 
-def test_a_form_that_cannot_be_kept_is_refused_before_anything_runs(llm):
-    form = StructuredOutputsParams(json={"type": "integer", "multipleOf": 3})
+def test_an_unsupported_constraint_is_refused_before_anything_runs(llm):
+    constraint = StructuredOutputsParams(json={"type": "integer", "multipleOf": 3})
     before = llm.get_tokenizer().encode("x")
     with pytest.raises(PromptsError, match="'multipleOf'") as caught:
-        llm.generate(["x", "y"], [GREEDY, SamplingParams(structured_outputs=form)])
+        llm.generate(["x", "y"], [GREEDY, SamplingParams(structured_outputs=constraint)])
     assert caught.value.errors[1].param == "structured_outputs"  # the intake's, not the engine's
     assert llm.stats().num_running == llm.stats().num_waiting == 0
     assert llm.generate({"prompt_token_ids": before}, GREEDY)[0].finished
@@ -100,17 +100,17 @@ def test_structured_output_can_be_off(folder):
         llm.generate("x", params)
 
 
-def test_a_backend_that_nobody_offers_fails_the_request_only(llm):
-    form = StructuredOutputsParams(regex="a", backend="nobody")
-    with pytest.raises(GrammarError, match="'nobody'"):
-        llm.generate("x", SamplingParams(structured_outputs=form))
+def test_an_unknown_backend_fails_the_request_only(llm):
+    constraint = StructuredOutputsParams(regex="a", backend="unknown")
+    with pytest.raises(GrammarError, match="'unknown'"):
+        llm.generate("x", SamplingParams(structured_outputs=constraint))
     assert llm.generate("x", GREEDY)[0].finished
 
 
 def test_logprobs_name_the_chosen_token_first(llm):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2)
-    answer = llm.generate("hello", params)[0].outputs[0]
-    for token_id, row in zip(answer.token_ids, answer.logprobs, strict=True):
+    completion = llm.generate("hello", params)[0].outputs[0]
+    for token_id, row in zip(completion.token_ids, completion.logprobs, strict=True):
         assert next(iter(row)) == token_id
         assert row[token_id].rank == 1
         assert all(candidate.logprob <= 0 for candidate in row.values())
@@ -134,7 +134,7 @@ def test_a_closed_engine_says_so(folder):
         llm.generate("x")
 
 
-def test_the_composition_says_who_serves_what(llm):
+def test_the_composition_lists_the_plugin_of_each_part(llm):
     parts = {choice.role: choice.name for choice in llm.composition.choices}
     assert parts["model"] == "Qwen3ForCausalLM"
     assert parts["attention backend"] == OWN_BACKEND
@@ -160,10 +160,10 @@ def test_async_engine_streams_what_llm_returns(folder, llm, engine_process):
         try:
             streams = [stream(engine, text) for text in ("hello", "world")]
             chat = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
-            answers = await asyncio.gather(*streams, chat)
+            completions = await asyncio.gather(*streams, chat)
             await engine.reset_prefix_cache()
             assert engine.stats.num_running == 0
-            return answers
+            return completions
         finally:
             await engine.shutdown()
 

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncEngine` ask of an engine, return and raise; without a model."""
+"""The calls, results and errors of `LLM` and `AsyncEngine`, without a model."""
 
 import asyncio
 from pathlib import Path
@@ -52,7 +52,7 @@ def start(folder, monkeypatch):
     return start
 
 
-def answering(ids, text):
+def replying(ids, text):
     return lambda request: Reply([*ids.encode(text), request.stop_token_ids[0]])
 
 
@@ -168,7 +168,7 @@ def test_no_more_requests_are_in_flight_than_the_queue_takes(start):
         assert texts(llm.generate([f"prompt {i}" for i in range(9)], WHOLE))[8] == "prompt 8"
 
 
-def test_the_length_in_force_is_told_and_kept(start):
+def test_the_length_in_force_is_shown_and_kept(start):
     with start(AdaptingCore(echo), max_model_len=20) as llm:
         assert llm.max_model_len == llm.composition.max_model_len == 20
         with pytest.raises(PromptTooLongError, match="takes 20 tokens"):
@@ -198,7 +198,7 @@ def test_a_priority_that_no_policy_reads_is_refused(start):
 
 
 def test_tools_are_for_all_conversations_or_one_list_for_each(start, ids):
-    with start(AdaptingCore(answering(ids, CALL)), tool_call_parser="hermes") as llm:
+    with start(AdaptingCore(replying(ids, CALL)), tool_call_parser="hermes") as llm:
 
         def num_calls(tools, messages=(HI, HI)):
             outputs = llm.chat(list(messages), WHOLE, tools=tools)
@@ -252,7 +252,7 @@ async def chat(engine, **options):
 
 
 def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
-    core = AdaptingCore(answering(ids, CALL))
+    core = AdaptingCore(replying(ids, CALL))
     adapter = f"one={write_adapter(tmp_path / 'a')}"
     options = {"scheduling_policy": "priority", "enable_lora": True, "lora_modules": [adapter]}
     options["served_model_name"] = "served"
@@ -262,21 +262,21 @@ def test_async_requests_carry_all_that_is_asked(start, ids, tmp_path):
         try:
             async for _ in engine.generate("x", WHOLE, **wanted):
                 pass
-            answer = await engine.chat(HI, WHOLE, tools=[TOOL], **wanted)
+            completion = await engine.chat(HI, WHOLE, tools=[TOOL], **wanted)
             plain = await engine.chat(HI, WHOLE)
             assert engine.max_model_len == 128
             assert engine.frontend.model_name == "served"
             await engine.reset_prefix_cache()
-            return answer, plain
+            return completion, plain
         finally:
             await engine.shutdown()
 
-    answer, plain = asyncio.run(
+    completion, plain = asyncio.run(
         main(start(core, AsyncEngine, tool_call_parser="hermes", **options))
     )
     asked = [(r.adapter.name, r.priority, r.timeout_s) for r in core.requests[:2]]
     assert asked == [("one", 3, 9.0)] * 2
-    assert [len(a.outputs[0].tool_calls) for a in (answer, plain)] == [1, 0]
+    assert [len(a.outputs[0].tool_calls) for a in (completion, plain)] == [1, 0]
     assert core.controls[1:] == [ResetPrefixCache()]
 
 

@@ -1,4 +1,4 @@
-"""What a plugin raises is the cause of the error, wherever the engine runs; so with adapters."""
+"""A plugin's error is the cause of the request's error, wherever the engine runs."""
 
 import pytest
 from adapter_files import write_adapter
@@ -22,7 +22,7 @@ FRAGILE = """
             return not fields["fragile"]
 
         def apply(self, logits, rows):
-            if rows.columns["fragile"][rows.slots].any():
+            if rows.slot_fields["fragile"][rows.slots].any():
                 raise ValueError("made of glass")
             return logits
 
@@ -78,12 +78,12 @@ def test_an_adapter_that_a_request_brings_is_refused_before_anything_runs(folder
         assert plain.outputs[0].token_ids != changed.outputs[0].token_ids
         assert not caplog.records
         llm.generate("a", GREEDY, lora_request=LoRARequest("other", 3, str(other)))
-        assert "made for 'acme/other-model'" in caplog.text
+        assert "made for the base model 'acme/other-model'" in caplog.text
 
 
 def test_a_strict_start_refuses_an_adapter_of_another_base(folder, tmp_path):
     other = write_adapter(tmp_path / "other", base_model_name_or_path="acme/other-model")
-    with pytest.raises(AdapterError, match="made for 'acme/other-model'"):
+    with pytest.raises(AdapterError, match="made for the base model 'acme/other-model'"):
         LLM(folder, enable_lora=True, strict_adapters=True, lora_modules=[f"x={other}"])
 
 

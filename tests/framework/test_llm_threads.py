@@ -1,4 +1,4 @@
-"""One `LLM`, many threads; and an `LLM` whose engine fails: the same in either kind of process."""
+"""One `LLM` in many threads, and an `LLM` whose engine fails; with and without its own process."""
 
 import os
 import signal
@@ -87,14 +87,14 @@ def test_calls_of_several_threads_take_turns(llm):
     expected = [texts(llm.generate(each, GREEDY)) for each in prompts]
 
     def ask(each):
-        answers = []
+        completions = []
         for _ in range(4):
             outputs = llm.generate(each, GREEDY)
             assert all(output.finished for output in outputs)
-            answers.append(texts(outputs))
+            completions.append(texts(outputs))
             llm.stats()
             llm.reset_prefix_cache()
-        return answers
+        return completions
 
     callers = [Caller(lambda each=each: ask(each)) for each in prompts]
     assert [caller.outcome() for caller in callers] == [[one] * 4 for one in expected]

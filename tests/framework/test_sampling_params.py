@@ -66,7 +66,7 @@ def test_one_stop_string_is_not_taken_for_its_letters():
     assert SamplingParams(stop="END").stop == ("END",)
 
 
-def test_lists_become_tuples_so_that_nobody_changes_them():
+def test_lists_become_tuples_so_that_they_cannot_change():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])
     assert params.stop == ("a", "b")
     assert params.stop_token_ids == (1, 2)
@@ -97,7 +97,7 @@ def test_parameters_travel_as_msgpack():
         ({"regex": "a", "grammar": "root ::= a"}, "regex, grammar"),
     ],
 )
-def test_an_answer_follows_exactly_one_form(constraints, named):
+def test_a_completion_satisfies_exactly_one_constraint(constraints, named):
     with pytest.raises(InvalidRequestError, match=f"got {named}") as caught:
         StructuredOutputsParams(**constraints)
     assert caught.value.param == "structured_outputs"
@@ -108,5 +108,5 @@ def test_an_answer_follows_exactly_one_form(constraints, named):
     [{"json": {"type": "object"}}, {"json": "{}"}, {"regex": ""}, {"choice": ("a",)},
      {"json_object": True}, {"grammar": "root ::= a"}],
 )  # fmt: skip
-def test_each_form_is_taken_alone(constraints):
+def test_each_constraint_is_accepted_alone(constraints):
     assert StructuredOutputsParams(**constraints, backend="mine").backend == "mine"

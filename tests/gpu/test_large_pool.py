@@ -61,8 +61,8 @@ def test_the_last_blocks_of_a_large_pool_serve_as_the_first(name, kv_dtype, rota
         [(a, 1), (b, 1), (c, 1)],
         [(c, 1), (a, 1)],
     ):
-        for answer, truth in scene.step(plan, Padding(1, 2)):
-            torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=0)
+        for answer, expected in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(answer.double(), expected, atol=limit, rtol=0)
     used = {block for request in scene.requests for block in request.block_ids}
     assert min(used) > NUM_BLOCKS - 100
     assert torch.equal(before[1], scene.raw[1:200]), "a write went to a block of another"

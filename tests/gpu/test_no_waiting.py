@@ -17,7 +17,7 @@ from installed import sites
 from quire import LLM, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
 from quire.testing.checkpoints import write_checkpoint
-from quire.testing.sampling.no_waiting import waiting_refused
+from quire.testing.sampling.no_waiting import sync_refused
 
 site = pytest.fixture(sites)
 
@@ -98,7 +98,7 @@ def no_waiting():
     if ON_CPU:
         yield
         return
-    with waiting_refused():
+    with sync_refused():
         yield
 
 

@@ -29,7 +29,7 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
 SAMPLERS = load_plugins(PluginSettings(disable_plugin_autoload=True)).registries.samplers
-FIELDS = SamplerCapabilities(stage="draw", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+FIELDS = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 PLAIN = ({"temperature": 1.0}, {"temperature": 0.0})
 FILTERED = (
     {"temperature": 0.7, "top_k": 5},
@@ -148,16 +148,16 @@ def test_without_filters_the_draw_is_that_of_the_noise(num_rows, vocab_size):
 
 
 @pytest.mark.skipif(ON_CPU, reason="the interpreter would take an hour")
-def test_draws_from_a_real_vocabulary_follow_the_probabilities():
+def test_samples_from_a_real_vocabulary_follow_the_probabilities():
     """Twelve likely tokens far apart in a vocabulary of the others; once in a thousand beyond."""
-    vocab_size, num_draws = 151_936, 4096
+    vocab_size, num_samples = 151_936, 4096
     likely = torch.linspace(0, vocab_size - 1, 12).long().to(DEVICE)
     row = torch.full((vocab_size,), -30.0, device=DEVICE)
     row[likely] = torch.linspace(0.0, 1.5, 12, device=DEVICE)
-    rows = sampled_rows(FIELDS, [{}] * num_draws, seeds=range(num_draws), device=DEVICE)
+    rows = sampled_rows(FIELDS, [{}] * num_samples, seeds=range(num_samples), device=DEVICE)
     step = Gumbel(vocab_size, torch.device(DEVICE))
-    drawn = step.sample(row.expand(num_draws, -1), rows)
+    drawn = step.sample(row.expand(num_samples, -1), rows)
     found = (drawn[:, None] == likely).sum(0)
-    expected = row[likely].double().softmax(0) * num_draws
-    assert found.sum() == num_draws
+    expected = row[likely].double().softmax(0) * num_samples
+    assert found.sum() == num_samples
     assert ((found - expected) ** 2 / expected).sum() < 31.26  # of 11 degrees of freedom

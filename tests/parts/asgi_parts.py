@@ -1,4 +1,4 @@
-"""An ASGI application is called in this process: no socket, no thread of a server, no client."""
+"""Calls of an ASGI application in this process, without a socket, a server or a client."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ class Wire:
     """The client's end of a connection.
 
     Args:
-        pieces: The body, as it arrives.
-        num_read: Messages that the client reads; after those it reads nothing.
-        leaves: Whether it goes when all of the body was sent.
+        pieces: Pieces of the body, as they arrive.
+        num_read: Number of messages that the client reads; after those it reads nothing.
+        leaves: Whether the client disconnects when all of the body was sent.
 
     Attributes:
-        sent: All messages that it read.
-        gone: Set when the client goes.
+        sent: Messages that the client read.
+        gone: Event set when the client disconnects.
     """
 
     def __init__(self, *pieces: bytes, num_read: int = 10**6, leaves: bool = False) -> None:
@@ -45,13 +45,13 @@ class Wire:
         self.sent.append(message)
 
     @property
-    def num_answers(self) -> int:
-        """How many answers have begun."""
+    def num_responses(self) -> int:
+        """Number of responses that have started."""
         return sum(message["type"] == "http.response.start" for message in self.sent)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has an end."""
+        """Whether the response is complete."""
         return any(map(is_last, self.sent))
 
     @property
@@ -83,14 +83,14 @@ class Wire:
 
 
 def is_last(message: Message) -> bool:
-    """Whether a message ends an answer."""
+    """Whether a message ends a response."""
     return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 def scope_of(
     path: str, method: str = "POST", headers: Mapping[str, str] | None = None, **fields: Any
 ) -> Scope:
-    """Return what a server says of a request; `headers` stand beside a Host of this machine."""
+    """Return the ASGI scope of a request; `headers` are added to a Host of this machine."""
     given = {"host": "127.0.0.1:8000"} | {**(headers or {})}
     return {
         "type": "http",
@@ -107,7 +107,7 @@ def scope_of(
 
 
 async def call(app: ASGIApp, wire: Wire, scope: Scope) -> Wire:
-    """Call an application; returns the wire."""
+    """Call an application; return the wire."""
     await asyncio.wait_for(app(scope, wire.receive, wire.send), 20)
     return wire
 
@@ -118,7 +118,7 @@ def post(app: ASGIApp, path: str, **body: Any) -> Wire:
 
 
 def get(app: ASGIApp, path: str) -> Wire:
-    """Ask for a path, in an event loop of its own."""
+    """Get a path, in an event loop of its own."""
     return asyncio.run(_send(app, scope_of(path, "GET"), b""))
 
 

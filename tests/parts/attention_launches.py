@@ -1,7 +1,7 @@
-"""Launches of the paged attention kernels, to be compiled for a GPU that is not there.
+"""Launches of the paged attention kernels, to be compiled without a GPU.
 
 A case is a shape and a layer. Each runs a decode step and a mixed step, so that all kernels of the
-case are compiled as the backend would launch them.
+case are compiled as the backend launches them.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def _step(query_lens: list[int]) -> StepLayout:
 
 
 def plain() -> None:
-    """Run the case that most models are."""
+    """Run the case of most models."""
     run_case()
 
 
 def some() -> None:
-    """Run a case of each thing that changes the code."""
+    """Run a case of each parameter that changes the code."""
     run_case()
     run_case(dtype="float16", head_dim=64, **EVERYTHING)
     run_case(kv_dtype="float8_e4m3fn", block_size=64)
@@ -111,7 +111,7 @@ def some() -> None:
 
 
 def _every_case() -> dict[str, Cases]:
-    """Return what can be chosen, in parts that compile within minutes each."""
+    """Return all supported cases, in parts that compile within minutes each."""
     parts: dict[str, Cases] = {}
     for head_dims in HEAD_DIMS:
         ending = "_".join(map(str, head_dims))

@@ -244,7 +244,7 @@ class CheckingExecutor(Executor):
     def _draw_one(self, row: Row) -> int:
         given = row.given
         forbidden = given.stop_token_ids if row.num_generated < given.min_tokens else ()
-        token = self.contents.drawn(row.path[-1], given.child, forbidden)
+        token = self.contents.sampled(row.path[-1], given.child, forbidden)
         if given.seed in self._unmasked:
             token = UNMASKED
         row.tokens.append(token)

@@ -1,4 +1,4 @@
-"""Grammars that keep an account: what they were told, and who gave them back."""
+"""Grammars that record submissions, accepted tokens and releases."""
 
 from engine_parts import ScriptedGrammars
 

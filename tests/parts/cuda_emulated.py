@@ -34,14 +34,14 @@ extern "C" int block_heads() {{ return BLOCK_HEADS; }}
 
 
 class EmulatedKernels:
-    """The kernels of one variant; a launch is done when it returns."""
+    """The kernels of one variant; a launch is synchronous."""
 
     def __init__(self, variant: DecodeVariant) -> None:
         self._library = emulated(variant)
 
     def launch(self, name: str, grid: tuple[int, int], step: DecodeStep) -> None:
         status = getattr(self._library, f"run_{name}")(ctypes.byref(step), *grid)
-        assert status == 0, f"threads of {name} wait for each other for ever"
+        assert status == 0, f"threads of {name} are in a deadlock"
 
 
 class EmulatedBackend(CudaBackend):
@@ -53,7 +53,7 @@ class EmulatedBackend(CudaBackend):
 
 @functools.cache
 def emulated(variant: DecodeVariant) -> ctypes.CDLL:
-    """Compile a variant for the CPU, once a process."""
+    """Compile a variant for the CPU, once per process."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
         source.write_text(UNIT)

@@ -1,4 +1,4 @@
-"""A backend that asks the device nothing: a token looks at every slot of its request's table."""
+"""A backend without device synchronization: a token reads every slot of its request's table."""
 
 import math
 
@@ -19,7 +19,7 @@ DEVICE_ATTENTION = AttentionCapabilities(
 
 
 class DeviceAttention(AttentionBackend):
-    """K and V of a block side by side, `[B, 2, K, S, D]`; a captured step can be replayed."""
+    """K and V of a block next to each other, `[B, 2, K, S, D]`; a captured step can be replayed."""
 
     fuses_rotary = True
 
@@ -56,13 +56,13 @@ class DeviceAttention(AttentionBackend):
 
 
 def seen_slots(step, num_tokens, block_size, window=None):
-    """Return whose each token is, [T], and which slots of the table it sees, [T, L]."""
+    """Return the request of each token, [T], and the slots visible to it, [T, L]."""
     device = step.seq_lens.device
     tokens = torch.arange(num_tokens, device=device)
     owner = torch.searchsorted(step.query_start, tokens, right=True) - 1
     owner = owner.clamp_(max=len(step.seq_lens) - 1)
-    behind = step.query_start[owner + 1] - tokens  # of the request, this token included
-    positions = step.seq_lens[owner] - behind
+    num_left = step.query_start[owner + 1] - tokens  # of the request, this token included
+    positions = step.seq_lens[owner] - num_left
     slots = torch.arange(step.block_table.shape[1] * block_size, device=device)
     is_seen = slots <= positions[:, None]
     if window is not None:

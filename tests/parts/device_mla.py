@@ -1,4 +1,4 @@
-"""Latent attention that asks the device nothing: a token looks at every slot of its table."""
+"""Latent attention without device synchronization: a token reads every slot of its table."""
 
 import math
 

@@ -1,8 +1,8 @@
-"""Compile every Triton kernel that some code would launch, for a GPU that is not there.
+"""Dry launches of Triton kernels: compilation for a GPU that is not present.
 
 Inside `dry_launches(capability)` a launch compiles its kernel for that compute capability, with the
-very types, constants and alignments of the launch, and then does nothing; tensors may lie anywhere.
-What the compiler made of each kernel is read from the machine code itself. It needs a process that
+same types, constants and alignments as the launch, and then does nothing; tensors may be on any
+device. Registers and memory of each kernel are read from its machine code. It needs a process that
 does not interpret kernels, so tests call `compiled_in_child`.
 """
 
@@ -27,14 +27,14 @@ TIMEOUT_S = 280
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """What the compiler made of one launch.
+    """Result of compiling one launch.
 
     Attributes:
-        name: Of the kernel's function.
-        what: The constants that it was compiled with, for people.
-        num_registers: A thread.
-        local_bytes: Stack and local memory a thread: not 0 where registers spill.
-        shared_bytes: A block.
+        name: Name of the kernel's function.
+        what: Constants that it was compiled with, for people.
+        num_registers: Number of registers per thread.
+        local_bytes: Stack and local memory per thread; not 0 if registers spill.
+        shared_bytes: Shared memory per block.
     """
 
     name: str
@@ -49,16 +49,16 @@ class CompiledKernel:
 
 
 def compiled_in_child(function: str, capability: int) -> list[CompiledKernel]:
-    """Run `module:function` in a process of its own, its launches dry; return their kernels.
+    """Run `module:function` in a new process with dry launches; return their kernels.
 
-    Where the tests run on a GPU, their kernels are compiled by being run, so the test is skipped.
+    On a GPU, running the tests compiles the kernels anyway, so the test is skipped there.
     """
     if os.environ.get("QUIRE_TEST_DEVICE") == "cuda":
         import pytest
 
-        pytest.skip("this compiles for GPUs that are not there: make test")
+        pytest.skip("this compiles for GPUs that are not present: make test")
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "kernels.json"
+        output = Path(folder) / "kernels.json"
         environment = {
             **os.environ,
             "TRITON_INTERPRET": "0",
@@ -66,7 +66,7 @@ def compiled_in_child(function: str, capability: int) -> list[CompiledKernel]:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         done = subprocess.run(
-            [sys.executable, __file__, function, str(capability), str(answer)],
+            [sys.executable, __file__, function, str(capability), str(output)],
             env=environment,
             capture_output=True,
             text=True,
@@ -74,18 +74,18 @@ def compiled_in_child(function: str, capability: int) -> list[CompiledKernel]:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return [CompiledKernel(**each) for each in json.loads(answer.read_text())]
+        return [CompiledKernel(**each) for each in json.loads(output.read_text())]
 
 
 @contextmanager
 def dry_launches(capability: int) -> Iterator[list[CompiledKernel]]:
-    """Compile what is launched inside, and launch nothing; only in a process made for it."""
+    """Compile all kernels launched inside, without running them; needs a process of its own."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     class Absent:
-        """A driver of a GPU that is not there."""
+        """Driver of a GPU that is not present."""
 
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", capability, 32)
@@ -125,7 +125,7 @@ def _constants(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _read(kernel: Any, capability: int, what: str) -> CompiledKernel:
-    """Ask the disassembler for registers, stack and shared memory."""
+    """Read registers, stack and shared memory with the disassembler."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -146,12 +146,12 @@ def _read(kernel: Any, capability: int, what: str) -> CompiledKernel:
     )
 
 
-def _main(function: str, capability: str, answer: str) -> None:
+def _main(function: str, capability: str, output: str) -> None:
     module, _, name = function.partition(":")
     run: Callable[[], None] = getattr(importlib.import_module(module), name)
     with dry_launches(int(capability)) as kernels:
         run()
-    Path(answer).write_text(json.dumps([asdict(kernel) for kernel in kernels]))
+    Path(output).write_text(json.dumps([asdict(kernel) for kernel in kernels]))
 
 
 if __name__ == "__main__":

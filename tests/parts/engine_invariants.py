@@ -1,4 +1,4 @@
-"""What must hold for an engine after every event, whatever the event was."""
+"""Invariants of an engine, checked after every event of a trial."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _check_pool(trial: EngineTrial) -> None:
 
 def _check_owners(trial: EngineTrial) -> None:
     tables = [t for r in trial.scheduler.requests.values() for t in r.block_ids]
-    tables += [t for left in trial.scheduler._running._leaving for t in left.tables]
+    tables += [t for left in trial.scheduler._running._deferred for t in left.tables]
     if trial.transfers is not None:
         tables += [transfer.block_ids for transfer in trial.transfers._open.values()]
     owners = Counter(block for table in tables for block in table if block)
@@ -58,7 +58,7 @@ def _check_names(trial: EngineTrial) -> None:
     for block, content in pool._content.items():
         assert content == trial.memory.name_of(block), f"block {block} has a wrong name"
         assert pool.find(*content) == block
-    assert sum(map(len, pool._found)) == len(pool._content)
+    assert sum(map(len, pool._block_of)) == len(pool._content)
 
 
 def _check_flights(trial: EngineTrial) -> None:
@@ -68,7 +68,7 @@ def _check_flights(trial: EngineTrial) -> None:
 
 
 def _check_requests(trial: EngineTrial) -> None:
-    assert trial.answers.keys() >= trial.scheduler.requests.keys()
+    assert trial.completions.keys() >= trial.scheduler.requests.keys()
     for request in trial.scheduler.requests.values():
         assert request.num_computed_tokens <= request.last_computed, "over the length"
         if request.status is Status.RUNNING:
@@ -93,21 +93,21 @@ def _check_places(trial: EngineTrial) -> None:
     preparing = {request.request_id for request in by_status[Status.WAITING_FOR_GRAMMAR]}
     assert preparing == core._preparing
     assert core._num_grammars == sum(r.has_grammar for r in scheduler.requests.values())
-    assert set(by_status[Status.WAITING_FOR_KV_LOOKUP]) == set(scheduler._store._asked)
+    assert set(by_status[Status.WAITING_FOR_KV_LOOKUP]) == set(scheduler._store._pending_lookups)
     loading = [] if trial.transfers is None else _loading(trial.transfers)
     assert sorted(by_status[Status.WAITING_FOR_REMOTE_KV], key=id) == sorted(loading, key=id)
-    assert set(scheduler._store._answers) <= set(scheduler.requests.values())
+    assert set(scheduler._store._lookup_results) <= set(scheduler.requests.values())
     assert sorted(map(id, trial.policy.running)) == sorted(map(id, scheduler.running))
 
 
 def _loading(transfers: KVTransfers) -> list[Request]:
     """Return those that wait for a load, or for the word that it will not come."""
-    return [*transfers._open._waited_for, *transfers._stranded]
+    return [*transfers._open._waiters, *transfers._cancelled]
 
 
 def _check_running_set(trial: EngineTrial) -> None:
     running = trial.scheduler._running
-    leaving = [left.slot for left in running._leaving]
+    leaving = [left.slot for left in running._deferred]
     slots = [request.slot for request in running.requests]
     assert sorted([*slots, *leaving, *running._free_slots]) == list(range(trial.scene.max_seqs))
     for request in running.requests:
@@ -116,22 +116,22 @@ def _check_running_set(trial: EngineTrial) -> None:
     adapters = Counter(r.adapter for r in running.requests if r.adapter is not None)
     assert running._adapters == adapters
     assert len(adapters) <= 2
-    assert running.num_leaving_blocks == sum(left.num_blocks for left in running._leaving)
+    assert running.num_deferred_blocks == sum(left.num_blocks for left in running._deferred)
     assert bool(leaving) <= bool(trial.executor.flights), "what left waits for nothing"
 
 
 def _check_sharing(trial: EngineTrial) -> None:
     """See that every follower has a leader that computes what it waits for."""
     requests, leaders = trial.scheduler.requests.values(), trial.scheduler._sharing._leaders
-    promised = {name: r for r in requests for name in r.promises}
+    promised = {name: r for r in requests for name in r.promised_hashes}
     assert promised == leaders
     assert all(leader.status is Status.RUNNING for leader in leaders.values())
     for request in requests:
         is_following = request.status is Status.WAITING_FOR_PREFIX
-        assert (request.leader is not None) == (request.awaited is not None) == is_following
+        assert (request.leader is not None) == (request.awaited_hash is not None) == is_following
         if request.leader is not None:
             assert request in request.leader.followers
-            assert leaders[request.awaited or b""] is request.leader
+            assert leaders[request.awaited_hash or b""] is request.leader
         for follower in request.followers:
             assert trial.scheduler.requests.get(follower.request_id) is follower, "it is gone"
             assert follower.leader is request
@@ -143,7 +143,7 @@ def _check_store(trial: EngineTrial) -> None:
     opened = trial.transfers._open
     assert opened._num_blocks == sum(len(transfer.block_ids) for transfer in opened.values())
     assert opened._unsent.keys() <= opened._open.keys()
-    for request, transfer in opened._waited_for.items():
+    for request, transfer in opened._waiters.items():
         assert transfer.request is request
         assert transfer.is_load
         assert opened.find(transfer.transfer_id) is transfer
@@ -151,21 +151,21 @@ def _check_store(trial: EngineTrial) -> None:
 
 
 def _check_gone(trial: EngineTrial) -> None:
-    """See that a request which is over owns nothing, waits for nothing and leads nobody."""
+    """See that a request which is over owns nothing, waits for nothing and has no followers."""
     there = set(trial.scheduler.requests.values())
     gone, trial.seen = trial.seen - there, there
     for request in gone:
         assert request.status is Status.FINISHED
         assert request.slot is None
         assert not any(request.block_ids)
-        assert [request.promises, request.followers, request.leader] == [[], [], None]
+        assert [request.promised_hashes, request.followers, request.leader] == [[], [], None]
 
 
 def _check_running(trial: EngineTrial, request: Request) -> None:
     room = min(len(table) for table in request.block_ids) * trial.kv.block_size
-    assert request.checkpoint <= request.last_computed
+    assert request.next_check <= request.last_computed
     if not any(trial.memory.is_state(group) for group in range(len(trial.kv.specs))):
-        assert request.checkpoint <= room, "its tables do not reach its checkpoint"
+        assert request.next_check <= room, "its tables do not reach its next check"
     row = trial.executor.rows[request.slot or 0]
     assert row.given.seed == request.message.seed, "a slot has two owners"
     for mine, theirs in zip(request.block_ids, row.blocks, strict=True):
@@ -183,9 +183,9 @@ def _check_running(trial: EngineTrial, request: Request) -> None:
 
 def check_budgets(trial: EngineTrial, plan: StepPlan) -> None:
     scene, rows = trial.scene, trial.executor.rows
-    assert sum(share.num_tokens for share in plan.requests) <= scene.budget
+    assert sum(entry.num_tokens for entry in plan.requests) <= scene.budget
     assert len(plan.requests) <= scene.max_seqs
-    adapters = {rows[share.slot].given.adapter for share in plan.requests} - {None}
+    adapters = {rows[entry.slot].given.adapter for entry in plan.requests} - {None}
     assert len(adapters) <= 2
     if scene.is_chunked and scene.policy == 0:  # a better rank does not wait for its turn
         chunks = [s for s in plan.requests if not s.num_samples]
@@ -196,7 +196,7 @@ def check_stats(trial: EngineTrial, stats: EngineStats, plan: StepPlan | None) -
     """See that what a step says of the engine is so."""
     scheduler, pool, counts = trial.scheduler, trial.kv.pool, trial.counts
     store_hits = 0 if trial.transfers is None else trial.transfers.num_hits
-    num_tokens = 0 if plan is None else sum(share.num_tokens for share in plan.requests)
+    num_tokens = 0 if plan is None else sum(entry.num_tokens for entry in plan.requests)
     requests = scheduler.requests.values()
     num_running = sum(request.status is Status.RUNNING for request in requests)
     usable = range(1, pool.num_blocks)
@@ -229,11 +229,11 @@ def check_as_new(trial: EngineTrial) -> None:
     assert sorted(running._free_slots) == list(range(trial.scene.max_seqs))
     assert not any(running.by_slot)
     assert not running._adapters
-    assert running.num_leaving_blocks == 0
+    assert running.num_deferred_blocks == 0
     assert scheduler.is_quiescent
     assert not scheduler._sharing._leaders, "a promise is left"
     assert len(scheduler.waiting) == len(scheduler.running) == len(scheduler.requests) == 0
     assert not scheduler._store.is_waiting
-    assert not scheduler._store._answers
+    assert not scheduler._store._lookup_results
     assert sorted(trial.grammars.released) == sorted(trial.grammars.submitted)
     assert trial.core._num_grammars == 0

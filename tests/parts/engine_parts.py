@@ -39,7 +39,7 @@ def make_plan(num_blocks: int, block_size: int = BLOCK_SIZE, num_layers: int = 2
 
 
 class CountingExecutor(Executor):
-    """Workers that draw `last known token + 1`, and check every plan against their own account."""
+    """Workers that sample `last known token + 1` and check every plan against their own state."""
 
     def __init__(self, vocab_size: int = 1000, fail_on: int | None = None) -> None:
         super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
@@ -67,16 +67,16 @@ class CountingExecutor(Executor):
             self.blocks[given.slot] = [list(ids) for ids in given.block_ids]
         for added in plan.new_blocks:
             self.blocks[added.slot][added.group] += added.block_ids
-        for share in plan.requests:
-            self.computed[share.slot] += share.num_tokens
+        for entry in plan.requests:
+            self.computed[entry.slot] += entry.num_tokens
             if any(
-                BLOCK_SIZE * len(b) < self.computed[share.slot] for b in self.blocks[share.slot]
+                BLOCK_SIZE * len(b) < self.computed[entry.slot] for b in self.blocks[entry.slot]
             ):
-                raise AssertionError(f"slot {share.slot} computes beyond its blocks")
-            is_last = self.computed[share.slot] == len(self.tokens[share.slot])
-            if share.num_samples != int(is_last):
-                raise AssertionError(f"slot {share.slot} samples at the wrong time")
-        self.num_tokens_per_step.append(sum(share.num_tokens for share in plan.requests))
+                raise AssertionError(f"slot {entry.slot} computes beyond its blocks")
+            is_last = self.computed[entry.slot] == len(self.tokens[entry.slot])
+            if entry.num_samples != int(is_last):
+                raise AssertionError(f"slot {entry.slot} samples at the wrong time")
+        self.num_tokens_per_step.append(sum(entry.num_tokens for entry in plan.requests))
         self.plans.append(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
@@ -84,7 +84,7 @@ class CountingExecutor(Executor):
         if plan.plan_id != plan_id:
             raise AssertionError("sample without its plan")
         self.masks = list(masks)
-        rows = [self._draw(share.slot) for share in plan.requests if share.num_samples]
+        rows = [self._sample(entry.slot) for entry in plan.requests if entry.num_samples]
         self.results.append(StepResult(plan_id=plan_id, results=rows))
 
     def collect(self, plan_id: int) -> StepResult:
@@ -101,9 +101,9 @@ class CountingExecutor(Executor):
     def shutdown(self) -> None:
         self.is_shut_down = True
 
-    def _draw(self, slot: int) -> SlotResult:
+    def _sample(self, slot: int) -> SlotResult:
         last = self.tokens[slot][-1]
-        if self.fail_on in self.tokens[slot]:  # the rows of a step are drawn whatever they hold
+        if self.fail_on in self.tokens[slot]:  # the rows of a step are sampled whatever they hold
             self.tokens[slot].append(last)
             return SlotResult(slot, [], None, ErrorReport("request_failed", "token is cursed"))
         token_id = (last + 1) % self.vocab_size
@@ -182,7 +182,7 @@ def make_scheduler(
         plan = make_plan(num_blocks)
         kv = KVCacheManager(plan, enable_prefix_caching=enable_prefix_caching)
     limits = SchedulerSettings(**settings).for_device("cpu")
-    return Scheduler(limits, kv, policy or InOrder(), max_adapters, transfers)
+    return Scheduler(limits, kv, policy or InOrder(), max_adapters, transfers, verifies_drafts=True)
 
 
 def make_core(
@@ -226,10 +226,10 @@ def make_request(request_id: str, **options: Any) -> Request:
 
 def run_to_end(core: EngineCore, max_steps: int = 1000) -> dict[str, list[int]]:
     """Step until nothing is left; the tokens of each request."""
-    answers: dict[str, list[int]] = {}
+    completions: dict[str, list[int]] = {}
     for _ in range(max_steps):
         if not core.has_work():
-            return answers
+            return completions
         for output in core.step().outputs:
-            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            completions.setdefault(output.request_id, []).extend(output.token_ids)
     raise AssertionError(f"still busy after {max_steps} steps")

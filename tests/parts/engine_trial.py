@@ -1,4 +1,4 @@
-"""An engine under trial: everything that can happen to it, and what must hold after each event.
+"""An engine under trial: all events that can happen to it, and the checks after each event.
 
 The same trial is driven by Hypothesis, which finds the shortest way to a failure, and by a random
 generator, which goes a long way.
@@ -19,7 +19,7 @@ from kv_contents import KVContents
 from kv_memory import KVMemory
 from plan_invariants import check_plan
 from trial_scene import MIXES, POLICIES, Accounted, Scene, make_spec, settings_of
-from trial_wishes import ADAPTERS, Wish, message_of
+from trial_wishes import ADAPTERS, TrialRequest, message_of
 
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -42,12 +42,12 @@ real_now_s = time.monotonic
 
 @dataclass
 class CompletionState:
-    """What a request must say, and has said."""
+    """Expected and emitted outputs of a request."""
 
     message: EngineRequest
     expected: list[int]
     reason: str
-    told: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     may_fail: set[str] = field(default_factory=set)
 
@@ -68,10 +68,12 @@ class EngineTrial:
         worker = FickleStoreWorker(self.store, memory) if self.store else None
         transfers = KVTransfers(self.store, kv, scene.store_timeout_s, "fickle") if worker else None
         if transfers is not None and scene.num_blocks in (12, 20):  # else hardly a load would fit
-            transfers._open.most_blocks = kv.pool.num_usable
+            transfers._open.max_blocks = kv.pool.num_usable
         self.policy = Accounted(POLICIES[scene.policy]())
         self.kv, self.memory, self.transfers = kv, memory, transfers
-        self.scheduler = Scheduler(settings_of(scene), kv, self.policy, 2, transfers)
+        self.scheduler = Scheduler(
+            settings_of(scene), kv, self.policy, 2, transfers, verifies_drafts=True
+        )
         self._schedule = self.scheduler.schedule
         self.scheduler.schedule = self._plan  # type: ignore[method-assign]
         self.executor = CheckingExecutor(memory, kv.pool, worker)
@@ -79,7 +81,7 @@ class EngineTrial:
         self.core = EngineCore(
             self.scheduler, self.executor, self.grammars, async_scheduling=scene.async_scheduling
         )
-        self.answers: dict[str, CompletionState] = {}
+        self.completions: dict[str, CompletionState] = {}
         self.versions: Counter[str] = Counter()
         self.old_names: list[str] = []
         self.num_added = 0
@@ -90,21 +92,21 @@ class EngineTrial:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def add(self, wish: Wish) -> None:
+    def add(self, request: TrialRequest) -> None:
         """Add a request, or several with one prompt."""
-        for child in range(wish.n):
+        for child in range(request.n):
             self.num_added += 1
             name = f"r{self.num_added}"
-            if wish.has_old_name and self.old_names:
+            if request.has_old_name and self.old_names:
                 name = self.old_names.pop()
-            self._add(name, wish, child)
+            self._add(name, request, child)
 
     def abort(self, index: int) -> None:
         """End one of the requests."""
-        if names := sorted(self.answers):
+        if names := sorted(self.completions):
             name = names[index % len(names)]
             self.core.abort([name, "unknown"])
-            del self.answers[name]
+            del self.completions[name]
             self.old_names.append(name)
 
     def step(self) -> None:
@@ -140,9 +142,9 @@ class EngineTrial:
     def pass_time(self, seconds: float) -> None:
         """Let nothing happen for so long."""
         self.passed_s += seconds
-        for answer in self.answers.values():
-            if answer.message.timeout_s is not None:
-                answer.may_fail.add("request_timeout")
+        for completion in self.completions.values():
+            if completion.message.timeout_s is not None:
+                completion.may_fail.add("request_timeout")
 
     def now_s(self) -> float:
         """Return what the clock of this trial says."""
@@ -158,11 +160,11 @@ class EngineTrial:
         self.versions[ADAPTERS[index] or ""] += 1
 
     def fail_in_worker(self, index: int) -> None:
-        """Let the next share of a running request fail."""
+        """Let the next step of a running request fail."""
         if running := self.scheduler.running:
             request = running[index % len(running)]
             self.executor.failing_seed = request.message.seed
-            self.answers[request.request_id].may_fail.add("request_failed")
+            self.completions[request.request_id].may_fail.add("request_failed")
 
     def draft(self, index: int, num_right: int, num_wrong: int) -> None:
         """Guess the next tokens of a running request, some of them rightly."""
@@ -170,8 +172,8 @@ class EngineTrial:
         if not running or any(self.memory.is_state(g) for g in range(len(self.kv.specs))):
             return
         request = running[index % len(running)]
-        answer = self.answers[request.request_id]
-        right = answer.expected[len(answer.told) :][:num_right]
+        completion = self.completions[request.request_id]
+        right = completion.expected[len(completion.emitted) :][:num_right]
         if self.scheduler.set_drafts(request.request_id, [*right, *[7] * num_wrong]):
             self.counts["drafts"] += 1
 
@@ -219,7 +221,7 @@ class EngineTrial:
             self.ready_grammars(False)
             self.check()
         assert not self.core.has_work(), f"work is left after {most} steps: {self.describe()}"
-        assert not self.answers, f"no answer for {sorted(self.answers)}"
+        assert not self.completions, f"no completion for {sorted(self.completions)}"
         check_as_new(self)
 
     def check(self) -> None:
@@ -227,15 +229,15 @@ class EngineTrial:
         check_all(self)
         if self.transfers is not None:
             held = [block for t in self.transfers._open.values() for block in t.block_ids]
-            assert len(held) <= self.transfers._open.most_blocks, "transfers hold too much"
+            assert len(held) <= self.transfers._open.max_blocks, "transfers hold too much"
 
     @property
     def live(self) -> Sequence[CompletionState]:
         """The requests that are not over."""
-        return list(self.answers.values())
+        return list(self.completions.values())
 
     def describe(self) -> str:
-        """Say where every request stands."""
+        """Return a text with the state of every request."""
         return ", ".join(
             f"{r.request_id} {r.status.value} {r.num_computed_tokens}/{len(r.token_ids)}"
             for r in self.scheduler.requests.values()
@@ -257,22 +259,22 @@ class EngineTrial:
                     self.counts["prefix hits"] += given.num_computed_tokens
         return plan
 
-    def _add(self, name: str, wish: Wish, child: int) -> None:
-        version = self.versions[ADAPTERS[wish.adapter] or ""]
-        message = message_of(wish, name, child, self.num_added, version, self.now_s())
-        answer = self._expect(message)
-        if wish.is_cursed:
-            answer.reason = "error"
-            answer.may_fail.add("request_failed")
-        self.answers[name] = answer
+    def _add(self, name: str, request: TrialRequest, child: int) -> None:
+        version = self.versions[ADAPTERS[request.adapter] or ""]
+        message = message_of(request, name, child, self.num_added, version, self.now_s())
+        completion = self._expect(message)
+        if request.is_cursed:
+            completion.reason = "error"
+            completion.may_fail.add("request_failed")
+        self.completions[name] = completion
         self.executor.salts[message.seed] = message.cache_salt
         self.executor.limits[message.seed] = len(message.token_ids) + message.max_tokens - 1
-        if wish.has_form:
+        if request.has_grammar:
             self.executor.bound.add(message.seed)
         self.core.add(message)
 
     def _expect(self, message: EngineRequest) -> CompletionState:
-        """Answer a request alone, without an engine."""
+        """Return the completion of a request alone, without an engine."""
         adapter = "" if message.adapter is None else message.adapter.content_hash
         root = self.contents.root(adapter, message.cache_salt)
         node = self.contents.path(root, message.token_ids)[-1]
@@ -280,7 +282,7 @@ class EngineTrial:
         while len(expected) < message.max_tokens:
             is_short = len(expected) < message.params.min_tokens
             forbidden = message.stop_token_ids if is_short else ()
-            token = self.contents.drawn(node, message.child, forbidden)
+            token = self.contents.sampled(node, message.child, forbidden)
             expected.append(token)
             node = self.contents.child(node, token)
             if token in message.stop_token_ids and not is_short:
@@ -288,58 +290,60 @@ class EngineTrial:
         return CompletionState(message, expected, "length")
 
     def _take(self, output: EngineOutput) -> None:
-        answer = self.answers[output.request_id]
+        completion = self.completions[output.request_id]
         if output.error is not None:
-            self._take_error(answer, output)
+            self._check_error(completion, output)
             return
-        assert answer.reason != "error" or not output.token_ids
-        answer.told += output.token_ids
-        assert answer.told == answer.expected[: len(answer.told)], f"{output.request_id} is wrong"
-        self._take_logprobs(answer, output)
+        assert completion.reason != "error" or not output.token_ids
+        completion.emitted += output.token_ids
+        assert completion.emitted == completion.expected[: len(completion.emitted)], (
+            f"{output.request_id} is wrong"
+        )
+        self._check_logprobs(completion, output)
         num_cached = output.num_cached_tokens
-        assert num_cached < len(answer.message.token_ids)
-        assert not (num_cached and answer.message.params.prompt_logprobs)
+        assert num_cached < len(completion.message.token_ids)
+        assert not (num_cached and completion.message.params.prompt_logprobs)
         self.counts["hits"] += bool(num_cached)
         if output.finish_reason is not None:
-            self._take_end(answer, output)
+            self._check_end(completion, output)
 
-    def _take_error(self, answer: CompletionState, output: EngineOutput) -> None:
+    def _check_error(self, completion: CompletionState, output: EngineOutput) -> None:
         code = output.error.code if output.error else ""
         if code == "out_of_capacity":
-            request = Request(answer.message, len(self.kv.specs))
+            request = Request(completion.message, len(self.kv.specs))
             assert self.kv.blocks_to_finish(request) > self.kv.pool.num_usable
         elif code == "overloaded":
             assert self.scene.max_queued < 10_000
         else:
-            assert code in answer.may_fail, f"{output.request_id}: {output.error}"
+            assert code in completion.may_fail, f"{output.request_id}: {output.error}"
         self.counts[code] += 1
-        del self.answers[output.request_id]
+        del self.completions[output.request_id]
 
-    def _take_logprobs(self, answer: CompletionState, output: EngineOutput) -> None:
+    def _check_logprobs(self, completion: CompletionState, output: EngineOutput) -> None:
         for entry in output.prompt_logprobs or []:
-            position = len(answer.logprobs) + 1
-            assert entry.token_ids == [answer.message.token_ids[position]]
-            answer.logprobs.append(entry.logprobs[0])
+            position = len(completion.logprobs) + 1
+            assert entry.token_ids == [completion.message.token_ids[position]]
+            completion.logprobs.append(entry.logprobs[0])
 
-    def _take_end(self, answer: CompletionState, output: EngineOutput) -> None:
-        message = answer.message
-        assert answer.told == answer.expected
-        assert output.finish_reason == answer.reason
-        last = answer.told[-1]
-        is_named = answer.reason == "stop" and last in message.params.stop_token_ids
+    def _check_end(self, completion: CompletionState, output: EngineOutput) -> None:
+        message = completion.message
+        assert completion.emitted == completion.expected
+        assert output.finish_reason == completion.reason
+        last = completion.emitted[-1]
+        is_named = completion.reason == "stop" and last in message.params.stop_token_ids
         assert output.stop_reason == (last if is_named else None)
         if message.params.prompt_logprobs is not None:
-            assert len(answer.logprobs) == len(message.token_ids) - 1
+            assert len(completion.logprobs) == len(message.token_ids) - 1
         if message.params.structured_outputs is not None:
-            assert self.grammars.accepted.get(message.request_id, []) == answer.told[:-1]
+            assert self.grammars.accepted.get(message.request_id, []) == completion.emitted[:-1]
         self.counts["ends"] += 1
-        del self.answers[output.request_id]
+        del self.completions[output.request_id]
 
     def _end_grammar(self, name: str, has_failed: bool) -> None:
         error = GrammarError("it has no end") if has_failed else None
         self.grammars.ready.append((name, error))
-        if has_failed and name in self.answers:
-            self.answers[name].may_fail.add("invalid_grammar")
+        if has_failed and name in self.completions:
+            self.completions[name].may_fail.add("invalid_grammar")
 
     def _watch(self, has_moved: bool) -> None:
         """See that something happens soon; what a store could delay, only until its time is up."""
@@ -347,6 +351,6 @@ class EngineTrial:
         most = PATIENCE
         if self.transfers is not None:
             most *= 5
-            if self.num_idle > 2 * PATIENCE:  # a store that answers at all has done so
+            if self.num_idle > 2 * PATIENCE:  # a store that responds at all has done so
                 self.pass_time(self.scene.store_timeout_s)
         assert self.num_idle < most, f"work is waiting and nothing happens: {self.describe()}"

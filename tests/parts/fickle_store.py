@@ -22,8 +22,8 @@ class Moods:
 
     Attributes:
         latency: Steps that a transfer takes which begins now.
-        raising: Methods of the scheduler's half that raise.
-        is_dead: The worker's half is switched off: what is open has failed, and all that comes.
+        raising: Methods of the scheduler side that raise.
+        is_dead: The worker side is switched off: what is open has failed, and all that comes.
     """
 
     is_pending: bool = False
@@ -34,7 +34,7 @@ class Moods:
 
 
 class FickleStore(KVStoreScheduler):
-    """The half beside the scheduler."""
+    """The scheduler side."""
 
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
         del options, plan
@@ -54,21 +54,21 @@ class FickleStore(KVStoreScheduler):
         missing = (i for i, name in enumerate(block_hashes) if name not in self.stored)
         return KVLookup(next(missing, len(block_hashes)))
 
-    def start_load(self, transfer_id: int, columns: Sequence[CrossGroupBlock]) -> None:
+    def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
         self._may_raise("start_load")
-        if not all(column.block_hash in self.stored for column in columns):
+        if not all(cross_block.block_hash in self.stored for cross_block in cross_blocks):
             raise AssertionError("the engine loads what it was not offered")
         self._loads.add(transfer_id)
-        self._order(transfer_id, True, columns)
+        self._order(transfer_id, True, cross_blocks)
 
-    def start_save(self, transfer_id: int, columns: Sequence[CrossGroupBlock]) -> int:
+    def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
         self._may_raise("start_save")
         on_their_way = {name for names in self.open_saves.values() for name in names}
-        new = [c for c in columns if c.block_hash not in self.stored.keys() | on_their_way]
-        self.num_skipped += len(columns) - len(new)
+        new = [c for c in cross_blocks if c.block_hash not in self.stored.keys() | on_their_way]
+        self.num_skipped += len(cross_blocks) - len(new)
         self.num_written += len(new)
         if new:
-            self.open_saves[transfer_id] = [column.block_hash for column in new]
+            self.open_saves[transfer_id] = [cross_block.block_hash for cross_block in new]
             self._order(transfer_id, False, new)
         return len(new)
 
@@ -87,8 +87,12 @@ class FickleStore(KVStoreScheduler):
         self.stored.clear()
         self.stale |= self.open_saves.keys()
 
-    def _order(self, transfer_id: int, is_load: bool, columns: Sequence[CrossGroupBlock]) -> None:
-        self._orders.append((transfer_id, is_load, [(c.block_hash, c.block_ids) for c in columns]))
+    def _order(
+        self, transfer_id: int, is_load: bool, cross_blocks: Sequence[CrossGroupBlock]
+    ) -> None:
+        self._orders.append(
+            (transfer_id, is_load, [(c.block_hash, c.block_ids) for c in cross_blocks])
+        )
 
     def _may_raise(self, method: str) -> None:
         if method in self.moods.raising:
@@ -98,16 +102,16 @@ class FickleStore(KVStoreScheduler):
 @dataclass
 class _Open:
     is_load: bool
-    columns: list[tuple[bytes, tuple[int, ...]]]
+    cross_blocks: list[tuple[bytes, tuple[int, ...]]]
     contents: list[Content | None]
     steps_left: int
 
 
 class FickleStoreWorker:
-    """The worker's half, with the host around it: every transfer ends.
+    """The worker side, with the host around it: every transfer ends.
 
     Args:
-        store: The other half; what is stored is kept there.
+        store: The scheduler side; what is stored is kept there.
         memory: Under the blocks.
     """
 
@@ -121,9 +125,9 @@ class FickleStoreWorker:
         orders = msgspec.msgpack.decode(plan.kv_transfers or b"\x90")
         started = {order[0] for order in orders}
         if not started <= {*plan.kv_loads, *plan.kv_saves}:
-            raise AssertionError("the worker's half hears of a transfer that the engine has ended")
-        for transfer_id, is_load, columns in orders:
-            pairs = [(name, tuple(blocks)) for name, blocks in columns]
+            raise AssertionError("the worker side receives a transfer that the engine has ended")
+        for transfer_id, is_load, cross_blocks in orders:
+            pairs = [(name, tuple(blocks)) for name, blocks in cross_blocks]
             contents = [self.store.stored.get(name) for name, _ in pairs] if is_load else []
             self.open[transfer_id] = _Open(is_load, pairs, contents, self.store.moods.latency)
         self.is_stopped |= plan.stop_kv_store
@@ -152,7 +156,7 @@ class FickleStoreWorker:
     def _load(self, transfer: _Open) -> bool:
         moods, contents = self.store.moods, transfer.contents
         has_failed = moods.fails or self._is_over or None in contents
-        for (_, blocks), content in zip(transfer.columns, contents, strict=False):
+        for (_, blocks), content in zip(transfer.cross_blocks, contents, strict=False):
             if has_failed or content is None:
                 self.memory.spoil(blocks)
                 continue
@@ -165,7 +169,7 @@ class FickleStoreWorker:
     def _save(self, transfer_id: int, transfer: _Open) -> bool:
         if self.store.moods.fails or self._is_over:
             return False
-        for name, blocks in transfer.columns:
+        for name, blocks in transfer.cross_blocks:
             for group, block in enumerate(blocks):
                 if self.memory.name_of(block) != (group, name):
                     raise AssertionError(f"block {block} changed while it was saved")

@@ -1,4 +1,4 @@
-"""A scene for attention backends whose requests have a context that no backend computed."""
+"""A scene for attention backends whose requests have a context that was written directly."""
 
 import torch
 
@@ -7,19 +7,19 @@ from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire.testing.attention.attention_truth import DTYPES
 
 
-def filled(backend_class, sizes: SceneSizes, lengths, spare=4):
-    """Return a scene, and its requests, each with so many tokens computed and some more to come.
+def filled(backend_class, sizes: SceneSizes, lengths, num_more=4):
+    """Return a scene and its requests, with `lengths` computed tokens and `num_more` to come.
 
-    What is kept is put straight into the pages `[B, 2, K, S, D]`.
+    K and V are written directly into the pages `[B, 2, K, S, D]`.
     """
     scene = AttentionScene(backend_class, sizes)
-    numbers = [scene.add(length + spare) for length in lengths]
+    numbers = [scene.add(length + num_more) for length in lengths]
     for number, length in zip(numbers, lengths, strict=True):
         request = scene.requests[number]
         slots = scene.layout([(number, length)], Padding()).slot_mapping.cpu()
         k = request.k[:length]
-        if scene.turning is not None:
-            k = scene.turning.of(k, sizes.num_heads)
+        if scene.rotary_reference is not None:
+            k = scene.rotary_reference.of(k, sizes.num_heads)
         for side, (x, scale) in enumerate(
             ((k, sizes.k_scale), (request.v[:length], sizes.v_scale))
         ):
@@ -30,7 +30,7 @@ def filled(backend_class, sizes: SceneSizes, lengths, spare=4):
 
 
 def codes(x, kv_dtype, scale):
-    """Return numbers as a cache keeps them."""
+    """Return elements in the type of the cache."""
     if kv_dtype == "float8_e4m3fn":
         return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return x.to(DTYPES[kv_dtype])

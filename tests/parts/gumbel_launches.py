@@ -15,12 +15,12 @@ USUAL_SIZES = (32_000, 151_936)
 VOCAB_SIZES = (320, *USUAL_SIZES, 50_257, 128_256, 262_144)
 
 
-def usual_draws() -> None:
+def usual_samplings() -> None:
     """Draw both ways from vocabularies of usual sizes."""
     _draw_from(USUAL_SIZES)
 
 
-def every_draw() -> None:
+def every_sampling() -> None:
     """Draw both ways from vocabularies of all kinds of sizes."""
     _draw_from(VOCAB_SIZES)
 

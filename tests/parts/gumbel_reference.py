@@ -13,7 +13,7 @@ def signed(word):
 
 def row_keys(rows):
     """`[N]` int64 of 64 mixed bits."""
-    seed, child = (rows.columns[name][rows.slots] for name in ("seed", "child"))
+    seed, child = (rows.slot_fields[name][rows.slots] for name in ("seed", "child"))
     assert PURPOSE_SAMPLE == 0  # the kernels leave it out
     key = mix(seed + child * signed(0xD1B54A32D192ED03))
     return mix(key + rows.positions * signed(0x9E3779B97F4A7C15))
@@ -41,7 +41,7 @@ def noise_of(words):
     return -torch.where(u < 2.0**-6, series, -torch.log(1 - u)).log()
 
 
-def gumbel_draw(logits, rows):  # [N, V] -> [N]
+def gumbel_sample(logits, rows):  # [N, V] -> [N]
     noise = noise_of(token_words(row_keys(rows), logits.shape[1]))
     is_random = rows.field("temperature") > 0
     return torch.where(is_random, logits + noise, logits).argmax(-1)

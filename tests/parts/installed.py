@@ -1,4 +1,4 @@
-"""Distributions as pip leaves them, in a folder: modules and metadata, found through sys.path."""
+"""Distributions in a folder as pip installs them: modules and metadata, found on sys.path."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ def write_distribution(
     """Write a distribution whose modules (by name, `__` for a dot) have the given source.
 
     Args:
-        folder: Where to.
-        name: The distribution's.
-        entry_points: References by name; none: it has no file of them.
-        version: The distribution's.
-        group: Of the entry points.
-        requires: What it depends on.
-        modules: Their source.
+        folder: Folder to write to.
+        name: Name of the distribution.
+        entry_points: References by name; if empty, no file of entry points is written.
+        version: Version of the distribution.
+        group: Group of the entry points.
+        requires: Requirements of the distribution.
+        modules: Source of the modules, by name.
 
     Returns:
         The folder, to be put on sys.path or PYTHONPATH.
@@ -55,13 +55,13 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
 
     def install(self, name: str, source: str, *, module: str = "", point: str = "") -> None:
-        """Install a distribution of one plugin module, named after it if nothing else is said."""
+        """Install a distribution of one plugin module, which has its name by default."""
         module = module or name.replace("-", "_")
         write_distribution(self.folder, name, {point or module: module}, **{module: source})
 
 
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Yield a site that is searched first; what was imported from it is forgotten afterwards."""
+    """Yield a site that is searched first; modules imported from it are removed afterwards."""
     site = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(site.folder))
     before = set(sys.modules)

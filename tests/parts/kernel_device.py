@@ -1,4 +1,4 @@
-"""Where the kernels' own tests run: compiled on a GPU by `make test-gpu`, interpreted elsewhere."""
+"""Device of the kernels' own tests: a GPU in `make test-gpu`, otherwise the interpreter."""
 
 import os
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""What K and V depend on, as a tree: equal nodes mean equal content, beginning included.
+"""A tree of prefixes as a model of KV cache contents: equal nodes mean equal K and V.
 
-A node stands for a beginning: an adapter's content, a cache salt, and tokens in order. The salt is
-part of it although no number depends on it, so that whoever reads across salts is seen.
+A node stands for a prefix: an adapter's content, a cache salt, and tokens in order. The salt is
+part of it although K and V do not depend on it, so that reads across salts are detected.
 """
 
 from array import array
@@ -9,16 +9,16 @@ from hashlib import sha256
 
 EOS = 0
 OTHER_STOP = 4  # a token that some requests name as their end
-VOCABULARY = 4  # tokens 1 ... 4 and the end; few, so that beginnings meet
+VOCABULARY = 4  # tokens 1 ... 4 and EOS; few, so that requests have equal prefixes
 SPREAD = 0x9E3779B97F4A7C15
 WORD = 2**64 - 1
 
 
 class KVContents:
-    """Beginnings by number, with their names and the tokens that a model would draw behind them.
+    """Prefixes by node, with the hashes of their blocks and the tokens that a model would sample.
 
     Args:
-        block_size: Tokens a block.
+        block_size: Number of tokens per block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -33,7 +33,7 @@ class KVContents:
         self._children: dict[tuple[int, int], int] = {}
 
     def root(self, adapter: str, salt: str | None) -> int:
-        """Return the empty beginning under an adapter's content ("": none) and a salt."""
+        """Return the empty prefix of an adapter's content ("": none) and a salt."""
         if (adapter, salt) not in self._roots:
             state = int.from_bytes(sha256(adapter.encode()).digest()[:8], "little")
             node = self._roots[adapter, salt] = self._add(-1, -1, 0, state)
@@ -41,7 +41,7 @@ class KVContents:
         return self._roots[adapter, salt]
 
     def child(self, node: int, token: int) -> int:
-        """Return a beginning with one more token."""
+        """Return the prefix with one more token."""
         found = self._children.get((node, token))
         if found is None:
             state = ((self._states[node] ^ (token + 1)) * SPREAD) & WORD
@@ -50,20 +50,20 @@ class KVContents:
         return found
 
     def path(self, node: int, token_ids: list[int]) -> list[int]:
-        """Return the beginnings that tokens pass through behind a node, that node first."""
+        """Return the prefixes from a node through the tokens after it, that node first."""
         path = [node]
         for token in token_ids:
             path.append(self.child(path[-1], token))
         return path
 
-    def drawn(self, node: int, child: int, forbidden: tuple[int, ...]) -> int:
-        """Return the token that the model draws behind a beginning, for one of n answers."""
+    def sampled(self, node: int, child: int, forbidden: tuple[int, ...]) -> int:
+        """Return the token that the model samples after a prefix, for one of n completions."""
         state = (self._states[node] + child * 7919) >> 7
         token = EOS if state % 41 == 0 else 1 + state % VOCABULARY
         return 1 + state % 3 if token in forbidden else token
 
     def block(self, node: int) -> list[int]:
-        """Return the beginnings that end in the full block that ends with this one."""
+        """Return the prefixes that end in the full block whose last token is that of the node."""
         if node not in self._blocks:
             found = [node]
             while len(found) < self.block_size:
@@ -72,14 +72,14 @@ class KVContents:
         return self._blocks[node]
 
     def name(self, node: int) -> bytes:
-        """Return the name of the full block that ends here, worked out from its tokens.
+        """Return the hash of the full block that ends at a node, computed from its tokens.
 
         Raises:
-            AssertionError: No block ends here.
+            AssertionError: No block ends at the node.
         """
         if node not in self._names:
             if self._depths[node] % self.block_size:
-                raise AssertionError("a block was named that is not full")
+                raise AssertionError("the hash of a block that is not full was requested")
             block = self.block(node)
             before = self.name(self._parents[block[0]])
             tokens = array("i", [self._tokens[step] for step in block])
@@ -95,7 +95,7 @@ class KVContents:
 
 
 def _first_name(adapter: str, salt: str | None) -> bytes:
-    """The parent of a first block, as the engine defines it, written once more."""
+    """Return the parent hash of a first block, reimplemented from the engine's definition."""
     parts = [
         b"",
         f"adapter:{adapter}".encode() if adapter else b"",

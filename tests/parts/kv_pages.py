@@ -1,4 +1,4 @@
-"""Pages of a small cache, made as a backend makes them, and what a layer is given for them."""
+"""Pages of a small KV cache, built as in a backend, with the shape of the backend."""
 
 import torch
 
@@ -28,7 +28,7 @@ def shape_of(kv_dtype, num_heads=6, num_kv_heads=2, head_dim=64, **more):
 
 
 def pages_of(shape, num_padding_rows=0):
-    """Return pages of zeros, and the bytes behind them, `[B, bytes from page to page]`."""
+    """Return pages of zeros, and their raw bytes, `[B, bytes from page to page]`."""
     layer = KVLayer("layers.0.attn", "full_attention", shape.num_kv_heads, shape.head_dim)
     spec = FullAttentionSpec(layer, shape.block_size, shape.kv_dtype)
     distance = spec.page_bytes + num_padding_rows * spec.row_bytes

@@ -1,4 +1,4 @@
-"""Launches of the KV writes, one for each variant that a model can choose."""
+"""Launches of the KV writes, one for each supported variant."""
 
 import itertools
 
@@ -17,7 +17,7 @@ KV_TYPES = {
 
 
 def few():
-    """The head sizes of the models at hand, in bfloat16."""
+    """Launch the head sizes of common models, in bfloat16."""
     _launch_all((64, 128), (torch.bfloat16,))
 
 

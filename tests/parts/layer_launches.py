@@ -48,11 +48,11 @@ def activations(width: int, dtype: torch.dtype) -> None:
 
 
 def adapters(num_columns: int, outputs: list[int], rank: int, dtype: torch.dtype) -> None:
-    places, rows = 4, rank * len(outputs)
+    num_slots, rows = 4, rank * len(outputs)
     ends = [sum(outputs[:count]) for count in range(len(outputs) + 1)]
-    a = torch.empty(places, rows, num_columns, dtype=dtype)
-    b = torch.empty(places, ends[-1], rank, dtype=dtype)
-    spans = torch.zeros(places, len(outputs) + 1, dtype=torch.int32)
+    a = torch.empty(num_slots, rows, num_columns, dtype=dtype)
+    b = torch.empty(num_slots, ends[-1], rank, dtype=dtype)
+    spans = torch.zeros(num_slots, len(outputs) + 1, dtype=torch.int32)
     tiles = torch.tensor(output_tiles(list(pairwise(ends))), dtype=torch.int32)
     index = torch.zeros(TOKENS, dtype=torch.int64)
     hidden = shrink(torch.zeros(TOKENS, num_columns, dtype=dtype), a, spans, index)

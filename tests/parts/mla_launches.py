@@ -1,4 +1,4 @@
-"""Launches of latent attention, one for each variant that a model can choose."""
+"""Launches of latent attention, one for each supported variant."""
 
 import itertools
 
@@ -17,24 +17,24 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def few():
-    """DeepSeek's rows, on one device and on one of eight, in bfloat16; small ones in float32."""
+    """Launch DeepSeek's rows, on one device and one of 8, in bfloat16; small ones in float32."""
     for num_heads, block_size in ((16, 16), (128, 64)):
         _launch(num_heads, 512, 64, torch.bfloat16, torch.bfloat16, block_size)
     _launch(4, 32, 16, torch.float32, torch.float32)
 
 
 def short_rows():
-    """Latents of up to 128 numbers, in every type and tile of heads."""
+    """Launch latents of up to 128 elements, in every type and tile of heads."""
     _launch_rows(LATENT_DIMS[:3])
 
 
 def long_rows():
-    """Longer ones."""
+    """Launch longer latents."""
     _launch_rows(LATENT_DIMS[3:])
 
 
 def every_type():
-    """Every type with every type of the cache, for DeepSeek's rows."""
+    """Launch every type with every type of the cache, for DeepSeek's rows."""
     for dtype, kv_dtype, num_heads in itertools.product(DTYPES, DTYPES, (16, 128)):
         _launch(num_heads, 512, 64, dtype, kv_dtype)
 

@@ -1,8 +1,8 @@
-"""A tiny model that mixes latent attention with ordinary attention, and the same by definition.
+"""A tiny model that mixes latent attention with ordinary attention, and a reference of it.
 
-The definition knows nothing of latents that are attended to: it makes keys and values of every head
-out of them, and attends to those. Both give the same numbers, because the up-projection of keys may
-as well be applied to queries, and that of values to the answer.
+The reference does not attend to latents: it computes keys and values of every head from them, and
+attends to those. Both give the same results, because the up-projection of keys can be applied to
+the queries instead, and that of values to the output.
 """
 
 import json
@@ -19,7 +19,7 @@ from quire.testing.checkpoints import write_checkpoint
 
 ARCHITECTURE = "TinyMLAForCausalLM"
 HIDDEN, VOCAB, HEADS = 48, 320, 4
-LATENT, ROPE, NOPE, VALUE = 32, 16, 12, 10  # numbers of a head, but for the latent
+LATENT, ROPE, NOPE, VALUE = 32, 16, 12, 10  # elements per head; the latent is per token
 HEAD_DIM, KV_HEADS = 12, 2  # of the ordinary layer
 SCALE = (NOPE + ROPE) ** -0.5
 LAYERS = {"mla.0": "mla_attention", "full.1": "full_attention", "mla.2": "mla_attention"}
@@ -58,7 +58,7 @@ def describe(config):
 
 
 def write_tiny_mla(folder):
-    """Write a checkpoint's config and tokenizer; its weights are drawn: load_format="dummy"."""
+    """Write a checkpoint's config and tokenizer; load its weights with load_format="dummy"."""
     checkpoint = write_checkpoint(folder, "LlamaForCausalLM", vocab_size=VOCAB)
     config = json.loads((checkpoint.folder / "config.json").read_text())
     config |= {"architectures": [ARCHITECTURE], "max_position_embeddings": 256}
@@ -141,7 +141,7 @@ class TinyMLAForCausalLM(nn.Module, Model):
         return self.through(input_ids, run)
 
     def by_definition(self, token_ids: Tensor) -> Tensor:
-        """Logits of every token of one request, without a cache."""
+        """Return the logits of every token of one request, without a cache."""
         positions = torch.arange(len(token_ids))
 
         def run(block, hidden_states):
@@ -164,7 +164,7 @@ def normed(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:  # [T, ..., P]
-    """Rotate pairs of numbers, halves apart, by angles that grow with the position."""
+    """Rotate pairs of elements, half a head apart, by angles proportional to the position."""
     half = x.shape[-1] // 2
     angles = positions.unsqueeze(1) * 0.1 ** torch.arange(half)  # [T, P / 2]
     angles = angles.view(len(x), *[1] * (x.dim() - 2), half)
@@ -174,7 +174,7 @@ def turned(x: Tensor, positions: Tensor) -> Tensor:  # [T, ..., P]
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:  # [T, H, *]
-    """Causal attention of one request, all heads spelled out."""
+    """Return the causal attention of one request, with K and V for every query head."""
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     later = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, -math.inf).softmax(-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.layers import TensorParallelGroup
 from quire.messages import AdapterRef
-from quire.worker.device.parallel import join_group, leave_group
+from quire.worker.device.distributed_group import join_group, leave_group
 from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import init_dummy_weights, load_weights
 from quire_lora.peft_source import PeftSource

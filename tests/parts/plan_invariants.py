@@ -1,4 +1,4 @@
-"""What must hold for every plan, at the moment in which it is made."""
+"""Invariants of every plan, checked when it is made."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def check_plan(trial: EngineTrial, plan: StepPlan, num_preemptions: int) -> None
         num_preemptions: Those that it took.
     """
     begun = [_owner(trial, given.slot) for given in plan.assignments]
-    planned = [_owner(trial, share.slot) for share in plan.requests]
-    assert {*begun} <= {*planned}, "a request begins without a share"
-    num_left = trial.scene.budget - sum(share.num_tokens for share in plan.requests)
+    planned = [_owner(trial, entry.slot) for entry in plan.requests]
+    assert {*begun} <= {*planned}, "a request starts without scheduled tokens"
+    num_left = trial.scene.budget - sum(entry.num_tokens for entry in plan.requests)
     for waiting in trial.scheduler.waiting:
         passed = [request for request in begun if request.key > waiting.key]
         for request in passed:
@@ -35,14 +35,14 @@ def check_plan(trial: EngineTrial, plan: StepPlan, num_preemptions: int) -> None
 
 def _owner(trial: EngineTrial, slot: int) -> Request:
     request = trial.scheduler.request_in(slot)
-    assert request is not None, f"slot {slot} is planned and nobody's"
+    assert request is not None, f"slot {slot} is planned and has no request"
     assert (request.status, request.slot) == (Status.RUNNING, slot), "one that is gone is planned"
     return request
 
 
 def _may_pass(trial: EngineTrial, request: Request, waiting: Request, num_left: int) -> bool:
     """Whether one may begin before another that came first: only where that costs it nothing."""
-    if waiting.num_tokens_on_their_way:
+    if waiting.num_tokens_in_flight:
         return False
     if waiting.adapter is not None and request.adapter is None:
         return True  # it may wait for a place for its adapter

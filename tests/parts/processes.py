@@ -1,4 +1,4 @@
-"""Look at processes from outside, as /proc shows them."""
+"""State of other processes, from /proc."""
 
 import os
 import sys
@@ -11,12 +11,12 @@ from quire.process.watchdog import NAME
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; one that only waits to be reaped does not."""
+    """Whether a process is alive; a zombie is not."""
     return _status(pid) is not None
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the living processes below one, with their command lines."""
+    """Return the living descendants of a process, with their command lines."""
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdigit() and (status := _status(int(name))) is not None:
@@ -36,12 +36,12 @@ def workers_of(pid: int) -> list[int]:
 
 
 def path_with(folder: Path | str) -> str:
-    """Return a PYTHONPATH by which a child imports what this process does, and from a folder."""
+    """Return a PYTHONPATH with a folder before this process's own path."""
     return os.pathsep.join([str(folder), *filter(None, sys.path)])
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
-    """Wait until something is so; returns the seconds that it took."""
+    """Wait until a condition is true; returns the seconds that it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() < started + timeout_s, "never"

@@ -1,17 +1,17 @@
-"""Events drawn by a random generator, for trials that go a long way."""
+"""Events chosen by a random generator, for trials that go a long way."""
 
 import random
 from collections import Counter
 
 from engine_trial import EngineTrial
 from trial_scene import MIXES, Scene
-from trial_wishes import Wish
+from trial_wishes import TrialRequest
 
 STEPS_A_TRIAL = 300
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Draw an engine."""
+    """Choose an engine."""
     return Scene(
         mix=rng.randrange(len(MIXES)),
         block_size=rng.choice((1, 2, 4)),
@@ -31,9 +31,9 @@ def random_scene(rng: random.Random) -> Scene:
     )
 
 
-def random_wish(rng: random.Random) -> Wish:
-    """Draw a request."""
-    return Wish(
+def random_request(rng: random.Random) -> TrialRequest:
+    """Choose a request."""
+    return TrialRequest(
         family=rng.randrange(2),
         length=rng.randrange(rng.choice((6, 25))),
         tail=tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2, 5)))),
@@ -46,7 +46,7 @@ def random_wish(rng: random.Random) -> Wish:
         has_other_stop=rng.random() < 0.2,
         has_prompt_logprobs=rng.random() < 0.15,
         has_timeout=rng.random() < 0.3,
-        has_form=rng.random() < 0.15,
+        has_grammar=rng.random() < 0.15,
         is_cursed=rng.random() < 0.05,
         has_old_name=rng.random() < 0.2,
     )
@@ -58,7 +58,7 @@ def random_event(rng: random.Random, trial: EngineTrial) -> None:
     if kind < 0.6:
         trial.step()
     elif kind < 0.8:
-        trial.add(random_wish(rng))
+        trial.add(random_request(rng))
     elif kind < 0.85:
         trial.abort(rng.randrange(100))
     elif kind < 0.9:

@@ -1,4 +1,4 @@
-"""An engine on this machine that runs steps as on a GPU: kernels, device inputs, captured steps."""
+"""An engine that runs steps on a CPU as on a GPU: kernels, device inputs, captured steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,21 +25,21 @@ def runner_of(llm: LLM) -> ModelRunner:
 def recorded_engine(
     folder: Path, sizes: list[int], **options: Any
 ) -> Iterator[tuple[LLM, RecordedRuns]]:
-    """An engine whose decode steps are recorded for these sizes; and how often each is repeated.
+    """An engine whose decode steps are captured for these sizes, and the number of their replays.
 
-    For each size, the largest first: the step, and its draw; with adapters both once more.
+    For each size, the largest first: the step, and its sampling; with adapters both once more.
     """
     with LLM(str(folder), **AS_ON_A_GPU, **options) as llm:
         yield llm, record(llm, sizes)
 
 
 def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
-    way = RecordedRuns()
-    capture(llm, sizes, way)
-    return way
+    capturer = RecordedRuns()
+    capture(llm, sizes, capturer)
+    return capturer
 
 
-def capture(llm: LLM, sizes: list[int], way: StepCapture) -> None:
+def capture(llm: LLM, sizes: list[int], capturer: StepCapture) -> None:
     runner = runner_of(llm)
     vocab_size = llm._running.core.executor._worker.composition.description.vocab_size
     graphs = DecodeGraphs(
@@ -49,7 +49,7 @@ def capture(llm: LLM, sizes: list[int], way: StepCapture) -> None:
         vocab_size,
     )
     graphs.capture(
-        way,
+        capturer,
         runner.hidden_states_of,
         runner.model.compute_logits,
         with_adapters=runner.adapters is not None,

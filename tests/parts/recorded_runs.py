@@ -1,9 +1,9 @@
-"""A CUDA graph without a GPU: what a run does is written down, and done again to the letter.
+"""A CUDA graph without a GPU: the operators and launches of a run are recorded and replayed.
 
-Every torch operator and every launch of an interpreted kernel is kept with the very arguments that
-it had. A repetition runs no Python of the run: a number that the host had put in an argument stays
-as it was, and so does a tensor that was made from such numbers. To ask a tensor for its value is
-refused, as it is while a graph is captured.
+Every torch operator and every launch of an interpreted kernel is recorded with its arguments. A
+replay runs no Python of the run: a host-side value in an argument stays as it was, and so does a
+tensor that was made from such values. Reading a tensor's value on the host is an error, as in the
+capture of a graph.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.name().partition("::")[2].partition(".")[0]
         if name in WAITING_OPERATORS:
-            raise RuntimeError(f"a captured run asks the device for a number: {func.name()}")
+            raise RuntimeError(f"a captured run reads a value from the device: {func.name()}")
         result = func(*args, **kwargs)
         self.steps.append(_repetition(func, args, kwargs, result))
         return result
@@ -64,21 +64,21 @@ def _storage(tensor: Tensor) -> int:
 
 
 class RecordedRuns(StepCapture):
-    """Keeps runs as they were, and counts how often each was repeated."""
+    """Records runs, and counts the replays of each."""
 
     def __init__(self) -> None:
-        self.num_repeated: list[int] = []
+        self.num_replays: list[int] = []
         self.is_finished = False
 
     def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
         steps: list[Callable[[], None]] = []
         result = _record(run, steps)
         assert steps, "nothing was done"
-        place = len(self.num_repeated)
-        self.num_repeated.append(0)
+        index = len(self.num_replays)
+        self.num_replays.append(0)
 
         def repeat() -> Any:
-            self.num_repeated[place] += 1
+            self.num_replays[index] += 1
             for step in steps:
                 step()
             return result

@@ -1,4 +1,4 @@
-"""Attention that norms and rotates q and k itself, in plain torch, as `RotaryStep` says."""
+"""Attention with fused norm and rotation of q and k, in plain torch, as defined by `RotaryStep`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from quire.interfaces.attention import AttentionLayerParams, RotaryStep
 
 
 class RotatingAttention(DenseAttention):
-    """Dense attention for one request; computes in float32 and answers in the dtype of q."""
+    """Dense attention for one request; computes in float32 and returns the dtype of q."""
 
     fuses_rotary = True
 

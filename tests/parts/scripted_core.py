@@ -1,6 +1,6 @@
-"""An engine core with the model left out: each request is answered by a script.
+"""An engine core without a model: a script returns the tokens of each request.
 
-It does at its edge what `EngineCore` does: test_engine_client.py runs the same tests against both.
+Its interface behaves as that of `EngineCore`: test_engine_client.py runs the same tests with both.
 """
 
 import threading
@@ -23,7 +23,7 @@ from quire.messages import (
 
 @dataclass
 class Reply:
-    """What a script says: tokens, and then perhaps the end of the request or of the engine."""
+    """The result of a script: tokens, and then an error of the request or of the engine, if any."""
 
     token_ids: Sequence[int]
     error: ErrorReport | Exception | None = None
@@ -34,40 +34,40 @@ Script = Callable[[EngineRequest], Reply]
 
 @dataclass
 class Running:
-    """A request, and how far its answer has come."""
+    """A request, and the progress of its completion."""
 
     request: EngineRequest
     reply: Reply
     num_sent: int = 0
-    num_prompt_sent: int = 1  # prompt tokens that were reported on; nothing predicts the first
+    num_prompt_sent: int = 1  # prompt tokens with logprobs sent; the first one has none
 
 
 def echo(request: EngineRequest) -> Reply:
-    """Answer with the prompt, and an end of text."""
+    """Return the prompt, and an end of text."""
     return Reply([*request.token_ids, request.stop_token_ids[0]])
 
 
 def counting(request: EngineRequest) -> Reply:
-    """Answer as `CountingExecutor` does: with the last token and one, and so on."""
+    """Return the same as `CountingExecutor`: the last token plus one, and so on."""
     last = request.token_ids[-1]
     return Reply([last + 1 + i for i in range(request.max_tokens)])
 
 
 class ScriptedCore:
-    """Plays scripts; behind the end of one, its last token comes again and again.
+    """An engine core that plays scripts; after the end of one, its last token is repeated.
 
     Args:
-        script: Looks at a request, and says what the model would.
-        tokens_per_step: Tokens that a request gets at most in a step.
-        step_s: How long a step takes.
-        max_num_seqs: Requests that run at the same time, at most.
-        max_queued: Requests beyond those that can run, at most.
-        max_request_tokens: Tokens of prompt and answer that fit the cache.
+        script: Function from a request to the tokens that a model would return.
+        tokens_per_step: Largest number of tokens of a request in a step.
+        step_s: Duration of a step, in seconds.
+        max_num_seqs: Largest number of requests that run at the same time.
+        max_queued: Largest number of requests beyond those that can run.
+        max_request_tokens: Number of tokens, prompt and completion together, that fit the cache.
 
     Attributes:
-        prompt_chunk: Prompt tokens in a step, for requests that ask for prompt_logprobs.
-        num_cached_tokens: Prompt tokens that every request finds in the cache.
-        control_error: What every control raises.
+        prompt_chunk: Number of prompt tokens in a step, for requests with prompt_logprobs.
+        num_cached_tokens: Number of prompt tokens that every request finds in the cache.
+        control_error: Error that every control raises.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class ScriptedCore:
         self.max_request_tokens = max_request_tokens
         self.waiting: dict[str, Running] = {}
         self.running: dict[str, Running] = {}
-        self.requests: list[EngineRequest] = []  # all that were taken
+        self.requests: list[EngineRequest] = []  # all that were accepted
         self.aborted: list[str] = []
         self.num_steps = 0
         self.thread_names: set[str] = set()
-        self.is_dead = False  # a test may say so
+        self.is_dead = False  # set by tests
         self.prompt_chunk = 1000
         self.num_cached_tokens = 0
         self.controls: list[Control] = []
@@ -109,8 +109,8 @@ class ScriptedCore:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            waits = self.waiting.pop(request_id, None)
-            if waits or self.running.pop(request_id, None):
+            was_waiting = self.waiting.pop(request_id, None)
+            if was_waiting or self.running.pop(request_id, None):
                 self.aborted.append(request_id)
 
     def has_work(self) -> bool:
@@ -154,13 +154,13 @@ class ScriptedCore:
         self.is_shut_down = True
 
     def num_cached_of(self, request: EngineRequest) -> int:
-        """Prompt tokens that a request finds in the cache; the same for all, unless overridden."""
+        """Return the prompt tokens that a request finds in the cache; may be overridden."""
         del request
         return self.num_cached_tokens
 
     def _refusal(self, request: EngineRequest) -> ErrorReport | None:
         if len(request.token_ids) + request.max_tokens > self.max_request_tokens:
-            return ErrorReport(CapacityError.code, "prompt and answer can never fit the cache")
+            return ErrorReport(CapacityError.code, "prompt and completion can never fit the cache")
         if len(self.waiting) + len(self.running) >= self.max_num_seqs + self.max_queued:
             return ErrorReport(OverloadedError.code, "the queue is full")
         return None
@@ -178,8 +178,8 @@ class ScriptedCore:
             )
         num_left = len(reply.token_ids) - start if reply.error else self.tokens_per_step
         num_new = min(self.tokens_per_step, num_left, request.max_tokens - start)
-        drawn = [_token(reply, start + i) for i in range(num_new)]
-        return self._output(running, drawn, prompt_rows)
+        sampled = [_token(reply, start + i) for i in range(num_new)]
+        return self._output(running, sampled, prompt_rows)
 
     def _prompt_rows(self, running: Running) -> list[TokenLogprobs] | None:
         request, start = running.request, running.num_prompt_sent
@@ -189,13 +189,13 @@ class ScriptedCore:
         return rows or None
 
     def _output(
-        self, running: Running, drawn: list[int], prompt_rows: list[TokenLogprobs] | None
+        self, running: Running, sampled: list[int], prompt_rows: list[TokenLogprobs] | None
     ) -> EngineOutput:
         request, params = running.request, running.request.params
-        taken: list[int] = []
+        emitted: list[int] = []
         finish_reason, stop_reason = None, None
-        for token_id in drawn:
-            taken.append(token_id)
+        for token_id in sampled:
+            emitted.append(token_id)
             running.num_sent += 1
             if token_id in request.stop_token_ids and running.num_sent > params.min_tokens:
                 finish_reason = "stop"
@@ -205,8 +205,8 @@ class ScriptedCore:
                 finish_reason = "length"
         return EngineOutput(
             request_id=request.request_id,
-            token_ids=taken,
-            logprobs=_rows(taken, params.logprobs),
+            token_ids=emitted,
+            logprobs=_rows(emitted, params.logprobs),
             prompt_logprobs=prompt_rows,
             num_cached_tokens=self.num_cached_of(request),
             finish_reason=finish_reason,

@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncEngine` over a scripted core: all of the way in and out, and no model."""
+"""`LLM` and `AsyncEngine` over a scripted core: the whole path in and out, without a model."""
 
 from collections.abc import Sequence
 

@@ -13,11 +13,11 @@ from quire.process.ipc import Channel
 
 
 class ServingThread:
-    """What a `ChildProcess` is to the link: it can be waited for, and its end is seen.
+    """A thread in place of the link's `ChildProcess`: it can be joined, and its end is visible.
 
     Args:
-        core: Anything with the verbs of an `EngineCore`.
-        address: Where the parent listens.
+        core: Object with the methods of an `EngineCore`.
+        address: Address on which the parent listens.
     """
 
     pid = 0
@@ -52,7 +52,7 @@ class ServingThread:
 
 
 def serve_core(core: Any, folder: Path) -> tuple[RemoteCore, ServingThread]:
-    """Return the parent's half of a core that is served from a thread."""
+    """Return the parent's side of a core that is served from a thread, and the thread."""
     address = f"ipc://{folder}/engine"
     channel = Channel(FromEngine, address, is_listening=True)
     thread = ServingThread(core, address)

@@ -1,4 +1,4 @@
-"""A frontend over a core that plays scripts, with parsers of our own, behind a real server."""
+"""A frontend over a scripted core, with its own parsers, behind a real server."""
 
 import threading
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Texts:
 
 
 class BracketParser(ToolParser):
-    """Reads calls of the form `[[name {"json": 1}]]`; one that breaks off is text after all."""
+    """Reads calls such as `[[name {"json": 1}]]`; one that breaks off is text after all."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -94,10 +94,10 @@ class BracketParser(ToolParser):
         if head:
             self._text = bracket + rest
             return [TextDelta(head)]
-        name, space, self_text = rest.partition(" ")
+        name, space, rest_text = rest.partition(" ")
         if not space:
             return []
-        self._call, self._text = f"[[{name} ", self_text
+        self._call, self._text = f"[[{name} ", rest_text
         self._index += 1
         return [ToolCallStart(self._index, name)]
 
@@ -111,9 +111,9 @@ class BracketParser(ToolParser):
         ended: list[ToolEvent] = [ToolCallArguments(self._index, head)] if head else []
         return [*ended, ToolCallEnd(self._index)]
 
-    def _take_up_to(self, half_tag: str) -> str:
-        """Take the text, but hold back what may become a tag."""
-        held = half_tag if self._text.endswith(half_tag) else ""
+    def _take_up_to(self, partial_tag: str) -> str:
+        """Return the text, but hold back what may become a tag."""
+        held = partial_tag if self._text.endswith(partial_tag) else ""
         taken = self._text.removesuffix(held) if held else self._text
         self._text = held
         return taken
@@ -130,7 +130,7 @@ class BracketParser(ToolParser):
 
 
 class ThinkParser(ReasoningParser):
-    """Reads `<t>thinking</t>answer`, whole tags in one piece or not."""
+    """Reads `<t>reasoning</t>content`, with tags in one piece or not."""
 
     def __init__(self, prompt_text: str = "") -> None:
         super().__init__(prompt_text)
@@ -147,7 +147,7 @@ class ThinkParser(ReasoningParser):
             if self._held.startswith("<t>"):
                 self._held, self._state = self._held[3:], "thinking"
             elif not "<t>".startswith(self._held):
-                self._state = "answer"
+                self._state = "content"
             else:
                 return []
         events: list[ReasoningEvent] = []
@@ -156,7 +156,7 @@ class ThinkParser(ReasoningParser):
             if not tag:
                 return events
             events = [ReasoningDelta(thought)] if thought else []
-            self._held, self._state = rest, "answer"
+            self._held, self._state = rest, "content"
         text, self._held = self._held, ""
         return [*events, ContentDelta(text)] if text else events
 
@@ -218,7 +218,7 @@ class Served:
 
 
 def start_server(core: Any, frontend: AsyncFrontend, **settings: Any) -> Served:
-    """Serve in a thread, on a free port; whoever asks for it stops it."""
+    """Serve in a thread, on a free port; the caller stops it."""
     options = ServerSettings(**{"port": 0, "shutdown_timeout_s": 5.0} | settings)
     ready = threading.Event()
     urls: list[str] = []

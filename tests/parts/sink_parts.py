@@ -1,4 +1,4 @@
-"""A tiny model whose heads have sinks, its checkpoint, and the same by definition."""
+"""A tiny model whose heads have sinks, its checkpoint, and a reference implementation."""
 
 import json
 
@@ -53,7 +53,7 @@ def describe(config):
 
 
 def write_tiny_sinks(folder, **extra: Tensor):
-    """Write a whole checkpoint, with tensors besides those that the model needs."""
+    """Write a whole checkpoint, with extra tensors."""
     write_checkpoint(folder, "LlamaForCausalLM", vocab_size=VOCAB)
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": [ARCHITECTURE], "max_position_embeddings": 256}
@@ -63,19 +63,19 @@ def write_tiny_sinks(folder, **extra: Tensor):
 
 
 def sink_weights() -> dict[str, Tensor]:
-    """The checkpoint's tensors, by the checkpoint's names."""
+    """Return the checkpoint's tensors, by the checkpoint's names."""
     generator = torch.Generator().manual_seed(4)
 
-    def drawn(*shape: int) -> Tensor:
+    def random_tensor(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    weights = {"embedding": drawn(VOCAB, HIDDEN), "head": drawn(VOCAB, HIDDEN)}
+    weights = {"embedding": random_tensor(VOCAB, HIDDEN), "head": random_tensor(VOCAB, HIDDEN)}
     for i in range(LAYERS):
         name = f"layers.{i}.self_attn"
-        weights[f"{name}.qkv"] = drawn(q + 2 * kv, HIDDEN) * HIDDEN**-0.5
-        weights[f"{name}.out"] = drawn(HIDDEN, q) * q**-0.5
-        weights[f"{name}.sinks"] = drawn(HEADS) + 2.0
+        weights[f"{name}.qkv"] = random_tensor(q + 2 * kv, HIDDEN) * HIDDEN**-0.5
+        weights[f"{name}.out"] = random_tensor(HIDDEN, q) * q**-0.5
+        weights[f"{name}.sinks"] = random_tensor(HEADS) + 2.0
     return weights
 
 
@@ -123,9 +123,9 @@ class TinySinkForCausalLM(nn.Module, Model):
 def logits_by_definition(
     token_ids: Tensor, scales: tuple[float, float] | None = None, *, has_sinks: bool = True
 ) -> Tensor:
-    """Logits of every token of one request, without a cache and without quire.
+    """Return the logits of every token of one request, without a cache and without quire.
 
-    `scales` are those of K and V in a float8 cache; None: nothing is rounded.
+    `scales` are those of K and V in a float8 cache; None: no rounding.
     """
     weights = sink_weights()
     hidden_states = normed(weights["embedding"][token_ids])
@@ -143,7 +143,7 @@ def logits_by_definition(
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:  # [T, H, D]
-    """Causal attention of one request, the softmax spelled out with a sink for each head."""
+    """Return the causal attention of one request, with a sink for each head in the softmax."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
     later = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
@@ -153,7 +153,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:  # [T, H
 
 
 def as_float8(x: Tensor, scale: float) -> Tensor:
-    """What a cache gives back."""
+    """Return `x` after a round trip through a float8 cache."""
     codes = (x / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn)
     return codes.float() * scale
 

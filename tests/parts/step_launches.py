@@ -1,4 +1,4 @@
-"""The launches that gather a step's inputs, on tensors that nobody reads."""
+"""The launches that gather a step's inputs, on tensors that are never read."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The engines that are tried: their specs, policies and budgets."""
+"""Engines for trials: their specs, policies and budgets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Contrary(FirstComeFirstServed):
 
 
 class Accounted(SchedulingPolicy):
-    """Another policy, with an account of what it is told.
+    """Another policy, with an account of its notifications.
 
     Attributes:
         running: Those that began and have not ended.

@@ -1,4 +1,4 @@
-"""The requests that engines are tried with: few tokens, adapters and salts, so that they meet."""
+"""Requests for trials, with few different tokens, adapters and salts, so that they collide."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from trial_scene import TIMEOUT_S
 from quire.messages import AdapterRef, EngineRequest
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
-FORM = StructuredOutputsParams(choice=("yes", "no"))
+GRAMMAR = StructuredOutputsParams(choice=("yes", "no"))
 ADAPTERS = (None, "one", "two", "three")
 SALTS = (None, "mine", "yours")
 
 
 @dataclass(frozen=True)
-class Wish:
+class TrialRequest:
     """Requests to add."""
 
-    family: int = 0  # of prompts with a common beginning
-    length: int = 5  # of that beginning
+    family: int = 0  # of prompts with a common prefix
+    length: int = 5  # of that prefix
     tail: tuple[int, ...] = ()
     max_tokens: int = 4
     n: int = 1
@@ -30,51 +30,51 @@ class Wish:
     has_other_stop: bool = False
     has_prompt_logprobs: bool = False
     has_timeout: bool = False
-    has_form: bool = False
+    has_grammar: bool = False
     is_cursed: bool = False
     has_old_name: bool = False  # of a request that was aborted, and may still be in flight
 
 
-def prompt_of(wish: Wish) -> list[int]:
-    """Return the prompt of a wish; those of one family begin alike."""
-    prompt = [1 + (i * i + wish.family * (i // 3)) % 3 for i in range(wish.length)]
-    prompt += [*wish.tail, *([CURSED] if wish.is_cursed else [])]
+def prompt_of(request: TrialRequest) -> list[int]:
+    """Return the prompt of a trial request; those of one family begin alike."""
+    prompt = [1 + (i * i + request.family * (i // 3)) % 3 for i in range(request.length)]
+    prompt += [*request.tail, *([CURSED] if request.is_cursed else [])]
     return prompt or [1]
 
 
 def message_of(
-    wish: Wish, name: str, child: int, seed: int, version: int, now_s: float
+    request: TrialRequest, name: str, child: int, seed: int, version: int, now_s: float
 ) -> EngineRequest:
-    """Return the message of a wish.
+    """Return the message of a request.
 
     Args:
-        wish: What is asked for.
+        request: Trial request.
         name: The request's id.
-        child: Which of the n answers.
+        child: Which of the n completions.
         seed: Tells the request from all others, also from those of the same id.
         version: Of the content under the adapter's name.
         now_s: When it arrives, on the monotonic clock.
     """
-    adapter = ADAPTERS[wish.adapter]
-    stops = (OTHER_STOP,) if wish.has_other_stop else ()
+    adapter = ADAPTERS[request.adapter]
+    stops = (OTHER_STOP,) if request.has_other_stop else ()
     reference = f"{adapter}-{version}"
     return EngineRequest(
         request_id=name,
-        token_ids=prompt_of(wish),
+        token_ids=prompt_of(request),
         params=SamplingParams(
-            max_tokens=wish.max_tokens,
-            min_tokens=min(wish.min_tokens, wish.max_tokens),
+            max_tokens=request.max_tokens,
+            min_tokens=min(request.min_tokens, request.max_tokens),
             stop_token_ids=stops,
-            prompt_logprobs=1 if wish.has_prompt_logprobs else None,
-            structured_outputs=FORM if wish.has_form else None,
+            prompt_logprobs=1 if request.has_prompt_logprobs else None,
+            structured_outputs=GRAMMAR if request.has_grammar else None,
         ),
-        max_tokens=wish.max_tokens,
+        max_tokens=request.max_tokens,
         seed=seed,
         child=child,
         stop_token_ids=(EOS, *stops),
         adapter=AdapterRef(adapter, adapter, reference) if adapter else None,
-        priority=wish.priority,
-        cache_salt=SALTS[wish.salt],
+        priority=request.priority,
+        cache_salt=SALTS[request.salt],
         arrival_s=now_s,
-        timeout_s=TIMEOUT_S if wish.has_timeout else None,
+        timeout_s=TIMEOUT_S if request.has_timeout else None,
     )

@@ -21,6 +21,15 @@ from quire.plugins.loading import Registries, load_plugins
 from quire.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
+PLUGIN_IMPORTS = (
+    "quire.interfaces",
+    "quire.layers",
+    "quire.messages",
+    "quire.sampling_params",
+    "quire.errors",
+    "quire.native",
+    "quire.machine",
+)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PRODUCT = sorted([*ROOT.glob("framework/quire/**/*.py"), *ROOT.glob("plugins/*/quire_*/**/*.py")])
 GENERATED_DOCS = sorted(path for path in ROOT.glob("docs/**/*.md") if "[[[cog" in path.read_text())
@@ -110,6 +119,20 @@ def test_every_kind_has_a_hook_a_registry_an_interface_and_a_docs_section(kind):
     assert kind.name in Registries.__annotations__
     assert kind.name == "checkpoints" or kind.interface.__module__.startswith("quire.interfaces.")
     assert f"\n### {kind.name}\n" in (ROOT / "docs/plugins.md").read_text()
+
+
+def test_a_plugin_imports_only_what_third_parties_may_import():
+    """The list stands in docs/plugins.md; quire's own plugins need nothing else."""
+    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    assert [name for name in PLUGIN_IMPORTS if f"`{name}`" not in page] == []
+    for path in sorted(ROOT.glob("plugins/*/quire_*/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
+            for name in [module] if module else names if isinstance(node, ast.Import) else ():
+                if name.split(".")[0] == "quire":
+                    allowed = name == "quire" or name.startswith(PLUGIN_IMPORTS)
+                    assert allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_every_hook_has_a_docs_section():

@@ -52,8 +52,8 @@ def test_every_part_of_a_step_takes_some_time(step_cost, monkeypatch):
     assert (row["model"], row["requests"]) == ("hollow", 2)
     assert row["whole"] > 0
     assert all(taken > 0 for taken in row["parts"].values())
-    assert {"schedule", "inputs", "model", "draw", "outputs"} <= set(row["parts"])
-    assert row["decode_steps"] == "through Python (--kernels torch)"
+    assert {"schedule", "inputs", "model", "sampling", "outputs"} <= set(row["parts"])
+    assert row["decode_steps"] == "without CPU graphs (--kernels torch)"
 
 
 @NEEDS_COMPILER
@@ -62,6 +62,6 @@ def test_a_repeated_step_is_the_models_time(step_cost, monkeypatch):
     monkeypatch.setattr(step_cost, "NUM_RUNS", 1)
     monkeypatch.setattr(step_cost, "OUTPUT_LEN", 16)
     (row,) = step_cost.measure((2,), "native", num_kv_blocks=64)
-    assert row["decode_steps"] == "recorded and repeated"
+    assert row["decode_steps"] == "replayed from CPU graphs"
     assert row["parts"]["model"] > 0
     assert row["parts"]["prepare"] == 0

@@ -6,12 +6,12 @@ from acme_parts import Quire, write_acme_checkpoint
 from wheel import build_and_install
 
 HERE = Path(__file__).parent
-collect_ignore = ["acme"]  # its own tests run beside it, as a stranger runs them
+collect_ignore = ["acme"]  # its own tests run separately, as a third party runs them
 
 
 @pytest.fixture(scope="session")
 def acme_site(tmp_path_factory):
-    """The stranger's distribution: built as a wheel, and installed in a folder of its own."""
+    """Folder with the third-party distribution, built as a wheel and installed."""
     place = tmp_path_factory.mktemp("acme")
     shutil.copytree(HERE / "acme", place / "source", ignore=shutil.ignore_patterns("__pycache__"))
     return build_and_install(place / "source", place / "site")
@@ -19,11 +19,11 @@ def acme_site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def acme(acme_site):
-    """`quire` beside which the stranger's distribution is installed."""
+    """The command `quire` with the third-party distribution installed."""
     return Quire(acme_site)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A tiny checkpoint of the stranger's architecture."""
+    """A tiny checkpoint of the third-party architecture."""
     return write_acme_checkpoint(tmp_path_factory.mktemp("checkpoint") / "acme-tiny")

@@ -1,4 +1,4 @@
-"""A stranger's package beside quire: all that it brings is used by name, as if it were ours."""
+"""A third-party package: all its plugins are used by name, like the built-in ones."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from acme_parts import SIZES, acme_weights, greedy_tokens
+from acme_reference import SIZES, acme_weights, greedy_tokens
 from kernel_ways import OWN_BACKEND
 
 PARTS = {
@@ -44,7 +44,7 @@ def byte_tokens(text, checkpoint):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    """The likeliest answer to the prompt, computed without quire."""
+    """The greedy completion of the prompt, computed without quire."""
     return greedy_tokens(acme_weights(), byte_tokens(PROMPT, checkpoint), COUNT)
 
 
@@ -57,12 +57,12 @@ def server(acme, checkpoint, tmp_path_factory):
 
 def complete(server, **fields):
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": COUNT, **fields}
-    answer = server.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"]
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
 
 
-def test_the_expected_answer_is_not_dull(expected):
+def test_the_expected_completion_has_many_different_tokens(expected):
     assert len(set(expected)) >= 12
     assert max(expected) < SIZES["vocab_size"]
 
@@ -88,7 +88,7 @@ def test_the_doctor_finds_it_healthy(acme):
     assert "0 problems" in done.stdout
 
 
-def test_it_is_installed_by_its_metadata_and_not_by_luck(acme, acme_site):
+def test_it_is_found_by_its_metadata(acme, acme_site):
     assert (acme_site / "acme_quire-1.2.0.dist-info" / "entry_points.txt").is_file()
     assert acme.run("plugins", "show", "acme_quire", "-p", "no:acme_quire").returncode == 0
     blocked = acme.run("plugins", "show", "acme_calls", "-p", "no:acme-quire")
@@ -106,7 +106,7 @@ def test_its_parts_pass_the_kits_that_quire_ships(acme, acme_site):
     assert re.search(r"\b[1-9]\d+ passed", done.stdout)
 
 
-def test_explain_says_what_the_stranger_serves_and_why(acme, checkpoint):
+def test_explain_lists_the_third_party_parts_with_reasons(acme, checkpoint):
     done = acme.run("explain", checkpoint, *FLAGS, "--json")
     parts = {part["kind"] + ":" + part["name"]: part for part in json.loads(done.stdout)["parts"]}
     for kind, name in PARTS.items():
@@ -124,11 +124,11 @@ def test_auto_finds_the_tool_parser_by_the_template_and_prefers_the_quicker_atte
     assert parts["tool_parsers"]["name"] == "acme_calls"
     assert parts["attention_backends"]["name"] == OWN_BACKEND
     rejected = {part["name"]: part["reason"] for part in parts["attention_backends"]["rejected"]}
-    assert rejected["acme_plain"] == f"it can; {OWN_BACKEND} was preferred"
+    assert rejected["acme_plain"] == f"supported, but {OWN_BACKEND} has priority"
     assert rejected["triton_mla"].startswith("layout kv is not among mla")
 
 
-def test_run_answers_with_all_four_parts(acme, checkpoint, expected, tmp_path):
+def test_run_uses_all_four_parts(acme, checkpoint, expected, tmp_path):
     (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
     call = r'\[\[call weather \{"city": "[a-z]{3}", "days": [1-9]\}\]\]'
     done = acme.run(
@@ -137,14 +137,14 @@ def test_run_answers_with_all_four_parts(acme, checkpoint, expected, tmp_path):
         "--field", "top_n_sigma=0.5", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (answer,) = json.loads(done.stdout)["outputs"]
-    (made,) = answer["tool_calls"]
+    (output,) = json.loads(done.stdout)["outputs"]
+    (made,) = output["tool_calls"]
     assert made["name"] == "weather"
     assert set(json.loads(made["arguments"])) == {"city", "days"}
-    assert answer["text"] == ""
+    assert output["text"] == ""
 
 
-def test_run_gives_the_models_own_answer(acme, checkpoint, expected):
+def test_run_gives_the_models_own_completion(acme, checkpoint, expected):
     done = acme.run(
         "run", checkpoint, PROMPT, "--raw", "--max-tokens", COUNT, "--temperature", 0, "--json"
     )
@@ -152,17 +152,17 @@ def test_run_gives_the_models_own_answer(acme, checkpoint, expected):
     assert json.loads(done.stdout)["outputs"][0]["token_ids"] == expected
 
 
-def test_the_server_gives_the_models_own_answer_through_the_strangers_attention(
+def test_the_server_gives_the_models_own_completion_with_third_party_attention(
     server, acme, checkpoint, expected
 ):
     vocabulary = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
     tokens = {number: token for token, number in vocabulary.items()}
-    answer = server.post("/detokenize", json={"model": "tiny", "tokens": expected})
-    assert complete(server, temperature=0) == answer.json()["prompt"]
+    response = server.post("/detokenize", json={"model": "tiny", "tokens": expected})
+    assert complete(server, temperature=0) == response.json()["prompt"]
     assert all(token in tokens for token in expected)
 
 
-def test_a_request_field_of_the_stranger_stands_in_the_body(server):
+def test_a_third_party_request_field_is_read_from_the_body(server):
     greedy = complete(server, temperature=0)
     assert complete(server, temperature=2.0, seed=3) != greedy
     assert complete(server, temperature=2.0, seed=3, top_n_sigma=1e-6) == greedy
@@ -183,15 +183,15 @@ def test_requests_with_and_without_the_field_share_a_batch(server):
 @pytest.mark.parametrize("value", [-1, 101, "much", True])
 def test_a_wrong_value_of_the_field_is_a_400_that_names_it(server, value):
     body = {"model": "tiny", "prompt": PROMPT, "top_n_sigma": value}
-    answer = server.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert error["param"] == "top_n_sigma"
     assert "top_n_sigma must be a float from 0 to 100" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_strangers_parser_finds_a_forced_call(server, stream):
+def test_the_third_party_parser_finds_a_forced_call(server, stream):
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "Weather?"}],
@@ -202,22 +202,22 @@ def test_the_strangers_parser_finds_a_forced_call(server, stream):
         "max_tokens": 100,
         "stream": stream,
     }
-    answer = server.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    name, arguments = streamed_call(answer) if stream else whole_call(answer)
+    response = server.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    name, arguments = streamed_call(response) if stream else whole_call(response)
     assert name == "weather"
     assert set(json.loads(arguments)) == {"city", "days"}
 
 
-def whole_call(answer):
-    (choice,) = answer.json()["choices"]
+def whole_call(response):
+    (choice,) = response.json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     return call["function"]["name"], call["function"]["arguments"]
 
 
-def streamed_call(answer):
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+def streamed_call(response):
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     deltas = [
         choice["delta"] for e in events if e != "[DONE]" for choice in json.loads(e)["choices"]
     ]

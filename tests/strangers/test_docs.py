@@ -1,4 +1,4 @@
-"""The package that opens docs/plugins.md is taken from the page, built, installed and used."""
+"""The first package of docs/plugins.md is extracted, built, installed and used."""
 
 import re
 from pathlib import Path
@@ -19,18 +19,18 @@ def margin(tmp_path_factory, acme_site):
     return Quire(acme_site, build_and_install(source, source / "site"))
 
 
-def door(page):
+def example(page):
     block = re.search(r"```python\n# quire_margin.py\n(.*?)```", page.read_text(), re.DOTALL)[1]
     return [line for line in block.splitlines() if line.strip()]
 
 
-def test_the_door_is_a_dozen_lines_and_the_same_in_the_readme():
-    assert len(door(PAGE)) == 12
-    assert door(README) == door(PAGE)
+def test_the_example_is_a_dozen_lines_and_the_same_in_the_readme():
+    assert len(example(PAGE)) == 12
+    assert example(README) == example(PAGE)
 
 
 def test_the_package_of_the_page_works(margin, checkpoint, tmp_path):
-    """One server, as on the page; `test_acme` has fields on the command line."""
+    """Use one server, as on the page; `test_acme` tests fields on the command line."""
     assert margin.run("plugins", "doctor").returncode == 0
     with margin.serve(tmp_path / "log", checkpoint, "--samplers", "default,margin") as client:
         greedy, random, within = (
@@ -42,6 +42,6 @@ def test_the_package_of_the_page_works(margin, checkpoint, tmp_path):
 
 
 def _text(client, body):
-    answer = client.post("/v1/completions", json=body)
-    answer.raise_for_status()
-    return answer.json()["choices"][0]["text"]
+    response = client.post("/v1/completions", json=body)
+    response.raise_for_status()
+    return response.json()["choices"][0]["text"]

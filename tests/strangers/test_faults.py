@@ -1,4 +1,4 @@
-"""Plugins that fail: each in its own way, and what a user sees then."""
+"""Plugins that fail, and the errors that a user gets."""
 
 import json
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ NO_CLASS = OFFERS_NAME.replace("PlainAttention", "attend")
 
 @pytest.fixture
 def beside(acme_site, tmp_path):
-    """`quire` with the sound distribution, and others, each of one plugin module."""
+    """The command `quire` with the working distribution and others of one plugin module each."""
 
     def install(**sources):
         for name, source in sources.items():
@@ -136,24 +136,24 @@ def test_two_distributions_may_use_one_entry_point_name(acme_site, tmp_path):
     assert names["acme@acme-one"] == names["acme@acme-two"] == "loaded"
 
 
-def test_another_version_of_an_interface_is_told_apart(beside, checkpoint):
+def test_another_version_of_an_interface_is_refused(beside, checkpoint):
     quire = beside(acme_future=API_9.replace("NAME", "future"))
     explained = quire.run("explain", checkpoint)
-    assert "not future: it speaks version 9 of the interface" in explained.stdout
+    assert "not future: interface version 9 is not supported" in explained.stdout
     error = refusal(quire, "serve", checkpoint, "--attention-backend", "future")
-    assert "'future' of acme_future (acme-future 1.0) speaks version 9" in error
-    assert "this quire serves 1: upgrade quire [api_version]" in error
-    assert "speaks version 9" in quire.run("plugins", "doctor").stdout
+    assert "'future' of acme_future (acme-future 1.0) has interface version 9" in error
+    assert "this quire supports 1: upgrade quire [api_version]" in error
+    assert "has interface version 9" in quire.run("plugins", "doctor").stdout
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (NO_MODULE, "points at 'acme_quire.atention:PlainAttention', and there is no such module"),
+        (NO_MODULE, "refers to 'acme_quire.atention:PlainAttention', and there is no such module"),
         (NO_CLASS, "is not a subclass of quire.interfaces.attention.KVBackend"),
     ],
 )
-def test_code_that_is_not_there_stops_who_selects_it(beside, checkpoint, source, reason):
+def test_missing_code_is_an_error_only_if_selected(beside, checkpoint, source, reason):
     quire = beside(acme_broken=source.replace("NAME", "absent"))
     error = refusal(quire, "run", checkpoint, "x", "--attention-backend", "absent")
     assert "attention backend 'absent' of acme_broken (acme-broken 1.0)" in error
@@ -217,13 +217,13 @@ FAULTS_PLUGIN = """
 
     @hookimpl
     def register_samplers(registry):
-        there = SamplerCapabilities(stage="bias", fields=FIELDS)
-        registry.add("faulty", "acme_faults.parts:FaultyStep", capabilities=there)
+        capabilities = SamplerCapabilities(stage="bias", fields=FIELDS)
+        registry.add("faulty", "acme_faults.parts:FaultyStep", capabilities=capabilities)
 
     @hookimpl
     def register_tool_parsers(registry):
-        there = ToolParserCapabilities()
-        registry.add("faulty", "acme_faults.parts:FaultyCalls", capabilities=there)
+        capabilities = ToolParserCapabilities()
+        registry.add("faulty", "acme_faults.parts:FaultyCalls", capabilities=capabilities)
 
     @hookimpl
     def request_received(request):
@@ -232,14 +232,14 @@ FAULTS_PLUGIN = """
 
     @hookimpl
     def request_finished(request, output):
-        raise RuntimeError("nobody minds")
+        raise RuntimeError("the late hook fails")
 """
 PROMPT = "All is well"
 NUM_TOKENS = 220
 
 
 class Served:
-    """A server among whose parts are some that fail for some requests, and what it logs."""
+    """A server with parts that fail for some requests, and its log."""
 
     def __init__(self, client, log):
         self.client = client
@@ -251,12 +251,12 @@ class Served:
 
     @contextmanager
     def stream(self):
-        """Yield the pieces of the prompt's answer, while they are made."""
+        """Yield the pieces of the prompt's completion while they are generated."""
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
-        with self.client.stream("POST", "/v1/completions", json=body) as answer:
+        with self.client.stream("POST", "/v1/completions", json=body) as response:
             yield (
                 json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-                for line in answer.iter_lines()
+                for line in response.iter_lines()
                 if line.startswith("data: {")
             )
 
@@ -286,7 +286,7 @@ def served(acme_site, checkpoint, tmp_path_factory):
         yield Served(client, log)
 
 
-def test_a_server_starts_beside_a_broken_plugin_and_says_so(served):
+def test_a_server_starts_with_a_broken_plugin_and_logs_it(served):
     assert served.client.get("/readyz").status_code == 200
     log = served.log.read_text()
     assert "broken (acme-broken 1.0) failed to load: RuntimeError: the second half" in log
@@ -348,7 +348,9 @@ def test_the_other_request_was_in_the_same_batch(served, fault, message):
         ),
     ],
 )
-def test_the_client_sees_who_failed_and_the_log_says_how(served, fault, message, logged):
+def test_the_client_gets_the_failed_plugin_and_the_log_has_the_cause(
+    served, fault, message, logged
+):
     error = served.complete(**FAILURES[fault]).json()["error"]
     assert message in error["message"]
     assert error["code"] == "request_failed"
@@ -372,7 +374,7 @@ def test_the_client_sees_who_failed_and_the_log_says_how(served, fault, message,
         ),
     ],
 )
-def test_a_result_of_another_shape_or_type_is_no_answer(served, fault, message):
+def test_a_result_of_another_shape_or_type_is_an_error(served, fault, message):
     error = served.complete(**FAILURES[fault]).json()["error"]
     assert message in error["message"]
     assert error["code"] == "request_failed"
@@ -387,8 +389,8 @@ def test_a_part_that_always_fails_is_never_ready(served, acme_site, checkpoint):
 
 
 def test_a_failure_in_a_stream_is_its_last_event(served):
-    answer = served.complete(**FAILURES["step"], stream=True)
-    assert "request_failed" in answer.text
+    response = served.complete(**FAILURES["step"], stream=True)
+    assert "request_failed" in response.text
 
 
 def test_a_tool_parser_that_fails_ends_its_own_request_only(served):
@@ -400,11 +402,11 @@ def test_a_tool_parser_that_fails_ends_its_own_request_only(served):
     assert sound.json()["choices"][0]["message"]["content"] == "Ah."
 
 
-def test_a_hook_that_fails_after_the_answer_changes_nothing_but_the_log(served):
+def test_a_hook_that_fails_after_the_completion_is_only_logged(served):
     assert served.complete().status_code == 200
     log = served.log.read_text()
     assert "plugin acme_faults (acme-faults 1.0) failed in request_finished" in log
-    assert "RuntimeError: nobody minds" in log
+    assert "RuntimeError: the late hook fails" in log
 
 
 def test_the_server_is_alive_after_all_of_it(served):

@@ -1,4 +1,4 @@
-"""`quire chat [MODEL]`: a conversation in the terminal; each answer appears as it is written."""
+"""`quire chat [MODEL]`: a conversation in the terminal, with streamed completions."""
 
 import argparse
 import asyncio
@@ -28,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until the end of the input."""
+    """Run a conversation until the end of the input."""
     params = read_sampling_params(arguments, DEFAULT_MAX_TOKENS)
     settings = read_settings(arguments, enable_lora=True if arguments.adapter else None)
-    return asyncio.run(_talk(AsyncEngine.from_settings(settings), arguments, params))
+    return asyncio.run(_chat_loop(AsyncEngine.from_settings(settings), arguments, params))
 
 
-async def _talk(engine: AsyncEngine, arguments: argparse.Namespace, params: SamplingParams) -> int:
+async def _chat_loop(
+    engine: AsyncEngine, arguments: argparse.Namespace, params: SamplingParams
+) -> int:
     messages: list[dict[str, Any]] = []
     if arguments.system:
         messages.append({"role": "system", "content": arguments.system})
@@ -43,12 +45,12 @@ async def _talk(engine: AsyncEngine, arguments: argparse.Namespace, params: Samp
         while question := await _read_line():
             messages.append({"role": "user", "content": question})
             try:
-                answer = await _answer(engine, messages, params, arguments.adapter)
+                completion = await _stream_completion(engine, messages, params, arguments.adapter)
             except RequestError as error:
                 print(f"[{error.code}] {error}", file=sys.stderr)
                 messages.pop()
                 continue
-            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": completion})
     finally:
         await engine.shutdown()
     return 0
@@ -61,25 +63,25 @@ async def _read_line() -> str:
         return ""
 
 
-async def _answer(
+async def _stream_completion(
     engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
 ) -> str:
-    """Print an answer piece by piece; returns it without its thinking."""
+    """Print a completion piece by piece; return its text without the reasoning."""
     text = engine.frontend.render_chat(messages)
     parser = engine.frontend.make_completion_parser(text, with_tools=False)
-    said: list[str] = []
+    texts: list[str] = []
     prompt = {"prompt": text, "add_special_tokens": False}
     async for delta in engine.generate(prompt, params, lora_request=adapter):
-        _show(parser.feed(delta.text), said)
-    _show(parser.close(), said)
+        _show(parser.feed(delta.text), texts)
+    _show(parser.close(), texts)
     print()
-    return "".join(said)
+    return "".join(texts)
 
 
-def _show(events: list[Any], said: list[str]) -> None:
+def _show(events: list[Any], texts: list[str]) -> None:
     for event in events:
         if isinstance(event, TextDelta):
-            said.append(event.text)
+            texts.append(event.text)
             print(event.text, end="", flush=True)
         elif isinstance(event, ReasoningDelta):
             is_terminal = sys.stdout.isatty()

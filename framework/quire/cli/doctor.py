@@ -1,4 +1,4 @@
-"""What can be wrong with installed plugins, and the way out of each. Imports nothing heavy."""
+"""Problems of installed plugins, and how to fix them. Imports nothing heavy."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,14 +21,14 @@ from quire.plugins.registry import Entry, check_api, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem, or a note.
 
     Attributes:
         code: Stable name of the kind of problem, for programs.
-        what: What is wrong, and whose it is.
-        way_out: What to do about it.
-        is_fatal: It breaks something; otherwise it is only good to know.
-        details: The traceback, if there is one.
+        what: Description of the problem, and the plugin that has it.
+        way_out: Instructions to fix it.
+        is_fatal: True if it breaks something; otherwise it is a note.
+        details: Traceback, if there is one.
     """
 
     code: str
@@ -38,12 +38,12 @@ class Problem:
     details: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The problem as JSON data."""
+        """Return the problem as JSON data."""
         return asdict(self)
 
 
 def examine(plugins: Plugins) -> list[Problem]:
-    """Return everything that is wrong, the worst first, and what is good to know behind it."""
+    """Return all problems, the fatal ones first and the notes last."""
     found = [
         *_failed(plugins),
         *_contested(plugins),
@@ -104,24 +104,23 @@ def _dangling(plugins: Plugins) -> Iterator[Problem]:
 
 
 def _unusable(plugins: Plugins, entry: Entry, code: str, what: str, way_out: str) -> Problem:
-    """Return the problem of an entry that cannot be used; a note where another serves its name."""
+    """Return the problem of an entry that cannot be used; a note if another serves its name."""
     served = plugins.registries[entry.kind.name].uncontested(entry.name)
     is_needed = served is None or served.source == entry.source
     if is_needed:
         outcome = f"{entry.kind.title} {entry.name!r} cannot be used"
     else:
-        outcome = f"{entry.preference(entry.source)} gets an error"
+        outcome = f"{entry.preference(entry.source)} fails"
     return Problem(code, what, f"{way_out}; until then {outcome}", is_fatal=is_needed)
 
 
 def _shadowed() -> Iterator[Problem]:
-    for name, places in shadowed_distributions().items():
-        hidden = ", ".join(places[1:])
+    for name, paths in shadowed_distributions().items():
+        hidden = ", ".join(paths[1:])
         yield Problem(
             "shadowed",
-            f"distribution {name} is installed more than once: {places[0]} counts, {hidden} does "
-            "not",
-            "remove the copy that you do not mean; a stale .egg-info beside the sources is one too",
+            f"distribution {name} is installed more than once: {paths[0]} is used, {hidden} is not",
+            "remove the copy that you do not want; a stale .egg-info beside the sources is one too",
         )
 
 
@@ -157,7 +156,7 @@ def _without_points(stray: Stray) -> Problem:
         "no_entry_point",
         f"distribution {stray.name} {stray.version} depends on quire and has no entry point in "
         f"its group {ENTRY_POINT_GROUP!r}, so it offers nothing",
-        f"if it is only a program that uses quire, all is well; if it has a plugin: {example}",
+        f"if it is only a program that uses quire, nothing is wrong; if it has a plugin: {example}",
         is_fatal=False,
     )
 
@@ -192,7 +191,7 @@ def _passed_over(plugins: Plugins) -> Iterator[Problem]:
                 "passed_over",
                 f"{entry.kind.title} {name!r} of {entry.source} is also offered by "
                 f"{' and '.join(map(str, others))}; quire's own is used",
-                f"to use another, say {' or '.join(map(entry.preference, others))}",
+                f"to use another, pass {' or '.join(map(entry.preference, others))}",
                 is_fatal=False,
             )
 

@@ -1,7 +1,7 @@
-"""`quire explain MODEL`: what would be composed, without loading a weight or importing torch.
+"""`quire explain MODEL`: the parts of an engine and its memory plan, without loading weights.
 
-Who serves each part, and why; and what the memory would be used for. The status is 1 where an
-engine would not start, because its cache does not fit.
+It prints which plugin serves each part and why, and what the memory would be used for; it does not
+import torch. The exit status is 1 if an engine would not start because its cache does not fit.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]:
-    """Return the facts of a composition that are not parts; `max_model_len` is that in force."""
+    """Return the facts of a composition except its parts; `max_model_len` is the effective one."""
     description, shipped = composition.description, composition.shipped_checkpoint
     plan = memory.plan
     return {
@@ -69,13 +69,13 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
 
 
 def _choices(composition: Composition) -> list[Choice]:
-    """Return the parts, and before them the checkpoint where a plugin ships it."""
+    """Return the parts, preceded by the checkpoint if a plugin ships it."""
     shipped = composition.shipped_checkpoint
     return [*([] if shipped is None else [shipped]), *composition.choices]
 
 
 def describe_memory(memory: MemoryEstimate, scheduler: SchedulerSettings) -> dict[str, Any]:
-    """Return what the memory would be used for, as JSON data; all sizes are of one device."""
+    """Return the memory plan as JSON data; all sizes are per device."""
     plan = memory.plan
     return {
         "weight_bytes": memory.weight_bytes,
@@ -139,7 +139,7 @@ def _memory_lines(memory: MemoryEstimate, scheduler: SchedulerSettings) -> Itera
         return
     plan = memory.plan
     if not plan.groups:
-        yield f"{'cache':<18} none: no layer of this model keeps anything"
+        yield f"{'cache':<18} none: no layer of this model has a KV cache"
         return
     yield (
         f"{'cache':<18} {_size(plan.num_bytes)}: {plan.num_blocks - 1:,} blocks of "
@@ -157,10 +157,10 @@ def _memory_lines(memory: MemoryEstimate, scheduler: SchedulerSettings) -> Itera
 
 def _cache_reason(memory: MemoryEstimate, plan: KVPlan, scheduler: SchedulerSettings) -> str:
     if memory.cache_limit is None:
-        return f"as {memory.limited_by} says"
+        return f"the size that {memory.limited_by} sets"
     planned = memory.planned_requests
     if planned is None or plan.num_bytes + plan.bytes_a_block > memory.cache_limit:
-        return "all that it may take"
+        return "all the memory that it may use"
     running = scheduler.max_running
     kept = f", and {planned - running} more to keep prefixes" if planned > running else ""
     return f"as much as {running} requests can use ({_running_limit(scheduler)}){kept}"
@@ -173,7 +173,7 @@ def _running_limit(scheduler: SchedulerSettings) -> str:
 
 
 def _group_lines(memory: MemoryEstimate) -> Iterator[str]:
-    """Return a table of the KV groups; a token costs each group that has not left it behind."""
+    """Return a table of the KV groups; a token takes memory in each group until it is freed."""
     rows = [("group", "spec", "layers", "bytes a token", "padding", "blocks a request, at most")]
     for index, group in enumerate(memory.groups):
         padding = f"{group.padding_bytes / group.page_bytes:.0%}"
@@ -181,14 +181,14 @@ def _group_lines(memory: MemoryEstimate) -> Iterator[str]:
         rows.append((str(index), group.spec, str(group.num_layers), cost, padding, held))
     total = sum(group.bytes_a_token for group in memory.groups)
     rows.append(("", "all", "", f"{total:,}", "", ""))
-    for place, spec, *numbers in rows:
-        columns = zip(numbers, rows[0][2:], strict=True)
-        aligned = "  ".join(number.rjust(len(head)) for number, head in columns)
-        yield f"{place:<6} {spec:<36} {aligned}".rstrip()
+    for label, spec, *cells in rows:
+        columns = zip(cells, rows[0][2:], strict=True)
+        aligned = "  ".join(cell.rjust(len(head)) for cell, head in columns)
+        yield f"{label:<6} {spec:<36} {aligned}".rstrip()
 
 
 def _size(num_bytes: int) -> str:
-    """Write a number of bytes for people."""
+    """Return a number of bytes as text with a unit."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.2f} {unit} ({num_bytes:,} bytes)"

@@ -1,4 +1,4 @@
-"""`quire <command>`: find the command, and import only that one."""
+"""`quire <command>`: entry point that imports only the module of the command."""
 
 import argparse
 import logging
@@ -10,20 +10,21 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from quire.errors import AdapterError, QuireError
+from quire.process.stack_dump import enable_stack_dumps
 from quire.process.traceback_text import with_cause
 
 COMMANDS = {
-    "run": "answer a prompt on the command line",
+    "run": "complete a prompt on the command line",
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, with OpenAI's routes",
-    "explain": "say which plugin would serve each part of a model, and why",
+    "explain": "show which plugin would serve each part of a model, and why",
     "plugins": "list, show and check the installed plugins",
     "bench": "measure throughput, start-up, the scheduler and the prefix cache",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0, 1 for an error of ours, 2 for wrong usage."""
+    """Run a command; return the exit status: 0, 1 for a `QuireError`, 2 for wrong usage."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="quire",
@@ -45,15 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    enable_stack_dumps()
     try:
         return int(import_module(f"quire.cli.{arguments.command}").run(arguments))
     except QuireError as error:
-        told = with_cause(error) if isinstance(error, AdapterError) else error
-        print(f"quire: {told} [{error.code}]", file=sys.stderr)
+        message = with_cause(error) if isinstance(error, AdapterError) else error
+        print(f"quire: {message} [{error.code}]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a pipe, `head` for example, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, `head` for example, is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

@@ -1,6 +1,6 @@
-"""Options as flags, YAML keys and environment variables: views of the fields in `config.py`.
+"""Options as flags, YAML keys and environment variables, from the fields in `config.py`.
 
-What is nearest to the user wins: a flag, then the environment, then a file, then the default.
+Order of precedence: a flag, then the environment, then a file, then the default.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from quire.native import compiled_cache, compiler
 from quire.plugins.registry import did_you_mean
 
 MAX_CONFIG_BYTES = 2**20
-OTHER_VARIABLES = frozenset(  # of quire's, but no options
+OTHER_VARIABLES = frozenset(  # variables of quire that are not options
     {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
 )
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, as every view shows it."""
+    """One option, with what its flag, key and environment variable need."""
 
     name: str
     group: str
@@ -64,7 +64,7 @@ class Option:
         """Turn a value from a file or the environment into the option's type.
 
         Raises:
-            SettingsError: It cannot be turned; the message says where it stood.
+            SettingsError: The value cannot be converted; the message names its origin.
         """
         if self.is_list:
             items = value.split(",") if isinstance(value, str) else value
@@ -95,7 +95,7 @@ def all_options(groups: Iterable[str] = GROUPS) -> list[Option]:
 
 
 def add_options(parser: argparse.ArgumentParser, groups: Iterable[str], skip: str = "") -> None:
-    """Add a flag for each option of the groups; what is not given stays unset."""
+    """Add a flag for each option of the groups; flags that are not given stay None."""
     options = all_options(groups)
     for group in groups:
         section = parser.add_argument_group(group_title(group))
@@ -109,7 +109,7 @@ def read_settings(arguments: argparse.Namespace, **given: Any) -> Settings:
     """Build the settings from a file, the environment, and the flags.
 
     Raises:
-        SettingsError: A value cannot be read or cannot work.
+        SettingsError: A value cannot be read or is invalid.
     """
     options = {option.name: option for option in all_options()}
     values: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _read_flag(option: Option, value: Any) -> Any:
-    """Return what argparse made of a flag; the items of a list may also be joined by commas."""
+    """Return the value of a parsed flag; the items of a list may also be joined by commas."""
     if option.is_bytes:
         return option.parse(value, option.flag)
     is_joined = option.is_list and not option.is_repeated and isinstance(value, list)
@@ -189,7 +189,9 @@ def _read_environment(
     for variable in environment:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
             hint = did_you_mean(variable, known)
-            logger.warning("environment variable %s is no option%s", variable, hint)
+            logger.warning(
+                "ignoring environment variable %s, which is not an option%s", variable, hint
+            )
     return {
         name: option.parse(environment[option.variable], option.variable)
         for name, option in options.items()
@@ -198,7 +200,7 @@ def _read_environment(
 
 
 def _read_file(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
-    import yaml  # only who has a file pays for it
+    import yaml  # only if a file is given
 
     if not path.is_file():
         raise SettingsError(f"no such file: {path}")
@@ -209,7 +211,7 @@ def _read_file(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold keys and values")
+        raise SettingsError(f"{path} must contain keys and values")
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")

@@ -1,4 +1,4 @@
-"""`quire plugins list | show NAME | doctor`: what is installed, what became of it, what to do."""
+"""`quire plugins list | show NAME | doctor`: installed plugins, their states and problems."""
 
 import argparse
 import json
@@ -13,12 +13,12 @@ from quire.plugins.registry import Entry, did_you_mean
 from quire.plugins.report import entry_report, plugins_report
 
 ACTIONS = {
-    "list": "every plugin, what became of it, and the names that it offers",
+    "list": "every plugin, its state, and the names that it offers",
     "show": "everything about one plugin, or one name that a plugin offers",
-    "doctor": "what is wrong, and the way out; exit status 1 if anything is",
+    "doctor": "problems and how to fix them; exit status 1 if there are any",
 }
 CONTESTED, PASSED_OVER = "*", "~"
-WIDTH = 24  # of a label, a capability's for the most part
+WIDTH = 24  # of a label; most are names of capabilities
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def _list(arguments: argparse.Namespace, plugins: Plugins) -> int:
 
 
 def _offers(report: dict[str, Any]) -> list[str]:
-    """Say in a line a kind what a plugin offers, or why it offers nothing."""
+    """Return one line per kind with the names that a plugin offers, or its error."""
     if report["error"]:
         return [report["error"]]
     names: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def _offers(report: dict[str, Any]) -> list[str]:
 
 
 def _mark(report: dict[str, Any], offer: dict[str, Any]) -> str:
-    """Return what is put behind a name that the plugin of the report does not serve."""
+    """Return the mark behind a name that the plugin of the report does not serve."""
     if offer["is_contested"]:
         return CONTESTED
     return "" if offer["served_by"] == report["name"] else PASSED_OVER
@@ -100,10 +100,10 @@ def _show(arguments: argparse.Namespace, plugins: Plugins) -> int:
 
 
 def find(plugins: Plugins, name: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the reports of all plugins and offered names that `name` may mean.
+    """Return the reports of all plugins and offered names that `name` matches.
 
     Raises:
-        UnknownNameError: It means nothing that is installed.
+        UnknownNameError: It matches nothing that is installed.
     """
     by_name = {report["name"]: report for report in plugins_report(plugins, detailed=True)}
     found = [by_name[r.source.plugin] for r in plugins.records if name in r.source.names]
@@ -159,7 +159,7 @@ def _print_problems(problems: Iterable[Problem], num_plugins: int) -> None:
 
 
 def lines(report: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """Lay out JSON data for people; what is empty is left out."""
+    """Yield JSON data as lines of text; empty values are left out."""
     for key, value in report.items():
         if value is None or value == []:
             continue

@@ -1,4 +1,4 @@
-"""`quire run [MODEL] PROMPT`: one answer, on the command line."""
+"""`quire run [MODEL] PROMPT`: one completion, on the command line."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
-    parser.add_argument("prompt", help="the question; - reads it from standard input")
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
     parser.add_argument("--raw", action="store_true", help="continue the text; no chat template")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.add_argument("--tools", metavar="FILE", help="a JSON file with OpenAI tool definitions")
@@ -61,17 +61,17 @@ def _generate(llm: LLM, arguments: argparse.Namespace, params: Any) -> RequestOu
 
 
 def _print(output: RequestOutput) -> None:
-    for answer in output.outputs:
-        if answer.reasoning:
-            print(f"[thinking] {answer.reasoning}")
-        if answer.text:
-            print(answer.text)
-        for call in answer.tool_calls:
+    for completion in output.outputs:
+        if completion.reasoning:
+            print(f"[thinking] {completion.reasoning}")
+        if completion.text:
+            print(completion.text)
+        for call in completion.tool_calls:
             print(f"[tool call] {call.name}({call.arguments})")
 
 
 def _print_stats(llm: LLM, output: RequestOutput, seconds: float) -> None:
-    num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
+    num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     rate = num_tokens / seconds
     print(f"\n{num_tokens} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", file=sys.stderr)
     for choice in llm.composition.choices:

@@ -1,4 +1,4 @@
-"""Flags for one generation, shared by `run` and `chat`: views of `SamplingParams`."""
+"""Flags for generation, shared by `run` and `chat`, from the fields of `SamplingParams`."""
 
 import argparse
 import json
@@ -13,16 +13,16 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "temperature": (float, "0 takes the most likely token"),
     "top_p": (float, "smallest set of tokens whose probabilities add up to this"),
     "top_k": (int, "the k most likely tokens"),
-    "min_p": (float, "tokens at least this likely in relation to the likeliest"),
-    "seed": (int, "same seed, same answer"),
+    "min_p": (float, "tokens at least this likely in relation to the most likely one"),
+    "seed": (int, "same seed, same completion"),
     "max_tokens": (int, "tokens to generate at most"),
-    "min_tokens": (int, "no end before so many tokens"),
-    "n": (int, "answers"),
+    "min_tokens": (int, "tokens to generate at least"),
+    "n": (int, "number of completions"),
 }
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a generation."""
+    """Add the flags for generation."""
     group = parser.add_argument_group("Generation")
     for name, (kind, text) in NUMBERS.items():
         metavar = "X" if kind is float else "N"
@@ -30,7 +30,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             "--" + name.replace("_", "-"), type=kind, default=None, metavar=metavar, help=text
         )
     group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the answer; repeatable"
+        "--stop", action="append", metavar="TEXT", help="ends the completion; repeatable"
     )
     group.add_argument(
         "--field",
@@ -39,11 +39,15 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a request field that a sampler plugin declares; repeatable",
     )
-    group.add_argument("--adapter", metavar="NAME", help="answer through this LoRA adapter")
-    form = group.add_mutually_exclusive_group()
-    form.add_argument("--json-schema", metavar="FILE", help="the answer follows this JSON schema")
-    form.add_argument("--regex", metavar="REGEX", help="the answer matches this")
-    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeatable")
+    group.add_argument("--adapter", metavar="NAME", help="use this LoRA adapter")
+    constraint = group.add_mutually_exclusive_group()
+    constraint.add_argument(
+        "--json-schema", metavar="FILE", help="the completion follows this JSON schema"
+    )
+    constraint.add_argument("--regex", metavar="REGEX", help="the completion matches this")
+    constraint.add_argument(
+        "--choice", action="append", metavar="TEXT", help="one of these; repeatable"
+    )
 
 
 def read_sampling_params(arguments: argparse.Namespace, default_max_tokens: int) -> SamplingParams:
@@ -93,7 +97,7 @@ def _read_field(text: str) -> tuple[str, Any]:
     """Read NAME=VALUE; the value is JSON (a number, true, false) or else text."""
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise SettingsError(f"--field must read NAME=VALUE, got {text!r}")
+        raise SettingsError(f"--field must be NAME=VALUE, got {text!r}")
     try:
         return name, json.loads(value)
     except ValueError:

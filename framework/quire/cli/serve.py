@@ -1,4 +1,4 @@
-"""`quire serve [MODEL]`: the engine behind HTTP, with OpenAI's routes."""
+"""`quire serve [MODEL]`: an HTTP server with OpenAI's routes."""
 
 import argparse
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says stop."""
+    """Serve until a signal stops the server."""
     settings = read_settings(arguments)
     engine = start_engine(settings, is_serving=True)
     serve(

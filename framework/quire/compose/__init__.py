@@ -1,1 +1,1 @@
-"""Compose an engine: settings and registries in, a frozen account of every choice out."""
+"""Selection of every part of an engine, from settings and plugin registries."""

@@ -1,7 +1,7 @@
-"""Each layer asks, each attention backend answers by what it declared, and priority decides.
+"""Selection of attention backends, by their declared capabilities and priorities.
 
-Layers that speak one layout share a backend where one can serve them all. Where none can, each kind
-of them gets the best that can serve it, so one model may mix backends.
+All layers of one KV layout use the same backend if one supports them all. Otherwise each kind of
+layer gets the best backend that supports it, so one model may mix backends.
 """
 
 from collections import Counter
@@ -22,18 +22,18 @@ from quire.plugins.registry import Entry, Registry, check_api
 
 ROLE = "attention backend"
 COMMON_BLOCK_SIZES = (16, 32, 64, 128)  # tried where the backends' defaults differ
-NOBODY = "none of the installed ones"
+NONE_INSTALLED = "none of the installed ones"
 
 Queries = Mapping[KVLayer, AttentionQuery]
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenBackends:
-    """Who attends.
+    """Attention backends of a model.
 
     Attributes:
-        backends: Each once; the first serves most layers. None where no layer keeps anything.
-        layer_backends: For each of the model's `kv_layers`, in order, its place in `backends`.
+        backends: Distinct backends; the first serves most layers. Empty if no layer has KV.
+        layer_backends: Index in `backends` for each of the model's `kv_layers`, in order.
     """
 
     backends: tuple[Choice, ...]
@@ -49,7 +49,7 @@ def attention_queries(
     compute_capability: int | None = None,
     native_unavailable_reason: str | None = None,
 ) -> dict[KVLayer, AttentionQuery]:
-    """Return what each layer of the model asks of a backend."""
+    """Return the requirements of each layer of the model on its attention backend."""
     tp_size = settings.parallel.tensor_parallel_size
 
     def query(layer: KVLayer) -> AttentionQuery:
@@ -84,16 +84,18 @@ def choose_attention_backends(
     queries: Queries,
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> ChosenBackends:
-    """Choose who serves each layer.
+    """Choose the attention backend of each layer.
 
     Args:
-        registries: Where the backends are found.
-        wanted: A name, which then serves every layer whose layout it declares; or "auto".
-        queries: What each layer asks.
-        refused: Backends that were chosen before and could not serve, with their reasons.
+        registries: Registries of the installed plugins.
+        wanted: Name of a backend, which then serves every layer whose layout it declares; or
+            "auto".
+        queries: Requirements of each layer.
+        refused: Reasons why backends that were chosen before cannot be used, by name.
 
     Raises:
-        PluginError: The one that was asked for does not exist or cannot serve, or none can.
+        PluginError: The named backend does not exist or does not support a layer, or no installed
+            backend does.
     """
     registry = registries.attention_backends
     offers = [_offer(registry, name, wanted, refused.get(name)) for name in registry]
@@ -104,7 +106,7 @@ def choose_attention_backends(
         is_asked = asked is not None and layout in asked.capabilities.layouts
         chosen |= _choose(offers, asked if is_asked else None, kinds, queries)
     if asked is not None and queries and asked not in chosen.values():
-        raise _cannot(asked, offers, _kinds(queries.values()))
+        raise _named_backend_error(asked, offers, _kinds(queries.values()))
     served = Counter(chosen[query].name for query in queries.values())
     names = [name for name, _ in served.most_common()]
     return ChosenBackends(
@@ -114,32 +116,36 @@ def choose_attention_backends(
 
 
 def common_block_size(backends: Sequence[Choice]) -> int:
-    """Return the block size of an engine whose user names none: one that every backend serves.
+    """Return the default block size: one that every backend supports.
 
     Raises:
-        RefusedError: There is none.
+        RefusedError: No block size is supported by all backends.
     """
-    every: list[AttentionCapabilities] = [choice.entry.capabilities for choice in backends]
-    sizes = [there.block_sizes for there in every if there.block_sizes is not None]
-    known: Iterable[int] = COMMON_BLOCK_SIZES
+    declared: list[AttentionCapabilities] = [choice.entry.capabilities for choice in backends]
+    sizes = [each.block_sizes for each in declared if each.block_sizes is not None]
+    common: Iterable[int] = COMMON_BLOCK_SIZES
     if sizes:
-        known = sorted(frozenset[int].intersection(*sizes))
-    for size in (*(there.default_block_size for there in every), *known):
-        if all(size in served for served in sizes):
+        common = sorted(frozenset[int].intersection(*sizes))
+    for size in (*(each.default_block_size for each in declared), *common):
+        if all(size in supported for supported in sizes):
             return size
-    wants = "; ".join(
+    by_backend = "; ".join(
         f"{choice.name}: {_listed(choice.entry.capabilities.block_sizes or ())}"
         for choice in backends
     )
     raise RefusedError(
-        f"no block size is served by every attention backend of this model ({wants}); choose "
-        "another with attention_backend"
+        f"no block size is supported by every attention backend of this model ({by_backend}); "
+        "choose another backend with attention_backend"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A backend that is installed; `reason` says why nobody can use it at all."""
+    """An installed backend.
+
+    Attributes:
+        reason: Reason why it cannot be used at all, or None.
+    """
 
     name: str
     entry: Entry
@@ -147,11 +153,11 @@ class _Offer:
 
     @property
     def capabilities(self) -> AttentionCapabilities:
-        there: AttentionCapabilities = self.entry.capabilities
-        return there
+        capabilities: AttentionCapabilities = self.entry.capabilities
+        return capabilities
 
     def refusal(self, kinds: Iterable[AttentionQuery]) -> str | None:
-        """Return why it cannot serve all of these, or None if it can."""
+        """Return why the backend cannot serve all these layers, or None if it can."""
         if self.reason is not None:
             return self.reason
         reasons = (self.capabilities.refusal(query) for query in kinds)
@@ -163,7 +169,7 @@ def _offer(registry: Registry[type], name: str, wanted: str, reason: str | None)
     if entry is None:
         return _Offer(name, registry.contested()[name][0], "several plugins offer it")
     if entry.api not in entry.kind.apis:
-        return _Offer(name, entry, f"it speaks version {entry.api} of the interface")
+        return _Offer(name, entry, f"interface version {entry.api} is not supported")
     if locate(entry.reference) is None:
         return _Offer(name, entry, f"there is no module for {entry.reference!r}")
     return _Offer(name, entry, reason)
@@ -182,23 +188,23 @@ def _choose(
     kinds: Sequence[AttentionQuery],
     queries: Queries,
 ) -> dict[AttentionQuery, _Offer]:
-    """Choose for the layers of one layout: one for all, or the best for each kind of them."""
+    """Choose for the layers of one layout: one backend for all, or the best for each kind."""
     if asked is not None:
         if asked.refusal(kinds) is not None:
-            raise _cannot(asked, offers, kinds)
+            raise _named_backend_error(asked, offers, kinds)
         return dict.fromkeys(kinds, asked)
     if (best := _best(offers, kinds)) is not None:
         return dict.fromkeys(kinds, best)
     chosen = {}
     for query in kinds:
         if (best := _best(offers, [query])) is None:
-            raise _nobody_can(offers, query, queries)
+            raise _no_backend_error(offers, query, queries)
         chosen[query] = best
     return chosen
 
 
 def _best(offers: Iterable[_Offer], kinds: Sequence[AttentionQuery]) -> _Offer | None:
-    """Return the highest priority of those that can serve all of these."""
+    """Return the backend of the highest priority among those that can serve all these layers."""
     able = [offer for offer in offers if offer.refusal(kinds) is None]
     return max(able, key=lambda offer: offer.capabilities.priority, default=None)
 
@@ -210,7 +216,7 @@ def _choice(
     chosen: Mapping[AttentionQuery, _Offer],
     queries: Queries,
 ) -> Choice:
-    """Say why a backend serves what it serves, and why the others do not."""
+    """Describe the choice of a backend, with the reasons why the others were not chosen."""
     kinds = [query for query, offer in chosen.items() if offer.name == name]
     refusals = {offer.name: offer.refusal(kinds) for offer in offers}
     layers = [layer for layer, query in queries.items() if query in kinds]
@@ -225,14 +231,14 @@ def _choice(
         why += f", for {len(layers)} of {len(queries)} layers ({specs})"
     entry = next(offer.entry for offer in offers if offer.name == name)
     rejected = tuple(
-        Rejection(other, reason or f"it can; {name} was preferred")
+        Rejection(other, reason or f"supported, but {name} has priority")
         for other, reason in refusals.items()
         if other != name
     )
     return Choice(ROLE, entry, why, rejected)
 
 
-def _cannot(
+def _named_backend_error(
     asked: _Offer, offers: Iterable[_Offer], kinds: Sequence[AttentionQuery]
 ) -> RefusedError:
     able = [offer.name for offer in offers if offer.refusal(kinds) is None]
@@ -241,15 +247,17 @@ def _cannot(
     way_out = f"set --dtype {min(types)}; " if is_wrong_type and types else ""
     return RefusedError(
         f"attention backend {asked.name!r} cannot serve this model: {asked.refusal(kinds)}; "
-        f"{way_out}can: {', '.join(able) or NOBODY}"
+        f"{way_out}backends that can: {', '.join(able) or NONE_INSTALLED}"
     )
 
 
-def _nobody_can(offers: Iterable[_Offer], query: AttentionQuery, queries: Queries) -> RefusedError:
+def _no_backend_error(
+    offers: Iterable[_Offer], query: AttentionQuery, queries: Queries
+) -> RefusedError:
     layers = [layer for layer, other in queries.items() if other == query]
     what = "this model"
     if len(layers) < len(queries):
-        what = f"the {len(layers)} layer(s) of this model that keep {layers[0].spec}"
+        what = f"the {len(layers)} layer(s) of this model with KV-cache spec {layers[0].spec}"
     reasons = "; ".join(f"{offer.name}: {offer.refusal([query])}" for offer in offers)
     return RefusedError(f"no attention backend can serve {what} ({reasons or 'none installed'})")
 

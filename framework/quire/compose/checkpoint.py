@@ -1,4 +1,4 @@
-"""Find a checkpoint's folder and read its config.json, before any weight is touched."""
+"""Checkpoint lookup: find the folder of a model and read its config.json, without the weights."""
 
 import json
 import logging
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's files.
+    """Files of a model.
 
     Attributes:
-        name: What the user called it.
-        config: Its config.json.
+        name: Name or path as given by the user.
+        config: Content of its config.json.
         adapters: LoRA adapters that a plugin ships with it, by name.
-        entry: What a plugin ships it as; None: no plugin does.
+        entry: Registry entry of the plugin that ships it; None if no plugin does.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Checkpoint:
         """The first of the config's `architectures`.
 
         Raises:
-            CheckpointCorruptError: It names none.
+            CheckpointCorruptError: The config names no architecture.
         """
         names = self.config.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -60,15 +60,15 @@ def find_checkpoint(
     """Find the checkpoint that the settings name: a shipped name, a folder, or a hub id.
 
     Args:
-        settings: They name it.
-        shipped: What plugins ship. A folder of the same name is meant only if it is a checkpoint;
-            `./NAME` always is the folder.
-        with_weights: Whether a download brings the weights too.
+        settings: Model settings, with the name.
+        shipped: Checkpoints that plugins ship. A folder of the same name takes precedence only if
+            it is a checkpoint; `./NAME` is always the folder.
+        with_weights: Whether the weights are downloaded as well.
 
     Raises:
-        CheckpointNotFoundError: There is nothing under that name.
+        CheckpointNotFoundError: No checkpoint has that name.
         CheckpointCorruptError: Its config.json is missing or broken.
-        PluginError: A plugin ships it, and cannot be loaded.
+        PluginError: The plugin that ships the checkpoint cannot be loaded.
     """
     name = settings.model
     folder = os.path.expanduser(name)
@@ -79,7 +79,7 @@ def find_checkpoint(
     elif os.path.isdir(folder):
         found = ShippedCheckpoint(Path(folder))
     elif os.path.isfile(folder):
-        raise CheckpointNotFoundError(f"{name} is a file; name the folder that it lies in")
+        raise CheckpointNotFoundError(f"{name} is a file; give the folder that contains it")
     elif _looks_like_path(name):
         raise CheckpointNotFoundError(f"no such model folder: {name}")
     else:
@@ -92,7 +92,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` of a folder.
 
     Raises:
-        CheckpointCorruptError: It is missing, too large, or not a JSON object.
+        CheckpointCorruptError: The file is missing, too large, or not a JSON object.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -104,7 +104,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise CheckpointCorruptError(f"{path} must hold a JSON object")
+        raise CheckpointCorruptError(f"{path} must contain a JSON object")
     return config
 
 
@@ -116,7 +116,7 @@ def _from_hub(name: str, revision: str | None, with_weights: bool, known: str) -
     from huggingface_hub import snapshot_download  # a second to import, and rarely needed
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    logger.info("looking for %s on the hub", name)
+    logger.info("looking for model %s on the Hugging Face hub", name)
     try:
         folder = snapshot_download(
             name,
@@ -125,7 +125,8 @@ def _from_hub(name: str, revision: str | None, with_weights: bool, known: str) -
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointNotFoundError(
-            f"{name!r} is no folder, no shipped checkpoint (known: {known}) and cannot be had from "
-            f"the hub: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{name!r} is neither a folder nor a shipped checkpoint (known: {known}), and its "
+            "download from the hub failed: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     return Path(folder)

@@ -1,6 +1,6 @@
-"""A name becomes a choice: by setting, by default, or by `auto` from what parts declare.
+"""Selection of parts by name: by setting, by default, or by `auto` from declared capabilities.
 
-Who serves a name that several plugins offer is decided in one place, `Registry.uncontested`.
+If several plugins offer a name, `Registry.uncontested` decides between them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ ASKED_FOR = "asked for"
 
 
 def choose_named(registry: Registry[Any], wanted: str, default: str | None = None) -> Choice:
-    """Choose who serves a name.
+    """Choose the part with a name.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's.
@@ -29,12 +29,12 @@ def choose_named(registry: Registry[Any], wanted: str, default: str | None = Non
 def choose_optional(
     registry: Registry[Any], wanted: str, default: str | None = None
 ) -> Choice | None:
-    """Choose who serves a name; None for `none`. Raises as `choose_named` does."""
+    """Choose the part with a name; None for `none`. Raises as `choose_named` does."""
     return None if wanted == NONE else choose_named(registry, wanted, default)
 
 
 def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> Choice | None:
-    """Choose a parser; `auto` takes the one whose markers stand in the chat template.
+    """Choose a parser; `auto` takes one with all its markers in the chat template.
 
     Raises:
         PluginError: No plugin offers the name, or several do and none of them is quire's.
@@ -54,25 +54,25 @@ def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> C
         elif missing:
             rejected.append(Rejection(name, f"the chat template has no {missing[0]}"))
         elif entry.api not in entry.kind.apis:
-            rejected.append(Rejection(name, f"it speaks version {entry.api} of the interface"))
+            rejected.append(Rejection(name, f"interface version {entry.api} is not supported"))
         else:
             matches.append(entry)
     if not matches:
         return None
     best = max(matches, key=lambda entry: entry.capabilities.priority)
-    rejected += [Rejection(e.name, f"{best.name} was preferred") for e in matches if e is not best]
+    rejected += [Rejection(e.name, f"{best.name} has priority") for e in matches if e is not best]
     why = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
     return Choice(registry.kind.title, best, why, tuple(rejected))
 
 
 def check_present(entry: Entry) -> None:
-    """Check, without importing it, that an entry's module is there.
+    """Check that an entry's module exists, without importing it.
 
     Raises:
-        PluginLoadError: It is not.
+        PluginLoadError: The module does not exist.
     """
     if locate(entry.reference) is None:
         raise PluginLoadError(
-            f"{entry.kind.title} {entry.name!r} of {entry.source} points at {entry.reference!r}, "
+            f"{entry.kind.title} {entry.name!r} of {entry.source} refers to {entry.reference!r}, "
             "and there is no such module"
         )

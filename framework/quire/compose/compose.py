@@ -1,8 +1,9 @@
-"""Compose an engine: settings and registries in, a frozen account of every choice out.
+"""Selection of every part of an engine, from settings, registries and the model's config.
 
-Nothing heavy is imported here. Every part is chosen by what it declared at registration, and the
-`Composition` says what was chosen, from which distribution and version, why, and why the others
-were not. It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+Nothing heavy is imported here. Parts are chosen by the capabilities that they declared at
+registration. The resulting `Composition` records each choice with its distribution, version and
+reason, and the reasons against the alternatives. `quire explain` prints it, the start-up log
+reports it, and processes of one engine compare it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -72,29 +73,30 @@ def compose(
     chat_template: str = "",
     machine: Machine | None = None,
 ) -> Composition:
-    """Choose every part.
+    """Choose every part of an engine.
 
     Args:
-        settings: What the user asked for.
-        plugins: What is installed.
-        checkpoint: The model's files; only its config is read.
-        chat_template: Text of the chat template, by which `auto` finds parsers.
-        machine: The machine to plan for; by default this one.
+        settings: Settings as given by the user.
+        plugins: Installed plugins.
+        checkpoint: Files of the model; only its config is read.
+        chat_template: Text of the chat template, in which `auto` looks for parsers' markers.
+        machine: Machine to plan for; None: this one.
 
     Raises:
-        UnsupportedModelError: No plugin offers the architecture, or it cannot be served.
-        PluginError: A part that the user named does not exist, fails to load, or cannot serve.
+        UnsupportedModelError: No plugin supports the architecture, or a feature of the model.
+        PluginError: A part that the user named does not exist, fails to load, or does not support
+            this model or machine.
         SettingsError: Options contradict the model.
-        RefusedError: A promise that was asked for cannot be kept.
+        RefusedError: A guarantee that the user asked for cannot be given.
     """
     registries = plugins.registries
     model, description = _choose_model(registries, checkpoint)
-    machine = _without_what_is_off(machine or _this_machine(), settings, registries)
+    machine = _without_disabled_kernels(machine or _this_machine(), settings, registries)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
     dtype, dtype_why = _dtype(settings, registries, machine, description, device)
     tp_size = settings.parallel.tensor_parallel_size
-    given = _Given(settings, registries, description, machine, device, dtype)
+    inputs = _Inputs(settings, registries, description, machine, device, dtype)
     parts = settings.parts
     lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
@@ -125,7 +127,7 @@ def compose(
         ),
         kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
         executor=_choose_executor(registries, settings.parallel.executor, tp_size),
-        **_computing_parts(given, LoadFailures()),
+        **_computing_parts(inputs, LoadFailures()),
     )
     _check_tensor_parallel(model, description, tp_size)
     for choice in composition.choices:
@@ -137,18 +139,18 @@ def compose(
 def corrected(
     composition: Composition, settings: Settings, registries: Registries, failures: LoadFailures
 ) -> Composition:
-    """Return the composition with what can take the place of parts that failed while they loaded.
+    """Return the composition with replacements for the parts that failed to load.
 
     Args:
-        composition: What was chosen.
-        settings: What it was chosen by, with the sizes that the device decides.
-        registries: Where others are found.
-        failures: What cannot serve after all.
+        composition: Composition before the failures.
+        settings: Settings that it was made from, with the device's defaults.
+        registries: Registries of the installed plugins.
+        failures: Parts that failed to load.
 
     Raises:
-        PluginError: Nothing else can serve, or the user named what failed.
+        PluginError: There is no replacement, or the user named the part that failed.
     """
-    given = _Given(
+    inputs = _Inputs(
         settings,
         registries,
         composition.description,
@@ -156,7 +158,7 @@ def corrected(
         composition.device,
         composition.dtype,
     )
-    return replace(composition, **_computing_parts(given, failures))
+    return replace(composition, **_computing_parts(inputs, failures))
 
 
 def build_spec(
@@ -166,7 +168,7 @@ def build_spec(
 
     Raises:
         PluginError: The spec's code cannot be loaded.
-        SettingsError: The layer's sizes cannot work.
+        SettingsError: The spec does not support the layer's sizes.
     """
     choice = next(choice for choice in composition.kv_cache_specs if choice.name == layer.spec)
     spec = registries.kv_cache_specs.load(choice.entry)
@@ -176,11 +178,11 @@ def build_spec(
 def layer_specs(
     settings: Settings, composition: Composition, registries: Registries
 ) -> list[KVCacheSpec]:
-    """Return the KV-cache spec of each layer that keeps something.
+    """Return the KV-cache specs of all layers that have KV.
 
     Raises:
         PluginError: A spec's code cannot be loaded.
-        SettingsError: A layer's sizes cannot work.
+        SettingsError: A spec does not support the sizes of its layer.
     """
     tp_size = settings.parallel.tensor_parallel_size
     specs = [
@@ -209,7 +211,10 @@ def _choose_model(
 
 
 def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
-    """Ask a model's torch-free half; what it raises on purpose is ours, the rest is its own."""
+    """Describe a model by its torch-free function.
+
+    A `QuireError` of that function is raised as it is, any other error as a `PluginLoadError`.
+    """
     what = f"the description of model {entry.name!r} of {entry.source}"
     describe: Callable[[Mapping[str, Any]], ModelDescription]
     describe = import_reference(entry.capabilities.describe, what)  # type: ignore[assignment]
@@ -222,7 +227,9 @@ def _describe(entry: Entry, config: Mapping[str, Any]) -> ModelDescription:
             f"{what} failed on this config.json: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(description, ModelDescription):
-        raise PluginLoadError(f"{what} gave a {type(description).__name__}, no ModelDescription")
+        raise PluginLoadError(
+            f"{what} returned a {type(description).__name__}, not a ModelDescription"
+        )
     return description
 
 
@@ -244,15 +251,15 @@ def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choic
         return choice
     able = [offer.name for offer in registry.offers() if serves(offer)]
     raise RefusedError(
-        f"executor {wanted!r} runs at most {choice.entry.capabilities.max_tensor_parallel_size} "
-        f"device(s) a layer, and tensor_parallel_size is {tp_size}; can: "
-        f"{', '.join(dict.fromkeys(able)) or 'none installed'}"
+        f"executor {wanted!r} supports a tensor_parallel_size of at most "
+        f"{choice.entry.capabilities.max_tensor_parallel_size}, and {tp_size} is set; executors "
+        f"that support it: {', '.join(dict.fromkeys(able)) or 'none of the installed ones'}"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """What the parts that compute are chosen by."""
+class _Inputs:
+    """Inputs of the choice of computing parts."""
 
     settings: Settings
     registries: Registries
@@ -262,31 +269,31 @@ class _Given:
     dtype: str
 
 
-def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
-    """Choose kernels and all that depends on them, without what failed while it loaded.
+def _computing_parts(inputs: _Inputs, failures: LoadFailures) -> dict[str, Any]:
+    """Choose the kernels and all parts that depend on them, without parts that failed to load.
 
-    The method that keeps the weights stays: they are loaded already.
+    The quantization method stays even if its kernels failed: the weights are loaded already.
 
     Returns:
         Fields of a `Composition`.
     """
-    settings, registries, device = given.settings, given.registries, given.device
+    settings, registries, device = inputs.settings, inputs.registries, inputs.device
     kernels, kernels_why = choose_kernels(
-        settings.model.kernels, given.machine, device, given.dtype
+        settings.model.kernels, inputs.machine, device, inputs.dtype
     )
     check_batch_invariant(settings, device, kernels)
     query = QuantizationQuery(
-        device, given.dtype, kernels, kernels_why, given.description.checkpoint_dtype
+        device, inputs.dtype, kernels, kernels_why, inputs.description.checkpoint_dtype
     )
     quantization, weights = choose_quantization(
-        registries, settings.model.quantization, given.description, query
+        registries, settings.model.quantization, inputs.description, query
     )
     if failures.quantization is not None:
         quantization, weights = without_kernels(quantization, query, failures.quantization)
     if failures.kernels is not None:
         kernels, kernels_why = "torch", failures.kernels
     sampler_kernels = kernels if failures.samplers is None else "torch"
-    attention = _attention(given, failures.attention_backends)
+    attention = _attention(inputs, failures.attention_backends)
     num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
     return {
         "kernels": kernels,
@@ -310,15 +317,17 @@ def _computing_parts(given: _Given, failures: LoadFailures) -> dict[str, Any]:
 
 
 def _this_machine() -> Machine:
-    """Return what this machine has, a compiler for C++ kernels included."""
+    """Detect this machine, including whether C++ kernels can be compiled."""
     return replace(Machine.here(), native_unavailable_reason=native_unavailable_reason())
 
 
-def _without_what_is_off(machine: Machine, settings: Settings, registries: Registries) -> Machine:
+def _without_disabled_kernels(
+    machine: Machine, settings: Settings, registries: Registries
+) -> Machine:
     """Return the machine as the engine may use it.
 
-    `--kernels torch` turns compiled kernels off, but for an attention backend of theirs that is
-    asked for by name.
+    `--kernels torch` disables native kernels, unless the user names an attention backend that
+    needs them.
     """
     wanted, registry = settings.parts.attention_backend, registries.attention_backends
     is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
@@ -334,9 +343,9 @@ def _dtype(
     description: ModelDescription,
     device: str,
 ) -> tuple[str, str]:
-    """Return the compute type, and why.
+    """Return the compute dtype and the reason for it.
 
-    On a CPU, what the machine is best at gives way to a named part that needs another.
+    On a CPU, a named part that needs float32 overrides the dtype that the machine is fastest at.
     """
     wanted = settings.model.dtype
     dtype, why = machine.dtype(wanted, description.checkpoint_dtype, device)
@@ -351,7 +360,10 @@ def _dtype(
 def _named_parts(
     settings: Settings, registries: Registries, description: ModelDescription
 ) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each named part with its compute types; the choice of parts checks its device."""
+    """Yield each part that the user named, with its compute dtypes.
+
+    Its device is checked where the part is chosen.
+    """
     if settings.model.kernels == "native":
         yield "--kernels native", frozenset({NATIVE_DTYPE})
     method = description.quantization or settings.model.quantization
@@ -361,22 +373,22 @@ def _named_parts(
     )
     for option, name, registry in named:
         if name in (AUTO, NONE) or name not in registry:
-            continue  # who does not exist is refused where it is chosen
+            continue  # an unknown name is refused where the part is chosen
         yield f"{option} {name}", registry.entry(name).capabilities.dtypes
 
 
-def _attention(given: _Given, refused: Mapping[str, str]) -> ChosenBackends:
+def _attention(inputs: _Inputs, refused: Mapping[str, str]) -> ChosenBackends:
     queries = attention_queries(
-        given.settings,
-        given.registries,
-        given.description,
-        given.device,
-        given.dtype,
-        given.machine.compute_capability,
-        given.machine.native_unavailable_reason,
+        inputs.settings,
+        inputs.registries,
+        inputs.description,
+        inputs.device,
+        inputs.dtype,
+        inputs.machine.compute_capability,
+        inputs.machine.native_unavailable_reason,
     )
-    wanted = given.settings.parts.attention_backend
-    return choose_attention_backends(given.registries, wanted, queries, refused)
+    wanted = inputs.settings.parts.attention_backend
+    return choose_attention_backends(inputs.registries, wanted, queries, refused)
 
 
 def _block_size(settings: Settings, attention: ChosenBackends) -> int:
@@ -387,7 +399,7 @@ def _max_model_len(wanted: int | None, description: ModelDescription) -> int:
     longest = description.max_model_len
     if wanted is not None and wanted > longest:
         raise SettingsError(
-            f"max_model_len is {wanted}, but the model's positions end at {longest}"
+            f"max_model_len is {wanted}, but the model's maximum length is {longest}"
         )
     return wanted or longest
 

@@ -1,6 +1,6 @@
-"""What was decided: every part of an engine, who serves it, why, and why the others do not.
+"""Composition of an engine: the chosen parts, with reasons for them and against alternatives.
 
-It is what `quire explain` prints, what the start-up log says, and what workers agree on.
+`quire explain` prints it, the start-up log reports it, and processes of one engine compare it.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One part of the engine.
+    """One chosen part of the engine.
 
     Attributes:
-        role: What it does here, for people: "attention backend", "sampler 2 of 4".
-        entry: Who serves it.
-        why: Why this one.
-        rejected: The others, with reasons.
+        role: Role in the engine, for people: "attention backend", "sampler 2 of 4".
+        entry: Registry entry of the part.
+        why: Reason for this choice.
+        rejected: Alternatives that were not chosen, with reasons.
     """
 
     role: str
@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def others(self) -> tuple[Rejection, ...]:
-        """Who does not serve: other names, and what others offer under this one."""
+        """Alternatives: other names, and the same name of other plugins."""
         passed_over = (
             Rejection(
                 f"{self.name} of {source}",
@@ -77,24 +77,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """Everything that was decided before anything was loaded.
+    """All choices for an engine, made before anything is loaded.
 
     Attributes:
-        machine: What it was chosen for; without native kernels, if they are turned off.
-        kv_dtype: Element type of the KV cache.
-        kernels: What layers and sampling run: "torch", "triton" or "native".
-        kernels_why: Why so.
-        quantization: How linear layers keep their weights; None: in the compute type.
-        weights: The same and why, for people.
-        attention_backends: Each once, the one of most layers first; none where no layer keeps
-            anything.
-        layer_backends: The place there of the backend of each of `description.kv_layers`.
-        max_graph_requests: Of the largest decode step that is captured as a CUDA graph; 0: none is.
-        graphs_why: Why so many.
+        machine: Machine that the parts were chosen for; without native kernels if they are
+            disabled.
+        kv_dtype: Dtype of the KV cache.
+        kernels: Kernels of layers and sampling: "torch", "triton" or "native".
+        kernels_why: Reason for these kernels.
+        quantization: Quantization method of linear layers; None: weights in the compute dtype.
+        weights: Description of that method and the reason for it, for people.
+        attention_backends: Distinct backends, the one of most layers first; empty if no layer has
+            KV.
+        layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
+        max_graph_requests: Number of requests of the largest CUDA graph; 0: no graphs.
+        graphs_why: Reason for that number.
         tracing_unavailable_reason: Reason why decode steps on a CPU run without CPU graphs; None:
             they are traced and replayed.
-        shipped_lora_source: Reads the adapters that come with the checkpoint; None if there are
-            none, or if `lora_source` does.
+        shipped_lora_source: Source of the adapters that come with the checkpoint; None if there
+            are none, or if `lora_source` reads them.
     """
 
     quire_version: str
@@ -130,27 +131,27 @@ class Composition:
 
     @property
     def passed_over(self) -> list[Entry]:
-        """Whose names others offer, too, and for which the user has not decided."""
+        """Chosen entries with a name that other plugins offer as well, without a preference."""
         shipped = [] if self.shipped_checkpoint is None else [self.shipped_checkpoint]
         entries = [choice.entry for choice in (*self.choices, *shipped)]
         return [entry for entry in entries if entry.passed_over]
 
     @property
     def shipped_checkpoint(self) -> Choice | None:
-        """The checkpoint, where a plugin ships it; no part of the engine."""
+        """The checkpoint if a plugin ships it; it is not among `choices`."""
         entry = self.checkpoint.entry
         return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
 
     @property
     def decode_steps(self) -> str:
-        """How decode steps get from layer to layer on a CPU, for people."""
+        """Execution of decode steps on a CPU, for people."""
         if self.tracing_unavailable_reason is None:
-            return "recorded and repeated"
-        return f"through Python ({self.tracing_unavailable_reason})"
+            return "replayed from CPU graphs"
+        return f"without CPU graphs ({self.tracing_unavailable_reason})"
 
     @property
     def choices(self) -> list[Choice]:
-        """Every part, in the order in which a request meets them."""
+        """All parts, in the order in which `quire explain` lists them."""
         optional = (
             self.structured_output, self.tool_parser, self.reasoning_parser, self.lora_source,
             self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
@@ -162,18 +163,18 @@ class Composition:
         return [part for part in parts if part is not None]
 
     def attention_backend_of(self, layer: KVLayer) -> Choice:
-        """Return who attends in one of the model's layers."""
+        """Return the attention backend of one of the model's layers."""
         names = [known.name for known in self.description.kv_layers]
         return self.attention_backends[self.layer_backends[names.index(layer.name)]]
 
     @property
     def sampler_fields(self) -> list[RequestField]:
-        """The request fields that the samplers read, each once."""
+        """Distinct request fields that the samplers read."""
         every = [field for part in self.samplers for field in part.entry.capabilities.fields]
         return list({field.name: field for field in every}.values())
 
     def fingerprint(self) -> list[tuple[str, str, str, str]]:
-        """(kind, name, distribution, version) of each part: what workers must agree on."""
+        """Return (kind, name, distribution, version) of each part, to compare processes by."""
         return [
             (c.entry.kind.name, c.name, c.entry.source.distribution, c.entry.source.version)
             for c in self.choices

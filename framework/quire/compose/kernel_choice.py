@@ -1,4 +1,4 @@
-"""What runs is what was asked for, or the best kernels that can: which those are, and why."""
+"""Selection of kernels, and of CUDA graphs and CPU graphs."""
 
 from collections.abc import Sequence
 from itertools import chain, count, takewhile
@@ -11,15 +11,15 @@ from quire.machine.machine import Machine
 
 NATIVE_DTYPE = "float32"
 _TITLES = {"native": "native", "triton": "Triton"}
-MAX_GRAPH_REQUESTS = 512  # where the user does not say
-LEAST_CAPABILITY = 80  # of a GPU that our kernels are compiled and tested for
+MAX_GRAPH_REQUESTS = 512  # if the user does not set max_cuda_graph_size
+LEAST_CAPABILITY = 80  # compute capability of a GPU that our kernels are compiled and tested for
 
 
 def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> tuple[str, str]:
-    """Return what layers and sampling run, "torch", "triton" or "native", and why.
+    """Return the kernels of layers and sampling, "torch", "triton" or "native", and the reason.
 
     Raises:
-        RefusedError: What was asked for cannot run here.
+        RefusedError: The kernels that the user asked for cannot run here.
     """
     if wanted == "torch":
         return wanted, ASKED_FOR
@@ -34,14 +34,14 @@ def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> tu
     way_out = "--kernels torch"
     if is_native and device == "cpu" and dtype != NATIVE_DTYPE:
         way_out = f"--dtype {NATIVE_DTYPE}"
-    raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {reason}; take {way_out}")
+    raise RefusedError(f"{_TITLES[best]} kernels cannot run here: {reason}; use {way_out}")
 
 
 def _native_unavailable_reason(machine: Machine, device: str, dtype: str) -> str | None:
     if device != "cpu":
         return f"the device is {device}, and they are for CPUs"
     if dtype != NATIVE_DTYPE:
-        return f"they compute in {NATIVE_DTYPE}, and the compute type is {dtype}"
+        return f"they compute in {NATIVE_DTYPE}, and the compute dtype is {dtype}"
     return machine.native_unavailable_reason
 
 
@@ -50,7 +50,7 @@ def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:
     if not machine.has_triton:
         return "the package triton is not installed"
     if device != "cuda" and not machine.interprets_kernels:
-        return f"the device is {device}, where only Triton's interpreter runs them"
+        return f"the device is {device}, where only Triton's interpreter can run them"
     if device == "cuda" and capability is not None and capability < LEAST_CAPABILITY:
         return (
             f"they need compute capability {LEAST_CAPABILITY / 10:.1f}, and this GPU has "
@@ -62,16 +62,16 @@ def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:
 def choose_graphs(
     settings: Settings, device: str, kernels: str, backends: Sequence[Choice]
 ) -> tuple[int, str]:
-    """Return the requests of the largest step that is captured as a CUDA graph, and why so many."""
+    """Return the number of requests of the largest CUDA graph, 0 without graphs, and the reason."""
     if settings.model.enforce_eager:
         return 0, "none: --enforce-eager"
     if kernels != "triton":
         return 0, f"none: --kernels {kernels}" if device == "cuda" else f"none on this {device}"
     if settings.parallel.tensor_parallel_size > 1:
-        return 0, "none: several devices share each layer"
-    unable = _need_the_host(backends)
+        return 0, "none: layers are sharded over several devices"
+    unable = _without_graph_support(backends)
     if unable:
-        return 0, f"none: attention backend {unable[0]!r} cannot run in one"
+        return 0, f"none: attention backend {unable[0]!r} does not support them"
     most = settings.scheduler.max_running
     size = min(most, settings.model.max_cuda_graph_size or MAX_GRAPH_REQUESTS)
     return size, f"decode steps of up to {size} of {most} requests"
@@ -80,14 +80,14 @@ def choose_graphs(
 def tracing_unavailable_reason(
     settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
 ) -> str | None:
-    """Return why calls of decode steps are not recorded and repeated; None: they are.
+    """Return why decode steps run without CPU graphs; None: they are traced and replayed.
 
     Args:
-        settings: What the user asked for.
-        device: Where layers compute.
-        kernels: What they run.
-        backends: Who attends.
-        packs: Whether linear layers are multiplied by a quantization method, and not by torch.
+        settings: Settings as given by the user.
+        device: Device on which layers compute.
+        kernels: Kernels of layers and sampling.
+        backends: Attention backends of the model.
+        packs: Whether a quantization method computes linear layers, and not torch.
     """
     if device != "cpu":
         return f"the device is {device}"
@@ -96,23 +96,23 @@ def tracing_unavailable_reason(
     if kernels != "native":
         return f"--kernels {kernels}"
     if not packs:
-        return "torch multiplies"
+        return "torch computes linear layers"
     if settings.parallel.tensor_parallel_size > 1:
-        return "several devices share each layer"
-    unable = _need_the_host(backends)
-    return f"attention backend {unable[0]!r} needs the host" if unable else None
+        return "layers are sharded over several devices"
+    unable = _without_graph_support(backends)
+    return f"attention backend {unable[0]!r} does not support them" if unable else None
 
 
-def _need_the_host(backends: Sequence[Choice]) -> list[str]:
-    """Return who cannot run in a step of which the host knows nothing."""
+def _without_graph_support(backends: Sequence[Choice]) -> list[str]:
+    """Return the names of the backends that cannot run in a graph."""
     return [choice.name for choice in backends if choice.entry.capabilities.graphs == "none"]
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Return the numbers of requests that steps are captured for, the smallest first.
+    """Return the numbers of requests that graphs are captured for, in ascending order.
 
-    From 16 on there are two sizes in each octave: less than a third of a larger step is padding,
-    and 512 requests need 15 sizes.
+    From 16 on there are two sizes per power of two. So less than a third of a replayed step is
+    padding, and up to 512 requests need 15 sizes.
     """
     larger = (size for octave in count() for size in (16 << octave, 24 << octave))
     sizes = takewhile(lambda size: size < largest, chain((1, 2, 4, 8), larger))
@@ -120,7 +120,7 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 def num_captures(composition: Composition) -> int:
-    """Return how many graphs are captured: a step and its draw, again for steps with adapters."""
+    """Return the number of captured graphs: forward pass and sampling, with and without LoRA."""
     if not composition.max_graph_requests:
         return 0
     sizes = len(graph_sizes(composition.max_graph_requests))
@@ -128,13 +128,13 @@ def num_captures(composition: Composition) -> int:
 
 
 def check_batch_invariant(settings: Settings, device: str, kernels: str) -> None:
-    """Check that equal bits can be promised with these kernels.
+    """Check that the kernels can be batch-invariant, if the user asked for it.
 
     Raises:
         RefusedError: They cannot.
     """
     if settings.model.batch_invariant and device == "cuda" and kernels != "triton":
         raise RefusedError(
-            "batch-invariant mode on a GPU needs Triton kernels, and they are off; take --kernels "
+            "batch-invariant mode on a GPU needs Triton kernels, and they are off; use --kernels "
             "triton, or leave out --batch-invariant"
         )

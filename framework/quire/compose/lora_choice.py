@@ -1,8 +1,8 @@
-"""Who reads LoRA adapters: the source that was chosen, and quire's own for those of a checkpoint.
+"""Selection of LoRA sources: the configured one, and quire's own for a checkpoint's adapters.
 
 The adapters that a plugin ships with a checkpoint are in peft's layout, which quire's own source
-reads. A source that the user names gets what the user names, and nothing else: its layout and its
-names may be others.
+reads. Another source receives only the adapters that the user names, because its layout and names
+may differ.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +28,12 @@ R = TypeVar("R")
 
 
 def choose_lora(registries: Registries, settings: LoRASettings, model: Choice) -> Choice | None:
-    """Choose the source of adapters; None if LoRA is off.
+    """Choose the LoRA source; None if LoRA is off.
 
     Raises:
         RefusedError: The model does not support LoRA.
         UnknownNameError: No plugin offers a source of that name.
-        ContestedNameError: Several third parties offer one of that name.
+        ContestedNameError: Several third-party plugins offer a source of that name.
     """
     if not settings.enable_lora:
         return None
@@ -45,16 +45,17 @@ def choose_lora(registries: Registries, settings: LoRASettings, model: Choice) -
 def choose_shipped_lora(
     registries: Registries, chosen: Choice | None, adapters: Mapping[str, Path]
 ) -> Choice | None:
-    """Choose the source of a checkpoint's own adapters, where the chosen one is not for them.
+    """Choose the source of a checkpoint's own adapters, if the chosen one does not read them.
 
     Returns:
-        None if there are none, if the chosen source reads them, or if no other can.
+        None if the checkpoint has no adapters, if the chosen source reads them, or if quire's own
+        source is not available.
     """
     if chosen is None or not adapters or chosen.name == DEFAULT_LORA_SOURCE:
         return None
     try:
         entry = registries.lora_sources.entry(DEFAULT_LORA_SOURCE)
-    except PluginError:  # left out, or contested, and not named
+    except PluginError:  # blocked or contested; the user did not name it
         return None
     return Choice("LoRA source (shipped)", entry, "for the adapters that come with the checkpoint")
 
@@ -62,11 +63,11 @@ def choose_shipped_lora(
 def load_sources(
     settings: LoRASettings, composition: Composition, registries: Registries
 ) -> dict[str, LoRASource]:
-    """Build the sources of an engine, by name, the chosen one first; their failures name them.
+    """Build the LoRA sources of an engine, by name, the chosen one first.
 
     Raises:
-        PluginError: The code of one cannot be loaded, or fails to build it.
-        SettingsError: An option of the chosen one is unknown or cannot work.
+        PluginError: The code of a source cannot be loaded, or fails to build the source.
+        SettingsError: An option of the chosen source is unknown or invalid.
     """
     sources: dict[str, LoRASource] = {}
     for choice in (composition.lora_source, composition.shipped_lora_source):
@@ -77,11 +78,11 @@ def load_sources(
 
 
 class NamedSource(LoRASource):
-    """A source whose failures name its plugin.
+    """LoRA source that adds the name of its plugin to every error.
 
     Args:
-        source: Finds and reads adapters.
-        choice: Whose it is.
+        source: Source that finds and reads adapters.
+        choice: Choice of that source, with its plugin.
     """
 
     def __init__(self, source: LoRASource, choice: Choice) -> None:
@@ -95,12 +96,14 @@ class NamedSource(LoRASource):
         """Find an adapter.
 
         Raises:
-            AdapterError: There is none, or the source failed.
+            AdapterError: There is no such adapter, or the source failed.
         """
         what = f"adapter {Path(name).name!r}"
-        folder = self._ask(f"to find {what}", lambda: self._source.resolve(name))
+        folder = self._call(f"to find {what}", lambda: self._source.resolve(name))
         if not isinstance(folder, Path):
-            raise AdapterSourceError(f"{self} gave {_kind(folder)} as the folder of {what}")
+            raise AdapterSourceError(
+                f"{self} returned {_type_name(folder)} as the folder of {what}"
+            )
         return folder
 
     def content_hash(self, folder: Path) -> str:
@@ -109,7 +112,7 @@ class NamedSource(LoRASource):
         Raises:
             AdapterError: A file is missing, or the source failed.
         """
-        return self._ask(
+        return self._call(
             f"to hash adapter {folder.name!r}", lambda: self._source.content_hash(folder)
         )
 
@@ -117,16 +120,16 @@ class NamedSource(LoRASource):
         """Read an adapter.
 
         Raises:
-            AdapterError: It cannot be honoured, or the source failed.
+            AdapterError: The adapter is not supported, or the source failed.
         """
         what = f"to read adapter {folder.name!r}"
-        adapter = self._ask(what, lambda: self._source.read(folder, max_rank))
+        adapter = self._call(what, lambda: self._source.read(folder, max_rank))
         if not isinstance(adapter, Adapter):
-            raise AdapterSourceError(f"{self} read {_kind(adapter)}, and no Adapter")
+            raise AdapterSourceError(f"{self} read {_type_name(adapter)}, not an Adapter")
         return adapter
 
-    def _ask(self, what: str, call: Callable[[], R]) -> R:
-        """Call the source; a client may read what is raised, so that names no folder."""
+    def _call(self, what: str, call: Callable[[], R]) -> R:
+        """Call the source; errors name no folder, because clients may read them."""
         try:
             return call()
         except QuireError as error:
@@ -138,9 +141,9 @@ class NamedSource(LoRASource):
             raise AdapterSourceError(failure) from error
 
 
-def _kind(thing: object) -> str:
-    """Return what a source gave, without its text: a client may read it."""
-    return "None" if thing is None else f"a {type(thing).__name__}"
+def _type_name(value: object) -> str:
+    """Return the type of a value for an error; its text is left out, as clients may read it."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _build(choice: Choice, registries: Registries, options: Mapping[str, str]) -> LoRASource:

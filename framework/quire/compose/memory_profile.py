@@ -1,11 +1,10 @@
-"""What a GPU's memory is for: the KV cache gets what is left of a share when all else has its part.
+"""Memory profile of a GPU, and the bytes that remain for the KV cache.
 
     KV cache = total * gpu_memory_utilization
                - others - weights - largest step - attention workspace - slot tables - CUDA graphs
 
-The worker measures these numbers when the weights are loaded, `quire explain` estimates them. What
-follows from them is the same arithmetic, and so are the flags that would help where they are too
-large.
+The worker measures these numbers after it has loaded the weights; `quire explain` estimates them.
+Both use the arithmetic of this module, and suggest the same options if the memory is too small.
 """
 
 from collections import Counter
@@ -15,30 +14,31 @@ from dataclasses import dataclass
 from quire.config import Settings
 from quire.interfaces.kv_cache import KVCacheSpec
 
-GRAPH_BYTES = 8 * 2**20  # of the driver, and of small tensors, for each CUDA graph
+GRAPH_BYTES = 8 * 2**20  # per CUDA graph, in the driver and in small tensors
 LOGIT_BYTES = 4
-MAX_GROUPS = 8  # KV groups of a model, at most
+MAX_GROUPS = 8  # maximum number of KV groups of a model
 PERCENT = 100
-OTHER_WAYS = (
-    "take a smaller dtype or kv_cache_dtype, a shorter max_model_len, or share the layers "
-    "(tensor_parallel_size)"
+OTHER_REMEDIES = (
+    "use a smaller dtype or kv_cache_dtype, a shorter max_model_len, or shard the layers over "
+    "several devices (tensor_parallel_size)"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """The bytes of one GPU before there is a cache.
+    """Memory use of one GPU without the KV cache.
 
     Attributes:
-        total_bytes: Of the device.
-        other_bytes: Other programs', and what the driver keeps for this one.
-        weight_bytes: Of the model, adapters' places included.
-        forward_bytes: More than that at the peak of the largest step's forward pass.
-        sampling_bytes: The same at the peak of its draw; the two are never needed together.
-        workspace_bytes: Kept by the attention backends.
-        table_bytes: Of the requests' slots.
-        graph_bytes: Set aside for CUDA graphs.
-        is_estimated: Nobody has measured it.
+        total_bytes: Memory of the device.
+        other_bytes: Bytes of other programs, and of the driver for this process.
+        weight_bytes: Bytes of the weights, including the slots of adapters.
+        forward_bytes: Additional bytes at the peak of the largest step's forward pass.
+        sampling_bytes: Additional bytes at the peak of its sampling, which does not overlap with
+            the forward pass.
+        workspace_bytes: Workspace of the attention backends.
+        table_bytes: Bytes of the per-slot tensors of requests.
+        graph_bytes: Bytes reserved for CUDA graphs.
+        is_estimated: Whether the numbers are estimates, not measured.
     """
 
     total_bytes: int
@@ -53,12 +53,12 @@ class MemoryProfile:
 
     @property
     def step_bytes(self) -> int:
-        """What the largest step takes and gives back."""
+        """Temporary bytes of the largest step."""
         return max(self.forward_bytes, self.sampling_bytes)
 
     @property
     def parts(self) -> dict[str, int]:
-        """Everything but the cache, as people call it."""
+        """All parts except the KV cache, by their names for people."""
         return {
             "others": self.other_bytes,
             "weights": self.weight_bytes,
@@ -69,17 +69,20 @@ class MemoryProfile:
         }
 
     def kv_bytes(self, utilization: float) -> int:
-        """Return what is left for the cache; less than 0 where all else does not fit."""
+        """Return the bytes left for the cache; negative if the other parts do not fit."""
         return round(self.total_bytes * utilization) - sum(self.parts.values())
 
     def utilization_for(self, kv_bytes: int) -> float | None:
-        """Return the smallest share that leaves so much, in whole percent; None if none does."""
+        """Return the smallest utilization that leaves these bytes for the cache.
+
+        It is rounded up to a whole percent; None if even 1.0 is not enough.
+        """
         needed = PERCENT * (kv_bytes + sum(self.parts.values()))
         percent = max(1, -(-needed // self.total_bytes))
         return percent / PERCENT if percent <= PERCENT else None
 
     def summary(self, utilization: float) -> str:
-        """Write all parts in GB."""
+        """Return a text with all parts in GB."""
         kv = {"KV cache": max(0, self.kv_bytes(utilization))}
         parts = (f"{name} {_gigabytes(size)}" for name, size in (self.parts | kv).items())
         return (
@@ -89,20 +92,21 @@ class MemoryProfile:
 
 
 def captured_bytes(num_captures: int, largest: int, vocab_size: int) -> int:
-    """Return what captured steps keep beside what the largest of them takes.
+    """Return the bytes that CUDA graphs keep, without the activations of the largest one.
 
     Args:
-        num_captures: Graphs.
-        largest: Requests of the largest step; all write their logits to one buffer.
-        vocab_size: V.
+        num_captures: Number of graphs.
+        largest: Number of requests of the largest graph; all graphs share one buffer of logits.
+        vocab_size: Size of the vocabulary, V.
     """
     return num_captures * GRAPH_BYTES + largest * vocab_size * LOGIT_BYTES
 
 
 def least_cache_bytes(specs: Sequence[KVCacheSpec], settings: Settings) -> int:
-    """Return what the cache must hold: the request that was asked for, or one of a token.
+    """Return the minimum size of the cache.
 
-    A part of a block counts whole, and each layer has a null block.
+    It holds one request of `max_model_len` tokens if that is set, else one of a single token, in
+    whole blocks, and a null block per layer.
     """
     num_tokens = max(1, (settings.model.max_model_len or 2) - 1)
     step = settings.scheduler.max_num_batched_tokens
@@ -110,9 +114,9 @@ def least_cache_bytes(specs: Sequence[KVCacheSpec], settings: Settings) -> int:
 
 
 def groups_of(specs: Sequence[KVCacheSpec]) -> list[tuple[KVCacheSpec, int]]:
-    """Return one spec of each kind, and how many KV groups its layers are likely to make.
+    """Return one spec of each kind, with the probable number of KV groups of its layers.
 
-    Where there are several kinds, each is cut into groups as large as the smallest kind is.
+    If there are several kinds, each is split into groups of the size of the smallest kind.
     """
     kinds = {spec.key: spec for spec in specs}
     counts = Counter(spec.key for spec in specs)
@@ -124,47 +128,47 @@ def groups_of(specs: Sequence[KVCacheSpec]) -> list[tuple[KVCacheSpec, int]]:
 
 
 def misfit(profile: MemoryProfile, settings: Settings, needed_bytes: int) -> str | None:
-    """Return why a cache of so many bytes does not fit and which flags would help, or None.
+    """Return why a cache of these bytes does not fit, with options that would help, or None.
 
     Args:
-        profile: What everything else takes.
-        settings: Which share of the device may be used; a cache whose size the user gives may take
-            what the device has.
-        needed_bytes: The least that the cache must have.
+        profile: Memory use without the cache.
+        settings: Settings with the utilization; a cache with an explicit size may use all memory
+            of the device.
+        needed_bytes: Minimum size of the cache.
     """
     given = settings.cache.kv_cache_memory_bytes
-    share = settings.cache.gpu_memory_utilization if given is None else 1.0
-    left = profile.kv_bytes(share)
+    utilization = settings.cache.gpu_memory_utilization if given is None else 1.0
+    left = profile.kv_bytes(utilization)
     if left >= needed_bytes:
         return None
-    told = ", by an estimate of what a step takes" if profile.is_estimated else ""
+    estimated = ", by an estimate of what a step takes" if profile.is_estimated else ""
     start = (
         f"the KV cache needs {needed_bytes:,} bytes, and {max(0, left):,} are left for it"
-        f"{told}: {profile.summary(share)}; "
+        f"{estimated}: {profile.summary(utilization)}; "
     )
     if given is not None:
-        least = f"set kv_cache_memory_bytes to at most {left:,}" if left > 0 else OTHER_WAYS
-        return start + least
+        remedy = f"set kv_cache_memory_bytes to at most {left:,}" if left > 0 else OTHER_REMEDIES
+        return start + remedy
     enough = profile.utilization_for(needed_bytes)
     if enough is not None:
         return f"{start}set gpu_memory_utilization to at least {enough:.2f}"
     steps = _smaller_steps(profile, settings, needed_bytes)
-    return start + (f"{steps}, or {OTHER_WAYS}" if steps else OTHER_WAYS)
+    return start + (f"{steps}, or {OTHER_REMEDIES}" if steps else OTHER_REMEDIES)
 
 
 def _smaller_steps(profile: MemoryProfile, settings: Settings, needed_bytes: int) -> str:
-    """Return how small steps would have to be; empty if that alone does not help."""
-    share = settings.cache.gpu_memory_utilization
-    room = profile.kv_bytes(share) + profile.step_bytes - needed_bytes
+    """Return the step limits that would free enough memory; empty if none would."""
+    utilization = settings.cache.gpu_memory_utilization
+    available = profile.kv_bytes(utilization) + profile.step_bytes - needed_bytes
     scheduler = settings.scheduler
     limits = (
         ("max_num_batched_tokens", scheduler.max_num_batched_tokens, profile.forward_bytes),
         ("max_num_seqs", scheduler.max_num_seqs, profile.sampling_bytes),
     )
-    smaller = {name: most * room // size for name, most, size in limits if size > room}
-    if room <= 0 or not all(smaller.values()):
+    smaller = {name: most * available // size for name, most, size in limits if size > available}
+    if available <= 0 or not all(smaller.values()):
         return ""
-    # Not all that a step takes grows with it, so the number is a power of two below.
+    # A part of a step's memory is constant, so the limit is rounded down to a power of two.
     wanted = (f"{name} to {2 ** (most.bit_length() - 1)}" for name, most in smaller.items())
     return f"set {' and '.join(wanted)}"
 

@@ -1,6 +1,6 @@
-"""Linear layers keep their weights as the checkpoint says, else as the user says, else exactly.
+"""Selection of the quantization method: the checkpoint's, else the user's, else a lossless one.
 
-What costs accuracy is chosen by nobody but the user.
+A method that reduces accuracy is used only if the user or the checkpoint names it.
 """
 
 from collections.abc import Iterable
@@ -16,20 +16,20 @@ from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry, Registry, check_api
 
 ROLE = "quantization"
-NOBODY = "none of the installed ones"
-WIDEST = "float32"  # has all numbers of the other types
+NONE_INSTALLED = "none of the installed ones"
+WIDEST = "float32"  # represents all values of the other dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationQuery:
-    """What a method is to serve.
+    """Requirements on a quantization method.
 
     Attributes:
         device: "cpu" or "cuda".
-        dtype: In what layers compute.
-        kernels: What layers run.
-        kernels_why: Why so.
-        checkpoint_dtype: Of the weights as they lie in the checkpoint.
+        dtype: Compute dtype of layers.
+        kernels: Kernels of layers.
+        kernels_why: Reason for these kernels.
+        checkpoint_dtype: Dtype of the weights in the checkpoint.
     """
 
     device: str
@@ -39,12 +39,12 @@ class QuantizationQuery:
     checkpoint_dtype: str
 
     def refusal(self, capabilities: QuantizationCapabilities) -> str | None:
-        """Return why a method cannot serve, or None if it can."""
+        """Return why a method cannot be used, or None if it can."""
         if self.device not in capabilities.devices:
             return f"device {self.device} is not among {_listed(capabilities.devices)}"
         if self.dtype not in capabilities.dtypes:
             return (
-                f"compute type {self.dtype} is not among {_listed(capabilities.dtypes)}; set "
+                f"compute dtype {self.dtype} is not among {_listed(capabilities.dtypes)}; set "
                 f"--dtype {min(capabilities.dtypes)}"
             )
         if capabilities.kernels is not None and self.kernels not in capabilities.kernels:
@@ -62,100 +62,102 @@ class QuantizationQuery:
     def refusal_of_prepared(self, capabilities: QuantizationCapabilities) -> str | None:
         """Return the same for a checkpoint that names the method."""
         if not capabilities.reads_prepared:
-            return "it takes ordinary checkpoints only, and reads none that is quantized already"
+            return "it supports only unquantized checkpoints, and this one is already quantized"
         return self.refusal(capabilities)
 
 
 def choose_quantization(
     registries: Registries, wanted: str, description: ModelDescription, query: QuantizationQuery
 ) -> tuple[Choice | None, str]:
-    """Choose how linear layers keep their weights.
+    """Choose the quantization method of linear layers.
 
     Args:
-        registries: Where the methods are found.
-        wanted: A name, "auto" or "none".
-        description: Names the checkpoint's own method, if it has one.
-        query: What the method is to serve.
+        registries: Registries of the installed plugins.
+        wanted: Name of a method, "auto" or "none".
+        description: Description of the model, with the checkpoint's own method if it has one.
+        query: Requirements on the method.
 
     Returns:
-        Who does it, or None if weights are kept in the compute type; and what is kept and why, for
-        people.
+        The method, or None if weights are kept in the compute dtype; and a description of it with
+        the reason, for people.
 
     Raises:
-        PluginError: The method does not exist or cannot serve; or another one was asked for than
-            the checkpoint's own.
+        PluginError: The method does not exist or cannot be used; or the user asked for another one
+            than the checkpoint's own.
     """
     registry = registries.quantizations
     choice, why = None, ASKED_FOR
     if description.quantization is not None:
-        choice = _own(registry, description.quantization, wanted, query)
+        choice = _checkpoint_method(registry, description.quantization, wanted, query)
     elif wanted == AUTO:
-        choice, why = _exact(registry, query)
+        choice, why = _lossless_method(registry, query)
     elif wanted != NONE:
-        entry = _able(registry, wanted, query)
+        entry = _named_method(registry, wanted, query)
         rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
         choice = Choice(ROLE, entry, ASKED_FOR, rejected)
-    return choice, _told(choice, why, query)
+    return choice, _summary(choice, why, query)
 
 
 def without_kernels(
     choice: Choice | None, query: QuantizationQuery, reason: str
 ) -> tuple[Choice | None, str]:
-    """Return what a method comes to whose kernels turned out not to be there.
+    """Return the choice after the kernels of the method failed to load.
 
-    Its numbers are then kept in the compute type. Where those are the checkpoint's own, nothing of
-    the method is left.
+    The weights are then dequantized to the compute dtype. If the method is lossless for the
+    checkpoint's dtype, that is the same as no method.
 
     Returns:
-        As `choose_quantization` does.
+        The same as `choose_quantization`.
     """
     if choice is None:
-        return None, _told(None, reason, query)
+        return None, _summary(None, reason, query)
     first_line = reason.partition("\n")[0]
     why = f"{choice.name} has no kernels: {first_line}"
     if query.checkpoint_dtype in choice.entry.capabilities.lossless_for:
-        return None, _told(None, why, query)
-    kept = replace(choice, why=f"{choice.why}; its numbers are kept in {query.dtype}, for {why}")
-    return kept, _told(kept, why, query)
+        return None, _summary(None, why, query)
+    kept = replace(choice, why=f"{choice.why}; dequantized to {query.dtype}, because {why}")
+    return kept, _summary(kept, why, query)
 
 
-def _told(choice: Choice | None, why: str, query: QuantizationQuery) -> str:
+def _summary(choice: Choice | None, why: str, query: QuantizationQuery) -> str:
     return f"{query.dtype} ({why})" if choice is None else f"{choice.name} ({choice.why})"
 
 
-def _own(
+def _checkpoint_method(
     registry: Registry[type[Quantization]], own: str, wanted: str, query: QuantizationQuery
 ) -> Choice:
-    """Take the checkpoint's method: its files hold weights that no other can read."""
+    """Choose the checkpoint's method, because no other can read its weights."""
     try:
         entry = registry.entry(own)
     except UnknownNameError as error:
         readers = [e.name for e in registry.offers() if e.capabilities.reads_prepared]
         raise UnknownNameError(
             f"the weights of this checkpoint are quantized by {own!r}, and no installed plugin "
-            f"offers that quantization method; quantized checkpoints are read by: "
-            f"{', '.join(dict.fromkeys(readers)) or NOBODY}. Take the model's ordinary checkpoint"
+            f"offers that quantization method; methods that read quantized checkpoints: "
+            f"{', '.join(dict.fromkeys(readers)) or NONE_INSTALLED}. Use an unquantized checkpoint"
         ) from error
     check_api(entry)
     if wanted not in (AUTO, own):
         raise RefusedError(
             f"--quantization {wanted}: the weights of this checkpoint are quantized by {own!r}, "
-            f"and only that can read them; take --quantization {AUTO}"
+            f"and only that method can read them; use --quantization {AUTO}"
         )
     reason = query.refusal_of_prepared(entry.capabilities)
     if reason is not None:
         raise RefusedError(
             f"the weights of this checkpoint are quantized by {own!r}, and quantization method "
-            f"{own!r} of {entry.source} cannot serve here: {reason}"
+            f"{own!r} of {entry.source} cannot be used here: {reason}"
         )
     return Choice(ROLE, entry, "the checkpoint's own")
 
 
-def _able(registry: Registry[type[Quantization]], wanted: str, query: QuantizationQuery) -> Entry:
+def _named_method(
+    registry: Registry[type[Quantization]], wanted: str, query: QuantizationQuery
+) -> Entry:
     """Return the method that the user named.
 
     Raises:
-        PluginError: It does not exist, or cannot serve.
+        PluginError: It does not exist, or cannot be used.
     """
     entry = registry.entry(wanted)
     check_api(entry)
@@ -165,67 +167,69 @@ def _able(registry: Registry[type[Quantization]], wanted: str, query: Quantizati
         return entry
     able = [offer.name for offer in registry.offers() if _unavailable_reason(offer, query) is None]
     raise RefusedError(
-        f"--quantization {wanted}: this method of {entry.source} cannot serve here: {reason}; "
-        f"can: {', '.join(dict.fromkeys(able)) or NOBODY}"
+        f"--quantization {wanted}: this method of {entry.source} cannot be used here: {reason}; "
+        f"methods that can: {', '.join(dict.fromkeys(able)) or NONE_INSTALLED}"
     )
 
 
-def _exact(
+def _lossless_method(
     registry: Registry[type[Quantization]], query: QuantizationQuery
 ) -> tuple[Choice | None, str]:
-    """Choose among those that keep the checkpoint's numbers as they are."""
+    """Choose among the methods that are lossless for the checkpoint's dtype."""
     able: list[Entry] = []
     rejected: list[Rejection] = []
     for name in registry:
         entry = registry.uncontested(name)
         reason = (
-            "several plugins offer it" if entry is None else _exact_unavailable_reason(entry, query)
+            "several plugins offer it"
+            if entry is None
+            else _lossless_unavailable_reason(entry, query)
         )
         if entry is None or reason is not None:
             rejected.append(Rejection(name, str(reason)))
         else:
             able.append(entry)
     if not able and query.checkpoint_dtype == query.dtype:
-        return None, "auto: the checkpoint's own type"
+        return None, "auto: the checkpoint's own dtype"
     if not able:
-        return None, f"auto: {_nobody(query, rejected)}"
+        return None, f"auto: {_why_no_method(query, rejected)}"
     best = max(able, key=lambda entry: entry.capabilities.priority)
     rejected += (
-        Rejection(entry.name, f"it can; {best.name} was preferred")
+        Rejection(entry.name, f"supported, but {best.name} has priority")
         for entry in able
         if entry is not best
     )
-    why = f"auto: it keeps {query.checkpoint_dtype} weights as they are"
+    why = f"auto: it is lossless for {query.checkpoint_dtype} weights"
     return Choice(ROLE, best, why, tuple(rejected)), why
 
 
-def _exact_unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
+def _lossless_unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
     capabilities: QuantizationCapabilities = entry.capabilities
     if query.checkpoint_dtype not in capabilities.lossless_for:
-        return _rounds(query)
+        return _lossy_reason(query)
     return _unavailable_reason(entry, query)
 
 
-def _rounds(query: QuantizationQuery) -> str:
-    return f"it does not keep {query.checkpoint_dtype} weights as they are"
+def _lossy_reason(query: QuantizationQuery) -> str:
+    return f"it is not lossless for {query.checkpoint_dtype} weights"
 
 
 def _unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
     if entry.api not in entry.kind.apis:
-        return f"it speaks version {entry.api} of the interface"
+        return f"interface version {entry.api} is not supported"
     if locate(entry.reference) is None:
         return f"there is no module for {entry.reference!r}"
     return query.refusal_of_ordinary(entry.capabilities)
 
 
-def _nobody(query: QuantizationQuery, rejected: Iterable[Rejection]) -> str:
-    """Say what the compute type does to the weights, and why no method keeps them instead.
+def _why_no_method(query: QuantizationQuery, rejected: Iterable[Rejection]) -> str:
+    """Describe the effect of the compute dtype on the weights, and why no method was chosen.
 
-    Those that never keep them exactly are not worth a word.
+    Methods that are not lossless are left out.
     """
-    what = "holds" if query.dtype == WIDEST else "rounds"
-    reasons = [f"{r.name}: {r.reason}" for r in rejected if r.reason != _rounds(query)]
-    return "; ".join((f"{query.dtype} {what} all {query.checkpoint_dtype} numbers", *reasons))
+    what = "represents" if query.dtype == WIDEST else "rounds"
+    reasons = [f"{r.name}: {r.reason}" for r in rejected if r.reason != _lossy_reason(query)]
+    return "; ".join((f"{query.dtype} {what} all {query.checkpoint_dtype} values", *reasons))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sampler steps are ordered by stage; exactly one draws, and no field means two things."""
+"""Selection of sampler steps: logits processors by stage, then exactly one sampler."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,13 +16,14 @@ def choose_samplers(
     """Expand `default`, and order the steps by stage and name.
 
     Args:
-        registries: Where the steps are found.
-        wanted: Their names, in any order.
-        kernels: What they may run: "torch", "triton" or "native".
+        registries: Registries of the installed plugins.
+        wanted: Names of the steps, in any order.
+        kernels: Kernels that the steps may run: "torch", "triton" or "native".
 
     Raises:
         PluginError: No plugin offers a step, its name is contested, or it needs other kernels.
-        SettingsError: Not exactly one of them draws, or two mean different things by one field.
+        SettingsError: Not exactly one step samples, or two steps declare one request field
+            differently.
     """
     names: dict[str, str] = {}
     for name in wanted:
@@ -37,15 +38,15 @@ def choose_samplers(
         needed = entry.capabilities.needs_kernels
         if needed not in (None, kernels):
             raise RefusedError(
-                f"sampler {entry.name!r} of {entry.source} runs {needed} kernels, and the chosen "
-                f"ones are {kernels}; take {DEFAULT_SAMPLERS[kernels]!r}, or --kernels {needed}, "
-                "which has them or says why not"
+                f"sampler {entry.name!r} of {entry.source} needs {needed} kernels, and the chosen "
+                f"ones are {kernels}; use {DEFAULT_SAMPLERS[kernels]!r}, or --kernels {needed}, "
+                "which reports the reason if these cannot run here"
             )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
-    draws = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
-    if len(draws) != 1:
+    samplers = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
+    if len(samplers) != 1:
         raise SettingsError(
-            f"samplers need exactly one step that draws, got {', '.join(draws) or 'none'}; "
+            f"samplers need exactly one step that samples, got {', '.join(samplers) or 'none'}; "
             "write `--samplers default NAME` to add NAME to the built-in ones"
         )
     _check_fields(entries)
@@ -53,12 +54,13 @@ def choose_samplers(
 
 
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
-    """Return which steps of a pipeline its draw can do itself; none, unless it is all it declares.
+    """Return the indexes of the steps that the sampler of a pipeline can fuse.
 
-    Only quire's own steps are meant: what another plugin offers under the same name may differ.
+    Empty unless all steps that it declares to fuse are there. Only quire's own steps count, because
+    a step of the same name from another plugin may differ.
 
     Args:
-        samplers: In the order of the pipeline, the draw last.
+        samplers: Steps in the order of the pipeline, the sampler last.
     """
     names = samplers[-1].entry.capabilities.fuses
     found = tuple(
@@ -70,7 +72,7 @@ def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:
 
 
 def _check_fields(entries: Iterable[Entry]) -> None:
-    """Check that steps which read the same request field mean the same by it."""
+    """Check that steps which read the same request field declare it with one type and default."""
     owners: dict[str, tuple[RequestField, Entry]] = {}
     for entry in entries:
         for field in entry.capabilities.fields:
@@ -78,6 +80,6 @@ def _check_fields(entries: Iterable[Entry]) -> None:
             if (field.type, field.default) != (known.type, known.default):
                 raise SettingsError(
                     f"samplers {owner.name!r} of {owner.source} and {entry.name!r} of "
-                    f"{entry.source} both read the request field {field.name!r}, but with another "
-                    "type or default; leave one of them out"
+                    f"{entry.source} both read the request field {field.name!r}, but with "
+                    "different types or defaults; leave one of them out"
                 )

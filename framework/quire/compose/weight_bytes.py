@@ -1,4 +1,4 @@
-"""What weights will take, by what is known of a model and of how its layers keep them."""
+"""Estimate of the bytes of a model's weights, from its description and quantization method."""
 
 from quire.compose.composition import Composition
 from quire.interfaces.kv_cache import DTYPE_BYTES
@@ -10,16 +10,16 @@ BITS = 8
 def weight_bytes(composition: Composition, tp_size: int) -> int:
     """Return the bytes of a model's weights on one device.
 
-    All that no linear layer keeps is small but for an embedding, which counts in the checkpoint's
-    type where a method keeps the linear layers.
+    With a quantization method, the embedding counts in the checkpoint's dtype. Other weights
+    outside linear layers are small and count as linear layers.
     """
     description = composition.description
     if composition.quantization is None:
         return description.num_params // tp_size * DTYPE_BYTES[composition.dtype]
-    there: QuantizationCapabilities = composition.quantization.entry.capabilities
+    method: QuantizationCapabilities = composition.quantization.entry.capabilities
     own_bits = BITS * DTYPE_BYTES[composition.dtype]
-    bits = own_bits if there.weight_bits is None else there.weight_bits
-    head_bits = bits if there.head_bits is None else there.head_bits
+    bits = own_bits if method.weight_bits is None else method.weight_bits
+    head_bits = bits if method.head_bits is None else method.head_bits
     head = description.vocab_size * description.hidden_size
     embedding = 0 if description.has_tied_head else head
     linear = max(0, description.num_params - head - embedding)

@@ -1,1 +1,1 @@
-"""The engine: decides what each step computes. Knows no torch and no HTTP."""
+"""The engine: plans what each step computes. Imports neither torch nor HTTP code."""

@@ -36,15 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One scheduler and the way to its workers; four verbs: add, abort, step, control.
+    """One scheduler and one executor, driven by four methods: add, abort, step, control.
 
-    Not thread-safe: one thread calls it. Whether the workers are in this process or in others, the
-    engine cannot tell.
+    Not thread-safe: one thread calls it. The executor hides whether the workers run in this process
+    or in others.
 
     Args:
-        scheduler: What to run next.
-        executor: Who runs it.
-        grammars: Who knows the forms that answers must follow.
+        scheduler: Scheduler that plans the steps.
+        executor: Executor that runs the plans.
+        grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
             device never waits for the host. Outputs then come one step later.
     """
@@ -61,18 +61,18 @@ class EngineCore:
         self.executor = executor
         self.grammars = grammars
         self._max_in_flight = 1 if async_scheduling else 0
-        self._in_flight: deque[StepPlan] = deque()  # launched, and their tokens not taken in yet
+        self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
         self._outbox: list[EngineOutput] = []
         self._preparing: set[str] = set()  # requests whose grammar is being compiled
-        self._num_grammars = 0  # requests that have one
+        self._num_grammars = 0  # requests with a grammar
 
     def add(self, message: EngineRequest) -> None:
-        """Take in a request; one that can never run is answered in the next step.
+        """Add a request. If it can never run, the next step returns an error output for it.
 
         Raises:
-            InvalidRequestError: A request with this id is not over yet.
+            InvalidRequestError: A request with this id has not finished yet.
         """
-        if message.request_id in self.scheduler.requests:  # before all that would answer it
+        if message.request_id in self.scheduler.requests:  # first: no output may carry this id
             raise InvalidRequestError(f"request id {message.request_id!r} is in use")
         request = Request(message, len(self.scheduler.kv.specs))
         if (refusal := self._refusal(request)) is not None:
@@ -81,7 +81,7 @@ class EngineCore:
         if request.has_grammar:
             request.status = Status.WAITING_FOR_GRAMMAR
         try:
-            self.scheduler.add(request)  # first, so that an interrupt leaves something to abort
+            self.scheduler.add(request)  # first, so that an interrupted add can be aborted
         except RequestFailedError as error:
             report = ErrorReport(error.code, str(error))
             self._outbox.append(failed_output(message.request_id, report))
@@ -96,58 +96,58 @@ class EngineCore:
             )
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests at any moment; unknown ids are ignored, as they may just have finished."""
+        """End requests at any time; unknown ids are ignored, as they may have just finished."""
         for request_id in request_ids:
             request = self.scheduler.remove(request_id)
             if request is not None and request.has_grammar:
                 self._release_grammar(request_id)
-        self._outbox = [said for said in self._outbox if said.request_id not in request_ids]
+        self._outbox = [output for output in self._outbox if output.request_id not in request_ids]
 
     def has_work(self) -> bool:
-        """Whether `step` would have something to do or to say."""
+        """Whether `step` has something to compute, to poll or to return."""
         return bool(self.scheduler.requests or self._outbox) or not self.scheduler.is_quiescent
 
     def step(self) -> EngineOutputs:
         """Launch a step, and return the outputs of the oldest one that is complete."""
         self._collect_grammars()
-        for request, report in self.scheduler.late():
+        for request, report in self.scheduler.pop_expired():
             self._fail(request.request_id, report)
         plan = self.scheduler.schedule()
         outputs, self._outbox = self._outbox, []
         try:
             self._advance(plan, outputs)
-        except BaseException:  # Ctrl-C too: whoever goes on must not build on half a step
+        except BaseException:  # Ctrl-C too: later steps must not build on an interrupted one
             self._in_flight.clear()
-            self.scheduler.forget_steps()
-            self._outbox = outputs + self._outbox  # the next step says it
+            self.scheduler.discard_steps()
+            self._outbox = outputs + self._outbox  # returned by the next step
             raise
-        num_tokens = sum([share.num_tokens for share in plan.requests])
+        num_tokens = sum([scheduled.num_tokens for scheduled in plan.requests])
         return EngineOutputs(outputs, self.scheduler.stats(num_tokens))
 
     def control(self, message: Control) -> Any:
-        """Do something between two steps; what concerns the workers goes on to them."""
+        """Execute a control message between two steps; those for the workers are forwarded."""
         if isinstance(message, ResetPrefixCache):
             self.scheduler.reset_prefix_cache()
             return None
         return self.executor.control(message)
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about now."""
+        """Return the current statistics."""
         return self.scheduler.stats(0)
 
     def check_health(self) -> None:
-        """Return if every worker lives; for an idle engine, as steps find out by themselves.
+        """Return if every worker is alive. Meant for an idle engine: a step notices by itself.
 
         Raises:
-            EngineDeadError: One does not.
+            EngineDeadError: A worker has died.
         """
         self.executor.check_health()
 
     def wake(self) -> None:
-        """Nothing to do: a step here never waits for another process to finish one."""
+        """Do nothing: a step never blocks on another process's step here."""
 
     def kill(self) -> bool:
-        """Nothing can be done, hence False: whoever runs here cannot be interrupted."""
+        """Return False: an engine in the calling process cannot be killed."""
         return False
 
     def shutdown(self) -> None:
@@ -158,33 +158,33 @@ class EngineCore:
         self.executor.shutdown()
 
     def _only_polls(self, plan: StepPlan) -> bool:
-        """Whether the plan only asks how far a KV store is, and nothing is computed meanwhile."""
+        """Whether the plan only polls the KV store, and no step in flight computes anything."""
         computes = any(launched.requests for launched in (plan, *self._in_flight))
         return not (computes or plan.kv_loads or plan.kv_saves)
 
     def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
-        """Launch a plan, if there is anything in it, and take in the steps that are due.
+        """Launch a plan unless it is empty, and complete the steps that are due.
 
         Args:
-            plan: The step.
-            outputs: What is to be said; extended in place, so that an interrupt loses none of it.
+            plan: Plan of the next step.
+            outputs: Outputs to return; extended in place, so that an interrupt loses none.
         """
-        max_in_flight, has_news = 0, bool(outputs)
+        max_in_flight, has_outputs = 0, bool(outputs)
         if has_work(plan):
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
             self._launch(plan, outputs)
             max_in_flight = self._max_in_flight
-        elif not self._in_flight and not has_news and self.scheduler.is_waiting_for_store:
+        elif not self._in_flight and not has_outputs and self.scheduler.is_waiting_for_store:
             time.sleep(STORE_POLL_S)
         while len(self._in_flight) > max_in_flight:
             self._complete_step(outputs)
 
     def _launch(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
-        """Launch a plan: its forward pass and, when the masks are there, the draw of its tokens.
+        """Launch a plan: its forward pass and, once the grammar masks are filled, its sampling.
 
-        Masks are filled while the model computes. They follow from the tokens before, so where the
-        step before has not landed, it does while this one computes.
+        Masks are filled while the model computes. They depend on the tokens of the previous step,
+        so if that step is still in flight, it is completed while this one computes.
         """
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
@@ -202,43 +202,43 @@ class EngineCore:
         self._in_flight.append(plan)
 
     def _complete_step(self, outputs: list[EngineOutput]) -> None:
-        """Wait for the tokens of the oldest step in flight, and take them in."""
+        """Wait for the tokens of the oldest step in flight and apply them."""
         plan = self._in_flight.popleft()
         result = self.executor.collect(plan.plan_id)
-        bound = self._bound_requests(plan) if self._num_grammars else {}
-        said = self.scheduler.update(plan, result)
-        outputs += said
-        if bound:
-            self._advance_grammars(bound, said)
+        constrained = self._requests_with_grammar(plan) if self._num_grammars else {}
+        fresh = self.scheduler.update(plan, result)
+        outputs += fresh
+        if constrained:
+            self._advance_grammars(constrained, fresh)
 
-    def _bound_requests(self, plan: StepPlan) -> dict[str, Request]:
+    def _requests_with_grammar(self, plan: StepPlan) -> dict[str, Request]:
         """Return the requests of a step that have a grammar, by id."""
-        requests = (self.scheduler.request_in(share.slot) for share in plan.requests)
+        requests = (self.scheduler.request_in(scheduled.slot) for scheduled in plan.requests)
         return {r.request_id: r for r in requests if r is not None and r.has_grammar}
 
     def _request_masks(self, plan: StepPlan) -> bool:
-        """Ask for the masks of the rows that draw under a grammar; False if there are none."""
+        """Request the masks of the rows sampled under a grammar; False if there are none."""
         rows = []
-        for share in plan.requests:
-            request = self.scheduler.request_in(share.slot)
-            if request is None or not (request.has_grammar and share.num_samples):
+        for scheduled in plan.requests:
+            request = self.scheduler.request_in(scheduled.slot)
+            if request is None or not (request.has_grammar and scheduled.num_samples):
                 continue
             if request.status is Status.RUNNING:
-                rows.append((share.slot, request.request_id))
+                rows.append((scheduled.slot, request.request_id))
         if rows:
             self.grammars.request_masks(rows)
         return bool(rows)
 
     def _collect_masks(self) -> list[RowBitmask]:
         masks = self.grammars.collect_masks()
-        self._apply_grammar_news()  # what failed while masks were filled gets an error, no token
+        self._apply_grammar_news()  # a grammar that failed just now yields an error, not a token
         return masks
 
     def _advance_grammars(
-        self, bound: Mapping[str, Request], outputs: Sequence[EngineOutput]
+        self, constrained: Mapping[str, Request], outputs: Sequence[EngineOutput]
     ) -> None:
         for output in outputs:
-            request = bound.get(output.request_id)
+            request = constrained.get(output.request_id)
             if request is None:
                 continue
             if output.finish_reason is not None:
@@ -247,7 +247,7 @@ class EngineCore:
                 self._advance_grammar(request, output)
 
     def _advance_grammar(self, request: Request, output: EngineOutput) -> None:
-        """Tell a grammar what was drawn; one that waits begins behind the end of the thinking."""
+        """Pass sampled tokens to the grammar; during thinking, activate it at the end token."""
         if not request.is_thinking:
             self.grammars.accept(output.request_id, output.token_ids)
         elif request.message.thinking_end_token_id in output.token_ids:
@@ -260,7 +260,7 @@ class EngineCore:
         self.grammars.release(request_id)
 
     def _collect_grammars(self) -> None:
-        """Queue the requests whose grammars are ready; wait for one if there is nothing else."""
+        """Queue the requests whose grammars are ready; wait for one if nothing else can run."""
         if not self._preparing:
             return
         is_idle = len(self._preparing) == len(self.scheduler.requests)
@@ -278,7 +278,7 @@ class EngineCore:
                 self.scheduler.make_ready(self.scheduler.requests[request_id])
 
     def _fail(self, request_id: str, report: ErrorReport) -> None:
-        """End a request from here; one that was aborted meanwhile is no news."""
+        """End a request with an error; nothing happens if it was aborted meanwhile."""
         request = self.scheduler.remove(request_id)
         if request is not None:
             if request.has_grammar:
@@ -290,7 +290,7 @@ class EngineCore:
         if not kv.can_ever_fit(request):
             return ErrorReport(
                 CapacityError.code,
-                f"prompt and answer may take {request.max_total_tokens} tokens, which need "
+                f"prompt and completion may take {request.max_total_tokens} tokens, which need "
                 f"{kv.blocks_to_finish(request)} KV blocks; the engine has {kv.pool.num_usable}. "
                 "Ask for fewer tokens, or give the engine more memory",
             )
@@ -299,6 +299,6 @@ class EngineCore:
             return ErrorReport(
                 OverloadedError.code,
                 f"{limit} requests are queued beyond those that can run (max_num_queued); try "
-                "again later, or ask for fewer answers at once",
+                "again later, or ask for fewer completions at once",
             )
         return None

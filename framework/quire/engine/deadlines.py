@@ -1,7 +1,7 @@
-"""When requests must be over: a look at the clock a step, and work only for those that are late.
+"""Deadlines of requests: one check of the clock per step, and work only for expired requests.
 
-Most requests are over long before their deadline. What is noted here does not keep them: who is
-over is gone from memory, and its note goes when the notes have doubled.
+Most requests finish long before their deadline. Entries hold weak references, so a finished request
+is freed from memory; its entry is removed when the number of entries has doubled.
 """
 
 import heapq
@@ -11,14 +11,14 @@ from quire.engine.request import Request, Status
 from quire.errors import RequestTimeoutError
 from quire.messages import ErrorReport
 
-MIN_NOTES = 64  # until which nobody looks for those that are over
+MIN_ENTRIES = 64  # up to which finished requests are not purged
 
 
 class Deadlines:
-    """Requests with a deadline, the next one first.
+    """Requests with a deadline, the earliest first.
 
     Args:
-        default_s: Seconds for requests that name none, and the most that one may have; None: no
+        default_s: Timeout of requests that name none, and the maximum for all, in seconds; None: no
             limit.
     """
 
@@ -26,14 +26,14 @@ class Deadlines:
         self._default_s = default_s
         self._heap: list[tuple[float, int, weakref.ref[Request]]] = []
         self._num_added = 0
-        self._num_to_purge = MIN_NOTES
+        self._num_to_purge = MIN_ENTRIES
 
     def __len__(self) -> int:
-        """Notes: of those that are not over, and of at most as many again that are."""
+        """Number of entries: the unfinished requests, and at most as many finished ones."""
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        """Note a request's deadline, if it has one."""
+        """Record a request's deadline, if it has one."""
         limits = [s for s in (request.message.timeout_s, self._default_s) if s is not None]
         if limits:
             self._num_added += 1
@@ -42,48 +42,50 @@ class Deadlines:
             if len(self._heap) > self._num_to_purge:
                 self._purge()
 
-    def late(self, now_s: float) -> list[Request]:
-        """Take out the requests whose time is up and that are not over.
+    def pop_expired(self, now_s: float) -> list[Request]:
+        """Remove and return the unfinished requests whose deadline has passed.
 
         Args:
-            now_s: The monotonic clock.
+            now_s: Current time, on the monotonic clock.
         """
-        late = []
+        expired = []
         while self._heap and self._heap[0][0] <= now_s:
             request = _unfinished(heapq.heappop(self._heap)[2])
             if request is not None:
-                late.append(request)
-        return late
+                expired.append(request)
+        return expired
 
     def _purge(self) -> None:
-        """Forget who is over: as seldom as the rest has doubled, so a request's part is small."""
-        self._heap = [note for note in self._heap if _unfinished(note[2]) is not None]
+        """Remove finished requests; called when the heap has doubled, so amortized O(1) each."""
+        self._heap = [entry for entry in self._heap if _unfinished(entry[2]) is not None]
         heapq.heapify(self._heap)
-        self._num_to_purge = max(MIN_NOTES, 2 * len(self._heap))
+        self._num_to_purge = max(MIN_ENTRIES, 2 * len(self._heap))
 
 
-def report_of(request: Request, now_s: float, engine_limit_s: float | None = None) -> ErrorReport:
-    """Say how long a late request took, how far it came, and whose limit it met.
+def timeout_report(
+    request: Request, now_s: float, engine_limit_s: float | None = None
+) -> ErrorReport:
+    """Return the error of an expired request: its age, its progress and the limit it exceeded.
 
     Args:
-        request: One that is late.
-        now_s: The monotonic clock.
+        request: Expired request.
+        now_s: Current time, on the monotonic clock.
         engine_limit_s: The engine's `request_timeout_s`, if it has one.
     """
     own_s = request.message.timeout_s
     if own_s is not None and (engine_limit_s is None or own_s <= engine_limit_s):
-        limit, way_out = f"its timeout_s is {own_s:.3g} s", "Give it a longer timeout_s"
+        limit, remedy = f"its timeout_s is {own_s:.3g} s", "Give it a longer timeout_s"
     else:
         limit = f"this engine's request_timeout_s is {engine_limit_s:.3g} s"
-        way_out = "Start the engine with a longer request_timeout_s"
+        remedy = "Start the engine with a longer request_timeout_s"
     return ErrorReport(
         RequestTimeoutError.code,
-        f"the request was not over {now_s - request.arrival_s:.3g} s after its arrival, and "
+        f"the request had not finished {now_s - request.arrival_s:.3g} s after its arrival, and "
         f"{limit}; it had {request.num_generated_tokens} of at most {request.message.max_tokens} "
-        f"tokens. {way_out}, or ask for fewer tokens",
+        f"tokens. {remedy}, or ask for fewer tokens",
     )
 
 
-def _unfinished(note: weakref.ref[Request]) -> Request | None:
-    request = note()
+def _unfinished(entry: weakref.ref[Request]) -> Request | None:
+    request = entry()
     return None if request is None or request.status is Status.FINISHED else request

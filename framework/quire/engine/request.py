@@ -1,14 +1,14 @@
-"""One request, as the engine sees it: its tokens, and how many of them are computed.
+"""Engine-side state of a request: its tokens, and the number of them that are computed.
 
-A launched step counts as computed, and the tokens that it will draw count as expected, before the
-host knows them:
+The tokens of a launched step count as computed, and those it will sample as expected, before the
+host receives them:
 
-    token_ids                 [ prompt | answer so far ]  expected
-    num_computed_tokens       [ .............................. ]
+    token_ids                 [ prompt | completion so far ]  expected
+    num_computed_tokens       [ .................................. ]
 
     num_expected_tokens = max(0, num_computed_tokens + 1 - len(token_ids))
 
-so while a request decodes there is always exactly one token to compute next, known or expected.
+A decoding request therefore always has exactly one token to compute next, known or expected.
 """
 
 from enum import Enum
@@ -18,27 +18,27 @@ from quire.messages import AdapterRef, EngineRequest, FinishReason, SlotAssignme
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """State of a request."""
 
-    WAITING_FOR_GRAMMAR = "preparing"  # its grammar is being compiled
+    WAITING_FOR_GRAMMAR = "waiting for grammar"  # its grammar is being compiled
     WAITING = "waiting"  # in the queue
-    WAITING_FOR_PREFIX = "following"  # another request computes the beginning that they share
-    WAITING_FOR_KV_LOOKUP = "asking"  # a KV store has not said yet what it has
-    WAITING_FOR_REMOTE_KV = "loading"  # a KV store brings its beginning
+    WAITING_FOR_PREFIX = "waiting for prefix"  # another request computes their shared prefix
+    WAITING_FOR_KV_LOOKUP = "waiting for KV lookup"  # the KV store's lookup is pending
+    WAITING_FOR_REMOTE_KV = "waiting for remote KV"  # a KV store loads its prefix
     RUNNING = "running"
     FINISHED = "finished"
 
 
-class LastLook(NamedTuple):
-    """What the prefix cache said about a request that could not begin.
+class AdmissionAttempt(NamedTuple):
+    """Prefix lookup of a request that could not start.
 
     Attributes:
-        num_steps: When, in steps of the engine.
-        num_hit_blocks: How much of it was found.
-        num_needed_blocks: How many free blocks it lacked.
+        step_index: Number of the engine step of the lookup.
+        num_hit_blocks: Number of blocks found in the prefix cache.
+        num_needed_blocks: Number of free blocks needed to start.
     """
 
-    num_steps: int
+    step_index: int
     num_hit_blocks: int
     num_needed_blocks: int
 
@@ -47,33 +47,34 @@ class Request:
     """A request in the engine.
 
     Attributes:
-        num_computed_tokens: Tokens whose KV is computed, or will be by a launched step.
-        block_ids: Its block table in each KV group; 0 where no block is needed.
-        checkpoint: It may compute up to so many tokens before its blocks or its end must be looked
-            at; 0 makes the scheduler look at once.
-        next_block_end: With more known tokens than these, a further block is full.
-        hashes: The parent of its first block, then the name of each full block.
-        num_committed_blocks: Full and computed blocks that were offered to the prefix cache.
-        num_freed: In each KV group, how far its table was searched for blocks to free.
-        key: Its place in the order of the queue.
+        num_computed_tokens: Number of tokens whose KV is computed, or will be by a launched step.
+        block_ids: Block table in each KV group; 0 where no block is needed.
+        next_check: Number of computed tokens up to which the scheduler need not check for further
+            blocks or for the end of the request; 0 makes it check at once.
+        next_block_end: Number of known tokens beyond which another block is full.
+        hashes: Parent hash of the first block, then the hash of each full block.
+        num_committed_blocks: Number of full, computed blocks offered to the prefix cache.
+        num_freed: Number of leading table entries in each KV group already searched for blocks to
+            free.
+        key: Sort key in the waiting queue.
     """
 
     __slots__ = (
         "__weakref__",
-        "awaited",
+        "awaited_hash",
         "block_ids",
-        "checkpoint",
         "draft_token_ids",
         "followers",
         "hashes",
         "is_cacheable",
         "is_thinking",
         "key",
-        "last_look",
+        "last_attempt",
         "leader",
         "max_total_tokens",
         "message",
         "next_block_end",
+        "next_check",
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
@@ -84,8 +85,8 @@ class Request:
         "num_prompt_logprobs_seen",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
-        "num_tokens_on_their_way",
-        "promises",
+        "num_tokens_in_flight",
+        "promised_hashes",
         "request_id",
         "slot",
         "status",
@@ -101,93 +102,93 @@ class Request:
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.stop_token_ids = message.stop_token_ids
         self.num_computed_tokens = 0
-        self.num_tokens_on_their_way = 0  # drawn by steps from before a preemption
+        self.num_tokens_in_flight = 0  # sampled by steps launched before a preemption
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]
-        self.checkpoint = 0
+        self.next_check = 0
         self.next_block_end = 0
         self.hashes: list[bytes] = []
         self.num_committed_blocks = 0
         self.num_freed = [0] * num_groups
         self.is_cacheable = True
         self.num_cached_tokens = 0
-        self.num_loads = 0  # of a KV store, tried
-        self.promises: list[bytes] = []  # blocks of the prompt that others may wait for
+        self.num_loads = 0  # attempted loads from a KV store
+        self.promised_hashes: list[bytes] = []  # prompt blocks that other requests may wait for
         self.followers: list[Request] = []
-        self.leader: Request | None = None  # who computes the beginning that they share
-        self.awaited: bytes | None = None  # the last block that they share
+        self.leader: Request | None = None  # the request that computes their shared prefix
+        self.awaited_hash: bytes | None = None  # the last block of that prefix
         self.draft_token_ids: list[int] = []
         self.num_drafts_in_flight = 0
         self.slot: int | None = None
         self.status = Status.WAITING
         self.key: tuple[Any, int] = (0, 0)
-        self.last_look: LastLook | None = None  # when it could not begin
+        self.last_attempt: AdmissionAttempt | None = None  # the last that failed
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
-        self.num_prompt_logprobs_seen = 0  # since it last began
-        self.is_thinking = message.thinking_end_token_id is not None  # its form has not begun
+        self.num_prompt_logprobs_seen = 0  # since it last started
+        self.is_thinking = message.thinking_end_token_id is not None  # grammar not active yet
 
     @property
     def rank(self) -> Any:
-        """The policy's key: requests of equal rank go in the order of their arrival."""
+        """The policy's key; requests of equal rank run in the order of their arrival."""
         return self.key[0]
 
     @property
     def priority(self) -> int:
-        """As the caller gave it; lower goes first."""
+        """Priority given by the caller; lower goes first."""
         return self.message.priority
 
     @property
     def arrival_s(self) -> float:
-        """When it arrived, on the monotonic clock."""
+        """Time of arrival, on the monotonic clock."""
         return self.message.arrival_s
 
     @property
     def adapter(self) -> AdapterRef | None:
-        """The LoRA adapter that it runs with."""
+        """LoRA adapter of the request."""
         return self.message.adapter
 
     @property
     def adapter_name(self) -> str | None:
-        """The name of that adapter."""
+        """Name of the LoRA adapter."""
         return None if self.message.adapter is None else self.message.adapter.name
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_expected_tokens(self) -> int:
-        """Tokens that launched steps draw, and the host does not know yet."""
+        """Number of tokens that launched steps sample and the host has not received."""
         return max(0, self.num_computed_tokens + 1 - len(self.token_ids))
 
     @property
     def num_pending_tokens(self) -> int:
-        """Known tokens whose KV is not computed yet."""
+        """Number of known tokens whose KV is not computed yet."""
         return max(0, len(self.token_ids) - self.num_computed_tokens)
 
     @property
     def last_computed(self) -> int:
-        """Tokens that are computed at most: the last of an answer never is."""
+        """Maximum number of computed tokens: the last generated token is never computed."""
         return self.max_total_tokens - 1
 
     @property
     def has_grammar(self) -> bool:
-        """Whether its answer must follow a form."""
+        """Whether the completion must follow a grammar."""
         return self.message.params.structured_outputs is not None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Likeliest tokens to report for each position of the prompt; None: nothing."""
+        """Number of most likely tokens to report for each prompt position; None: no logprobs."""
         return self.message.params.prompt_logprobs
 
     @property
     def reads_cache(self) -> bool:
-        """Whether a prefix hit may spare it computing: not if it must look at its own prompt."""
+        """Whether the request may use prefix hits: not if it needs prompt logprobs."""
         return self.num_prompt_logprobs is None
 
-    def forget_progress(self) -> None:
-        """Note that it was preempted: nothing of it is computed any more."""
+    def reset_progress(self) -> None:
+        """Reset to no computed tokens, after a preemption."""
         self.num_computed_tokens = self.num_drafts_in_flight = 0
         self.draft_token_ids = []
         self.is_cacheable = True
@@ -197,7 +198,7 @@ class Request:
         """Return the whole state of the request's slot, for the worker.
 
         Raises:
-            RuntimeError: It has none.
+            RuntimeError: The request has no slot.
         """
         message, params = self.message, self.message.params
         if self.slot is None:
@@ -219,11 +220,11 @@ class Request:
         )
 
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
-        """Take in drawn tokens, up to the one that ends the answer.
+        """Append sampled tokens, up to the one that ends the completion.
 
         Returns:
-            The tokens taken, why the answer is over (None: it is not), and the stop token if one
-            that the caller named ended it.
+            The appended tokens, the finish reason (None: not finished), and the stop token id if
+            one that the caller named ended the completion.
         """
         for index, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
@@ -233,7 +234,7 @@ class Request:
         return token_ids, None, None
 
     def end(self, token_id: int) -> tuple[FinishReason | None, int | None]:
-        """Return whether the token just taken ends the answer, and which stop token did."""
+        """Return the finish reason after the token just appended, and the caller's stop token."""
         is_long_enough = self.num_generated_tokens > self.message.params.min_tokens
         if is_long_enough and token_id in self.stop_token_ids:
             named = token_id in self.message.params.stop_token_ids

@@ -1,7 +1,6 @@
-"""Take in what a step drew: tokens go to their requests, and what is to be said, to the frontend.
+"""Results of a step: sampled tokens are appended to their requests and turned into outputs.
 
-Nearly every row is one token for a request that runs; that way is short, the other rows have one of
-their own.
+Nearly every row is one token of a running request; it takes a short path, other rows a longer one.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +12,14 @@ from quire.engine.scheduling.running_set import RunningSet
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
-class ResultIntake:
+class ResultProcessor:
     """Turns the rows of a step into outputs.
 
     Args:
-        kv: Who owns which blocks.
-        running: Whose slots the rows name.
-        block_commits: What follows from computed tokens.
-        remove: Forgets a request that is over.
+        kv: Block tables of the requests.
+        running: Running requests, by slot.
+        block_commits: Commits the blocks that have become full and computed.
+        remove: Removes a finished request from the scheduler.
     """
 
     def __init__(
@@ -35,11 +34,11 @@ class ResultIntake:
         self._block_commits = block_commits
         self._remove = remove
 
-    def take(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
-        """Take in the rows of the oldest step in flight.
+    def apply(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
+        """Apply the rows of the oldest step in flight, and return their outputs.
 
         Raises:
-            RuntimeError: A row is for a slot that no request of that step had.
+            RuntimeError: A row names a slot that no request of that step owned.
         """
         outputs: list[EngineOutput] = []
         by_slot, running = self._running.by_slot, Status.RUNNING
@@ -55,7 +54,7 @@ class ResultIntake:
                 or row.error is not None
                 or row.prompt_logprobs is not None
             ):
-                outputs += self._take_other(request, row)
+                outputs += self._apply_other(request, row)
                 continue
             known = request.token_ids
             known.append(token_ids[0])
@@ -78,23 +77,23 @@ class ResultIntake:
             )
         return outputs
 
-    def _take_other(self, request: Request, row: SlotResult) -> list[EngineOutput]:
-        """Take in a row of drafts, of a prompt, of an error, or of a request that had to go."""
+    def _apply_other(self, request: Request, row: SlotResult) -> list[EngineOutput]:
+        """Apply a row with drafts, prompt logprobs or an error, or of a preempted request."""
         if request.status is Status.FINISHED:
-            return []  # it ended while this step ran: the surplus is dropped
+            return []  # finished while this step ran: its tokens are dropped
         if row.error is not None:
-            request.is_cacheable = False  # what this step wrote is not to be trusted
+            request.is_cacheable = False  # the KV that this step wrote may be wrong
             self._remove(request.request_id)
             return [failed_output(request.request_id, row.error)]
         if request.slot != row.slot and not row.token_ids:
-            return []  # of a prompt that is computed again
+            return []  # a chunk of a prompt that is computed again
         prompt_logprobs = _fresh_prompt_logprobs(request, row)
         num_drafts, request.num_drafts_in_flight = request.num_drafts_in_flight, 0
         if request.status is not Status.RUNNING:
-            request.num_tokens_on_their_way -= bool(row.token_ids)
+            request.num_tokens_in_flight -= bool(row.token_ids)
         taken, finish_reason, stop_reason = request.append(row.token_ids)
         if num_drafts and request.status is Status.RUNNING:
-            request.num_computed_tokens = len(request.token_ids) - 1  # rejected ones do not count
+            request.num_computed_tokens = len(request.token_ids) - 1  # rejected drafts do not count
             self._kv.set_next_check(request)
         if finish_reason is not None:
             self._finish(request)
@@ -119,7 +118,7 @@ class ResultIntake:
 
 
 def _fresh_prompt_logprobs(request: Request, row: SlotResult) -> list[TokenLogprobs] | None:
-    """Return those that were not sent yet: after a preemption the prompt is computed again."""
+    """Return the prompt logprobs not sent yet: a preempted request computes its prompt again."""
     if row.prompt_logprobs is None:
         return None
     num_known = max(0, request.num_prompt_logprobs_sent - request.num_prompt_logprobs_seen)

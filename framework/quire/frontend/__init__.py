@@ -1,1 +1,1 @@
-"""Text to tokens and tokens to text: everything between a caller and the engine."""
+"""Request validation, tokenization and output streams between callers and the engine."""

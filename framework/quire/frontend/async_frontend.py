@@ -1,4 +1,4 @@
-"""Serves prompts from an event loop; everything that HTTP needs, and nothing of HTTP.
+"""The asyncio frontend of the engine, independent of HTTP.
 
 The event loop never runs a step, and the engine's thread never waits for a reader.
 """
@@ -29,25 +29,25 @@ from quire.messages import AdapterRef, Control, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
-INLINE_SIZE = 4096  # more characters or ids are looked at in a thread, so that the loop goes on
+INLINE_SIZE = 4096  # more characters or ids are encoded in a thread, to not block the event loop
 DRAIN_POLL_S = 0.02
-STALL_LIMIT_S = 60.0  # a step that takes longer hangs, as far as anybody outside can tell
+STALL_LIMIT_S = 60.0  # a step that takes longer counts as hanging
 
 logger = logging.getLogger(__name__)
 
 
 class MakeCompletionParser(Protocol):
-    """Makes the parser of one answer, and knows what the model's calls look like."""
+    """Makes the parser of one completion, and the grammar of the model's tool calls."""
 
     def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
-        """Return a parser; `prompt_text` may have opened the thinking already."""
+        """Return a parser; `prompt_text` may contain the start of the reasoning."""
 
     @property
     def reads_calls(self) -> bool:
-        """Whether there is a tool parser: without one, no answer holds a call."""
+        """Whether there is a tool parser; without one, tool calls are not parsed."""
 
     def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
-        """Return the shape of answers that are a call of one of `functions`; None if unable.
+        """Return the grammar of completions that call `functions`; None if not supported.
 
         Raises:
             RequestError: The tool parser refuses the functions, or failed.
@@ -58,18 +58,18 @@ class AsyncFrontend:
     """Serves prompts from an event loop, over an engine core that runs in a thread.
 
     Args:
-        core: The engine; nobody else may call it from now on.
-        tokenizer: The model's.
-        intake: Checks requests.
-        chat_template: The model's.
-        make_completion_parser: Makes the parser of one answer; see `CompletionParsers`.
-        model_name: What requests call the model.
+        core: Engine core; from now on called by this object alone.
+        tokenizer: Tokenizer of the model.
+        intake: Validation of requests.
+        chat_template: Chat template of the model.
+        make_completion_parser: Factory of the parser of one completion; see `CompletionParsers`.
+        model_name: Name that requests use for the model.
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
-        max_model_len: Tokens of prompt and answer together, at most.
-        finished_hooks: The plugins' `request_finished`.
-        stall_limit_s: A step that takes longer makes the engine count as stalled.
-        request_timeout_s: What the engine gives requests that name no time, and at most; kept here
-            as well, as a step of the engine may hang.
+        max_model_len: Largest number of tokens, prompt and completion together.
+        finished_hooks: `request_finished` hooks of the plugins.
+        stall_limit_s: Seconds of a step after which the engine counts as stalled.
+        request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
+            enforced here, because a step of the engine may hang.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AsyncFrontend:
         self._stall_limit_s = stall_limit_s
         self._is_draining = False
         self._dispatch = Dispatch(core, request_timeout_s)
-        # When the last one who knows us forgets us; that may be anywhere, so nobody waits.
+        # Runs when this object is garbage-collected; that may be in any thread, so do not block.
         weakref.finalize(self, self._dispatch.stop_soon).atexit = False
 
     async def submit(
@@ -110,17 +110,17 @@ class AsyncFrontend:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> DeltaStream:
-        """Check a request, hand it to the engine, and return the stream of its deltas.
+        """Check a request, queue it in the engine, and return the stream of its deltas.
 
         Args:
-            prompt: Text, token ids, or a dict as `Intake.admit` takes it; or what `encode` gave.
-            params: How to generate.
-            adapter: Name of a LoRA adapter; None or the model's own name: none.
-            priority: Smaller goes first, if the scheduling policy reads it.
-            timeout_s: Seconds that the request may take; the engine may allow less.
+            prompt: Text, token ids, or a dict as for `Intake.admit`; or a result of `encode`.
+            params: Sampling parameters.
+            adapter: Name of a LoRA adapter; None or the model's own name for the base model.
+            priority: Priority, smaller first; used if the scheduling policy reads it.
+            timeout_s: Seconds that the request may take; the engine's limit may be shorter.
 
         Raises:
-            RequestError: The request is wrong; nothing was queued.
+            RequestError: The request is invalid; nothing was queued.
             EngineDeadError: The engine stopped.
         """
         self.check_health()
@@ -134,8 +134,8 @@ class AsyncFrontend:
             priority=priority,
             timeout_s=timeout_s,
         )
-        answers = PromptState(admission, self.tokenizer, self._finished_hooks)
-        return self._dispatch.start(answers)
+        completions = PromptState(admission, self.tokenizer, self._finished_hooks)
+        return self._dispatch.start(completions)
 
     async def generate(
         self,
@@ -146,10 +146,10 @@ class AsyncFrontend:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Delta]:
-        """Generate; the deltas of n answers come interleaved, told apart by `index`.
+        """Generate; the deltas of n completions are interleaved and identified by `index`.
 
-        Closing the iterator or cancelling its task aborts what is not over. Raises what `submit`
-        raises, and a `RequestError` if the request fails on the way.
+        Closing the iterator or cancelling its task aborts the unfinished completions. Raises what
+        `submit` raises, and a `RequestError` if the request fails later.
         """
         stream = await self.submit(
             prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
@@ -167,7 +167,7 @@ class AsyncFrontend:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Generate, and return all answers when they are complete; raises as `generate` does."""
+        """Generate, and return all completions when they finished; raises as `generate` does."""
         stream = await self.submit(
             prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
         )
@@ -178,7 +178,7 @@ class AsyncFrontend:
             except RequestError as error:
                 try:
                     error.output = stream.result()
-                except Exception:  # ours, and the request's own error says more
+                except Exception:  # secondary: the request's own error is raised below
                     logger.exception("a completion of a failed request could not be decoded")
                 raise
             return stream.result()
@@ -191,7 +191,7 @@ class AsyncFrontend:
     ) -> str:
         """Return the prompt of a conversation.
 
-        It has its special tokens already: generate from `{"prompt": text, "add_special_tokens":
+        It contains its special tokens: generate from `{"prompt": text, "add_special_tokens":
         False}`.
 
         Raises:
@@ -200,61 +200,62 @@ class AsyncFrontend:
         return self.chat_template.render(messages, tools, template_kwargs)
 
     def abort(self, request_id: str) -> None:
-        """End a request by the id of its stream; its readers get a last delta that says so."""
+        """Abort a request by the id of its stream; its reader gets a last delta per completion."""
         for stream in self._dispatch.streams():
             if stream.request_id == request_id:
                 self._dispatch.end(stream)
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine said about itself after the last step."""
+        """Statistics of the engine after the last step."""
         return self._dispatch.stats
 
     @property
     def done(self) -> Done:
-        """What the engine has done since its start."""
+        """Totals of the engine since its start."""
         return self._dispatch.throughput.done
 
     def is_ready(self) -> bool:
-        """Whether new requests are served."""
+        """Return whether new requests are served."""
         return self._dispatch.death is None and not self._is_draining and not self.is_stalled
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a step hangs: there is work, and none was finished for too long."""
+        """Whether a step hangs: there is work, and no step completed within the limit."""
         return self._dispatch.stalled_s > self._stall_limit_s
 
     @property
     def failing_plugins(self) -> list[FailingPlugin]:
-        """The plugins that make every request fail."""
+        """The plugins whose hooks fail on every request."""
         return self.intake.failing_plugins
 
     def check_health(self) -> None:
-        """Return if the engine lives.
+        """Raise an error if the engine is dead.
 
         Raises:
-            EngineDeadError: It does not.
+            EngineDeadError: The engine is dead.
         """
         if self._dispatch.death is not None:
             raise EngineDeadError(str(self._dispatch.death)) from self._dispatch.death
 
     async def control(self, command: Control) -> Any:
-        """Have the engine do something between two steps; returns and raises what it does."""
+        """Run a control command between two steps; return or raise its outcome."""
         return await self._dispatch.control(command)
 
     async def wait_for_death(self) -> EngineDeadError:
-        """Return why the engine stopped, as soon as it did; a shutdown is a reason too."""
+        """Wait until the engine has stopped, also by a shutdown, and return the reason."""
         return await self._dispatch.wait_for_death()
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
     ) -> None:
-        """Refuse new requests, let running ones finish, abort the rest, stop the engine.
+        """Refuse new requests, wait for running ones, abort the rest, stop the engine.
 
         Args:
-            timeout_s: How long running requests get.
-            stop_timeout_s: How long the step that runs then gets; after that everybody who waits
-                hears that the engine is dead, and if it has a process, that is killed.
+            timeout_s: Seconds that running requests may take to finish.
+            stop_timeout_s: Seconds that the step running then may take. After that all waiting
+                calls fail with an EngineDeadError, and the engine's process, if it has its own, is
+                killed.
         """
         self._is_draining = True
         deadline = time.monotonic() + timeout_s
@@ -265,7 +266,7 @@ class AsyncFrontend:
         await asyncio.to_thread(self._dispatch.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
-        """Return the prompts as tokens; beside the event loop, if they are long in sum.
+        """Tokenize prompts; in a thread if they are long in total.
 
         Raises:
             RequestError: One of them is empty, too long or not a prompt.
@@ -275,10 +276,10 @@ class AsyncFrontend:
         return [self.intake.encode(prompt) for prompt in prompts]
 
     def resolve_adapter(self, name: str | None) -> AdapterRef | None:
-        """Return the adapter that a request's `model` names; None for the model itself.
+        """Return the adapter that a request's `model` names; None for the base model.
 
         Raises:
-            UnknownModelError: Nothing is served under the name.
+            UnknownModelError: No model and no adapter has the name.
         """
         if name is None or name == self.model_name:
             return None
@@ -294,7 +295,7 @@ class AsyncFrontend:
 
 
 def _size(prompt: object) -> int:
-    """Return how much work a prompt is, in characters or ids; what is no prompt is none."""
+    """Return the size of a prompt in characters or ids; 0 if it is not a prompt."""
     given = (
         (prompt.get("prompt_token_ids"), prompt.get("prompt"))
         if isinstance(prompt, dict)

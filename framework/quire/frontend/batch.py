@@ -1,9 +1,9 @@
-"""Offline, the caller's thread runs the steps: no event loop and no thread of ours.
+"""The frontend for offline batches: the caller's thread runs the engine's steps.
 
-All prompts are checked before the first one runs. Then as many as the engine's queue holds are in
-flight. A request that fails ends alone: the other prompts are computed to the end, and each prompt
-has its output or its error. Whatever ends the call early (Ctrl-C, the engine's death) leaves the
-engine clean for the next one. Calls of several threads take turns.
+All prompts are checked before the first one runs. Then as many requests are in flight as the
+engine's queue holds. A request that fails does not affect the others: they run to completion, and
+each prompt has its output or its error. If a call ends early (Ctrl-C, the engine's death), its
+requests are aborted. Calls of several threads run one after another.
 """
 
 import logging
@@ -42,26 +42,26 @@ from quire.process.traceback_text import with_cause
 from quire.sampling_params import SamplingParams
 
 MAX_IN_FLIGHT = 1024
-MAX_TOLD = 8  # failures in the message of one error
+MAX_LISTED = 8  # failures in one error message
 
 T = TypeVar("T")
 Outcome = RequestOutput | QuireError  # of one prompt
-Finish = Callable[[int, RequestOutput], None]  # what is done with the output of a prompt, by index
+Finish = Callable[[int, RequestOutput], None]  # postprocessing: a prompt's index and its output
 
 
 logger = logging.getLogger(__name__)
 
 
 class BatchFrontend:
-    """Generates for lists of prompts; any thread may call.
+    """Generates for lists of prompts; any thread may call it.
 
     Args:
-        core: The engine; nobody else may call it from now on.
-        tokenizer: The model's.
-        intake: Checks requests.
-        finished_hooks: The plugins' `request_finished`.
-        max_in_flight: Requests that the engine has at the same time, at most; it must queue that
-            many, as it refuses what is too much for it.
+        core: Engine core; from now on called by this object alone.
+        tokenizer: Tokenizer of the model.
+        intake: Validation of requests.
+        finished_hooks: `request_finished` hooks of the plugins.
+        max_in_flight: Largest number of requests in the engine at the same time. Its queue must
+            hold as many, since it refuses requests beyond that.
     """
 
     def __init__(
@@ -91,34 +91,39 @@ class BatchFrontend:
         finish: Finish | None = None,
         use_progress: bool = False,
     ) -> list[Outcome]:
-        """Return what became of each prompt, in order.
+        """Return the output or the error of each prompt, in order.
 
         Args:
-            prompts: Each as `Intake.admit` takes it; one that cannot even be asked is its error.
-            params: For all prompts, or one for each.
-            adapters: For all prompts, or one for each; one that cannot be used is its error.
-            priority: For all prompts, or one for each; smaller goes first.
-            timeout_s: Seconds that each may take, for all prompts, or one for each.
-            return_errors: Compute what can be, and return errors in the places of their prompts.
-            finish: Called with each output; what it raises becomes the prompt's error.
+            prompts: Prompts as for `Intake.admit`; an error in place of a prompt that could not be
+                prepared.
+            params: Sampling parameters, for all prompts or one for each.
+            adapters: Adapters, for all prompts or one for each; an error in place of one that
+                cannot be used.
+            priority: Priority, smaller first; for all prompts or one for each.
+            timeout_s: Seconds that each prompt may take; for all prompts or one for each.
+            return_errors: Run the valid prompts, and return errors in place of outputs.
+            finish: Function called with each output; an error that it raises becomes the prompt's.
             use_progress: Show a progress bar, on a terminal.
 
         Raises:
-            InvalidRequestError: An argument has another number of entries than there are prompts.
-            PromptsError: Without `return_errors`: prompts were refused, and then nothing ran; or
-                some failed, after all others came to their end.
-            EngineDeadError: The engine cannot go on, or was closed; also while this call runs.
+            InvalidRequestError: The number of entries of an argument differs from the number of
+                prompts.
+            PromptsError: Without `return_errors`: prompts were refused, and nothing ran; or some
+                failed, and all others finished.
+            EngineDeadError: The engine has died or was closed, before or during the call.
         """
         each_params = _for_each(params, len(prompts), "sampling_params")
         each_adapter = _for_each(adapters, len(prompts), "lora_request")
         each_priority = _for_each(priority, len(prompts), "priority")
         each_timeout_s = _for_each(timeout_s, len(prompts), "timeout_s")
-        asked = zip(prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True)
+        arguments = zip(
+            prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True
+        )
         with self._core.turn() as core:
-            tasks = [self._admit(*each) for each in asked]
+            tasks = [self._admit(*each) for each in arguments]
             if return_errors or not any(task.error for task in tasks):
-                with _progress(len(prompts), use_progress) as show:
-                    _Run(core, tasks, self._max_in_flight).to_the_end(show)
+                with _progress(len(prompts), use_progress) as progress:
+                    _BatchRun(core, tasks, self._max_in_flight).run_to_completion(progress)
                 for index, task in enumerate(tasks):
                     task.finish(index, finish)
         errors = {index: task.error for index, task in enumerate(tasks) if task.error}
@@ -127,7 +132,7 @@ class BatchFrontend:
         return [task.error or task.whole_output() for task in tasks]
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about the engine, between two calls.
+        """Return the current statistics of the engine; waits for a running call.
 
         Raises:
             EngineDeadError: The engine was closed or has died.
@@ -136,12 +141,12 @@ class BatchFrontend:
             return core.stats()
 
     def control(self, command: Control) -> Any:
-        """Have the engine do something between two calls; returns and raises what it does."""
+        """Run a control command between two calls; return or raise its outcome."""
         with self._core.turn() as core:
             return core.control(command)
 
     def close(self) -> None:
-        """End the call that runs after its step, and shut the engine down. May be called twice."""
+        """End a running call after its step, and shut the engine down. May be called twice."""
         self._core.close()
 
     def _admit(
@@ -152,7 +157,7 @@ class BatchFrontend:
         priority: int,
         timeout_s: float | None,
     ) -> "_Task":
-        """Check a prompt; one that is refused has its error."""
+        """Check a prompt; return its task, or a task with the error if it is refused."""
         try:
             for given in (prompt, adapter):
                 if isinstance(given, QuireError):
@@ -174,33 +179,33 @@ class _Task:
     """One prompt of a call.
 
     Attributes:
-        answers: Its completions, as they grow; None if it was refused.
-        output: All of them, at the end; None if it failed.
-        error: Why it failed; of several completions the first failure.
+        completions: State of its completions; None if it was refused.
+        output: Output of all completions, at the end; None if it failed.
+        error: Error of the prompt, or of its first completion that failed.
     """
 
-    answers: PromptState | None = None
+    completions: PromptState | None = None
     output: RequestOutput | None = None
     error: QuireError | None = None
 
     @property
     def requests(self) -> Sequence[EngineRequest]:
-        """What the engine is asked."""
-        return () if self.answers is None else self.answers.admission.requests
+        """The requests to the engine."""
+        return () if self.completions is None else self.completions.admission.requests
 
     def fail(self, error: QuireError) -> None:
-        """Keep the first failure."""
+        """Record an error, unless there is one already."""
         self.error = self.error or error
 
     def finish(self, index: int, finish: Finish | None) -> None:
-        """Take the output; that of a failed prompt goes with its error."""
-        if self.answers is None:
+        """Build the output and postprocess it; that of a failed prompt is attached to its error."""
+        if self.completions is None:
             return
         try:
-            output = self.answers.result()
-        except Exception as error:  # ours, but only this prompt may suffer from it
-            logger.exception("prompt %d: a completion could not be decoded", index)
-            self.fail(_undecodable(error))
+            output = self.completions.result()
+        except Exception as error:  # an internal error, which must fail this prompt only
+            logger.exception("prompt %d failed: a completion could not be decoded", index)
+            self.fail(_decoding_failure(error))
             return
         try:
             if finish is not None:
@@ -219,8 +224,8 @@ class _Task:
         return self.output
 
 
-class _Run:
-    """One call: what waits, and what the engine has."""
+class _BatchRun:
+    """One call of `generate`: the requests that wait, and those in the engine."""
 
     def __init__(self, core: SharedCore, tasks: Sequence[_Task], max_in_flight: int) -> None:
         self._core = core
@@ -228,18 +233,18 @@ class _Run:
         self._in_flight: dict[str, _Task] = {}
         self._max_in_flight = max_in_flight
 
-    def to_the_end(self, show: Progress) -> None:
-        task = show.task_ids[0]
+    def run_to_completion(self, progress: Progress) -> None:
+        task = progress.task_ids[0]
         try:
             while self._waiting or self._in_flight:
-                self._add()
-                if num_finished := self._take(self._step()):
-                    show.advance(task, num_finished)
+                self._add_waiting()
+                if num_finished := self._apply_outputs(self._step()):
+                    progress.advance(task, num_finished)
         finally:
             if self._in_flight:
                 self._core.abort(list(self._in_flight))
 
-    def _add(self) -> None:
+    def _add_waiting(self) -> None:
         while self._waiting and len(self._in_flight) < self._max_in_flight:
             request, task = self._waiting.popleft()
             self._in_flight[request.request_id] = task
@@ -248,42 +253,46 @@ class _Run:
     def _step(self) -> EngineOutputs | None:
         if not self._core.has_work():
             raise EngineDeadError(
-                f"the engine has no work left, but {len(self._in_flight)} requests are not finished"
+                f"the engine has no work left, but {len(self._in_flight)} requests are unfinished"
             )
         return self._core.step()
 
-    def _take(self, outputs: EngineOutputs | None) -> int:
-        """Take what a step said; return how many prompts it finished."""
+    def _apply_outputs(self, outputs: EngineOutputs | None) -> int:
+        """Apply the outputs of a step; return the number of prompts that it finished."""
         num_finished = 0
         if outputs is None:
             return num_finished
         for output in outputs.outputs:
             task = self._in_flight.get(output.request_id)
-            if task is None or task.answers is None or not self._ends(task, task.answers, output):
+            if (
+                task is None
+                or task.completions is None
+                or not self._apply_output(task, task.completions, output)
+            ):
                 continue
             del self._in_flight[output.request_id]
-            num_finished += task.answers.is_finished
+            num_finished += task.completions.is_finished
         return num_finished
 
-    def _ends(self, task: _Task, answers: PromptState, output: EngineOutput) -> bool:
-        """Take what a step said of one completion; whether that is over. A failure ends it."""
+    def _apply_output(self, task: _Task, completions: PromptState, output: EngineOutput) -> bool:
+        """Apply the output of one completion; return whether it finished or failed."""
         try:
-            answer = answers.take(output)
+            completion = completions.apply(output)
         except QuireError as error:
             task.fail(error)
             return True
-        except Exception as error:  # ours, but only this prompt may suffer from it
-            logger.exception("request %s could not be decoded", output.request_id)
-            task.fail(_undecodable(error))
+        except Exception as error:  # an internal error, which must fail this prompt only
+            logger.exception("request %s failed: it could not be decoded", output.request_id)
+            task.fail(_decoding_failure(error))
             self._core.abort([output.request_id])
             return True
-        if answer.must_abort:
+        if completion.must_abort:
             self._core.abort([output.request_id])
-        return answer.finish_reason is not None
+        return completion.finish_reason is not None
 
 
-def _undecodable(error: Exception) -> RequestFailedError:
-    """Return the failure of a completion whose tokens could not be made text."""
+def _decoding_failure(error: Exception) -> RequestFailedError:
+    """Return the error of a completion that could not be detokenized."""
     failure = RequestFailedError("the completion could not be decoded")
     failure.__cause__ = error
     return failure
@@ -292,12 +301,12 @@ def _undecodable(error: Exception) -> RequestFailedError:
 def _summary(
     outputs: Sequence[RequestOutput | None], errors: Mapping[int, QuireError]
 ) -> PromptsError:
-    """Return the error that names each prompt that failed, and why."""
+    """Return the error that lists the failed prompts with the reasons."""
     reasons = [f"prompt {index}: {with_cause(error)}" for index, error in errors.items()]
-    told = "; ".join(islice(reasons, MAX_TOLD))
-    more = f"; and {len(reasons) - MAX_TOLD} more" if len(reasons) > MAX_TOLD else ""
+    listed = "; ".join(islice(reasons, MAX_LISTED))
+    more = f"; and {len(reasons) - MAX_LISTED} more" if len(reasons) > MAX_LISTED else ""
     return PromptsError(
-        f"{len(errors)} of {len(outputs)} prompt(s) failed: {told}{more}",
+        f"{len(errors)} of {len(outputs)} prompt(s) failed: {listed}{more}",
         outputs=outputs,
         errors=errors,
     )
@@ -306,7 +315,7 @@ def _summary(
 def _for_each(value: T | Sequence[T], num_prompts: int, name: str) -> Sequence[T]:
     """Return one value for each prompt."""
     if isinstance(value, str):
-        raise InvalidRequestError(f"{name} cannot be the text {value!r}", param=name)
+        raise InvalidRequestError(f"{name} cannot be a string, got {value!r}", param=name)
     if not isinstance(value, list | tuple):
         return [value] * num_prompts  # type: ignore[list-item]
     if len(value) != num_prompts:

@@ -1,1 +1,1 @@
-"""What a plugin implements: one file a kind. Torch is named here only in annotations."""
+"""Interfaces that plugins implement, one module per kind. Torch is used in annotations only."""

@@ -1,19 +1,19 @@
 """The interface of an attention backend.
 
 Dimensions, here and in every backend:
-    T  tokens in the batch, all requests after each other     B  KV blocks in the pool
+    T  tokens in the batch, requests concatenated             B  KV blocks in the pool
     R  requests in the batch                                  S  tokens per KV block
-    H  query heads, on this device                            D  numbers per head
-    K  key/value heads, on this device                        V  vocabulary
+    H  query heads on this device                             D  elements per head (head_dim)
+    K  key/value heads on this device                         V  vocabulary size
 
-A backend is built for each head shape of a KV group. It decides how the raw bytes of a KV tensor
-are laid out (the block index is outermost, and one block is contiguous), builds its own metadata
-once a step, and in `forward` writes the new K and V and attends. Block 0 is the null block: padding
-writes there.
+One backend is built for each head shape of a KV group. It defines the layout of a KV tensor's raw
+bytes (the block index is outermost, and each block is contiguous), builds its own metadata once per
+step, and in `forward` writes the new K and V and computes attention. Block 0 is the null block:
+padding tokens are written there.
 
-A step may be captured as a CUDA graph and replayed with other numbers in the same buffers. Then
-`prepare` and `forward` are captured as well, so they may not look at a number that the host knows
-only for this step: grids depend on the sizes of buffers, lengths are read on the device.
+A step may be captured as a CUDA graph and replayed with other values in the same buffers. Then
+`prepare` and `forward` are part of the capture, so they must not depend on values that the host has
+for this step only: launch grids depend on buffer sizes, and lengths are read on the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GraphSupport = Literal["none", "decode", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
-    """What one KV group needs from a backend."""
+    """Requirements of one KV group on an attention backend."""
 
     device: str  # "cpu", "cuda"
     dtype: str
@@ -41,34 +41,32 @@ class AttentionQuery:
     num_heads: int  # on one device
     num_kv_heads: int
     head_dim: int
-    block_size: int | None = None  # None: the backend's own default will be taken
-    layout: str = "kv"  # "kv", "mla", "state": which contract the layer speaks
+    block_size: int | None = None  # None: the backend's default block size is used
+    layout: str = "kv"  # "kv", "mla", "state": the contract between layer and backend
     sliding_window: int | None = None
     attention_chunk: int | None = None
     logit_soft_cap: float | None = None
     has_sinks: bool = False
-    latent_dim: int | None = None  # of the layout "mla": numbers of a head that are the latent
+    latent_dim: int | None = None  # layout "mla" only: elements of a head that are the latent
     batch_invariant: bool = False
-    compute_capability: int | None = None  # of a CUDA device: 90 for 9.0; None: not known
-    native_unavailable_reason: str | None = (
-        None  # why compiled CPU kernels cannot be used; None: they can
-    )
+    compute_capability: int | None = None  # of the CUDA device, 90 for 9.0; None: unknown
+    native_unavailable_reason: str | None = None  # None: compiled CPU kernels are available
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCapabilities:
-    """What a backend can do, declared at registration. None means: any.
+    """Capabilities of a backend, declared at registration. A set that is None means any value.
 
     Attributes:
-        priority: `auto` takes the highest among those that can serve.
-        latent_dims: Of the layout "mla": numbers of a latent.
-        rope_dims: Of the layout "mla": numbers of the rotated key, what is left of a head.
-        padded_pages: Its `kv_view` takes pages that are longer than what a layer keeps in them.
-        default_block_size: Used when the user does not choose.
-        graphs: Which steps it can run inside a captured CUDA graph: none, those with one token a
+        priority: Rank for `auto`, which takes the supporting backend with the highest one.
+        latent_dims: Supported latent sizes in elements, for the layout "mla".
+        rope_dims: Supported sizes of the rotated key in elements, for the layout "mla".
+        padded_pages: True if `kv_view` accepts pages that are longer than the layer's data in them.
+        default_block_size: Block size that is used unless the user sets one.
+        graphs: Steps that can run inside a captured CUDA graph: none, those with one token per
             request, or all.
-        min_compute_capability: Of a CUDA device: 80 for 8.0.
-        needs_native: It runs compiled CPU kernels (`quire.native`).
+        min_compute_capability: Minimum for CUDA devices, 80 for 8.0.
+        needs_native: True if the backend runs compiled CPU kernels (`quire.native`).
     """
 
     devices: frozenset[str]
@@ -92,7 +90,7 @@ class AttentionCapabilities:
     priority: int = 0
 
     def refusal(self, query: AttentionQuery) -> str | None:
-        """Return why `query` cannot be served, or None if it can."""
+        """Return the reason why `query` is not supported, or None if it is."""
         latent_dim = query.latent_dim
         rope_dim = None if latent_dim is None else query.head_dim - latent_dim
         sets: tuple[tuple[str, Any, frozenset[Any] | None], ...] = (
@@ -135,14 +133,15 @@ class AttentionCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """The sizes that a backend is built for: one head shape of one KV group on one device.
+    """Sizes that a backend is built for: one head shape of one KV group on one device.
 
     Attributes:
         kv_dtype: Element type of the cache, a key of `kv_cache.DTYPE_BYTES`.
-        page_bytes: From one block of a layer to its next, where pages are padded; None: as long as
-            what the layer keeps.
-        batch_invariant: A query's answer must have the same bits whatever else is in the step, and
-            however its context was computed. Only who declares `batch_invariant` gets it.
+        page_bytes: Stride in bytes between two blocks of a layer, if pages are padded; None: pages
+            are not padded.
+        batch_invariant: True if a query's result must be bitwise the same whatever else is in the
+            step, and however its context was computed. Set only for backends that declare
+            `batch_invariant`.
     """
 
     num_heads: int
@@ -161,15 +160,15 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayerParams:
-    """What differs between layers of one group.
+    """Parameters that differ between the layers of one group.
 
     Attributes:
-        sliding_window: Tokens that a query sees, itself included; None: all.
-        attention_chunk: A query at position p sees from `p // attention_chunk * attention_chunk`
-            on; None: from the beginning.
-        sinks: A logit of each query head that takes its share of the softmax, and has no value.
-        k_scale: Of a float8 cache: what is kept is k / k_scale.
-        v_scale: The same of v.
+        sliding_window: Number of tokens a query attends to, itself included; None: all.
+        attention_chunk: Chunk length of local attention: a query at position p attends from
+            `p // attention_chunk * attention_chunk` on; None: from position 0.
+        sinks: One extra logit per query head that takes part in the softmax and has no value.
+        k_scale: Scale of K in a float8 cache, which stores k / k_scale.
+        v_scale: Scale of V in a float8 cache, which stores v / v_scale.
     """
 
     scale: float
@@ -183,38 +182,38 @@ class AttentionLayerParams:
 
 @dataclass(slots=True, kw_only=True)
 class StepLayout:
-    """Where each token of a step belongs, for one KV group; the same for all its layers.
+    """Layout of a step's tokens in one KV group; the same for all its layers.
 
-    The tensors may be longer than the step. Rows of padding stand last: they have length 0 and no
-    tokens, and tokens of padding go to block 0. A backend may leave anything in their rows of its
-    result, not-a-numbers included: nothing reads them. In a captured step the tensors are fixed
-    buffers, only the device knows what is in them, and the host's lists are empty; otherwise these
-    are exact and free to read.
+    The tensors may be longer than the step. Padding rows come last: they have length 0 and no
+    tokens, and padding tokens are written to block 0. A backend may leave any values in the padding
+    rows of its result, NaN included: they are never read. In a captured step the tensors are fixed
+    buffers whose contents only the device has, and the host lists are empty. Otherwise the host
+    lists are exact, and reading them costs no synchronisation.
     """
 
     query_start: Tensor  # [R + 1] int32; request r owns tokens query_start[r] to query_start[r + 1]
     seq_lens: Tensor  # [R] int32; computed and new tokens together
-    block_table: Tensor  # [R, max_blocks] int32; anything beyond the request's blocks
-    slot_mapping: Tensor  # [T] int64; block id * S + offset: where K and V of each token go
-    num_tokens: int  # the tensors' length in a captured step
-    max_query_len: int  # no request has more tokens in this step; 1: a decode step
+    block_table: Tensor  # [R, max_blocks] int32; undefined behind the request's blocks
+    slot_mapping: Tensor  # [T] int64; block id * S + offset of each token's K and V
+    num_tokens: int  # in a captured step the length of the tensors
+    max_query_len: int  # upper bound of a request's tokens in this step; 1: a decode step
     query_lens_host: list[int]
     seq_lens_host: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryStep:
-    """What is done to q and k of a step before they are kept and compared.
+    """Norm and rotary embedding of a step's q and k, applied before K is cached.
 
-    Each head is divided by its root mean square and multiplied by its `norm_weight`, if there is
-    one, and then turned by its token's angles, the first half of its numbers against the second:
-    `x * cos + swap_halves(x) * sin`.
+    Each head is first divided by its root mean square and multiplied by its `norm_weight`, if there
+    is one. Then it is rotated by its token's angles, the first half of its elements against the
+    second: `x * cos + swap_halves(x) * sin`.
 
     Attributes:
         table: `[P, 2, D]`: cosines and sines of each position, the sines of the first half negated.
-        positions: `[T]` int64, rows of the table.
-        norm_weight: `[H + K, D]`, of the query heads and then of the key heads; None: no norm.
-        norm_eps: Added to the mean square.
+        positions: `[T]` int64, row of the table for each token.
+        norm_weight: `[H + K, D]`, the query heads' weights, then the key heads'; None: no norm.
+        norm_eps: Term added to the mean square.
     """
 
     table: Tensor
@@ -224,27 +223,27 @@ class RotaryStep:
 
 
 class KVBackend(ABC):
-    """What the backends of every contract share: a view of the cache, and metadata once a step."""
+    """Base of the backends of every layout: a view of the cache, and metadata once per step."""
 
     def __init__(self, shape: AttentionShape) -> None:
-        """Build what all layers of a shape share.
+        """Build the state that all layers of a shape share.
 
         Raises:
-            RefusedError: It turns out only now that it cannot serve on this machine. Then the next
-                best backend takes its place, unless the user named this one.
+            RefusedError: The backend cannot run on this machine for a reason outside its
+                capabilities. The next best backend is used instead, unless the user named this one.
         """
         self.shape = shape
 
     @classmethod  # noqa: B027 (most have nothing to start)
     def begin_loading(cls) -> None:
-        """Start in the background what takes long and needs no weights, such as compiling.
+        """Start slow preparation that needs no weights, such as compilation, in the background.
 
-        It is called once, before weights are loaded. By default there is nothing to start.
+        Called once, before weights are loaded. The default does nothing.
         """
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
-        """Return the device memory that a backend of this shape allocates for itself."""
+        """Return the bytes of device memory that a backend of this shape allocates for itself."""
         del shape
         return 0
 
@@ -253,29 +252,29 @@ class KVBackend(ABC):
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
         """Return this backend's view of the raw bytes of one layer.
 
-        Layers of other KV groups may keep theirs in the same bytes, in other blocks.
+        Layers of other KV groups may use the same bytes, in other blocks.
 
         Args:
             raw: uint8, zeroed; `[num_blocks * spec.page_bytes]` or, where pages are padded,
                 `[num_blocks, spec.page_bytes]` whose first stride is `AttentionShape.page_bytes`, a
-                multiple of `spec.row_bytes`. Only who declares `padded_pages` gets the latter.
-            spec: The layer's KV-cache spec.
+                multiple of `spec.row_bytes`. Pages are padded only for backends that declare
+                `padded_pages`.
+            spec: KV-cache spec of the layer.
             num_blocks: B.
         """
 
     @abstractmethod
     def prepare(self, step: StepLayout) -> Any:
-        """Build what `forward` needs, once a step; whatever is returned is handed to `forward`.
+        """Build the metadata of a step, which is passed to each call of `forward`.
 
-        Table entries of tokens that no query of the step may see name the null block, or blocks
-        that others own by now; what lies there may be anything, not-a-number included.
+        Table entries for tokens outside every query's attention bounds name the null block, or
+        blocks that now belong to other requests. Their contents are undefined and may be NaN.
         """
 
     def forget_context(self) -> None:  # noqa: B027 (most hold nothing)
-        """Hear that KV was written from outside: by a KV store, or by copying blocks.
+        """Drop state derived from the cache: KV was written by a KV store or by block copies.
 
-        A backend that keeps anything of the cache from step to step must drop it. By default there
-        is nothing to drop.
+        Needed only by backends that keep such state between steps. The default does nothing.
         """
 
 
@@ -283,7 +282,7 @@ class AttentionBackend(KVBackend):
     """Causal attention over a paged KV cache, for one head shape of one KV group on one device.
 
     Attributes:
-        fuses_rotary: `forward_rotary` is implemented, and is used wherever it can be.
+        fuses_rotary: True if `forward_rotary` is implemented; it is then used where possible.
     """
 
     fuses_rotary: ClassVar[bool] = False
@@ -294,11 +293,11 @@ class AttentionBackend(KVBackend):
         q: Tensor,  # [T, H, D]
         k: Tensor,  # [T, K, D]
         v: Tensor,  # [T, K, D]
-        kv_cache: Tensor,  # as `kv_view` made it; written in place
-        metadata: Any,  # as `prepare` made it
+        kv_cache: Tensor,  # as `kv_view` returned it; written in place
+        metadata: Any,  # as `prepare` returned it
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend from `q` to the whole context."""
+        """Write `k` and `v` to their slots, and return the attention of `q` over the context."""
 
     def forward_rotary(
         self,
@@ -308,7 +307,7 @@ class AttentionBackend(KVBackend):
         metadata: Any,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Do the same from the heads as they were projected: norm, rotation, write and attention.
+        """Apply norm and rotation to the projected heads, then do what `forward` does.
 
         Raises:
             NotImplementedError: `fuses_rotary` is False.

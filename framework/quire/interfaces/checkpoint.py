@@ -1,7 +1,7 @@
 """The interface of shipped checkpoints: names that stand for a folder inside a package.
 
-`LLM("demo")` works because a plugin offers the checkpoint `demo`. The code behind the name is a
-function without arguments.
+`LLM("demo")` works because a plugin registers the checkpoint `demo`. The registered object is a
+function without arguments that returns a `ShippedCheckpoint`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ShippedCheckpoint:
-    """A folder in the layout of Hugging Face, and the adapters that come with it, by name."""
+    """A folder in Hugging Face layout, and the folders of its LoRA adapters by name."""
 
     folder: Path
     adapters: dict[str, Path] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""The interface of an executor: start workers, give them steps.
+"""The interface of an executor, which starts workers and sends them steps.
 
-An executor only places workers and carries messages; what a worker does is the host's. A step has
-three parts, so that grammar masks can be made while the model runs, and the next step can be
-launched before the tokens of this one have reached the host: `execute` launches the forward pass,
-`sample` launches the draw, and `collect` waits for its tokens.
+An executor starts workers and carries messages; quire implements the worker itself. A step has
+three phases: `execute` launches the forward pass, `sample` launches sampling, and `collect` waits
+for the sampled tokens. So grammar masks can be computed while the model runs, and the next step can
+be launched before the tokens of this one have reached the host.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCapabilities:
-    """What an executor declares at registration."""
+    """Capabilities of an executor, declared at registration."""
 
     max_tensor_parallel_size: int = 1
 
 
 class Worker(ABC):
-    """One device's share of the model. The host implements it; an executor calls it."""
+    """One device's shard of the model. Implemented by quire and called by an executor."""
 
     @abstractmethod
     def load(self) -> WorkerInfo:
@@ -34,7 +34,7 @@ class Worker(ABC):
 
     @abstractmethod
     def allocate(self, plan: KVPlan) -> None:
-        """Allocate the KV cache, and make everything ready for steps."""
+        """Allocate the KV cache, and prepare for steps."""
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> None:
@@ -42,38 +42,38 @@ class Worker(ABC):
 
     @abstractmethod
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the draw of a launched step's tokens."""
+        """Launch the sampling of a step whose forward pass was launched."""
 
     @abstractmethod
     def collect(self, plan_id: int) -> StepResult:
-        """Wait for the tokens of a step whose draw was launched; steps are collected in order."""
+        """Wait for the sampled tokens of a step; steps are collected in launch order."""
 
     @abstractmethod
     def control(self, command: WorkerControl) -> Any:
-        """Do something between two steps; the answer is the one that the command names."""
+        """Run a command between two steps, and return its result."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release all resources. May be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGrid:
-    """How many workers there are, and how they share the model."""
+    """Number of workers and how the model is sharded over them."""
 
-    tp_size: int = 1  # devices that share each layer
-    pp_size: int = 1  # stages that share the layers
+    tp_size: int = 1  # devices that each layer is sharded over
+    pp_size: int = 1  # pipeline stages that the layers are divided into
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """How workers come to be.
+    """Instructions to start the workers.
 
     Attributes:
-        make: Build the worker of a rank in this process.
+        make: Function that builds the worker of a rank in this process.
         argv: Command line of a worker process, which reads its config from a pipe as msgpack.
-        config: That config.
-        grid: How many there are to be.
+        config: Config for worker processes, encoded as msgpack.
+        grid: Number of workers to start.
     """
 
     make: Callable[[int], Worker]
@@ -83,7 +83,7 @@ class WorkerLaunch:
 
 
 class Executor(ABC):
-    """Workers, wherever they run."""
+    """Starts workers and forwards calls to them."""
 
     def __init__(self, launch: WorkerLaunch) -> None:
         self.launch = launch
@@ -93,8 +93,8 @@ class Executor(ABC):
         """Start the workers and load the weights.
 
         Returns:
-            The smallest memory of all workers, and what failed to load on any of them: whoever
-            starts several lets all of them do without what one has to do without.
+            The smallest memory of all workers, and the parts that failed to load on any of them.
+            A part that failed on one worker is disabled on all workers.
         """
 
     @abstractmethod
@@ -103,26 +103,26 @@ class Executor(ABC):
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> None:
-        """Launch a step on every worker."""
+        """Launch the forward pass of a step on every worker."""
 
     @abstractmethod
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the draw of a launched step's tokens."""
+        """Launch the sampling of a step whose forward pass was launched."""
 
     @abstractmethod
     def collect(self, plan_id: int) -> StepResult:
-        """Wait for the tokens of a step; steps are collected in the order of their launch."""
+        """Wait for the sampled tokens of a step; steps are collected in launch order."""
 
     @abstractmethod
     def control(self, command: WorkerControl) -> Any:
-        """Do something on every worker, between two steps; the answer of the first."""
+        """Run a command on every worker between two steps; return the first worker's result."""
 
     @abstractmethod
     def check_health(self) -> None:
-        """Return if every worker is alive; asked while the engine is idle. Never blocks.
+        """Check that every worker is alive. Called while the engine is idle; never blocks.
 
         Raises:
-            EngineDeadError: One is not.
+            EngineDeadError: A worker is dead.
         """
 
     @abstractmethod

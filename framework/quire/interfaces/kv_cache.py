@@ -1,18 +1,18 @@
-"""The interface of a KV-cache spec: how one kind of layer uses KV blocks.
+"""The interface of a KV-cache spec: the use of KV blocks by one type of layer.
 
-A spec is arithmetic. It has no torch and no state, so the engine can plan with it and `quire
-explain` can print the plan before anything is loaded. A spec describes *one layer*; layers whose
-specs use blocks alike form a KV group, and a request has one block table a group.
+A spec is arithmetic without torch and without state, so the engine can plan with it, and `quire
+explain` can print the plan before anything is loaded. A spec describes *one layer*. Layers whose
+specs use blocks in the same way form a KV group, and a request has one block table per group.
 
-A table index stands for `block_size` tokens, and a table only grows. What no later token reads goes
-back to the pool while the request runs, and its index then names the null block:
+A table index stands for `block_size` tokens, and a table only grows. A block that no later token
+reads is freed while the request runs, and its index then names the null block:
 
     tokens           0 ......................... n
     block table      [ 0 | 0 | 0 | 17 | 4 | 29 ]      blocks_needed(n) = 6
                        freeable      kept             freeable_blocks(n) = range(3)
 
-A prefix hit begins such a table: of `h` blocks only those outside `freeable_blocks(h * block_size)`
-must be there.
+A prefix cache hit of `h` blocks fills the beginning of such a table: only the blocks outside
+`freeable_blocks(h * block_size)` must be cached.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
-SCALE_BYTES = {"int8": 4}  # a float32 for each row, which then holds round(x / scale)
+SCALE_BYTES = {"int8": 4}  # one float32 per row; the row holds round(x / scale)
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """One layer of a model that keeps something in the cache.
+    """One layer of a model that stores data in the KV cache.
 
     Attributes:
         name: Module path of the attention layer, as in `model.named_modules()`.
         spec: Name of its KV-cache spec in the registry.
-        num_kv_heads: Key/value heads of the whole model, before tensor parallelism.
-        head_dim: Numbers per head.
-        params: What the spec needs besides (a window, a state's shape); hashable pairs.
-        has_sinks: Its heads have learned sinks, so its backend must serve them.
+        num_kv_heads: Number of key/value heads of the whole model, before tensor parallelism.
+        head_dim: Elements per head.
+        params: Further parameters of the spec (a window, a state's shape) as hashable pairs.
+        has_sinks: True if its heads have learned sinks, which its backend must support.
     """
 
     name: str
@@ -47,19 +47,20 @@ class KVLayer:
     has_sinks: bool = False
 
     def param(self, name: str, default: Any = None) -> Any:
-        """Return what the spec needs besides, by name."""
+        """Return a further parameter of the spec by name."""
         return dict(self.params).get(name, default)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpecCapabilities:
-    """What a KV-cache spec declares at registration, so that a backend is found without its code.
+    """Properties of a KV-cache spec, declared at registration so that a backend can be chosen.
 
     Attributes:
-        layout: Which contract its layers speak with a backend: "kv", or another that a backend
-            must declare in `AttentionCapabilities.layouts`.
-        window_param: The layer's parameter that holds its sliding window, if it has one.
-        chunk_param: The same for chunks of local attention.
+        layout: Contract between its layers and a backend: "kv", or another one that a backend must
+            declare in `AttentionCapabilities.layouts`.
+        window_param: Name of the layer parameter that holds the sliding window; None: no window.
+        chunk_param: Name of the layer parameter that holds the chunk length of local attention;
+            None: no chunks.
     """
 
     layout: str = "kv"
@@ -68,16 +69,16 @@ class KVSpecCapabilities:
 
 
 class KVCacheSpec(ABC):
-    """How one layer uses KV blocks. Pure; layers whose specs have equal keys share a KV group.
+    """The use of KV blocks by one layer. Pure; layers whose specs have equal keys form a KV group.
 
     Args:
-        layer: The layer, as the model describes it.
-        block_size: Tokens a block.
+        layer: Description of the layer by the model.
+        block_size: Tokens per block.
         kv_dtype: Element type of the cache, a key of `DTYPE_BYTES`.
-        tp_size: Devices that share each layer.
+        tp_size: Number of devices that each layer is sharded over.
     """
 
-    needs_whole_prefix = False  # a hit ends at the first block that is not cached
+    needs_whole_prefix = False  # True: a hit ends at the first block that is not cached
 
     def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
         self.layer = layer
@@ -87,7 +88,7 @@ class KVCacheSpec(ABC):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for layers whose block tables are always equal, whatever their pages hold."""
+        """Key that is equal for layers whose block tables are always equal; pages may differ."""
         return (type(self), self.block_size, self.layer.params)
 
     @property
@@ -97,31 +98,31 @@ class KVCacheSpec(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one head of one token, its scale included. Padded pages are whole rows."""
+        """Bytes of one head of one token, scale included. Padded pages hold whole rows."""
         scale_bytes = SCALE_BYTES.get(self.kv_dtype, 0)
         return self.layer.head_dim * DTYPE_BYTES[self.kv_dtype] + scale_bytes
 
     def with_block_size(self, block_size: int) -> Self:
-        """Return the same layer's spec with other blocks."""
+        """Return the spec of the same layer with another block size."""
         return type(self)(self.layer, block_size, self.kv_dtype, self.tp_size)
 
     def without_prefix_hits(self) -> Self:
-        """Return the spec for an engine that never looks for a prefix; by default the same."""
+        """Return the spec for an engine without prefix caching; by default the same spec."""
         return self
 
     @abstractmethod
     def blocks_needed(self, num_tokens: int, num_lookahead_tokens: int = 0) -> int:
-        """Return the length of the block table of a request with so many tokens.
+        """Return the length of the block table of a request with `num_tokens` tokens.
 
         Args:
-            num_tokens: Tokens whose KV is stored, those of the coming step included.
-            num_lookahead_tokens: Slots kept ready beyond them; for speculation, which does not
-                use it yet: the engine passes 0.
+            num_tokens: Number of tokens whose KV is stored, the next step's tokens included.
+            num_lookahead_tokens: Number of further slots to reserve for draft tokens. Always 0 for
+                now, as speculative decoding does not use it yet.
         """
 
     @abstractmethod
     def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return how many blocks a request of so many tokens holds at the same time, at most."""
+        """Return the most blocks that a request of `num_tokens` tokens holds at the same time."""
 
     @abstractmethod
     def freeable_blocks(self, num_computed_tokens: int) -> range:
@@ -132,15 +133,15 @@ class KVCacheSpec(ABC):
         """Return the length, in blocks, of the longest usable prefix hit.
 
         Args:
-            is_cached: For each full block of the prompt, whether the cache holds it.
+            is_cached: Whether the cache holds a block, for each full block of the prompt.
         """
 
     def cacheable_blocks(self, fresh: range, num_computed_tokens: int) -> range:
-        """Return those of the `fresh` table indices whose content a later prefix hit could use.
+        """Return the `fresh` table indices whose blocks a later prefix hit could use.
 
         Args:
             fresh: Indices of the blocks that have become full and computed.
-            num_computed_tokens: Tokens that are computed now.
+            num_computed_tokens: Current number of computed tokens.
         """
         del num_computed_tokens
         return fresh
@@ -151,10 +152,10 @@ class KVGroup:
     """Layers that share a block table, because their specs have equal keys.
 
     Attributes:
-        spec: Speaks for all of them in everything but bytes.
-        layer_names: On one pipeline stage; a stage may have none of a group's layers.
-        layer_specs: Of each layer, in the same order: pages may differ in what they hold.
-        backend: Attention backend that serves the group; "" until composed.
+        spec: Spec that is valid for all layers of the group, except for sizes in bytes.
+        layer_names: Names of the layers on one pipeline stage; it may have none of the group.
+        layer_specs: Specs of the layers in the same order; they may differ in sizes in bytes.
+        backend: Name of the group's attention backend; "" until it is chosen.
     """
 
     spec: KVCacheSpec
@@ -165,7 +166,7 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVTensor:
-    """One allocation of raw bytes, shared by one layer of each group (or by a single layer)."""
+    """One allocation of raw bytes, used by one layer of each group (or by a single layer)."""
 
     num_bytes: int
     layer_names: tuple[str, ...]
@@ -173,13 +174,14 @@ class KVTensor:
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """The memory of the whole cache on one device.
+    """Memory layout of the whole KV cache on one device.
 
     Attributes:
-        num_blocks: Blocks in every tensor; block 0 is the null block and belongs to nobody.
-        groups: In the order of a request's block tables.
-        tensors: Block `b` of one has the bytes from `b * page_bytes(tensor)` on.
-        max_model_len: Tokens of the longest request that will be admitted.
+        num_blocks: Number of blocks in every tensor, including block 0, the null block, which is
+            never allocated.
+        groups: KV groups in the order of a request's block tables.
+        tensors: Allocations; block `b` of a tensor begins at byte `b * page_bytes(tensor)`.
+        max_model_len: Number of tokens of the longest request that is admitted.
     """
 
     num_blocks: int
@@ -189,7 +191,7 @@ class KVPlan:
 
     @property
     def block_size(self) -> int:
-        """Tokens a block, the same in every group; 0 where no layer keeps anything."""
+        """Tokens per block, the same in every group; 0 if no layer uses the cache."""
         return self.groups[0].spec.block_size if self.groups else 0
 
     @property
@@ -199,16 +201,16 @@ class KVPlan:
 
     @property
     def bytes_a_block(self) -> int:
-        """Bytes of one block id, over all tensors."""
+        """Bytes of one block id, summed over all tensors."""
         return sum(self.page_bytes(tensor) for tensor in self.tensors)
 
     def padding_bytes(self, group: KVGroup) -> int:
-        """Bytes of a block of a group, over all tensors, that its layers cannot use."""
+        """Return the bytes of a group's block, over all tensors, that its layers do not use."""
         return self.bytes_a_block - sum(spec.page_bytes for spec in group.layer_specs)
 
     @property
     def padded_layers(self) -> frozenset[str]:
-        """Names of the layers that keep less in a page than the page is long."""
+        """Names of the layers whose pages are longer than their data."""
         lengths = {
             name: self.page_bytes(tensor) for tensor in self.tensors for name in tensor.layer_names
         }
@@ -218,9 +220,9 @@ class KVPlan:
 
     @property
     def has_padded_pages(self) -> bool:
-        """Whether a layer keeps less in a page than the page is long."""
+        """Whether any layer's pages are longer than its data."""
         return bool(self.padded_layers)
 
     def page_bytes(self, tensor: KVTensor) -> int:
-        """Bytes from one block of a tensor to the next; more than a layer's own where padded."""
+        """Return the bytes from one block of a tensor to the next, padding included."""
         return tensor.num_bytes // self.num_blocks

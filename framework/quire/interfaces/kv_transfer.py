@@ -1,27 +1,27 @@
 """The interface of KV stores outside the pool: host memory, disks, other machines.
 
-A store has two halves. The scheduler's half knows what is stored, by content; the worker's half
-moves bytes. What the first tells the second travels in the step's plan and is opaque to the engine.
+A store has two sides. The scheduler side tracks which content is stored; the worker side moves
+bytes. Messages from the first to the second travel in the step's plan and are opaque to the engine.
 
-    lookup          how many blocks beyond the local hit the store has; the answer may be "later"
-    start_load      the engine found room: bring them, into these blocks
-    start_save      these blocks are full and computed: keep what is new, skip what is there
-    plan_step       what the worker's half must know before the next step
-    finish          a transfer ended, well or not
+    lookup          return the number of stored blocks beyond the local hit, or "not known yet"
+    start_load      load stored blocks into these blocks, which the engine has allocated
+    start_save      save these full and computed blocks, except those that are stored already
+    plan_step       return the message to the worker side for the next step
+    finish          handle the end of a transfer, successful or failed
 
-The engine holds every block of a transfer until it has ended. A request whose load fails, or takes
-longer than `kv_store_timeout_s`, is computed after all, and one that is aborted leaves its transfer
-to end by itself. What is open at one time holds no more than a share of the pool: a load may be cut
-short, and what cannot be saved at the moment is not offered.
+The engine holds every block of a transfer until it has ended. If a load fails or takes longer than
+`kv_store_timeout_s`, the request's tokens are computed instead. If a request is aborted, its
+transfer still runs to its end. Open transfers may hold only a limited part of the pool: a load may
+be shortened, and blocks that cannot be saved at the moment are not passed to `start_save`.
 
-A store that raises or answers nonsense, or that ends none of its open transfers within
-`kv_store_timeout_s`, is switched off for good: it is asked nothing any more, the worker's half is
-shut down, and what was open has failed. So is a store whose transfers are open when a step is
-interrupted: its orders may be lost.
+A store is switched off for good if it raises, returns an invalid result, or ends none of its open
+transfers within `kv_store_timeout_s`: it is not called again, its worker side is shut down, and its
+open transfers have failed. The same applies to a store with open transfers when a step is
+interrupted, because its messages may be lost.
 
-The unit is a column: the block of one position in every KV group of the model, stored and loaded as
-one under the hash of its content. Hashes chain: equal hash means equal tokens, beginning included,
-and the same model, adapter and salt.
+The unit of transfer is the cross-group block: the blocks of one table index in every KV group of
+the model, stored and loaded together under the hash of their content. Hashes are chained: an equal
+hash means equal tokens including the whole prefix, and the same model, adapter and salt.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVLookup:
-    """What a store has of a prompt.
+    """Result of a lookup for a prompt.
 
     Attributes:
-        num_blocks: Whole blocks beyond the local hit, without a gap.
-        is_pending: The answer is not known yet: ask again soon. After `kv_store_timeout_s` of this
-            the request is computed.
+        num_blocks: Number of stored cross-group blocks beyond the local hit, without a gap.
+        is_pending: True if the result is not known yet. The engine repeats the lookup, and computes
+            the tokens itself after `kv_store_timeout_s`.
     """
 
     num_blocks: int = 0
@@ -56,13 +56,14 @@ class KVLookup:
 
 @dataclass(frozen=True, slots=True)
 class CrossGroupBlock:
-    """One position of a request: its content, and where it lies.
+    """The blocks of one table index of a request in all KV groups, and their content hash.
 
     Attributes:
-        block_hash: Of the content.
-        block_ids: The block in each KV group; 0, the null block, where the group does not need it.
-            Such a column is not saved, because it is not whole. Of one that is loaded, the rest is:
-            a window's group has ids only where the hit that follows from the load needs blocks.
+        block_hash: Hash of the content.
+        block_ids: Block id in each KV group; 0, the null block, where the group does not need it.
+            A cross-group block with a null block is incomplete and is not saved. When it is loaded,
+            only its other blocks are: a sliding-window group has block ids only where the prefix
+            hit after the load needs them.
     """
 
     block_hash: bytes
@@ -71,13 +72,13 @@ class CrossGroupBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockPiece:
-    """The share of a column that lies in one tensor of the plan, in the block of one KV group.
+    """The part of a cross-group block that one KV group has in one tensor of the plan.
 
     Attributes:
-        group: Whose block it is: an index of `CrossGroupBlock.block_ids`.
-        tensor: Where it lies: row `block_ids[group]` of this tensor.
-        offset: Of its first byte, when all pieces of a column stand after each other.
-        num_bytes: Of one row of the tensor.
+        group: Index of the KV group, as in `CrossGroupBlock.block_ids`.
+        tensor: Index of the tensor; the piece is its row `block_ids[group]`.
+        offset: Offset of its first byte when all pieces of a cross-group block are concatenated.
+        num_bytes: Bytes of one row of the tensor.
     """
 
     group: int
@@ -87,10 +88,10 @@ class BlockPiece:
 
 
 def block_pieces(plan: KVPlan) -> tuple[BlockPiece, ...]:
-    """Return all that belongs to a column, in order; the last piece ends at the column's bytes.
+    """Return the pieces of a cross-group block in the order of their offsets.
 
-    A tensor that several groups share has a piece for each of them. Where a group has no layer in
-    a tensor, its blocks have nothing there.
+    A tensor that several groups share has a piece for each of them. A group without a layer in a
+    tensor has no piece there.
     """
     pieces: list[BlockPiece] = []
     offset = 0
@@ -105,19 +106,19 @@ def block_pieces(plan: KVPlan) -> tuple[BlockPiece, ...]:
 
 
 def cross_group_block_bytes(plan: KVPlan) -> int:
-    """Return the bytes of one whole column on one device; 0 where no layer keeps anything."""
+    """Return the bytes of one cross-group block on one device; 0 if no layer uses the cache."""
     return sum(piece.num_bytes for piece in block_pieces(plan))
 
 
 class KVStoreScheduler(ABC):
-    """The half beside the scheduler, in the engine's process; no torch.
+    """The scheduler side of a store, in the engine's process; no torch.
 
-    It is built when the weights are loaded. What is wrong with its options can be said sooner, and
-    by `quire explain` too, in `check_options`.
+    It is built after the weights are loaded. Implement `check_options` so that wrong options are
+    reported before that, and by `quire explain`.
 
     Args:
         options: `--kv-store-options`, by key.
-        plan: The memory of the cache: groups, tensors and their sizes.
+        plan: Memory layout of the cache: groups, tensors and their sizes.
 
     Raises:
         SettingsError: An option is unknown or cannot work.
@@ -128,11 +129,11 @@ class KVStoreScheduler(ABC):
 
     @classmethod
     def check_options(cls, options: Mapping[str, str], plan: KVPlan | None = None) -> None:
-        """Say what is wrong with the options, before anything is loaded; by default nothing is.
+        """Check the options before anything is loaded. The default accepts everything.
 
         Args:
-            options: As for the constructor.
-            plan: The memory of the cache; None: it is not known yet.
+            options: Options as for the constructor.
+            plan: Memory layout of the cache; None: not known yet.
 
         Raises:
             SettingsError: An option is unknown or cannot work.
@@ -141,56 +142,59 @@ class KVStoreScheduler(ABC):
 
     @abstractmethod
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
-        """Say how many of these blocks, from the first on, the store has.
+        """Return how many of these blocks, counted from the first, are stored without a gap.
 
         Args:
-            request_id: Who asks; the same request may ask again.
-            block_hashes: Of the blocks beyond the local hit, in order.
+            request_id: Id of the request; the lookup of a request may be repeated.
+            block_hashes: Hashes of the cross-group blocks beyond the local hit, in order.
         """
 
     @abstractmethod
     def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
-        """Bring stored columns into these blocks.
+        """Start to load stored content into these blocks.
 
-        They are the first of those that the last `lookup` for a request found, a moment ago; one
-        that is gone since makes the transfer fail. No `reset` came in between.
+        They are the first of the blocks that the last `lookup` for a request found a moment ago. If
+        one of them is no longer stored, the transfer must fail. There was no `reset` in between.
         """
 
     @abstractmethod
     def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
-        """Keep what is new of a request's computed columns.
+        """Start to save those of a request's computed blocks that are not stored yet.
 
         Returns:
-            How many will be written; with 0 the transfer is over at once.
+            Number of cross-group blocks that will be written; if 0, the transfer has ended already.
         """
 
     @abstractmethod
     def plan_step(self) -> bytes:
-        """Return the message for the worker's half since the last call; empty if there is none."""
+        """Return the message to the worker side about all calls since the last `plan_step`.
+
+        It is empty if there is nothing new.
+        """
 
     @abstractmethod
     def finish(self, transfer_id: int, *, has_failed: bool) -> None:
-        """A transfer ended; what failed to load is not to be offered again."""
+        """Handle the end of a transfer. Blocks that failed to load must not be found again."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Offer nothing any more that was stored until now: the weights may have changed."""
+        """Forget all blocks stored until now: the weights may have changed."""
 
     def forget_request(self, request_id: str) -> None:
-        """The request is over; nothing will be asked for it any more."""
+        """Drop the state of a request that has ended; there are no more lookups for it."""
         del request_id
 
     def shutdown(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release all resources. May be called twice."""
         return
 
 
 class KVStoreWorker(ABC):
-    """The half beside the model.
+    """The worker side of a store, in the process of the model.
 
     Args:
         options: `--kv-store-options`, by key.
-        plan: The memory of the cache.
+        plan: Memory layout of the cache.
     """
 
     @abstractmethod
@@ -198,37 +202,37 @@ class KVStoreWorker(ABC):
 
     @abstractmethod
     def attach(self, tensors: Sequence[Tensor]) -> None:
-        """Learn where the blocks lie: the plan's tensors, uint8, [num_blocks, bytes a block]."""
+        """Receive the cache's memory: the plan's tensors, uint8 `[num_blocks, bytes per block]`."""
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
-        """Start what the scheduler's half planned; called before the step's forward pass.
+        """Start the planned transfers. Called before the step's forward pass.
 
-        What is saved was computed by earlier steps; what is loaded is not read before it is
-        reported as done.
+        Blocks to save were computed by earlier steps. Loaded blocks are not read before their
+        transfer is reported as done.
 
         Args:
-            message: Of `plan_step`; empty if nothing is new.
+            message: Message from `plan_step`; empty if nothing is new.
         """
 
     @abstractmethod
     def report(self) -> TransferReport:
-        """Say what ended since the last call; called after each step's forward pass."""
+        """Return the transfers that ended since the last call. Called after each forward pass."""
 
     def shutdown(self) -> None:
-        """Give everything back; after that no block is read or written. May be called twice.
+        """Stop reading and writing blocks, and release all resources. May be called twice.
 
-        It must not wait for what may never come: it ends a store that has stopped answering, too.
+        It must not wait without a limit: it is also called if the store no longer responds.
         """
         return
 
 
 @dataclass(frozen=True, slots=True)
 class KVStoreCapabilities:
-    """What a KV store declares at registration.
+    """Properties of a KV store, declared at registration.
 
     Attributes:
-        worker: Import string of its `KVStoreWorker`; the entry's own reference names the
+        worker: Import string of its `KVStoreWorker`; the registered entry itself refers to the
             `KVStoreScheduler`.
     """
 

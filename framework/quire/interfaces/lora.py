@@ -1,7 +1,7 @@
-"""The interface of LoRA sources, and what a batch knows of its adapters.
+"""The interface of LoRA sources, and the mapping of a batch's tokens to adapters.
 
-A source finds an adapter's files and reads them; the host checks them against the model and places
-them. Names of modules are the checkpoint's own (`model.layers.0.self_attn.q_proj`).
+A source finds an adapter's files and reads them; quire checks them against the model and loads them
+to the device. Module names are those of the checkpoint (`model.layers.0.self_attn.q_proj`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class AdapterModule:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter, as read.
+    """One adapter as read from its files.
 
     Attributes:
-        modules: Its matrices, by the checkpoint's names.
-        base_model: The model that it says it was trained on, a hub id or a folder's path; the host
-            compares it with the one that is served.
-        content_hash: As `LoRASource.content_hash` returns it.
+        modules: Matrices by the checkpoint's module names.
+        base_model: Model that the adapter declares it was trained on, a hub id or a folder's path.
+            quire compares it with the served model.
+        content_hash: Hash as returned by `LoRASource.content_hash`.
     """
 
     modules: Mapping[str, AdapterModule]
@@ -44,42 +44,42 @@ class Adapter:
 
 
 class LoRASource(ABC):
-    """Find adapters by name, and read them.
+    """Finds adapters by name, and reads them.
 
-    It gets the adapters that the user names. Those that a plugin ships with a checkpoint are in
-    peft's layout, and go to quire's own source whichever one is chosen.
+    A source is used for adapters that the user names. Adapters that a plugin ships with a
+    checkpoint are in PEFT layout, and are always read by quire's own source.
     """
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Build a source, before anything is loaded and again in each worker.
+        """Build a source. Called before anything is loaded, and again in each worker.
 
         Args:
-            options: `--lora-source-options`, by key; by default a source has none.
+            options: `--lora-source-options`, by key. The default accepts none.
 
         Raises:
             SettingsError: An option is unknown or cannot work.
         """
         if options:
             raise SettingsError(
-                f"the LoRA source {cls.__module__}.{cls.__qualname__} has no options; "
-                f"lora_source_options gives it {', '.join(options)}"
+                f"the LoRA source {cls.__module__}.{cls.__qualname__} has no options, but "
+                f"lora_source_options sets {', '.join(options)}"
             )
         return cls()
 
     @abstractmethod
     def resolve(self, name: str) -> Path:
-        """Return the adapter's folder for a path, a hub id or a name that the source knows.
+        """Return the adapter's folder for a path, a hub id or a name known to the source.
 
         Raises:
-            AdapterError: There is none.
+            AdapterError: No such adapter exists.
         """
 
     @abstractmethod
     def content_hash(self, folder: Path) -> str:
-        """Return a hash over all that decides what the adapter computes; needs no torch.
+        """Return a hash over everything that affects the adapter's results; needs no torch.
 
-        It is part of the prefix-cache key, and `read` must find the same.
+        It is part of the prefix-cache key. `read` must return the same hash for the folder.
 
         Raises:
             AdapterError: A file is missing.
@@ -87,24 +87,24 @@ class LoRASource(ABC):
 
     @abstractmethod
     def read(self, folder: Path, max_rank: int) -> Adapter:
-        """Read an adapter from its folder, on the CPU, safetensors only.
+        """Read an adapter from its folder to the CPU, from safetensors files only.
 
         Raises:
-            AdapterError: It is broken, too large, or uses what cannot be honoured.
+            AdapterError: The adapter is damaged, exceeds `max_rank`, or is of an unsupported kind.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBatch:
-    """Which tokens of a step use which adapter.
+    """The mapping of a step's tokens to adapters.
 
     Attributes:
-        index: `[T]` int64: the adapter's index in the layers' stacks, -1 for none. Layers that run
-            kernels look at nothing else, so in a captured step it is a fixed buffer, and padding is
-            -1.
-        rows: For each adapter index that occurs, the rows that use it, `[n]` int64. Empty where
-            layers run kernels, as in a captured step: only the device knows what `index` holds.
-        covers_all: Whether one adapter serves every row, so that no gather is needed.
+        index: `[T]` int64: index of each token's adapter in the layers' stacks, -1 for none. Layers
+            that run kernels read nothing else. In a captured step it is a fixed buffer, with -1 for
+            padding.
+        rows: Pairs of an adapter index and the rows that use it, `[n]` int64. Empty where layers
+            run kernels, because in a captured step only the device has the contents of `index`.
+        covers_all: Whether one adapter is used by every row, so that no gather is needed.
     """
 
     index: Tensor

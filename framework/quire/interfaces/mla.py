@@ -1,16 +1,16 @@
 """The interface of backends for multi-head latent attention (MLA).
 
-Each token keeps one latent vector and one rotated key that all heads share, instead of K and V for
-each head. The model folds its up-projections into the query and into what it makes of the answer
-(DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1), so attention is that of many query heads to one
-key of C + P numbers, whose first C are the value as well:
+The cache holds one latent vector and one rotated key per token, shared by all heads, instead of K
+and V for each head. The model fuses its up-projections into the query and into its output
+projection (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1). So many query heads attend to one key of
+C + P elements, whose first C elements are also the value:
 
     score = q_latent . latent + q_rope . k_rope        out = sum of softmax(score) * latent
 
-Dimensions as in `quire.interfaces.attention`, and C numbers of a latent, P of a rotated key. A
-token keeps one row of C + P numbers, the latent first. The contract is spoken by layers whose
-KV-cache spec has the layout "mla"; an `AttentionQuery` or `AttentionShape` of theirs has one KV
-head of `head_dim` C + P.
+Dimensions as in `quire.interfaces.attention`; a latent has C elements, a rotated key P. A token's
+row in the cache has C + P elements, the latent first. The contract applies to layers whose KV-cache
+spec has the layout "mla"; their `AttentionQuery` and `AttentionShape` have one KV head of
+`head_dim` C + P.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAShape(AttentionShape):
-    """The sizes of the layers of one group; `head_dim` is `latent_dim + rope_dim`."""
+    """Sizes that a backend is built for; `head_dim` is `latent_dim + rope_dim`."""
 
     latent_dim: int  # C
     rope_dim: int  # P
 
     @classmethod
     def of(cls, shape: AttentionShape, latent_dim: int, rope_dim: int) -> Self:
-        """Return a shape that says besides which part of a row is the latent."""
+        """Return `shape` extended by the sizes of the latent and of the rotated key."""
         sizes = {field.name: getattr(shape, field.name) for field in fields(AttentionShape)}
         return cls(**sizes, latent_dim=latent_dim, rope_dim=rope_dim)
 
@@ -51,8 +51,8 @@ class MLABackend(KVBackend):
         q_rope: Tensor,  # [T, H, P], rotated
         latent: Tensor,  # [T, C], normed
         k_rope: Tensor,  # [T, P], rotated
-        kv_cache: Tensor,  # as `kv_view` made it; written in place
-        metadata: Any,  # as `prepare` made it
+        kv_cache: Tensor,  # as `kv_view` returned it; written in place
+        metadata: Any,  # as `prepare` returned it
         scale: float,
     ) -> Tensor:  # [T, H, C]
-        """Write `latent` and `k_rope` to their slots, then attend to the whole context."""
+        """Write `latent` and `k_rope` to their slots, and return attention over the context."""

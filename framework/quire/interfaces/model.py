@@ -1,8 +1,8 @@
 """The interface of a model.
 
-A model comes in two halves. `describe` reads the checkpoint's config.json and says, without torch,
-what the engine must plan for. The class is an `nn.Module` built from `quire.layers`, whose forward
-pass gives hidden states, and whose `compute_logits` turns chosen rows of them into logits.
+A model has two parts. `describe` reads the checkpoint's config.json and returns, without torch, the
+description that the engine plans with. The class is an `nn.Module` built from `quire.layers`: its
+forward pass returns hidden states, and `compute_logits` turns selected rows of them into logits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
-    """What a model declares at registration.
+    """Capabilities of a model, declared at registration.
 
     Attributes:
         describe: Import string of a torch-free `describe(config) -> ModelDescription`.
-        supports_lora: Its linear layers come from `quire.layers`.
-        supports_tensor_parallel: Likewise.
+        supports_lora: True if all linear layers come from `quire.layers`.
+        supports_tensor_parallel: True if all layers come from `quire.layers`.
     """
 
     describe: str
@@ -41,15 +41,15 @@ class ModelCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """What the engine plans with.
+    """Properties of a model that the engine plans with.
 
     Attributes:
-        config: The checkpoint's config.json, as it is.
-        num_params: Numbers in all weights.
-        kv_layers: The layers that keep something in the cache, in order.
-        quantization: Method named by the checkpoint, if any.
-        has_tied_head: The embedding's matrix makes the logits as well.
-        is_pooling: It gives hidden states or scores, and never logits.
+        config: The checkpoint's config.json, unchanged.
+        num_params: Number of parameters of the model.
+        kv_layers: Layers that store data in the KV cache, in order.
+        quantization: Name of the checkpoint's quantization method, if any.
+        has_tied_head: True if the embedding's matrix is also the LM head's.
+        is_pooling: True if the model returns hidden states or scores, and never logits.
     """
 
     architecture: str
@@ -72,13 +72,12 @@ class ModelDescription:
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch:
-    """What the layers of a model need besides hidden states; passed to each that asks for it.
+    """Inputs of a model's layers besides hidden states, passed to the layers that take them.
 
     Attributes:
-        attention: What each attention backend prepared for this step; a layer knows its backend's
-            place.
-        adapters: Which rows use which LoRA adapter; None when no row does.
-        captures: Fixed buffers for named hidden states, filled by layers that offer the name.
+        attention: Metadata that each attention backend prepared for this step, by backend index.
+        adapters: Mapping of rows to LoRA adapters; None if no row uses an adapter.
+        captures: Fixed buffers for named hidden states, filled by the layers that offer the name.
     """
 
     attention: Sequence[Any]
@@ -88,7 +87,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class StageTensors:
-    """What one pipeline stage hands to the next."""
+    """Tensors that one pipeline stage passes to the next."""
 
     hidden_states: Tensor  # [T, hidden_size]
     residual: Tensor | None  # [T, hidden_size]
@@ -98,12 +97,12 @@ class Model(ABC):
     """A decoder-only language model; implementations are also `torch.nn.Module`s.
 
     They are constructed as `cls(description, context)` with a `quire.layers.LayerContext`, which
-    says dtype, device, tensor-parallel group, quantization, and the layers of this stage.
+    has the dtype, device, tensor-parallel group, quantization, and the layers of this stage.
 
     Attributes:
-        packed_modules: Module of ours -> the checkpoint's modules that it merges, in order. LoRA
-            adapters and checkpoints use the checkpoint's names.
-        ignored_weights: Checkpoint names (regular expressions) that have no place in the model.
+        packed_modules: Name of a merged module -> names of the checkpoint's modules in it, in
+            order. LoRA adapters and checkpoints use the checkpoint's names.
+        ignored_weights: Regular expressions for names of checkpoint weights that are not loaded.
     """
 
     packed_modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -115,19 +114,19 @@ class Model(ABC):
         input_ids: Tensor | None,  # [T] int64
         positions: Tensor,  # [T] int64, or [3, T] for multimodal rotary embeddings
         batch: ForwardBatch,
-        inputs_embeds: Tensor | None = None,  # [T, hidden_size], in place of input_ids
-        stage_input: StageTensors | None = None,  # from the stage before, in place of both
+        inputs_embeds: Tensor | None = None,  # [T, hidden_size], instead of input_ids
+        stage_input: StageTensors | None = None,  # of the previous stage, instead of both
     ) -> Tensor | StageTensors:
         """Return hidden states after the last norm, `[T, hidden_size]`, or the stage's tensors."""
 
     @abstractmethod
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Return logits `[N, V]` of the chosen rows `[N, hidden_size]`.
+        """Return logits `[N, V]` of the selected rows `[N, hidden_size]`.
 
-        They may be of any floating type, and are written over: the worker widens them to float32
-        on its way to the draw, so a model does not.
+        Logits may have any floating-point dtype. The worker converts them to float32 for sampling,
+        and may write to them in place.
         """
 
     def map_weight_name(self, name: str) -> str | None:
-        """Return our name for a checkpoint's weight; None leaves it out. By default the same."""
+        """Return the model's name of a checkpoint weight; None skips it. By default the same."""
         return name

@@ -1,7 +1,7 @@
 """The interface of multimodal input: from an image, video or audio clip to embeddings in a prompt.
 
-The frontend's half turns media into tensors and placeholder tokens; the model's half encodes them.
-Content hashes are ours, computed over the bytes, and part of the prefix-cache key.
+The frontend side turns media into tensors and placeholder tokens; the model side encodes them.
+quire computes the content hashes over the bytes; they are part of the prefix-cache key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One piece of media, decoded and measured by the host."""
+    """One image, video or audio clip, decoded and hashed by quire."""
 
     modality: str  # "image", "video", "audio"
     data: Any
@@ -26,7 +26,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """Where an item's embeddings stand in the prompt."""
+    """Position of an item's embeddings in the prompt."""
 
     item: int
     position: int
@@ -35,25 +35,25 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """A prompt with its media in place."""
+    """A prompt with placeholder tokens, and the encoder inputs of its media."""
 
     token_ids: list[int]
     placeholders: tuple[Placeholder, ...]
     features: tuple[Mapping[str, Any], ...]  # per item, arrays for the encoder
-    positions: Any = None  # [3, T] where the model wants it
+    positions: Any = None  # [3, T] for models with multimodal rotary embeddings
 
 
 class MediaProcessor(ABC):
-    """The frontend's half; no torch, no network (the host fetches, with its limits)."""
+    """The frontend side; no torch, no network (quire fetches media, with its limits)."""
 
     @abstractmethod
     def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> ProcessedPrompt:
-        """Put placeholders into the prompt and prepare each item for the encoder."""
+        """Insert placeholder tokens into the prompt, and prepare each item for the encoder."""
 
 
 class MediaEncoder(ABC):
-    """The model's half."""
+    """The model side."""
 
     @abstractmethod
     def encode(self, features: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-        """Return embeddings `[length, hidden_size]` for each item."""
+        """Return the embeddings of each item, `[length, hidden_size]`."""

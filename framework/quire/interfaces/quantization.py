@@ -1,8 +1,8 @@
-"""The interface of a quantization method: how a linear layer keeps and uses its weight.
+"""The interface of a quantization method: storage and use of a linear layer's weight.
 
 A layer of `quire.layers` creates its parameters through the method, loads checkpoint slices into
-them, and computes through it. The method sees one weight at a time, already cut to this device's
-share, with the merged slices in order.
+them, and computes with it. The method handles one weight at a time, which is already this device's
+shard, with merged slices in order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationCapabilities:
-    """What a method declares at registration.
+    """Capabilities of a method, declared at registration.
 
     Attributes:
-        devices: Where it computes.
-        dtypes: Compute types that it serves.
-        from_plain_checkpoint: It can keep ordinary weights in its own way while they load.
-        reads_prepared: It reads checkpoints whose `quantization_config` names it.
-        lossless_for: Types of an ordinary checkpoint whose numbers it keeps as they are; `auto`
-            may choose it for those.
-        kernels: What layers must run so that it can serve; None: anything.
-        weight_bits: Bits of a weight of a linear layer, with scales and all, for estimates; None:
-            as many as the compute type has.
-        head_bits: The same of the layer that makes logits; None: `weight_bits`.
-        priority: `auto` takes the highest among those that can serve.
+        devices: Supported device types.
+        dtypes: Supported compute dtypes.
+        from_plain_checkpoint: True if it can quantize an unquantized checkpoint during loading.
+        reads_prepared: True if it reads checkpoints whose `quantization_config` names it.
+        lossless_for: Dtypes of unquantized checkpoints that it stores without loss; `auto` may
+            choose it for those.
+        kernels: Supported values of `LayerContext.kernels`; None: any.
+        weight_bits: Bits per weight of a linear layer for estimates, scales included; None: as in
+            the compute dtype.
+        head_bits: Bits per weight of the LM head; None: `weight_bits`.
+        priority: Rank for `auto`, which takes the supporting method with the highest one.
     """
 
     devices: frozenset[str]
@@ -47,12 +47,12 @@ class QuantizationCapabilities:
 
 
 class LinearMethod(ABC):
-    """How one linear layer keeps its weight.
+    """Storage and matrix product of one linear layer's weight.
 
     Attributes:
-        has_rows: It has `rows`, so an embedding may share the weight.
-        is_batch_invariant: A row of a product has the same bits whatever rows are beside it. It is
-            read after `finish_loading`, which may have found out.
+        has_rows: True if `rows` is implemented, so that an embedding may share the weight.
+        is_batch_invariant: True if a row of a product has the same bits in any batch. It is read
+            after `finish_loading`, which may set it.
     """
 
     has_rows: bool = False
@@ -62,28 +62,28 @@ class LinearMethod(ABC):
     def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
         """Register the parameters of the layer.
 
-        A method that takes ordinary checkpoints registers `weight`, `[out_features, in_features]`.
+        A method for unquantized checkpoints registers `weight`, `[out_features, in_features]`.
         """
 
     def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:  # noqa: B027
-        """Learn the type of a checkpoint's tensor that is loaded next, slice by slice.
+        """Prepare for the next slice of the checkpoint, whose tensor has this dtype.
 
-        A method may then hold `weight` in another type until it is packed.
+        A method may then hold `weight` in another dtype until it is packed.
         """
 
     @abstractmethod
     def finish_loading(self, layer: nn.Module) -> None:
-        """Repack, once every slice is loaded."""
+        """Repack the weight after every slice is loaded."""
 
     def rows(
         self,
         layer: nn.Module,
         token_ids: Tensor,  # [T] int64
     ) -> Tensor:  # [T, in]
-        """Return rows of the weight in the compute type: an embedding that shares it looks them up.
+        """Return rows of the weight in the compute dtype, for an embedding that shares it.
 
-        It is called after `finish_loading`, and only if `has_rows` is declared; otherwise a tied
-        embedding and its head keep their weight as it is.
+        Called after `finish_loading`, and only if `has_rows` is True; otherwise the weight of a
+        tied embedding and head is not quantized.
         """
         raise NotImplementedError(f"{type(self).__name__} has no rows to look up")
 
@@ -97,7 +97,7 @@ class LinearMethod(ABC):
         x: Tensor,  # [T, in]
         bias: Tensor,  # [out]
     ) -> Tensor:  # [T, out]
-        """Compute `x @ weight.T + bias`; a method that adds while it multiplies saves a pass."""
+        """Compute `x @ weight.T + bias`. Override to fuse the addition into the product."""
         return self.apply(layer, x).add_(bias)
 
 
@@ -106,35 +106,36 @@ class Quantization(ABC):
 
     @classmethod  # noqa: B027 (most have nothing to start)
     def begin_loading(cls) -> None:
-        """Start in the background what takes long and needs no weights, such as compiling.
+        """Start slow preparation that needs no weights, such as compilation, in the background.
 
-        It is called once, before weights are loaded.
+        Called once, before weights are loaded. The default does nothing.
         """
 
     @classmethod  # noqa: B027
     def end_loading(cls) -> None:
         """Wait for what `begin_loading` started.
 
-        Layers are made ready once this returns, or when too much waits for it.
+        `finish_loading` of layers is called after this returns, or earlier if too many loaded
+        weights wait for it.
 
         Raises:
-            NativeUnavailableError: It cannot be had; layers keep their weights and compute without
-                it, unless the user asked for native kernels.
+            NativeUnavailableError: The kernels are not available. Layers then compute without them,
+                unless the user required native kernels.
         """
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Quantization:
-        """Read the checkpoint's `quantization_config`; empty where the user named the method."""
+        """Read the checkpoint's `quantization_config`; empty if the user named the method."""
 
     def lossless(self) -> Quantization:
-        """Return the method that keeps every number, also of tensors of an unexpected type.
+        """Return a variant of the method that is lossless for tensors of any dtype.
 
-        `auto` chose the method by the type that the checkpoint's config names, and asks for this:
-        a file may hold wider tensors. One that keeps all it is given returns itself.
+        Called if `auto` chose the method by the dtype in the checkpoint's config: a file may hold
+        tensors of a wider dtype. A method that is lossless for every dtype returns itself.
         """
         return self
 
     @abstractmethod
     def linear_method(self, module_name: str) -> LinearMethod | None:
-        """Return how the named layer keeps its weight; None: as it is."""
+        """Return the method for the named layer's weight; None: it is not quantized."""

@@ -1,4 +1,4 @@
-"""The interface of a reasoning parser: split thinking from the answer, while it streams."""
+"""The interface of a reasoning parser, which separates reasoning from content in a stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParserCapabilities:
-    """What a reasoning parser declares at registration.
+    """Capabilities of a reasoning parser, declared at registration.
 
     Attributes:
-        template_markers: As in `ToolParserCapabilities`.
-        priority: As in `ToolParserCapabilities`.
-        end_marker: The text that ends the thinking. Where a prompt has opened it, a form begins
-            behind this; without it such requests cannot have one.
+        template_markers: Texts of the chat template, as in `ToolParserCapabilities`.
+        priority: Rank for `auto`, as in `ToolParserCapabilities`.
+        end_marker: Text that ends the reasoning. If the prompt has opened the reasoning, a
+            structured-output constraint applies to the text behind this marker. Without a marker,
+            such requests cannot have a constraint.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -24,14 +25,14 @@ class ReasoningParserCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text of the model's thinking."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text of the answer; what a tool parser reads next."""
+    """Text of the content, which a tool parser reads next."""
 
     text: str
 
@@ -40,10 +41,10 @@ ReasoningEvent = ReasoningDelta | ContentDelta
 
 
 class ReasoningParser(ABC):
-    """Split model output into thinking and answer. One parser a request; it holds state.
+    """Splits model output into reasoning and content. Stateful; one parser per request.
 
     Args:
-        prompt_text: The rendered prompt: it may have opened the thinking already.
+        prompt_text: The rendered prompt, which may have opened the reasoning already.
     """
 
     def __init__(self, prompt_text: str = "") -> None:
@@ -51,13 +52,13 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def feed(self, delta: str) -> list[ReasoningEvent]:
-        """Take the next piece of output; return what is certain by now."""
+        """Parse the next piece of output, and return the events that are certain by now."""
 
     @abstractmethod
     def close(self) -> list[ReasoningEvent]:
-        """Return what was held back."""
+        """Return the events of text that was held back."""
 
     @property
     @abstractmethod
     def is_thinking(self) -> bool:
-        """Whether the next text belongs to the thinking: grammars wait until it does not."""
+        """Whether the next text belongs to the reasoning; grammars apply from its end on."""

@@ -8,10 +8,10 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def check_reference(reference: object, what: str) -> None:
-    """Check that a plugin refers to code by an import string.
+    """Check that a reference of a plugin is an import string.
 
     Raises:
-        PluginError: It does not; `what` says where.
+        PluginError: It is not. The message names `what` refers to it.
     """
     if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
         raise PluginError(f"{what} must read 'package.module:attribute', got {reference!r}")

@@ -1,11 +1,11 @@
-"""The interface of samplers: steps in the pipeline from logits to a token.
+"""The interface of sampler steps: logits processors and samplers.
 
-A pipeline is any number of `LogitsProcessor`s, in the order of their declared stage, and one
-`Sampler`. Each step declares at registration the request fields that it reads. A field has one
-device tensor with a value per slot, written when the slot is assigned. A row of logits is (slot,
-position); speculation has several rows a slot. No step may synchronise with the device, and all
-randomness is a function of (seed, child, position, purpose), so a completion does not depend on its
-batch.
+The sampling pipeline is any number of `LogitsProcessor`s, in the order of their declared stages,
+and one `Sampler`. Each step declares at registration the request fields that it reads. Each field
+has one device tensor with one value per slot, written when the slot is assigned. A row of logits
+belongs to a (slot, position); speculation has several rows per slot. No step may synchronise with
+the device. All randomness is a function of (seed, child, position, purpose), so a completion does
+not depend on its batch.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KERNELS: tuple[Kernels | None, ...] = ("triton", "native", None)
 class RequestField:
     """One typed field of a request that a sampler step reads.
 
-    A name that `SamplingParams` has is read from there; any other is taken from the request's
-    `extra_args`, which over HTTP are simply further fields of the body.
+    A field of `SamplingParams` is read from there; any other name is read from the request's
+    `extra_args`, which over HTTP are further fields of the body.
     """
 
     name: str
@@ -45,16 +45,16 @@ class RequestField:
     help: str = ""
 
     def check(self, value: Any) -> float | int | bool:
-        """Return `value` as the field's type.
+        """Return `value` converted to the field's type.
 
         Raises:
-            InvalidRequestError: It has another type or is out of range.
+            InvalidRequestError: The value has another type or is out of range.
         """
         is_bool = isinstance(value, bool)
         fits = {bool: is_bool, int: isinstance(value, int) and not is_bool}.get(
             self.type, isinstance(value, int | float) and not is_bool
         )
-        if not fits or not self.minimum <= value <= self.maximum or not self._has_room(value):
+        if not fits or not self.minimum <= value <= self.maximum or not self._fits_dtype(value):
             low, high = self.minimum, self.maximum
             bounds = f" from {low:g} to {high:g}" if low > -math.inf else ""
             raise InvalidRequestError(
@@ -63,8 +63,8 @@ class RequestField:
             )
         return self.type(value)
 
-    def _has_room(self, value: Any) -> bool:
-        """Whether the field's device column can hold a value: int64, or finite float32."""
+    def _fits_dtype(self, value: Any) -> bool:
+        """Return whether the field's device tensor can hold a value: int64, or finite float32."""
         if self.type is int:
             return bool(-(2**63) <= value < 2**63)
         return bool(abs(value) <= MAX_FLOAT32) or self.type is bool
@@ -72,15 +72,15 @@ class RequestField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerCapabilities:
-    """What a step declares at registration.
+    """Capabilities of a sampler step, declared at registration.
 
     Attributes:
-        stage: Where in the pipeline it stands; within a stage, steps run by name.
-        fields: The request fields that it reads.
-        needs_kernels: It serves only where `--kernels` comes out as this: "triton", or "native",
-            which means C++ on a CPU.
-        fuses: For a draw: names of steps of quire's own that it can do itself, in the order of
-            the pipeline, all of them in one go.
+        stage: Stage of the pipeline; within a stage, steps run in the order of their names.
+        fields: Request fields that the step reads.
+        needs_kernels: Value that `--kernels` must resolve to for the step to be available:
+            "triton", or "native" for C++ on a CPU; None: any.
+        fuses: Names of quire's logits processors that a `Sampler` can run itself in
+            `sample_fused`, all in one pass, in pipeline order.
     """
 
     stage: Stage
@@ -102,25 +102,25 @@ class SamplerCapabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
-    """The rows of one draw.
+    """The rows of logits that are sampled together.
 
     Attributes:
-        slots: `[N]` int64, the slot of each row.
-        positions: `[N]` int64, the position that the drawn token will take.
-        columns: Field name -> `[max_num_seqs]` device column, indexed by slot; also `seed` and
-            `child`.
-        token_ids: `[max_num_seqs, max_model_len]` int32, the known tokens of each slot. For a row
-            they end before its position; what stands there and behind is stale.
+        slots: `[N]` int64, slot of each row.
+        positions: `[N]` int64, position of the token that is sampled from each row.
+        slot_fields: Field name -> `[max_num_seqs]` device tensor, indexed by slot. It also has
+            `seed` and `child`.
+        token_ids: `[max_num_seqs, max_model_len]` int32, known tokens of each slot. For a row they
+            end before its position; entries from there on are stale.
         num_prompt_tokens: `[max_num_seqs]` int64.
-        all_greedy: Whether the host knows that every row is neutral to the draw.
-        host_fields: The request's fields for each row, as the host knows them, to choose a quicker
-            way without asking the device; empty where it is not known, and then the way must do
+        all_greedy: Whether every row is known to be neutral to the sampler.
+        host_fields: Request fields of each row on the host, to choose a faster path without a
+            device synchronisation. If empty, they are not known, and the chosen path must be right
             for all values.
     """
 
     slots: Tensor
     positions: Tensor
-    columns: Mapping[str, Tensor]
+    slot_fields: Mapping[str, Tensor]
     token_ids: Tensor
     num_prompt_tokens: Tensor
     all_greedy: bool = False
@@ -128,15 +128,15 @@ class SampledRows:
 
     def field(self, name: str) -> Tensor:
         """Return the field's value for each row, `[N, 1]`."""
-        return self.columns[name][self.slots].unsqueeze(1)
+        return self.slot_fields[name][self.slots].unsqueeze(1)
 
 
 class SamplerStep(ABC):
-    """One step of the pipeline, for one worker.
+    """One step of the sampling pipeline of one worker.
 
     Args:
         vocab_size: V.
-        device: Where logits lie.
+        device: Device of the logits.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -145,9 +145,10 @@ class SamplerStep(ABC):
 
     @classmethod  # noqa: B027 (most have nothing to start)
     def begin_loading(cls) -> None:
-        """Start what goes on beside the loading of weights, such as to compile kernels.
+        """Start slow preparation, such as compilation, in the background.
 
-        Called once in a worker, before it builds the step.
+        Called once per worker, before weights are loaded and the step is built. The default does
+        nothing.
         """
 
     @classmethod  # noqa: B027
@@ -155,44 +156,46 @@ class SamplerStep(ABC):
         """Wait for what `begin_loading` started; called once the weights are loaded.
 
         Raises:
-            NativeUnavailableError: It cannot be had; a step that needs none takes its place.
+            NativeUnavailableError: The kernels are not available; a step without kernels is used
+                instead.
         """
 
     @abstractmethod
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether a request with these values leaves the logits as they are.
+        """Return whether the step leaves logits unchanged for a request with these values.
 
-        Asked on the host once a request; a step in which all rows are neutral is left out.
+        Called on the host once per request. If all rows of a batch are neutral, the step is
+        skipped.
         """
 
 
 class LogitsProcessor(SamplerStep):
-    """A step that changes logits."""
+    """A sampler step that changes logits."""
 
     @abstractmethod
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32, both
         """Return the changed logits; `logits` may be written in place.
 
-        Rows whose fields are neutral must come out unchanged. Masked tokens (minus infinity) stay
-        masked, and of the others one stays finite.
+        Rows with neutral fields must be returned unchanged. Masked tokens (-inf) must stay masked,
+        and at least one other token must stay finite.
         """
 
 
 class Sampler(SamplerStep):
-    """The last step: one token a row. A row is neutral if it takes the most likely token."""
+    """The last step, which samples one token per row. Rows are neutral if they are greedy."""
 
     @abstractmethod
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
-        """Return a token id for each row; the argmax for rows that are neutral."""
+        """Return a token id for each row; the argmax for neutral rows."""
 
     def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:
-        """Do the absorbed steps and draw, `[N, V] float32 -> [N] int64`; logits stay as they are.
+        """Run the fused steps and sample: `[N, V] float32 -> [N] int64`. `logits` is not changed.
 
-        It may be captured as a CUDA graph: then `rows` are fixed buffers, rows of padding have the
-        spare slot, and `host_fields` is empty. A row that holds what is not a number gives the
-        token of such a logit.
+        It may be captured as a CUDA graph. Then `rows` are fixed buffers, padding rows have the
+        padding slot, and `host_fields` is empty. For a row with NaN logits, return the id of a
+        token whose logit is NaN.
 
         Raises:
             NotImplementedError: The step declares no `fuses`.
         """
-        raise NotImplementedError(f"{type(self).__name__} absorbs no steps")
+        raise NotImplementedError(f"{type(self).__name__} fuses no steps")

@@ -1,15 +1,14 @@
-"""The interface of a scheduling policy: who goes first, who may begin, and who has to go.
+"""The interface of a scheduling policy: queue order, admission and preemption of requests.
 
-The scheduler keeps the budgets, the blocks and the steps; a policy answers three questions about
-requests and nothing else:
+The scheduler manages budgets, blocks and steps. A policy makes three decisions about requests:
 
-    order     once, when a request is queued
-    admits    each step in which the first in the queue would begin otherwise: it may be asked of
-              the same request again and again, so it must not count or remember how often
-    victim    when the pool is short
+    order     called once, when a request is queued
+    admits    called in each step in which the first request of the queue could start otherwise. It
+              may be called many times for one request, so it must not count its calls
+    victim    called when the pool has too few free blocks
 
-Who keeps an account of the requests that run does it in `began` and `ended`. Nothing here is called
-once a token. Requests and lists are to be looked at only.
+A policy that tracks the running requests does so in `began` and `ended`. No method is called per
+token. Requests and lists that are passed to a policy are read-only.
 """
 
 from __future__ import annotations
@@ -22,93 +21,93 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicyCapabilities:
-    """What a policy says of itself at registration.
+    """Properties of a policy, declared at registration.
 
     Attributes:
-        reads_priority: Whether it looks at `priority`. Under a policy that does not, a request with
-            another priority than 0 is refused, as nobody would keep it.
+        reads_priority: Whether the policy uses `priority`. If not, requests with a priority other
+            than 0 are refused, because the priority would have no effect.
     """
 
     reads_priority: bool = False
 
 
 class ScheduledView(Protocol):
-    """What a policy may know of a request."""
+    """Read-only view of a request for a policy."""
 
     @property
     def request_id(self) -> str:
-        """The engine's id."""
+        """Id of the request in the engine."""
 
     @property
     def priority(self) -> int:
-        """As the caller gave it; lower goes first."""
+        """Priority set by the caller; lower values go first."""
 
     @property
     def arrival_s(self) -> float:
-        """When it arrived, on the monotonic clock."""
+        """Time of arrival on the monotonic clock, in seconds."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of tokens generated so far."""
 
     @property
     def num_pending_tokens(self) -> int:
-        """Known tokens whose KV is still to be computed."""
+        """Number of known tokens whose KV is not computed yet."""
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and answer together, at most."""
+        """Maximum number of tokens of prompt and completion together."""
 
     @property
     def num_preemptions(self) -> int:
-        """How often it had to go already."""
+        """Number of times the request has been preempted."""
 
     @property
     def adapter_name(self) -> str | None:
-        """The LoRA adapter that it names."""
+        """Name of the request's LoRA adapter, if any."""
 
 
 class SchedulingPolicy(ABC):
-    """Order, admission and the choice of a victim. One instance an engine; it may keep state."""
+    """Queue order, admission and preemption. One instance per engine; it may keep state."""
 
     @abstractmethod
     def order(self, request: ScheduledView) -> Any:
-        """Return a key; the smallest goes first, and among equals the one that arrived first.
+        """Return the request's sort key; the smallest goes first, ties go by arrival.
 
-        A key is plain data, so that any two have an order: None, a number (not NaN), text, bytes,
-        or a tuple of these. None goes before numbers, then come text, bytes and tuples. A request
-        keeps its key until it is over.
+        A key must be None, a number (not NaN), text, bytes, or a tuple of these, so that any two
+        keys can be compared. None sorts before numbers; then follow text, bytes and tuples. A
+        request keeps its key until it ends.
         """
 
     def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
-        """Whether the first in the queue may begin beside those that run.
+        """Return whether the first request of the queue may start beside the running requests.
 
-        Asked last, when all else fits, and again in the next step if the answer is no. As long as
-        nothing runs it is not asked: something must go on.
+        Called last, when all other conditions are met, and again in the next step after False. It
+        is not called while no request runs, so that the engine always makes progress.
 
         Args:
-            request: The first in the queue.
-            running: Those that run, in their order; good during the call.
+            request: First request of the queue.
+            running: Running requests in their order; valid during the call only.
         """
         del request, running
         return True
 
     def victim(self, running: Sequence[ScheduledView]) -> int:
-        """Return the index in `running` of the request that must give its blocks back.
+        """Return the index in `running` of the request to preempt.
 
         Args:
-            running: Those that run, in their order; never empty, and good during the call.
+            running: Running requests in their order; never empty, valid during the call only.
         """
         return len(running) - 1
 
     def began(self, request: ScheduledView) -> None:
-        """The request runs from now on, for the first time or again after a preemption."""
+        """Handle that a request has started to run, for the first time or after a preemption."""
         del request
 
     def ended(self, request: ScheduledView) -> None:
-        """The request, which ran, does no longer: it is over, or preempted and waits again."""
+        """Handle that a request has stopped running: it has ended, or was preempted."""
         del request

@@ -1,9 +1,9 @@
-"""The interface of a structured-output backend: grammars that the answer must follow.
+"""The interface of a structured-output backend: grammars that a completion must follow.
 
-Backends run in a process of their own, which can be killed: a client's regex may take for ever. The
-host sends it grammars and the tokens that were drawn, and reads bitmasks from shared memory; limits
-of time and memory are the host's. A backend refuses, by name, what it cannot honour: a keyword that
-would silently be ignored is an error.
+Backends run in a separate process that can be killed, because a client's regex may take forever.
+The host sends grammars and sampled tokens to it, reads bitmasks from shared memory, and enforces
+limits of time and memory. A backend must refuse what it does not support and name it in the error;
+it must not silently ignore a keyword.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarCapabilities:
-    """What a backend declares at registration.
+    """Capabilities of a backend, declared at registration.
 
     Attributes:
-        constraints: Any of json, json_object, regex, choice, grammar, calls.
+        constraints: Supported constraints, any of json, json_object, regex, choice, grammar, calls.
     """
 
     constraints: frozenset[str]
@@ -33,8 +33,8 @@ class Vocabulary:
     """The model's tokens as bytes.
 
     Attributes:
-        tokens: Bytes -> the ids that stand for them; special tokens are left out.
-        eos_token_ids: Ids that end an answer; allowed where the grammar may end.
+        tokens: Bytes -> ids of the tokens with these bytes; special tokens are left out.
+        eos_token_ids: Ids of end-of-sequence tokens, allowed where the grammar may end.
         size: V, the length of a row of logits.
     """
 
@@ -44,27 +44,27 @@ class Vocabulary:
 
 
 class Matcher(ABC):
-    """Where one request stands in its grammar."""
+    """State of one request in its grammar."""
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Take one drawn token; False if the grammar does not allow it, and nothing changes."""
+        """Advance by one sampled token; return False, unchanged, if the grammar forbids it."""
 
     @abstractmethod
     def fill_bitmask(self, words: memoryview) -> None:
-        """Write which tokens may follow: bit v of int32 word v // 32 says whether token v may."""
+        """Write the mask of allowed next tokens: bit v % 32 of int32 word v // 32 is token v's."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
 
     @abstractmethod
     def is_finished(self) -> bool:
-        """Whether nothing but the end of the answer may follow."""
+        """Return whether only the end of the completion may follow."""
 
 
 class CompiledGrammar(ABC):
-    """A grammar, ready for any number of requests."""
+    """A compiled grammar, for any number of requests."""
 
     @abstractmethod
     def matcher(self) -> Matcher:
@@ -80,15 +80,15 @@ class StructuredOutputBackend(ABC):
     @classmethod
     @abstractmethod
     def check(cls, params: StructuredOutputsParams) -> None:
-        """Look at the grammar without compiling it; quick, safe, no vocabulary.
+        """Validate the grammar without compiling it; must be quick and safe.
 
         Raises:
-            GrammarError: A part of it cannot be honoured; the message names it.
+            GrammarError: A part of it is not supported; the message names the part.
         """
 
     @abstractmethod
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Compile a grammar that `check` let pass.
+        """Compile a grammar that `check` has accepted.
 
         Raises:
             GrammarError: It cannot be compiled.

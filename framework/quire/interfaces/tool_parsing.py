@@ -1,10 +1,10 @@
 """The interface of a tool-call parser.
 
-A parser is one incremental state machine over text. It never sees HTTP, and the whole answer is
-one long delta: feeding it at any split gives the same events, joined. A call may be announced
-before its arguments are complete, so its events are a start (with the name), pieces of the
-arguments' JSON text, and an end. A call that breaks off after its start has no end: it is void, and
-all that the model wrote of it follows as text.
+A parser is an incremental state machine over text, independent of HTTP. A whole completion is
+parsed as one long delta: any split of the text into deltas gives the same events, joined. A call
+may be emitted before its arguments are complete, so its events are a start (with the name), pieces
+of the arguments' JSON text, and an end. A call that breaks off after its start has no end: it is
+void, and the text that the model generated for it is emitted as text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from quire.sampling_params import SchemaPiece as SchemaPiece
 
 @dataclass(frozen=True, slots=True)
 class ToolParserCapabilities:
-    """What a tool parser declares at registration.
+    """Capabilities of a tool parser, declared at registration.
 
     Attributes:
-        template_markers: `auto` takes the parser if the model's chat template has all of these.
-        priority: Among several that match, the highest wins.
+        template_markers: Texts that the model's chat template must all contain for `auto` to choose
+            the parser.
+        priority: Rank for `auto`, which takes the matching parser with the highest one.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -34,14 +35,14 @@ class ToolParserCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text for the user."""
+    """Text of the completion outside tool calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; `index` counts the answer's calls from 0."""
+    """Start of a call; `index` counts the completion's calls from 0."""
 
     index: int
     name: str
@@ -49,7 +50,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next piece of a call's arguments, JSON text exactly as it will be joined."""
+    """Next piece of a call's arguments; the pieces concatenated are its JSON text."""
 
     index: int
     piece: str
@@ -57,7 +58,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call is complete; its pieces joined are one JSON object."""
+    """End of a call, whose concatenated pieces are one JSON object."""
 
     index: int
 
@@ -66,27 +67,29 @@ ToolEvent = TextDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class ToolParser(ABC):
-    """Split model output into text and tool calls. One parser a request; it holds state."""
+    """Splits model output into text and tool calls. Stateful; one parser per request."""
 
     @abstractmethod
     def feed(self, delta: str) -> list[ToolEvent]:
-        """Take the next piece of output; return what is certain by now."""
+        """Parse the next piece of output, and return the events that are certain by now."""
 
     @abstractmethod
     def close(self) -> list[ToolEvent]:
-        """Return what was held back. Broken calls come back as text, never as an error."""
+        """Return the events of text that was held back. Broken calls become text, never errors."""
 
     @classmethod
     def call_grammar(
         cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
     ) -> CallGrammar | None:
-        """Return the shape of answers that are calls of `tools` and nothing else; None if unable.
+        """Return a grammar for completions that are only calls of `tools`; None if unsupported.
 
-        Schemas are passed on as they are: what cannot be honoured is refused by the backend.
+        Schemas are passed on unchanged: the structured-output backend refuses what it does not
+        support.
 
         Args:
             tools: OpenAI tool definitions, the `function` objects.
-            at_least_one: The answer must be a call; used for `tool_choice` required or named.
+            at_least_one: True if the completion must have a call, for `tool_choice` required or
+                named.
         """
         del tools, at_least_one
         return None

@@ -1,5 +1,5 @@
-"""The Triton kernels of layers, sampling and steps; each has a plain torch reference in its tests.
+"""Triton kernels for layers, sampling and step inputs; their tests compare them with plain torch.
 
-Only code that runs kernels imports these modules: they load Triton. A launch allocates nothing that
-lasts, asks the device nothing, and may be captured as a CUDA graph.
+Only code that runs kernels imports these modules, because they load Triton. A launch keeps no
+memory, does not synchronise with the device, and may be captured in a CUDA graph.
 """

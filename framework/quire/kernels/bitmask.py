@@ -1,4 +1,4 @@
-"""A bit a token says whether it may be drawn; the bits are read where the logits are."""
+"""Masking of logits by a bitmask with one bit per token; the bitmask lies on the device."""
 
 # ruff: noqa: ANN001, ANN202, N803
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # tokens a program: 64 words
+BLOCK = 2048  # tokens per program: 64 words
 NUM_WARPS = 4
 
 
@@ -18,7 +18,7 @@ def mask_logits(
     rows: Tensor,  # [M] int64
     words: Tensor,  # [M, at least ceil(V / 32)] int32
 ) -> None:
-    """Set the logits of row `rows[i]` to minus infinity where `words[i]` has no bit."""
+    """Set the logits of row `rows[i]` to -inf where the bit in `words[i]` is 0."""
     num_masks, vocab_size = len(rows), logits.shape[1]
     _mask_kernel[num_masks, -(-vocab_size // BLOCK)](
         logits,
@@ -48,5 +48,5 @@ def _mask_kernel(
     token_ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_token = token_ids < vocab_size
     words = tl.load(words_ptr + mask * words_stride + token_ids // 32, is_token, other=-1)
-    is_out = ((words >> (token_ids % 32)) & 1) == 0
-    tl.store(logits_ptr + row * row_stride + token_ids, float("-inf"), is_token & is_out)
+    is_masked = ((words >> (token_ids % 32)) & 1) == 0
+    tl.store(logits_ptr + row * row_stride + token_ids, float("-inf"), is_token & is_masked)

@@ -1,7 +1,7 @@
-"""The gate's activation times the up projection, in one pass over both.
+"""Gated activations: the gate's activation times the up projection, in one pass.
 
-A program computes a piece of one row. Every number is treated alike, computed in float32 and
-rounded once.
+A program computes a block of one row. Every element is computed by the same operations, in float32,
+and rounded once.
 """
 
 # ruff: noqa: ANN001, ANN202, N803
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # numbers a program: 8 a thread, one load of 16 bytes in half precision
+BLOCK = 1024  # elements per program: 8 per thread, one load of 16 bytes in half precision
 NUM_WARPS = 4
 
 GELU_SLOPE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
@@ -55,7 +55,7 @@ def _gate_kernel(
     gate_up_ptr,  # [T, 2 * n]
     out_ptr,  # [T, n]
     size,
-    pieces,  # programs a row
+    pieces,  # programs per row
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

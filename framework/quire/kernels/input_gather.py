@@ -1,14 +1,15 @@
-"""One launch turns what the host says of a step into what a model and its attention read.
+"""Gather of a step's inputs for a model and its attention, in one kernel launch.
 
-The host sends five small numbers a request; tokens and block tables lie on the device already:
+The host sends five small values per request; token ids and block tables are on the device already:
 
     requests   [R]  slot, first position, length with the new tokens; [R + 1] query_start
-    cells           tables of int32 with a row a slot: token ids, then the block tables
-    geometry   [G, 4]  of each KV group: where its table begins in the cells, blocks a row, tokens
-                       a block, where its rows of this step begin in the rows of all groups
+    cells           int32 tables with one row per slot: token ids, then the block tables
+    geometry   [G, 4]  per KV group: offset of its table in `cells`, blocks per row, tokens per
+                       block, offset of its rows of this step in `block_rows`
 
-Program (r, g) copies the tokens of request r and its blocks of group g; program (R, g) writes zeros
-for the tokens of padding behind the last request. Programs of group 0 write what groups share.
+Program (r, g) copies the tokens of request r and its blocks of group g. Program (R, g) writes zeros
+for the padding tokens behind the last request. Programs of group 0 also write the outputs that all
+groups share.
 """
 
 # ruff: noqa: ANN001, ANN202, N803
@@ -22,22 +23,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 512  # cells that a program copies at once
+BLOCK = 512  # cells that a program copies per iteration
 GEOMETRY_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSource:
-    """Where a step is read from; none of these tensors moves.
+    """Tensors that a step's inputs are read from, at fixed addresses.
 
     Attributes:
-        slots: `[R]` int64; the spare slot for padding.
+        slots: `[R]` int64; the padding slot for padding rows.
         first_positions: `[R]` int32.
         query_start: `[R + 1]` int32.
-        seq_lens: `[R]` int32; 0 for padding.
+        seq_lens: `[R]` int32; 0 for padding rows.
         adapters: `[R]` int32; -1 for none.
         cells: int32, all tables.
-        num_tokens_a_row: Of the table of token ids, which begins in the first cell.
+        tokens_per_row: Row length of the table of token ids, which begins at the first cell.
         geometry: `[G, 4]` int64.
     """
 
@@ -47,21 +48,21 @@ class StepSource:
     seq_lens: Tensor
     adapters: Tensor
     cells: Tensor
-    num_tokens_a_row: int
+    tokens_per_row: int
     geometry: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTarget:
-    """Where a step's inputs are written to; none of these tensors moves.
+    """Tensors that a step's inputs are written to, at fixed addresses.
 
     Attributes:
         input_ids: `[max T]` int64.
         positions: `[max T]` int64.
         adapter_index: `[max T]` int64; -1 for none.
         slot_mapping: `[G, max T]` int64.
-        block_rows: int32, for each group `[max R, max_blocks]`; cells behind the blocks of a
-            request keep what they hold.
+        block_rows: int32, `[max R, max_blocks]` for each group; cells behind a request's blocks are
+            not written.
     """
 
     input_ids: Tensor
@@ -87,7 +88,7 @@ def gather_step(source: StepSource, target: StepTarget, num_requests: int, num_t
         target.adapter_index,
         target.slot_mapping,
         target.block_rows,
-        source.num_tokens_a_row,
+        source.tokens_per_row,
         target.slot_mapping.stride(0),
         num_requests,
         num_tokens,
@@ -112,7 +113,7 @@ def _gather_kernel(
     adapter_index,
     slot_mapping,
     block_rows,
-    num_tokens_a_row,
+    tokens_per_row,
     mapping_stride,
     num_requests,
     num_tokens,
@@ -155,10 +156,10 @@ def _gather_kernel(
             position = first + start + lanes
             if HAS_GROUPS:
                 block = tl.load(row + position // block_size, mask=is_token).to(tl.int64)
-                place = block * block_size + position % block_size
-                tl.store(mapping + token, place, mask=is_token)
+                kv_slot = block * block_size + position % block_size
+                tl.store(mapping + token, kv_slot, mask=is_token)
             if group == 0:
-                ids = tl.load(cells + slot * num_tokens_a_row + position, mask=is_token)
+                ids = tl.load(cells + slot * tokens_per_row + position, mask=is_token)
                 index = tl.load(adapters + request).to(tl.int64)
                 tl.store(input_ids + token, ids.to(tl.int64), mask=is_token)
                 tl.store(positions + token, position.to(tl.int64), mask=is_token)

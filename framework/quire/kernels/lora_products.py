@@ -1,16 +1,16 @@
-"""Many adapters in one batch: two launches a layer, whichever adapters the tokens use.
+"""LoRA products for a batch with many adapters: two kernel launches per layer.
 
-The first multiplies with A, the second with B and adds. Each works on tiles of 16 tokens, and goes
-once through each adapter that occurs in its tile. Which rows of A belong to an adapter stands on
-the device, so a captured step uses whatever is loaded when it runs:
+The first launch multiplies by A, the second multiplies by B and adds the result. Each works on
+tiles of 16 tokens, and loops over the adapters that occur in its tile. The mapping of A's rows to
+adapters is on the device, so a captured step uses the adapters that are loaded when it is replayed:
 
-    a      [places, rows, in]     the adapter's slices after each other, first row 0
-    spans  [places, slices + 1]   slice s has rows spans[s] to spans[s + 1] of a
-    b      [places, out, rank]    column j belongs to row spans[s] + j of a
-    tiles  [n, 3]                 pieces of the outputs: first, end, and the slice they are in
+    a      [max_loras, rows, in]     the adapter's slices, concatenated from row 0 on
+    spans  [max_loras, slices + 1]   slice s has rows spans[s] to spans[s + 1] of a
+    b      [max_loras, out, rank]    column j belongs to row spans[s] + j of a
+    tiles  [n, 3]                    ranges of outputs: first, end, and the index of their slice
 
-A token's bits do not depend on its neighbours: rows of a tile are multiplied side by side, pieces
-of a sum are added in order. What no adapter changes is not written.
+A token's result does not depend on the other tokens, to the bit: the rows of a tile are
+independent, and partial sums are added in a fixed order. Rows without an adapter are not written.
 """
 
 # ruff: noqa: ANN001, ANN202, N803
@@ -23,17 +23,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 16  # a tile; the least that tensor cores take
-OUTPUTS = 64  # of a piece of the outputs
-RANKS = {2: 32, 4: 16}  # rows of A or columns of B multiplied at once, by bytes of a number
-COLUMNS = {2: 128, 4: 32}  # of A, and of x
-PART_COLUMNS = 1024  # of the parts that a row of A is cut in, to have more programs
+TOKENS = 16  # tokens per tile; the minimum of tensor cores
+OUTPUTS = 64  # outputs per tile
+RANKS = {2: 32, 4: 16}  # rows of A or columns of B per product, by bytes of an element
+COLUMNS = {2: 128, 4: 32}  # columns of A and of x per product, by bytes of an element
+PART_COLUMNS = 1024  # columns per part: A is divided along its rows, to have more programs
 
-NO_ADAPTER = tl.constexpr(2**31)  # past every place
+NO_ADAPTER = tl.constexpr(2**31)  # above every adapter index
 
 
 def output_tiles(slices: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Cut the outputs of each slice, given as first and end, into pieces for one program."""
+    """Divide the outputs of each slice, given as (first, end), into tiles for one program each."""
     return [
         (first, min(first + OUTPUTS, stop), number)
         for number, (start, stop) in enumerate(slices)
@@ -43,13 +43,13 @@ def output_tiles(slices: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 def shrink(
     x: Tensor,  # [T, in]
-    a: Tensor,  # [places, rows, in]
-    spans: Tensor,  # [places, slices + 1] int32
-    index: Tensor,  # [T] int64: places, or -1
+    a: Tensor,  # [max_loras, rows, in]
+    spans: Tensor,  # [max_loras, slices + 1] int32
+    index: Tensor,  # [T] int64: adapter index, or -1
 ) -> Tensor:  # [parts, T, rows] float32
-    """Return `x @ a[index].T` in parts, each from a piece of the columns.
+    """Return `x @ a[index].T` as partial sums, each over a part of the columns.
 
-    Rows beyond those of a token's adapter are undefined.
+    Elements beyond the rows of a token's adapter are undefined.
     """
     (num_tokens, num_columns), num_rows = x.shape, a.shape[1]
     num_parts = -(-num_columns // PART_COLUMNS)
@@ -80,9 +80,9 @@ def shrink(
 
 def expand(
     out: Tensor,  # [T, out], written in place
-    hidden: Tensor,  # [parts, T, rows] float32, as `shrink` made it
-    b: Tensor,  # [places, out, rank]
-    spans: Tensor,  # [places, slices + 1] int32
+    hidden: Tensor,  # [parts, T, rows] float32, as returned by `shrink`
+    b: Tensor,  # [max_loras, out, rank]
+    spans: Tensor,  # [max_loras, slices + 1] int32
     tiles: Tensor,  # [n, 3] int32
     index: Tensor,  # [T] int64
 ) -> None:
@@ -134,7 +134,7 @@ def _shrink_kernel(
     token = token.to(tl.int64)
     row = first_row + tl.arange(0, RANKS)
     column = part * PART_COLUMNS + tl.arange(0, COLUMNS)
-    adapter = _next(index, -1)
+    adapter = _next_adapter(index, -1)
     while adapter < NO_ADAPTER:
         uses_it = index == adapter
         rank = tl.load(spans_ptr + adapter * (num_slices + 1) + num_slices)
@@ -159,7 +159,7 @@ def _shrink_kernel(
                 total,
                 mask=uses_it[:, None] & (row < rank)[None, :],
             )
-        adapter = _next(index, adapter)
+        adapter = _next_adapter(index, adapter)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -189,7 +189,7 @@ def _expand_kernel(
     is_ours = output < tl.load(tile_at + 1)
     slice_number = tl.load(tile_at + 2)
     dtype = b_ptr.dtype.element_ty
-    adapter = _next(index, -1)
+    adapter = _next_adapter(index, -1)
     while adapter < NO_ADAPTER:
         uses_it = index == adapter
         span_at = spans_ptr + adapter * (num_slices + 1) + slice_number
@@ -216,10 +216,10 @@ def _expand_kernel(
             mask = uses_it[:, None] & is_ours[None, :]
             old = tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
             tl.store(out_at, (old + total).to(out_ptr.dtype.element_ty), mask=mask)
-        adapter = _next(index, adapter)
+        adapter = _next_adapter(index, adapter)
 
 
 @triton.jit
-def _next(index, adapter):
-    """The next larger place that a token of the tile uses."""
+def _next_adapter(index, adapter):
+    """Return the next larger adapter index that a token of the tile uses."""
     return tl.min(tl.where(index > adapter, index, NO_ADAPTER), 0)

@@ -1,7 +1,7 @@
-"""Residual addition and RMS norm in one pass: each number is read once and written once.
+"""Residual addition and RMS norm in one pass: each element is read once and written once.
 
-One program computes one row and sees nothing else, so a row's bits do not depend on its batch.
-Writing the sum over the old residual would move no fewer bytes, so both inputs stay as they are.
+One program computes one row and reads nothing else, so a row's bits do not depend on its batch.
+Writing the sum to the residual in place would move no fewer bytes, so both inputs are unchanged.
 """
 
 # ruff: noqa: ANN001, ANN202, N803
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS_PER_WARP = 512  # 16 a thread: two loads of 16 bytes in half precision
+ELEMENTS_PER_WARP = 512  # 16 per thread: two loads of 16 bytes in half precision
 MAX_WARPS = 16
 
 
@@ -26,7 +26,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of `x + residual` times `weight`, and that sum rounded to the dtype.
 
-    The norm is that of the rounded sum, in float32, and is rounded once. Without a residual the
+    The norm is computed in float32 from the rounded sum, and rounded once. Without a residual the
     sum is `x` itself.
     """
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -36,7 +36,7 @@ def add_rms_norm(
     if others.dim() != 2:
         others = others.reshape(rows.shape)
     num_rows, size = rows.shape
-    block = 1 << (size - 1).bit_length()  # the least power of two
+    block = 1 << (size - 1).bit_length()  # the next power of two
     _add_rms_norm_kernel[(num_rows,)](
         rows,
         others,
@@ -49,7 +49,7 @@ def add_rms_norm(
         eps,
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
-        num_warps=min(MAX_WARPS, max(1, block // NUMBERS_PER_WARP)),
+        num_warps=min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP)),
         enable_fp_fusion=True,
     )
     return normed, total

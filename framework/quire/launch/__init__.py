@@ -1,21 +1,25 @@
-"""Wire an engine together: the one place that knows every floor.
+"""Start-up of an engine: the package that connects all layers.
 
-composing   settings -> what was chosen, and what reads text; no torch
-core        what was chosen -> a scheduler with its workers, weights and cache
-memory      how much of the machine the KV cache gets
-grammars    the process that compiles grammars, and the check before it
-parsers     what splits an answer into thinking, calls and text
-adapters    LoRA adapters that requests can name
-cache_root  what all KV of an engine depends on
-engine      all of it, as `LLM`, `AsyncEngine` and the server hold it
+composing         settings -> composition, tokenizer and chat template; no torch
+core_startup      composition -> a scheduler with its workers, weights and cache
+kv_memory         size of the KV cache
+kv_store_setup    code and options of the external KV store
+grammar_setup     the process that compiles grammars, and the check before it
+parsers           parsers that split a completion into reasoning, tool calls and text
+adapters          LoRA adapters that requests can name
+cache_root        root hash of the prefix cache
+estimate          memory of an engine, estimated before start-up
+profile_estimate  its part for a GPU
+engine            all parts of a running engine, for `LLM`, `AsyncEngine` and the server
 
-remote_core     an engine in a process of its own, with the same verbs
-engine_link     its process: messages and death; child_process starts and ends it
-engine_process  where that process begins; then served_engine and core_server
-engine_wire     what the two say to each other
+engine_process  an engine in a separate process:
+  remote_core    the parent's end, with the methods of `EngineCore`
+  engine_link    messages to and from the process, and detection of its death
+  engine_wire    message types
+  entry          entry point of the process; then served_engine and core_server
 
-plan_composition   what would run, without torch
-start_engine       the same, running: workers started, weights loaded, cache allocated
+plan_composition   chooses the parts of an engine without starting it; no torch
+start_engine       starts it: workers started, weights loaded, cache allocated
 """
 
 from importlib import import_module
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "plan_composition", "start_engine"]
 
-_HOMES = {
+_MODULES = {
     "Engine": "quire.launch.engine",
     "plan_composition": "quire.launch.composing",
     "start_engine": "quire.launch.engine",
@@ -35,7 +39,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: a process that starts has other things to do first."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that importing this package stays light."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""An adapter is its name and the content of its files, read here once and never from a client."""
+"""LoRA adapters of an engine: lookup by name, with a hash of the content of their files."""
 
 import logging
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ def find_adapters(
 ) -> dict[str, AdapterRef]:
     """Find the adapters that the user names and those that ship with the checkpoint.
 
-    A name of `lora_modules` without a path is the checkpoint's own adapter, if it has one of that
-    name, and else what the source knows by it.
+    A name of `lora_modules` without a path is the checkpoint's own adapter if it has one of that
+    name, else the LoRA source resolves it.
 
     Raises:
-        AdapterError: The files of one are missing, or its source does not say what is in them.
+        AdapterError: Files of an adapter are missing, or its source returned no content hash.
     """
     choice = composition.lora_source
     if choice is None:
@@ -41,16 +41,16 @@ def resolve_adapter(
     composition: Composition,
     sources: Mapping[str, LoRASource],
 ) -> AdapterRef:
-    """Return the adapter that a caller means.
+    """Return the adapter of a request.
 
     Raises:
-        UnknownModelError: It is not offered here.
-        AdapterError: Its files are not there, or its source does not say what is in them.
+        UnknownModelError: The adapter is not served here.
+        AdapterError: Its files are missing, or its source returned no content hash.
     """
     if isinstance(adapter, str):
         if adapter not in offered:
             known = ", ".join(offered) or "none; start with enable_lora and lora_modules"
-            raise UnknownModelError(f"there is no adapter {adapter!r} (offered: {known})")
+            raise UnknownModelError(f"there is no adapter {adapter!r} (known: {known})")
         return offered[adapter]
     choice = composition.lora_source
     if choice is None:
@@ -61,14 +61,14 @@ def resolve_adapter(
 def _shipped_adapters(
     composition: Composition, sources: Mapping[str, LoRASource]
 ) -> dict[str, AdapterRef]:
-    """Find the adapters that come with the checkpoint; without a source for them there are none."""
+    """Find the adapters that come with the checkpoint; none without a source that reads them."""
     shipped = composition.checkpoint.adapters
     for choice in (composition.shipped_lora_source, composition.lora_source):
         if choice is not None and choice.name == DEFAULT_LORA_SOURCE:
             return {name: _ref(sources, choice.name, name, str(at)) for name, at in shipped.items()}
     if shipped:
         logger.warning(
-            "the checkpoint's own adapters are not offered (%s): no plugin offers the LoRA source "
+            "the checkpoint's own adapters (%s) are not served: no plugin offers the LoRA source "
             "%r, which reads them",
             ", ".join(shipped),
             DEFAULT_LORA_SOURCE,
@@ -77,13 +77,13 @@ def _shipped_adapters(
 
 
 def _ref(sources: Mapping[str, LoRASource], source_name: str, name: str, path: str) -> AdapterRef:
-    """Return an adapter by its content: KV that was computed with other files is never its own."""
+    """Return an adapter with its content hash, so that other files never share its cached KV."""
     source = sources[source_name]
     folder = source.resolve(path)
     content_hash = source.content_hash(folder)
     if not isinstance(content_hash, str) or not content_hash:
         raise AdapterSourceError(
-            f"{source} gave {content_hash!r} as the content hash of adapter {name!r}; "
-            "it must be a text that changes with the files, as KV in the cache is found by it"
+            f"{source} returned {content_hash!r} as the content hash of adapter {name!r}; it must "
+            "be a non-empty text that changes with the files, because cached KV is looked up by it"
         )
     return AdapterRef(name, str(folder), content_hash, source_name)

@@ -1,7 +1,7 @@
-"""What all KV of an engine depends on: the root of every chain of block hashes.
+"""Root of all block hashes: a hash of everything that an engine's KV depends on.
 
-Whatever changes a key or a value, or where its bytes lie in a block, has to be in here: an outside
-KV store may outlive the engine and meet the next one.
+Everything that changes a key or a value, or its position in a block, is part of the hash, because
+an external KV store may outlive the engine and be used by another one.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from quire.interfaces.kv_cache import KVCacheSpec, KVPlan
 
 
 def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) -> bytes:
-    """Return 32 bytes that are equal for engines whose KV is the same, and for no others."""
+    """Return a hash of 32 bytes that is equal only for engines with interchangeable KV."""
     facts = {
         "checkpoint": _content(composition.checkpoint.folder, settings),
         "parts": [
@@ -36,9 +36,10 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
 
 
 def _content(folder: Path, settings: ModelSettings) -> list[Any]:
-    """Tell a checkpoint from others: by its config, and by its weight files' sizes and times.
+    """Identify a checkpoint by its config, and by the sizes and times of its weight files.
 
-    A copy counts as another checkpoint; that costs a miss. Reading all weights would cost more.
+    A copy counts as another checkpoint, which costs cache misses. Reading all weights would cost
+    more.
     """
     config = hashlib.sha256((folder / CONFIG).read_bytes()).digest()
     if settings.load_format == "dummy":
@@ -49,7 +50,7 @@ def _content(folder: Path, settings: ModelSettings) -> list[Any]:
 
 
 def _weights(choice: Choice | None, settings: ModelSettings) -> tuple[Any, ...] | None:
-    """Tell how weights are kept; a method that nobody named rounds none of them."""
+    """Identify the quantization; a method that `auto` chose is lossless."""
     return None if choice is None else (_part(choice), settings.quantization != AUTO)
 
 

@@ -1,4 +1,7 @@
-"""Compose from settings alone, so that any process that is given them decides the same."""
+"""Composition from settings alone, so that every process with the same settings chooses the same.
+
+`compose_engine` also loads the tokenizer and the chat template; nothing is running after it.
+"""
 
 import logging
 from dataclasses import dataclass, replace
@@ -23,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What was chosen, and what reads text; nothing is running yet."""
+    """Composition of an engine with its tokenizer and chat template; nothing is running yet."""
 
-    settings: Settings  # with the sizes that the device decides
+    settings: Settings  # with the device's defaults
     plugins: Plugins
     composition: Composition
     tokenizer: Tokenizer
     chat_template: ChatTemplate
 
     def corrected(self, failures: LoadFailures) -> Self:
-        """Return the same with what took the place of parts that failed while they loaded."""
+        """Return a copy with replacements for the parts that failed to load."""
         if failures == LoadFailures():
             return self
         registries = self.plugins.registries
@@ -50,12 +53,12 @@ def plan_composition(settings: Settings) -> Composition:
 
 
 def compose_engine(settings: Settings, plugins: Plugins, with_weights: bool = True) -> Composed:
-    """Choose every part, and load what reads text.
+    """Choose every part, and load the tokenizer and the chat template.
 
     Args:
-        settings: What the user asked for.
-        plugins: What is installed.
-        with_weights: Fetch the weights of a model that lies on the hub.
+        settings: Settings as given by the user.
+        plugins: Installed plugins.
+        with_weights: Whether the weights of a model on the hub are downloaded as well.
 
     Raises:
         QuireError: A part cannot be chosen; the message says which and what would help.
@@ -68,13 +71,13 @@ def compose_engine(settings: Settings, plugins: Plugins, with_weights: bool = Tr
     )
     composition = compose(settings, plugins, checkpoint, template.source)
     if composition.kernels == "native":
-        wait_asleep()  # torch has not come yet
+        wait_asleep()  # has to be set before torch is imported
     settings = settings.for_device(composition.device)
     return Composed(settings, plugins, composition, tokenizer, template)
 
 
 def log_composition(composition: Composition) -> None:
-    """Say in the log what was chosen, from where and why."""
+    """Log the chosen parts with their plugins and reasons."""
     logger.info(
         "%s on %s in %s: %s",
         composition.checkpoint.name,
@@ -92,21 +95,24 @@ def log_composition(composition: Composition) -> None:
     if composition.device == "cpu":
         logger.info("decode steps: %s", composition.decode_steps)
     logger.info("weights of linear layers: %s", composition.weights)
-    missed = _missed_kernels(composition)
-    if missed is not None:
-        logger.warning("torch's operators run, for compiled CPU kernels cannot: %s", missed)
+    unavailable_reason = _missing_kernels_reason(composition)
+    if unavailable_reason is not None:
+        logger.warning(
+            "compiled CPU kernels are not available, torch operators are used instead: %s",
+            unavailable_reason,
+        )
     for choice in composition.choices:
         logger.info(
             "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why
         )
     for entry in composition.passed_over:
-        _warn_of_others(entry)
+        _warn_of_duplicates(entry)
 
 
-def _warn_of_others(entry: Entry) -> None:
-    """Say that plugins offer a name of quire's own, which serves all the same."""
+def _warn_of_duplicates(entry: Entry) -> None:
+    """Log that plugins offer a name that quire's own part has."""
     logger.warning(
-        "%s %r is also offered by %s; quire's own is used, and %s would use another",
+        "%s %r is also offered by %s; quire's own is used; to use another, set %s",
         entry.kind.title,
         entry.name,
         " and ".join(map(str, entry.passed_over)),
@@ -114,15 +120,16 @@ def _warn_of_others(entry: Entry) -> None:
     )
 
 
-def _missed_kernels(composition: Composition) -> str | None:
-    """Return why compiled CPU kernels cannot run that nobody has decided against; else None.
+def _missing_kernels_reason(composition: Composition) -> str | None:
+    """Return why compiled CPU kernels are missing; None unless they would be used if present.
 
-    Without them the compute type may be another one, which would keep them out as well.
+    Not derived from `kernels_why`: without these kernels `auto` may have chosen a compute dtype
+    that they do not support, and that would be the reason there.
     """
     machine = composition.machine
-    is_type_chosen = composition.dtype_why == ASKED_FOR and composition.dtype != NATIVE_DTYPE
-    is_chosen = composition.kernels_why == ASKED_FOR or is_type_chosen
-    if composition.device != "cpu" or composition.kernels != "torch" or is_chosen:
+    is_dtype_asked_for = composition.dtype_why == ASKED_FOR and composition.dtype != NATIVE_DTYPE
+    is_asked_for = composition.kernels_why == ASKED_FOR or is_dtype_asked_for
+    if composition.device != "cpu" or composition.kernels != "torch" or is_asked_for:
         return None
     has_better = composition.dtype == "bfloat16" and machine.cpu_has_matrix_bf16
     return None if has_better else machine.native_unavailable_reason

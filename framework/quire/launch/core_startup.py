@@ -1,4 +1,4 @@
-"""Start a core: workers first, as only they know how much memory is left for the cache."""
+"""Start-up of an engine core: the workers first, because they measure the memory for the cache."""
 
 from collections.abc import Callable
 
@@ -21,13 +21,16 @@ from quire.plugins.loading import Plugins
 
 
 def start_core(composed: Composed) -> tuple[EngineCore, Started]:
-    """Start the workers, load the weights, allocate the cache; the core is ready for requests.
+    """Start the workers, load the weights and allocate the cache.
+
+    Returns:
+        The core, ready for requests, and what its start-up found.
 
     Raises:
-        QuireError: It cannot be started; the message says why and what would help.
+        QuireError: The core cannot be started; the message says why and what would help.
     """
     settings, composition = composed.settings, composed.composition
-    check_store_options(composed)  # loading weights takes long
+    check_store_options(composed)  # before the weights, which take long to load
     executor = _make_executor(settings, composition, composed.plugins)
     try:
         info = executor.start()
@@ -44,7 +47,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
 
 
 def _allocate(composed: Composed, executor: Executor, available_bytes: int) -> KVPlan:
-    """Plan and allocate the KV cache from what the weights have left."""
+    """Plan and allocate the KV cache in the memory that the weights leave free."""
     settings, composition = composed.settings, composed.composition
     plan = plan_memory(settings, composition, composed.plugins.registries, available_bytes)
     executor.allocate(plan)
@@ -68,7 +71,7 @@ def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:
 
 
 def _make_transfers(composed: Composed, plan: KVPlan, kv: KVCacheManager) -> KVTransfers | None:
-    """Build the scheduler's half of the outside KV store, if there is to be one."""
+    """Build the scheduler side of the external KV store, or None if it is off."""
     cache, store = composed.settings.cache, load_store(composed)
     if store is None:
         return None
@@ -92,7 +95,7 @@ def _worker_maker(
         from quire.worker.worker import ModelWorker
 
         if settings.parallel.tensor_parallel_size != 1 or rank != 0:
-            raise SettingsError("workers that share a layer need a process each")
+            raise SettingsError("tensor parallelism needs an executor with a process per worker")
         return ModelWorker(settings, composition, plugins.registries, SingleDevice())
 
     return make

@@ -1,4 +1,4 @@
-"""A running engine in parts; the core may be another process's, and nothing above can tell."""
+"""Start-up of a whole engine, and its parts; the core may run in another process."""
 
 import logging
 import time
@@ -46,15 +46,15 @@ class Engine:
 
     @property
     def model_name(self) -> str:
-        """What requests call the model."""
+        """Name of the model in requests."""
         return self.settings.model.served_model_name or self.composition.checkpoint.name
 
     def resolve_adapter(self, adapter: str | LoRARequest | None) -> AdapterRef | None:
-        """Return the adapter that a caller means.
+        """Return the adapter of a request, None for the base model.
 
         Raises:
-            UnknownModelError: It is not offered here.
-            AdapterError: Its files are not there.
+            UnknownModelError: The adapter is not served here.
+            AdapterError: Its files are missing, or its source returned no content hash.
         """
         if adapter is None:
             return None
@@ -62,11 +62,11 @@ class Engine:
 
     @property
     def finished_hooks(self) -> list[RequestHook]:
-        """The plugins' `request_finished`."""
+        """The plugins' `request_finished` hooks."""
         return self.plugins.hooks("request_finished")
 
     def async_frontend(self) -> AsyncFrontend:
-        """Hand the engine to a thread of its own; from then on only the frontend may use it."""
+        """Run the engine in a thread of its own; after that only the frontend may use it."""
         return AsyncFrontend(
             self.core,
             tokenizer=self.tokenizer,
@@ -84,7 +84,7 @@ class Engine:
 def has_engine_process(
     settings: Settings, composition: Composition, *, is_serving: bool = False
 ) -> bool:
-    """Whether the engine runs in a process of its own: as asked for, or as a GPU server does."""
+    """Whether the engine runs in a separate process: by setting, else if a GPU server."""
     wanted = settings.parallel.engine_process
     return wanted if wanted is not None else is_serving and composition.device == "cuda"
 
@@ -93,12 +93,12 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     """Start an engine with its workers.
 
     Args:
-        settings: What the user asked for.
-        is_serving: Whether it is for a server, which by default has its engine on a GPU in another
-            process: what the event loop does then never delays a step.
+        settings: Settings as given by the user.
+        is_serving: Whether the engine is for a server. On a GPU, the engine of a server runs in
+            another process by default, so that the event loop never delays a step.
 
     Raises:
-        QuireError: It cannot be started; the message says why and what would help.
+        QuireError: The engine cannot be started; the message says why and what would help.
     """
     started = time.perf_counter()
     plugins = load_plugins(settings.plugins)
@@ -106,14 +106,14 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
         logger.warning("plugin %s failed to load: %s", record.source, record.error)
     composed = compose_engine(settings, plugins)
     log_composition(composed.composition)
-    # Imported first: a broken part stops us before the weights are loaded.
+    # Imported first: a broken part is reported before the weights are loaded.
     parsers = load_parsers(composed.composition, plugins.registries)
     check_grammar = make_grammar_check(composed.composition, plugins)
     lora_sources = load_sources(settings.lora, composed.composition, plugins.registries)
     adapters = find_adapters(settings, composed.composition, lora_sources)
     core, began = _start_core(composed, is_serving)
     try:
-        for adapter in adapters.values():  # what cannot be used stops start-up, not a request
+        for adapter in adapters.values():  # an unusable adapter fails start-up, not a request
             core.control(LoadAdapter(adapter))
         composed = composed.corrected(began.failures)
         composition = replace(composed.composition, max_model_len=began.max_model_len)
@@ -130,7 +130,7 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     except BaseException:
         core.shutdown()
         raise
-    logger.info("ready after %.2f s", time.perf_counter() - started)
+    logger.info("engine ready after %.2f s", time.perf_counter() - started)
     return Engine(
         settings=composed.settings,
         plugins=plugins,

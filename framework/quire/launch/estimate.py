@@ -1,7 +1,7 @@
-"""What the memory would be used for, told before anything is loaded.
+"""Memory estimate of an engine that is not running, for `quire explain`.
 
-The same plan as at start-up, made from an estimate of what the weights will leave. It is exact when
-the cache's size is given, and as good as the estimate when it is not.
+It makes the same plan as start-up, from an estimate of the memory that the weights leave free. The
+plan is exact if the size of the cache is given, and as good as the estimate otherwise.
 """
 
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ from quire.launch.profile_estimate import estimate_profile
 from quire.machine.free_memory import cache_bytes, free_host_bytes
 from quire.machine.nvml import cuda_memory
 
-LENGTHS = (1024, 4096, 16384)  # tokens of requests that people ask about
+LENGTHS = (1024, 4096, 16384)  # reported lengths of requests, in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEstimate:
-    """What one KV group costs.
+    """Memory of one KV group.
 
     Attributes:
         spec: Name of its layers' KV-cache spec, with its parameters.
-        page_bytes: Of one block over all tensors, padding included.
-        padding_bytes: Of those, what its layers cannot use.
-        max_blocks: Blocks that the longest request holds at the same time.
+        page_bytes: Bytes of one block over all tensors, padding included.
+        padding_bytes: Bytes among these that its layers do not use.
+        max_blocks: Maximum number of blocks that the longest request holds at the same time.
     """
 
     spec: str
@@ -42,13 +42,13 @@ class GroupEstimate:
 
     @property
     def bytes_a_token(self) -> int:
-        """What a token costs that the group keeps, padding included."""
+        """Bytes of one cached token of the group, padding included."""
         return -(-self.page_bytes // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many requests of one length fit at the same time; None: the cache sets no limit."""
+    """Number of requests of one length that fit at once; None: not limited by the cache."""
 
     num_tokens: int
     num_requests: int | None
@@ -59,15 +59,17 @@ class MemoryEstimate:
     """The memory of an engine on one device.
 
     Attributes:
-        weight_bytes: Of the model.
-        cache_limit: Bytes that the cache may take; None: the plan does not depend on it, or the
-            device does not say what is free.
-        limited_by: What sets the size of the cache, for people.
-        planned_requests: For how many of the longest requests there is room, if memory allows;
-            None: the cache takes all that it may.
-        profile: What else a GPU's memory is for; None on a CPU, or if the GPU does not say.
-        plan: The plan; None if there is a problem, or if nobody can tell before start-up.
-        problem: Why an engine would not start, and what would help.
+        weight_bytes: Bytes of the weights.
+        cache_limit: Maximum bytes of the cache; None: the plan does not depend on it, or the free
+            memory of the device is unknown.
+        limited_by: Description of what limits the cache, for people.
+        planned_requests: Number of requests of the maximum length that the cache is planned for,
+            if memory allows; None: the cache takes all its memory.
+        profile: Memory use of a GPU without the cache; None on a CPU, or if it is unknown.
+        plan: Plan of the cache; None if there is a problem, or if it is unknown before start-up.
+        groups: Memory of each KV group of the plan.
+        fits: Number of requests that fit, by length.
+        problem: Reason why an engine would not start, and what would help.
     """
 
     weight_bytes: int
@@ -82,23 +84,24 @@ class MemoryEstimate:
 
 
 def estimate_memory(composed: Composed) -> MemoryEstimate:
-    """Plan the memory of an engine that is not running; what it would refuse is refused.
+    """Plan the memory of an engine that is not running, with the checks of start-up.
 
     Raises:
-        PluginError: A KV-cache spec cannot be loaded, or the attention backend cannot serve the
+        PluginError: A KV-cache spec cannot be loaded, or an attention backend does not support the
             plan.
-        SettingsError: A layer's sizes cannot work, or an option of the KV store.
+        SettingsError: A spec does not support the sizes of its layer, or an option of the KV store
+            is invalid.
     """
     check_store_options(composed)
     settings, composition = composed.settings, composed.composition
     num_bytes = weight_bytes(composition, settings.parallel.tensor_parallel_size)
-    room = _room(composed, num_bytes)
-    limit, limited_by = _cache_limit(composed, room)
+    available = _available_memory(composed, num_bytes)
+    limit, limited_by = _cache_limit(composed, available)
     memory = MemoryEstimate(
-        num_bytes, limit, limited_by, planned_requests(settings, composition), room.profile
+        num_bytes, limit, limited_by, planned_requests(settings, composition), available.profile
     )
-    if room.problem is not None:
-        return replace(memory, problem=room.problem)
+    if available.problem is not None:
+        return replace(memory, problem=available.problem)
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
     try:
@@ -106,63 +109,63 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     except CapacityError as error:
         return replace(memory, problem=str(error))
     check_store_options(composed, plan)
-    if room.free_bytes is not None and plan.num_bytes > room.free_bytes:
-        problem = _cache_problem(plan, composition.device, room.free_bytes, limited_by)
+    if available.free_bytes is not None and plan.num_bytes > available.free_bytes:
+        problem = _cache_problem(plan, composition.device, available.free_bytes, limited_by)
         return replace(memory, problem=problem)
     return _with_plan(memory, plan, settings.scheduler.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """What a device has for the cache; None: it does not say.
+class _AvailableMemory:
+    """Memory of a device for the cache; None where it is unknown.
 
     Attributes:
-        free_bytes: What nothing else needs.
-        share_bytes: Of those, what the cache may take if its size is not given.
-        limited_by: What sets that share, for people.
-        profile: Of a GPU.
-        problem: Why an engine would not start.
+        free_bytes: Bytes that nothing else needs.
+        cache_bytes: Bytes that the cache may take if its size is not given.
+        limited_by: Description of what limits these, for people.
+        profile: Memory use of a GPU without the cache.
+        problem: Reason why an engine would not start.
     """
 
     free_bytes: float | None
-    share_bytes: int | None
+    cache_bytes: int | None
     limited_by: str
     profile: MemoryProfile | None = None
     problem: str | None = None
 
 
-def _room(composed: Composed, num_weight_bytes: int) -> _Room:
+def _available_memory(composed: Composed, num_weight_bytes: int) -> _AvailableMemory:
     device = composed.composition.device
     if device == "cuda":
-        return _gpu_room(composed, num_weight_bytes)
+        return _available_gpu_memory(composed, num_weight_bytes)
     free = free_host_bytes()
-    return _Room(
+    return _AvailableMemory(
         free - num_weight_bytes,
         cache_bytes(free - num_weight_bytes),
-        f"a share of what is free on this {device} without the weights",
+        f"a part of the memory that is free on this {device} without the weights",
         problem=_weights_problem(device, num_weight_bytes, free)
         if free < num_weight_bytes
         else None,
     )
 
 
-def _gpu_room(composed: Composed, num_weight_bytes: int) -> _Room:
+def _available_gpu_memory(composed: Composed, num_weight_bytes: int) -> _AvailableMemory:
     settings, composition = composed.settings, composed.composition
-    share = settings.cache.gpu_memory_utilization
-    limited_by = f"gpu_memory_utilization {share:g}, and what else the GPU's memory is for"
+    utilization = settings.cache.gpu_memory_utilization
+    limited_by = f"gpu_memory_utilization {utilization:g}, and the other uses of the GPU's memory"
     memory = cuda_memory()
     if memory is None:
-        return _Room(None, None, limited_by)
+        return _AvailableMemory(None, None, limited_by)
     specs = layer_specs(settings, composition, composed.plugins.registries)
     profile = estimate_profile(settings, composition, num_weight_bytes, specs, memory)
     needed = settings.cache.kv_cache_memory_bytes or least_cache_bytes(specs, settings)
     if memory.free < num_weight_bytes:
         problem: str | None = _weights_problem(composition.device, num_weight_bytes, memory.free)
     else:
-        is_told = settings.cache.num_kv_blocks is not None
-        problem = None if is_told else misfit(profile, settings, needed)
-    return _Room(
-        profile.kv_bytes(1.0), max(0, profile.kv_bytes(share)), limited_by, profile, problem
+        is_given = settings.cache.num_kv_blocks is not None
+        problem = None if is_given else misfit(profile, settings, needed)
+    return _AvailableMemory(
+        profile.kv_bytes(1.0), max(0, profile.kv_bytes(utilization)), limited_by, profile, problem
     )
 
 
@@ -179,8 +182,8 @@ def _with_plan(memory: MemoryEstimate, plan: KVPlan, max_step_tokens: int) -> Me
 def _weights_problem(device: str, num_bytes: int, free: float) -> str:
     return (
         f"the weights take {num_bytes:,} bytes, and {free:,.0f} are free on this {device}; "
-        "a smaller dtype, a quantization, or sharing the layers (tensor_parallel_size), would "
-        "take less"
+        "use a smaller dtype, a quantization, or shard the layers over several devices "
+        "(tensor_parallel_size)"
     )
 
 
@@ -188,18 +191,18 @@ def _cache_problem(plan: KVPlan, device: str, free: float, limited_by: str) -> s
     num_blocks = int(free * plan.num_blocks / plan.num_bytes)
     return (
         f"the KV cache of {plan.num_blocks:,} blocks takes {plan.num_bytes:,} bytes, and "
-        f"{free:,.0f} are free on this {device} beside the weights, which is room for "
+        f"{free:,.0f} are free on this {device} beside the weights, which is enough for "
         f"{num_blocks:,} blocks; set a smaller {limited_by}"
     )
 
 
-def _cache_limit(composed: Composed, room: _Room) -> tuple[int | None, str]:
+def _cache_limit(composed: Composed, available: _AvailableMemory) -> tuple[int | None, str]:
     cache = composed.settings.cache
     if cache.num_kv_blocks is not None:
         return None, "num_kv_blocks"
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    return room.share_bytes, room.limited_by
+    return available.cache_bytes, available.limited_by
 
 
 def _estimate_group(plan: KVPlan, group: KVGroup, max_step_tokens: int) -> GroupEstimate:

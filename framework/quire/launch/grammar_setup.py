@@ -1,4 +1,4 @@
-"""A grammar is checked where the request arrives, and compiled in a process beside the engine."""
+"""Set-up of structured output: the grammar process, and the check of constraints at intake."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from quire.sampling_params import StructuredOutputsParams
 
 
 def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
-    """Prepare the grammar process; it starts with the first request that needs it."""
+    """Create the grammar host; its process starts with the first request that needs it."""
     settings, composition = composed.settings, composed.composition
     choice = composition.structured_output
     if choice is None:
@@ -39,7 +39,11 @@ def make_grammars(composed: Composed) -> GrammarHost | NoGrammars:
 def make_grammar_check(
     composition: Composition, plugins: Plugins
 ) -> Callable[[StructuredOutputsParams], None] | None:
-    """Return what refuses a form early, by name, in the backend that a request chooses."""
+    """Return a check that refuses constraints which a request's backend does not support.
+
+    Returns:
+        The check, or None if structured output is off.
+    """
     choice = composition.structured_output
     if choice is None:
         return None
@@ -52,23 +56,23 @@ def make_grammar_check(
             entry = registry.entry(params.backend) if params.backend else choice.entry
         except PluginError as error:
             raise GrammarError(str(error), param="structured_outputs.backend") from error
-        _check_constraint(params.form, entry)
+        _check_constraint(params.constraint, entry)
         backend.check(params)
 
     return check
 
 
 def _with_choice(settings: PluginSettings, choice: Choice) -> PluginSettings:
-    """Let another process choose as we did, should several plugins offer the name."""
+    """Return settings with which another process makes the same choice, if a name is contested."""
     preference = f"{choice.entry.kind.name}:{choice.name}={choice.entry.source.plugin}"
     return replace(settings, prefer=(*settings.prefer, preference))
 
 
-def _check_constraint(form: str, backend: Entry) -> None:
+def _check_constraint(constraint: str, backend: Entry) -> None:
     constraints = backend.capabilities.constraints
-    if form not in constraints:
+    if constraint not in constraints:
         raise GrammarError(
-            f"the {backend.name} backend cannot do the form {form!r}; it has "
+            f"the {backend.name} backend does not support the constraint {constraint!r}, only "
             f"{', '.join(sorted(constraints))}"
         )
 
@@ -78,5 +82,5 @@ def _read_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Voc
 
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise GrammarError(f"grammars need a fast tokenizer, and {folder} has no tokenizer.json")
+        raise GrammarError(f"grammars need a fast tokenizer, but {folder} has no tokenizer.json")
     return read_vocabulary(FastTokenizer.from_file(str(path)), tokenizer.eos_token_ids, vocab_size)

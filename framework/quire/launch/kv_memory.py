@@ -1,4 +1,8 @@
-"""Give the KV cache what the weights have left, and of a host's memory no more than is of use."""
+"""Size and plan of the KV cache, from the memory that the weights leave free.
+
+On a CPU, the cache takes no more than the planned requests need, because other programs share the
+memory.
+"""
 
 import logging
 from dataclasses import replace
@@ -18,7 +22,7 @@ from quire.interfaces.attention import AttentionCapabilities
 from quire.interfaces.kv_cache import KVPlan
 from quire.plugins.loading import Registries
 
-NUM_KEPT_REQUESTS = 16  # with a host's memory, as others live there too: whose turn comes again
+NUM_KEPT_REQUESTS = 16  # on a CPU: finished requests whose KV is kept for prefix cache hits
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +33,14 @@ def plan_memory(
     """Plan the KV cache of a loaded model.
 
     Args:
-        settings: What the user asked for.
-        composition: What was chosen.
-        registries: Where the KV-cache specs are found.
-        available_bytes: What the worker has left.
+        settings: Settings as given by the user.
+        composition: Composition of the engine.
+        registries: Registries of the installed plugins.
+        available_bytes: Bytes that the worker has left for the cache.
 
     Raises:
-        CapacityError: The cache, or the longest request that was asked for, does not fit.
-        RefusedError: An attention backend cannot use the blocks that the plan needs.
+        CapacityError: The cache, or a request of the `max_model_len` that is set, does not fit.
+        RefusedError: An attention backend does not support the blocks of the plan.
     """
     plan = _plan_blocks(settings, composition, registries, available_bytes)
     _check_backends(composition, plan)
@@ -44,20 +48,24 @@ def plan_memory(
 
 
 def planned_requests(settings: Settings, composition: Composition) -> int | None:
-    """Return for how many requests, each as long as can be, the cache has room if memory allows.
+    """Return the number of requests of maximum length that the cache is planned for.
 
-    Those that run; and, to keep prefixes, a few more on a host, whose memory belongs to others too,
-    and all that it may take (None) on a device or where a size is given.
+    It covers the running requests. With prefix caching, a few more are added on a CPU, where other
+    programs share the memory.
+
+    Returns:
+        None on a GPU with prefix caching, or if the bytes are given: the cache takes all its
+        memory.
     """
     num_running = settings.scheduler.max_running
     if not settings.cache.enable_prefix_caching:
         return num_running
-    is_told = settings.cache.kv_cache_memory_bytes is not None
-    return None if is_told or composition.device != "cpu" else num_running + NUM_KEPT_REQUESTS
+    is_given = settings.cache.kv_cache_memory_bytes is not None
+    return None if is_given or composition.device != "cpu" else num_running + NUM_KEPT_REQUESTS
 
 
 def log_memory(plan: KVPlan) -> None:
-    """Say in the log what the cache takes."""
+    """Log the size of the cache."""
     logger.info(
         "KV cache: %d blocks of %d tokens in %d group(s), %.1f MB",
         plan.num_blocks - 1,
@@ -83,10 +91,10 @@ def _plan_blocks(
 
 
 def _check_backends(composition: Composition, plan: KVPlan) -> None:
-    """Check what could not be asked before there was a plan.
+    """Check that the attention backends support the block size and the padding of the plan.
 
     Raises:
-        RefusedError: A backend cannot do it.
+        RefusedError: A backend does not.
     """
     padded = plan.padded_layers
     for group in plan.groups:
@@ -103,8 +111,8 @@ def _check_block_size(backend: Choice, block_size: int) -> None:
     if sizes is not None and block_size not in sizes:
         raise RefusedError(
             f"the layers of this model share memory in blocks of {block_size} tokens, and "
-            f"attention backend {backend.name!r} serves {', '.join(map(str, sorted(sizes)))}; "
-            "choose another with attention_backend"
+            f"attention backend {backend.name!r} supports {', '.join(map(str, sorted(sizes)))}; "
+            "choose another backend with attention_backend"
         )
 
 
@@ -112,17 +120,17 @@ def _check_padding(backend: Choice) -> None:
     capabilities: AttentionCapabilities = backend.entry.capabilities
     if not capabilities.padded_pages:
         raise RefusedError(
-            "the layers of this model share memory, and keep more in a block in some than in "
-            f"others; attention backend {backend.name!r} does not support such padded pages; "
-            "choose another with attention_backend"
+            "the layers of this model share memory blocks and differ in bytes per block, so that "
+            f"some are padded; attention backend {backend.name!r} does not support padded pages; "
+            "choose another backend with attention_backend"
         )
 
 
 def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) -> int:
-    """Return the longest request that fits the cache and the model.
+    """Return the maximum length of a request that fits the cache and the model.
 
     Raises:
-        CapacityError: The user asks for a longer one.
+        CapacityError: It is less than the `max_model_len` that is set, or less than 2.
     """
     wanted = composition.max_model_len
     step = settings.scheduler.max_num_batched_tokens
@@ -132,9 +140,9 @@ def _fitting_length(settings: Settings, composition: Composition, plan: KVPlan) 
     if settings.model.max_model_len is not None or longest < 2:
         raise CapacityError(_what_would_fit(plan, wanted, longest, step))
     logger.warning(
-        "max_model_len is %d, not the model's %d: that is what fits the KV cache of %d blocks (%s "
-        "bytes). A larger one takes longer requests (kv_cache_memory_bytes, num_kv_blocks); with "
-        "max_model_len an engine starts with that length or not at all",
+        "max_model_len is reduced to %d from the model's %d to fit the KV cache of %d blocks (%s "
+        "bytes). For longer requests, increase kv_cache_memory_bytes or num_kv_blocks; set "
+        "max_model_len to make start-up fail instead if a length does not fit",
         longest,
         wanted,
         plan.num_blocks - NULL_BLOCKS,

@@ -1,4 +1,4 @@
-"""Parsers are imported before the weights are loaded: a broken one stops start-up early."""
+"""Import of the reasoning and tool-call parsers, before the weights are loaded."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from quire.plugins.registry import Registry
 
 
 def load_parsers(composition: Composition, registries: Registries) -> CompletionParsers:
-    """Return what splits answers into thinking, tool calls and text.
+    """Import the parsers that split completions into reasoning, tool calls and text.
 
     Raises:
         PluginError: A parser cannot be imported.
@@ -25,7 +25,7 @@ def load_parsers(composition: Composition, registries: Registries) -> Completion
 def make_thinking(
     composition: Composition, parsers: CompletionParsers, tokenizer: Tokenizer
 ) -> Thinking | None:
-    """Return what knows where an answer's thinking ends; None without a reasoning parser."""
+    """Return the detector of the end of reasoning; None without a reasoning parser."""
     choice = composition.reasoning_parser
     if choice is None or parsers.reasoning is None:
         return None

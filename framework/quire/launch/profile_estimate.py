@@ -1,7 +1,7 @@
-"""What a GPU's memory would be used for, estimated from sizes, without a GPU or torch.
+"""Estimate of a GPU's memory profile from the model's sizes, without a GPU or torch.
 
-The worker measures all of this at start-up; `quire explain` has to do with less. What attention
-backends keep for themselves is not in it: only their code knows.
+`quire explain` uses it; the worker measures the same profile at start-up. The workspace of
+attention backends is not included, because only their code computes it.
 """
 
 from quire.compose.composition import Composition
@@ -12,19 +12,19 @@ from quire.interfaces.kv_cache import DTYPE_BYTES, KVCacheSpec
 from quire.machine.nvml import DeviceMemory
 
 DRIVER_BYTES = 512 * 2**20  # of the driver, for a process that computes with torch
-DRAW_COPIES = 4  # of the logits, at the peak of a draw
-ROTATION_COPIES = {  # of q and k, from their norm to their angles
+SAMPLING_COPIES = 4  # copies of the logits at the peak of sampling
+ROTATION_COPIES = {  # copies of q and k in their norm and rotary embedding
     "torch": 6,
     "triton": 2,
 }
-GATE_COPIES = {  # of the MLP's inner numbers; gate and up are two of them
+GATE_COPIES = {  # copies of the MLP's intermediate activations; gate and up are two of them
     "torch": 4,
     "triton": 3,
 }
 TABLE_ENTRY_BYTES = 4
 POSITION_BYTES = 8
-TOKEN_ARRAYS = 3  # of a step's inputs, and one more for each KV group
-REQUEST_BYTES = 32  # of what the host sends of each request of a step
+TOKEN_ARRAYS = 3  # inputs of a step with one element per token; plus one per KV group
+REQUEST_BYTES = 32  # inputs of a step per request, sent by the host
 
 
 def estimate_profile(
@@ -34,14 +34,14 @@ def estimate_profile(
     specs: list[KVCacheSpec],
     memory: DeviceMemory,
 ) -> MemoryProfile:
-    """Estimate what the worker will measure.
+    """Estimate the memory profile that the worker will measure.
 
     Args:
-        settings: How large a step can be.
-        composition: What was chosen.
-        weight_bytes: Of the model, on one device.
-        specs: Of the layers that keep something.
-        memory: Of the device, now.
+        settings: Settings with the limits of a step.
+        composition: Composition of the engine.
+        weight_bytes: Bytes of the model's weights on one device.
+        specs: KV-cache specs of the layers that have KV.
+        memory: Current memory of the device.
     """
     num_requests = settings.scheduler.max_running
     num_tokens = settings.scheduler.max_num_batched_tokens
@@ -59,7 +59,7 @@ def estimate_profile(
         other_bytes=memory.total - memory.free + DRIVER_BYTES,
         weight_bytes=weight_bytes,
         forward_bytes=num_tokens * token_bytes,
-        sampling_bytes=num_requests * row_bytes * DRAW_COPIES,
+        sampling_bytes=num_requests * row_bytes * SAMPLING_COPIES,
         table_bytes=_table_bytes(settings, composition, specs)
         + _input_bytes(settings, composition, specs),
         graph_bytes=graph_bytes,
@@ -68,7 +68,7 @@ def estimate_profile(
 
 
 def activation_bytes(settings: Settings, composition: Composition) -> int:
-    """Return what a token takes at the peak of a forward pass: in attention, or in the MLP."""
+    """Return the bytes of one token at the peak of a forward pass, in attention or in the MLP."""
     description, tp_size = composition.description, settings.parallel.tensor_parallel_size
     hidden = description.hidden_size
     layer = max(description.kv_layers, key=lambda layer: layer.head_dim, default=None)
@@ -78,8 +78,8 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
     inner = int(description.config.get("intermediate_size") or 4 * hidden) // tp_size
     rotation = ROTATION_COPIES[composition.kernels] * (q + kv)
     attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels] * inner
-    numbers = 2 * hidden + max(attention, mlp) + 2 * head_dim
-    return numbers * DTYPE_BYTES[composition.dtype]
+    num_elements = 2 * hidden + max(attention, mlp) + 2 * head_dim
+    return num_elements * DTYPE_BYTES[composition.dtype]
 
 
 def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
@@ -89,7 +89,7 @@ def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCac
 
 
 def _input_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
-    """Return what the buffers take in which kernels gather a step's inputs."""
+    """Return the bytes of the buffers in which kernels gather a step's inputs."""
     if composition.kernels != "triton":
         return 0
     scheduler = settings.scheduler

@@ -1,6 +1,6 @@
-"""Building blocks for model authors; tensor-parallel and LoRA aware from the first line.
+"""Layers for model authors, with tensor parallelism and LoRA built in.
 
-Names are imported when they are asked for, so that a torch-free `describe` can use
+Names are imported on first access, so that a torch-free `describe` can use
 `quire.layers.config_values` and `quire.layers.attention.rope_parameters` without loading torch.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire.layers.norm import QKNorm, RMSNorm
     from quire.layers.parallel import SingleDevice, TensorParallelGroup
 
-_HOMES = {
+_MODULES = {
     "Attention": "attention.attention_layer",
     "ColumnParallelLinear": "linear.linear_layers",
     "GeluTanhAndMul": "activation",
@@ -69,6 +69,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'quire.layers' has no attribute {name!r}")
-    return getattr(import_module(f"quire.layers.{_HOMES[name]}"), name)
+    return getattr(import_module(f"quire.layers.{_MODULES[name]}"), name)

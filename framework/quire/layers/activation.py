@@ -1,9 +1,9 @@
-"""Activations between the two halves of an MLP; each multiplies the gate in as well.
+"""Gated activations of an MLP: activation of the gate times the up projection.
 
-torch computes the last few numbers of a block by other instructions than the rest, and SiLU and
+torch computes the last few elements of a block with other instructions than the rest, and SiLU and
 GELU may differ between the two by a bit. So batch-invariant mode builds them from exp and tanh,
-which treat every number alike, and from operations that IEEE 754 rounds exactly. The kernels treat
-every number alike anyway.
+which torch computes alike for every element, and from operations that IEEE 754 rounds exactly. The
+kernels compute every element alike in any case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GELU_CUBE = 0.044715
 
 
 class SiluAndMul(Layer):
-    """SwiGLU (Shazeer, 2020): the gate's SiLU times the up projection, which stands beside it."""
+    """SwiGLU (Shazeer, 2020): SiLU of the gate times the up projection."""
 
     def __init__(self, context: LayerContext) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SiluAndMul(Layer):
         self.is_native = begin_native(context)
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it can be had."""
+        """Bind the native kernel, if it is available."""
         if self.is_native and cpu_layers.is_available():
             self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().silu_and_mul)
 
@@ -64,7 +64,7 @@ class GeluTanhAndMul(Layer):
         self.is_native = begin_native(context)
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it can be had."""
+        """Bind the native kernel, if it is available."""
         if self.is_native and cpu_layers.is_available():
             self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().gelu_tanh_and_mul)
 

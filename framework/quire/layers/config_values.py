@@ -1,4 +1,4 @@
-"""Values of a config.json are read with a type and an explicit default; a wrong one is named."""
+"""Typed access to the values of a config.json; defaults are explicit, and errors name the key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ConfigValues:
 
     Attributes:
         config: The mapping.
-        architecture: For error messages.
-        prefix: Where the mapping stands in the file, for error messages.
+        architecture: Name of the architecture for error messages.
+        prefix: Path of the mapping in the file for error messages, such as "rope_parameters.".
     """
 
     config: Mapping[str, Any]
@@ -30,10 +30,10 @@ class ConfigValues:
     prefix: str = field(default="")
 
     def count(self, key: str, default: int = _REQUIRED) -> int:
-        """Return a whole number that is at least 1 (the default may be anything).
+        """Return an integer that is at least 1 (the default may be any value).
 
         Raises:
-            UnsupportedModelError: It is missing or is not one.
+            UnsupportedModelError: The value is missing or is not such an integer.
         """
         value = self._get(key, default)
         if value is not default and (not _is_int(value) or value < 1):
@@ -44,7 +44,7 @@ class ConfigValues:
         """Return a finite number above zero.
 
         Raises:
-            UnsupportedModelError: It is missing or is not one.
+            UnsupportedModelError: The value is missing or is not such a number.
         """
         value = self._get(key, default)
         is_number = _is_int(value) or isinstance(value, float)
@@ -53,10 +53,10 @@ class ConfigValues:
         return float(value)
 
     def flag(self, key: str, default: bool = _REQUIRED) -> bool:
-        """Return a truth value.
+        """Return a boolean.
 
         Raises:
-            UnsupportedModelError: It is missing or is not one.
+            UnsupportedModelError: The value is missing or is not a boolean.
         """
         value = self._get(key, default)
         if not isinstance(value, bool):
@@ -67,7 +67,7 @@ class ConfigValues:
         """Return a string.
 
         Raises:
-            UnsupportedModelError: It is missing or is not one.
+            UnsupportedModelError: The value is missing or is not a string.
         """
         value = self._get(key, default)
         if not isinstance(value, str):
@@ -75,10 +75,10 @@ class ConfigValues:
         return value
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """Return an object; an empty one if there is none.
+        """Return a JSON object; an empty one if the key is missing.
 
         Raises:
-            UnsupportedModelError: It is not one.
+            UnsupportedModelError: The value is not an object.
         """
         value = self._get(key, {})
         if not isinstance(value, Mapping):
@@ -86,10 +86,10 @@ class ConfigValues:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings; an empty one if there is none.
+        """Return a list of strings; an empty one if the key is missing.
 
         Raises:
-            UnsupportedModelError: It is not one.
+            UnsupportedModelError: The value is not a list of strings.
         """
         value = self._get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -1,4 +1,4 @@
-"""What every layer of a model must know to build itself, passed from the top, never looked up."""
+"""The context that every layer of a model is built with, passed down as an argument."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from quire.layers.parallel import SingleDevice, TensorParallelGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerContext:
-    """Where and how a model's layers are built.
+    """Settings that a model's layers are built with.
 
     Attributes:
-        dtype: Of weights and hidden states.
-        device: Where weights lie.
-        tp: The devices that share each layer.
-        quantization: How linear layers keep their weights; None: as they are.
-        batch_invariant: Whether a row's bits must not depend on the rest of the batch.
+        dtype: Dtype of weights and hidden states.
+        device: Device of the weights.
+        tp: Devices that each layer is sharded over.
+        quantization: Quantization method of linear layers; None: no quantization.
         prepack: Whether weights are reordered after loading, for the CPU's matrix library.
-        layers: The decoder layers of this pipeline stage; None: all of them.
-        kernels: What layers run: "torch" operators, or the "triton" or "native" kernels of
-            `quire.kernels`.
+        batch_invariant: Whether a row's bits must not depend on the rest of the batch.
+        layers: Decoder layers of this pipeline stage; None: all layers.
+        kernels: Kernels that layers run: "torch" (operators), "triton" (`quire.kernels`) or
+            "native" (`quire.native`).
     """
 
     dtype: torch.dtype

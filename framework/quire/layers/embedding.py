@@ -1,4 +1,4 @@
-"""The vocabulary is divided over the devices by rows, padded so that it divides evenly."""
+"""Token embedding and LM head, sharded by vocabulary rows and padded to equal shards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quire.layers.parallel import TensorParallelGroup
 
 
 class VocabParallelEmbedding(Layer):
-    """Token ids to vectors; each device knows some ids, and the sum over devices is the answer.
+    """Token ids to vectors. Each device looks up the ids of its shard, and the results are summed.
 
-    Where linear layers are quantized the weight stays in the checkpoint's type, if that is narrower
-    than the compute type, and vectors are widened when they are looked up; unless a head multiplies
-    by that weight as it is.
+    If linear layers are quantized and the checkpoint's dtype is narrower than the compute dtype,
+    the weight stays in the checkpoint's dtype and vectors are converted after lookup. The exception
+    is a weight that an LM head uses without quantization.
     """
 
     weight: Tensor  # [padded V / tp, hidden_size]
@@ -29,8 +29,8 @@ class VocabParallelEmbedding(Layer):
         self.context = context
         self.tp = context.tp
         self.vocab_size = vocab_size
-        self.rows = vocabulary_share(vocab_size, context.tp)
-        self._look_up_rows: Callable[[Tensor], Tensor] | None = None  # of another layer's weight
+        self.rows = vocabulary_shard(vocab_size, context.tp)
+        self._look_up_rows: Callable[[Tensor], Tensor] | None = None  # in the LM head's weight
         self._may_be_narrow = context.quantization is not None
         shape = (len(self.rows), hidden_size)
         self.register_parameter("weight", frozen(shape, context.dtype, context.device))
@@ -41,7 +41,7 @@ class VocabParallelEmbedding(Layer):
         return (self.vocab_size, self.weight.shape[1])
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy this device's ids; padding becomes zero."""
+        """Copy the rows of this device's ids; padding rows become zero."""
         del parameter, part
         if self._may_be_narrow and tensor.dtype.itemsize < self.weight.itemsize:
             shape = tuple(self.weight.shape)
@@ -49,14 +49,15 @@ class VocabParallelEmbedding(Layer):
         _load_rows(self.weight, tensor, self.rows)
 
     def stay_in_compute_type(self) -> None:
-        """Keep the weight where it is: another layer multiplies by it."""
+        """Keep the weight in the compute dtype, because another layer multiplies by it."""
         self._may_be_narrow = False
 
     def share_rows(self, look_up: Callable[[Tensor], Tensor]) -> None:
-        """Let go of the weight: another layer has it, and `look_up` returns rows of it.
+        """Drop the weight, and use `look_up` on another layer's copy of it instead.
 
         Args:
-            look_up: Of this device's rows, `[T] -> [T, hidden_size]` in the compute type.
+            look_up: Function that returns rows of this device's shard in the compute dtype,
+                `[T] -> [T, hidden_size]`.
         """
         self._look_up_rows = look_up
         self.register_parameter("weight", None)
@@ -77,14 +78,14 @@ class VocabParallelEmbedding(Layer):
 
 
 class LMHead(Layer):
-    """Hidden states to logits, with a matrix of its own or the embedding's.
+    """Hidden states to logits, with a weight of its own or the embedding's.
 
     Args:
         vocab_size: V.
-        hidden_size: Numbers per hidden state.
-        context: Where and how to build.
-        tied_to: The embedding whose matrix is used; None: its own.
-        bias: Whether there is one.
+        hidden_size: Elements per hidden state.
+        context: Settings to build the layer with.
+        tied_to: Embedding with the weight to use; None: the head has a weight of its own.
+        bias: Whether the head has a bias.
     """
 
     weight: Tensor  # [padded V / tp, hidden_size]
@@ -102,9 +103,10 @@ class LMHead(Layer):
         super().__init__()
         self.tp = context.tp
         self.vocab_size = vocab_size
-        self.rows = vocabulary_share(vocab_size, context.tp)
+        self.rows = vocabulary_shard(vocab_size, context.tp)
         self.method = linear_method("lm_head", context)
-        self._takes_over: tuple[VocabParallelEmbedding, ...] = ()  # its weight, once that is loaded
+        # A tuple, so that the embedding is no child module of the head.
+        self._tied_embeddings: tuple[VocabParallelEmbedding, ...] = ()
         if tied_to is None:
             self.method.create_weights(self, len(self.rows), hidden_size)
         else:
@@ -118,23 +120,23 @@ class LMHead(Layer):
         return (self.vocab_size, *self.get_parameter(parameter).shape[1:])
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy this device's ids; padding becomes zero."""
+        """Copy the rows of this device's ids; padding rows become zero."""
         del part
         if parameter == "weight":
             self.method.expect(self, tensor.dtype)
         _load_rows(self.get_parameter(parameter), tensor, self.rows)
 
     def finish_loading(self) -> None:
-        """Let the weight be kept as it is used best; a tied one is shared, or else copied for that.
+        """Repack the weight. A tied one is then shared with the embedding, or else copied.
 
         The copy is worth its memory: this is the largest product of a step.
         """
-        for embedding in self._takes_over:
+        for embedding in self._tied_embeddings:
             self.register_parameter("weight", embedding.get_parameter("weight"))
         self.method.finish_loading(self)
-        for embedding in self._takes_over:
+        for embedding in self._tied_embeddings:
             embedding.share_rows(lambda rows: self.method.rows(self, rows))
-        self._takes_over = ()
+        self._tied_embeddings = ()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return logits `[N, V]` of hidden states `[N, hidden_size]`, on every device."""
@@ -149,14 +151,14 @@ class LMHead(Layer):
     def _tie(self, embedding: VocabParallelEmbedding, context: LayerContext) -> None:
         self.register_parameter("weight", embedding.get_parameter("weight"))
         if context.quantization is not None and self.method.has_rows:
-            self._takes_over = (embedding,)
+            self._tied_embeddings = (embedding,)
         else:
             embedding.stay_in_compute_type()
             self.method = plain_method("lm_head", context, is_shared=True)
 
 
-def vocabulary_share(vocab_size: int, tp: TensorParallelGroup) -> range:
-    """Return this device's ids; those from `vocab_size` on are padding."""
+def vocabulary_shard(vocab_size: int, tp: TensorParallelGroup) -> range:
+    """Return the token ids of this device's shard; ids from `vocab_size` on are padding."""
     size = -(-vocab_size // tp.size)
     return range(tp.rank * size, (tp.rank + 1) * size)
 

@@ -1,6 +1,7 @@
-"""Norms take the residual along, so that a fused kernel can add and normalise in one pass.
+"""RMS norms of hidden states and of heads; the former include the residual addition.
 
-A norm with a residual owns both of its inputs from then on: it may write its outputs over them.
+So a fused kernel can add and normalise in one pass. A norm with a residual may overwrite both of
+its inputs with its outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from quire.layers.context import LayerContext
 from quire.layers.layer import Layer, begin_native, frozen
-from quire.layers.parallel import share, share_kv_heads
+from quire.layers.parallel import shard, shard_kv_heads
 from quire.native.layer_kernels import cpu_layers
 
 AddAndNorm = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -24,11 +25,12 @@ class RMSNorm(Layer):
     """Root-mean-square norm (Zhang and Sennrich, 2019) with the residual addition before it.
 
     Args:
-        hidden_size: Numbers per row.
-        eps: Added to the mean square.
-        context: Where and how to build.
-        weight_offset: Added to the checkpoint's weight: 1 where it is kept as a distance from one
-            (Gemma). Such a weight is float32, and multiplies before the result is rounded.
+        hidden_size: Elements per row.
+        eps: Term added to the mean square.
+        context: Settings to build the layer with.
+        weight_offset: Term added to the checkpoint's weight: 1 if the checkpoint stores the
+            difference from one (Gemma). Such a weight is float32, and is multiplied before the
+            result is rounded.
     """
 
     weight: Tensor  # [hidden_size]
@@ -50,19 +52,20 @@ class RMSNorm(Layer):
         self.is_native = begin_native(context)
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy the vector, the offset added."""
+        """Copy the vector, with the offset added."""
         del part
-        self.get_parameter(parameter).copy_(_moved(tensor, self.weight_offset))
+        self.get_parameter(parameter).copy_(_add_offset(tensor, self.weight_offset))
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it can be had."""
+        """Bind the native kernel, if it is available."""
         if self.is_native and cpu_layers.is_available():
             self.kernel = cpu_layers.AddRMSNorm(self.weight, self.eps)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and that sum, the next residual; all `[T, hidden]`.
 
-        With a residual both inputs may be written over. Without one `x` stays, and is the sum.
+        With a residual both inputs may be overwritten. Without one `x` is unchanged, and is
+        returned as the sum.
         """
         if self.kernel is not None:
             return self.kernel(x, residual)
@@ -75,11 +78,11 @@ class RMSNorm(Layer):
 
 
 class QKNorm(Layer):
-    """The norm over each query and key head, for both in one pass.
+    """RMS norm of each query head and key head, for both in one pass.
 
-    The checkpoint has one vector for all query heads and one for all key heads; they are kept
-    repeated for each head. `weight_offset` is as in `RMSNorm`. A backend that fuses the rotary
-    embedding takes `weight` and `eps`, and does this itself; so Triton has no kernel for it.
+    The checkpoint has one vector for all query heads and one for all key heads; the weight repeats
+    them for each head. `weight_offset` is as in `RMSNorm`. A backend that fuses the rotary
+    embedding takes `weight` and `eps`, and applies the norm itself; so there is no Triton kernel.
     """
 
     weight: Tensor  # [H + K, D]
@@ -96,8 +99,8 @@ class QKNorm(Layer):
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__()
-        heads = len(share("num_attention_heads", num_heads, context.tp))
-        kv_heads = len(share_kv_heads(num_kv_heads, context.tp))
+        heads = len(shard("num_attention_heads", num_heads, context.tp))
+        kv_heads = len(shard_kv_heads(num_kv_heads, context.tp))
         self.eps = eps
         self.eps_on_cpu = _eps_on_cpu(eps, context)
         self.shape = (head_dim,)
@@ -115,17 +118,17 @@ class QKNorm(Layer):
         return self.shape
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Repeat the vector for each head of its kind."""
-        moved = _moved(tensor, self.weight_offset)
+        """Copy the vector to each query head or each key head."""
+        moved = _add_offset(tensor, self.weight_offset)
         self.get_parameter(parameter)[self.rows[part]] = moved.to(self.weight)
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it can be had."""
+        """Bind the native kernel, if it is available."""
         if self.is_native and cpu_layers.is_available():
             self.kernel = cpu_layers.HeadRMSNorm(self.weight, self.eps)
 
     def forward(self, qk: Tensor) -> Tensor:
-        """Normalise query heads and, after them, key heads: `[T, H + K, D]`."""
+        """Normalise the query heads and the key heads behind them, `[T, H + K, D]`."""
         if self.kernel is not None:
             return self.kernel(qk)
         if self.is_wide:
@@ -142,17 +145,17 @@ def _add_rms_norm(weight: Tensor, eps: float) -> AddAndNorm:
 
 
 def _eps_on_cpu(eps: float, context: LayerContext) -> Tensor | None:
-    """The constant of `_normalise`, where that is quicker than torch's own norm."""
+    """Return the `eps` tensor of `_normalise` if that is faster than torch's norm, else None."""
     is_float32_cpu = context.device.type == "cpu" and context.dtype is torch.float32
     return torch.full((1,), eps, dtype=torch.float32) if is_float32_cpu else None
 
 
 def _weight_dtype(weight_offset: float, context: LayerContext) -> torch.dtype:
-    """The sum of one and a small number needs more digits than half precision has."""
+    """Return float32 for a weight with an offset: half precision has too few digits for the sum."""
     return torch.float32 if weight_offset else context.dtype
 
 
-def _moved(tensor: Tensor, offset: float) -> Tensor:
+def _add_offset(tensor: Tensor, offset: float) -> Tensor:
     return tensor.float() + offset if offset else tensor
 
 
@@ -163,6 +166,6 @@ def _normalise_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _normalise(x: Tensor, eps: Tensor) -> Tensor:
-    """Divide rows by their root mean square, in four operators where torch's norm takes nine."""
+    """Divide rows by their root mean square, in four operators; torch's norm takes nine."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * torch.addcmul(eps, length, length, value=1.0 / x.shape[-1]).rsqrt_()

@@ -1,4 +1,4 @@
-"""Tensor parallelism as layers see it: a rank among equals, and two ways to combine tensors."""
+"""The tensor-parallel group of a layer, and the sharding of heads and features over it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class TensorParallelGroup(ABC):
-    """The devices that share each layer.
+    """The devices that each layer is sharded over, and their collectives.
 
     Attributes:
-        rank: This device's place, from 0.
-        size: How many there are.
+        rank: Rank of this device, from 0.
+        size: Number of devices.
     """
 
     rank: int
@@ -28,11 +28,11 @@ class TensorParallelGroup(ABC):
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the tensors of all devices joined along `dim`, in the order of ranks."""
+        """Return the tensors of all devices concatenated along `dim` in rank order."""
 
 
 class SingleDevice(TensorParallelGroup):
-    """One device has all of every layer."""
+    """A group of one device, which has every layer whole."""
 
     rank = 0
     size = 1
@@ -42,16 +42,16 @@ class SingleDevice(TensorParallelGroup):
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return `x`: there is nothing to join."""
+        """Return `x`: there is nothing to concatenate."""
         del dim
         return x
 
 
-def share(what: str, count: int, tp: TensorParallelGroup) -> range:
-    """Return which of `count` equal things belong to this device.
+def shard(what: str, count: int, tp: TensorParallelGroup) -> range:
+    """Return the range of `count` items that belongs to this device.
 
     Raises:
-        SettingsError: They cannot be divided evenly; `what` names them.
+        SettingsError: The items, named by `what`, cannot be divided evenly.
     """
     if count % tp.size:
         raise SettingsError(
@@ -61,14 +61,14 @@ def share(what: str, count: int, tp: TensorParallelGroup) -> range:
     return range(tp.rank * size, (tp.rank + 1) * size)
 
 
-def share_kv_heads(num_kv_heads: int, tp: TensorParallelGroup) -> range:
-    """Return this device's key/value heads; with fewer heads than devices, heads are repeated.
+def shard_kv_heads(num_kv_heads: int, tp: TensorParallelGroup) -> range:
+    """Return this device's key/value heads; with fewer heads than devices, heads are replicated.
 
     Raises:
         SettingsError: Neither count divides the other.
     """
     if num_kv_heads >= tp.size:
-        return share("num_key_value_heads", num_kv_heads, tp)
+        return shard("num_key_value_heads", num_kv_heads, tp)
     if tp.size % num_kv_heads:
         raise SettingsError(
             f"num_key_value_heads ({num_kv_heads}) cannot be repeated evenly over "

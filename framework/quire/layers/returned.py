@@ -1,4 +1,4 @@
-"""Compare what a plugin returned with its contract, by what the host knows: no value is read."""
+"""Check of tensors that plugin code returned: shape, dtype and device, without reading values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def check_returned(
     device: torch.device,
     called: str,
 ) -> None:
-    """Check a result before torch broadcasts or converts it in silence.
+    """Check a returned tensor before torch broadcasts or converts it silently.
 
     Args:
-        returned: The result.
-        shape: Shape that the contract asks for.
-        dtype: Element type that it asks for; None: any floating one.
-        device: Where the result must lie.
-        called: Name of what was called, for the error.
+        returned: Object that was returned.
+        shape: Required shape.
+        dtype: Required dtype; None: any floating-point dtype.
+        device: Required device.
+        called: Name of the called function or plugin part for the error message.
 
     Raises:
-        RequestFailedError: The result is not of this kind.
+        RequestFailedError: The object is not a tensor of this shape, dtype and device.
     """
     if (
         isinstance(returned, Tensor)
@@ -36,16 +36,16 @@ def check_returned(
         and returned.device == device
     ):
         return
-    wanted = _described(list(shape), dtype, device)
-    raise RequestFailedError(f"{called} returned {_kind(returned)}; it must return {wanted}")
+    wanted = _tensor_kind(list(shape), dtype, device)
+    raise RequestFailedError(f"{called} returned {_kind_of(returned)}; it must return {wanted}")
 
 
-def _kind(returned: object) -> str:
+def _kind_of(returned: object) -> str:
     if isinstance(returned, Tensor):
-        return _described(list(returned.shape), returned.dtype, returned.device)
+        return _tensor_kind(list(returned.shape), returned.dtype, returned.device)
     return "None" if returned is None else f"a {type(returned).__name__}"
 
 
-def _described(shape: list[int], dtype: torch.dtype | None, device: torch.device) -> str:
+def _tensor_kind(shape: list[int], dtype: torch.dtype | None, device: torch.device) -> str:
     kind = "floating-point" if dtype is None else str(dtype).removeprefix("torch.")
     return f"a {kind} tensor of shape {shape} on {device}"

@@ -1,1 +1,1 @@
-"""What the machine has: devices, memory, cores and instruction sets, found out without torch."""
+"""Detection of the machine: devices, memory, cores and instruction sets, without torch."""

@@ -1,4 +1,4 @@
-"""A number of bytes as people write it: `1048576`, `4GiB`, `500 MB`."""
+"""Parsing of byte sizes with units: `1048576`, `4GiB`, `500 MB`."""
 
 import re
 
@@ -14,14 +14,14 @@ _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 
 
 def parse_byte_size(text: str, name: str) -> int:
-    """Return the bytes that a text says.
+    """Return the number of bytes of a text.
 
     Args:
-        text: Digits, and perhaps a unit.
-        name: Of what is set by it, for the error.
+        text: Digits, optionally with a unit.
+        name: Name of the option, for the error.
 
     Raises:
-        SettingsError: It is no number of bytes.
+        SettingsError: The text is not a number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     unit = UNITS.get(match[2]) if match else None

@@ -1,6 +1,7 @@
-"""How much of this host's memory is free, and which share the KV cache may take; no torch.
+"""Free memory of the host, and the part of it that the KV cache may take; no torch.
 
-The worker asks when the weights are loaded, `quire explain` before: it takes them off.
+The worker calls it after it has loaded the weights. `quire explain` calls it before, and subtracts
+the weights.
 """
 
 import math
@@ -13,12 +14,12 @@ UNKNOWN_BYTES = 2 * 2**30
 
 
 def cache_bytes(free_bytes: float) -> int:
-    """Return the bytes that the cache may take of those of a host that the weights leave free."""
+    """Return the bytes for the cache, of the host memory that the weights leave free."""
     return int(max(0.0, free_bytes) * CACHE_SHARE)
 
 
 def free_host_bytes(memory_info: Path = MEMORY_INFO, cgroup: Path = CGROUP) -> float:
-    """Return the bytes that this process can still take, by the system and by its container."""
+    """Return the bytes that this process can still allocate, limited by system and container."""
     if not memory_info.is_file():
         return UNKNOWN_BYTES
     return min(_free_by_system(memory_info), _free_by_container(cgroup))

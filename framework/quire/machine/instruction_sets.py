@@ -1,8 +1,8 @@
-"""Which of a processor's instruction sets kernels are compiled for; the widest that it has.
+"""CPU instruction sets for which kernels are compiled: the widest that the processor supports.
 
-Only flags that the processor reports are ever asked of the compiler, so no kernel meets an
-instruction that is not there. (Linux leaves out of /proc/cpuinfo what it has not enabled.) Nothing
-heavy is imported.
+The compiler may only use features that the processor reports, so no kernel has an unsupported
+instruction. (/proc/cpuinfo leaves out features that Linux has not enabled.) Nothing heavy is
+imported.
 """
 
 import os
@@ -22,13 +22,13 @@ MAC_KEYS = ("machdep.cpu.features", "machdep.cpu.leaf7_features")
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """What kernels are compiled for.
+    """An instruction set that kernels can be compiled for.
 
     Attributes:
-        name: What people call it.
-        architectures: Names of the processor's family, as the system gives them.
+        name: Name for people.
+        architectures: Names of the processor architecture, as `platform.machine()` returns them.
         needs: Flags that the processor must report.
-        compiler_flags: What makes a compiler use it.
+        compiler_flags: Compiler flags that enable it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class InstructionSet:
 _X86 = frozenset({"x86_64", "AMD64"})
 _ARM = frozenset({"aarch64", "arm64"})
 _AVX2_NEEDS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2"})
-# One by one: -march=x86-64-v3 is newer than GCC 10.
+# Single flags, because -march=x86-64-v3 needs GCC 11.
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
 _AVX512_PARTS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 
@@ -57,12 +57,12 @@ INSTRUCTION_SETS = (  # the best first
 
 
 def choose(flags: Set[str], architecture: str, wanted: str | None = None) -> InstructionSet | str:
-    """Return the instruction set to compile for, or why there is none.
+    """Return the instruction set to compile for, or the reason why there is none.
 
     Args:
-        flags: What the processor reports.
-        architecture: As `platform.machine()` names it.
-        wanted: The only one that will do; None: the best.
+        flags: Flags that the processor reports.
+        architecture: Architecture, as `platform.machine()` returns it.
+        wanted: Name of the required instruction set; None: the best.
 
     Raises:
         SettingsError: There is no instruction set `wanted`, or the processor lacks it.
@@ -71,18 +71,18 @@ def choose(flags: Set[str], architecture: str, wanted: str | None = None) -> Ins
     if wanted is not None:
         return _named(wanted, family, flags, architecture)
     if not family:
-        return f"there are none for processors of the family {architecture}"
-    fitting = (known for known in family if known.needs <= flags)
-    return next(fitting, "; ".join(_lacking(known, flags) for known in family))
+        return f"there are none for processors of the architecture {architecture}"
+    supported = (known for known in family if known.needs <= flags)
+    return next(supported, "; ".join(_missing_flags(known, flags) for known in family))
 
 
 def here() -> InstructionSet | str:
-    """Return the same for this machine; the environment may name one."""
+    """Return the same for this machine; QUIRE_CPU_ISA may name one."""
     return choose(cpu_flags(), platform.machine(), os.environ.get(VARIABLE) or None)
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return what the processor reports that it can do; nothing where nobody says."""
+    """Return the feature flags of the processor; empty if they are unknown."""
     if platform.system() == "Darwin":
         return _mac_flags()
     if not CPU_INFO.is_file():
@@ -101,21 +101,21 @@ def _named(
             return known
         if known.name == wanted:
             raise SettingsError(
-                f"{VARIABLE}={wanted} cannot run on this processor: {_lacking(known, flags)}; "
-                f"unset {VARIABLE} to take what it has"
+                f"{VARIABLE}={wanted} cannot run on this processor: "
+                f"{_missing_flags(known, flags)}; unset {VARIABLE} to use the best supported one"
             )
-    names = ", ".join(known.name for known in family) or "nothing"
+    names = ", ".join(known.name for known in family) or "none"
     raise SettingsError(
         f"{VARIABLE} must be one of those for {architecture} ({names}), got {wanted!r}"
     )
 
 
-def _lacking(known: InstructionSet, flags: Set[str]) -> str:
+def _missing_flags(known: InstructionSet, flags: Set[str]) -> str:
     return f"{known.name} needs {', '.join(sorted(known.needs - flags))}"
 
 
 def _mac_flags() -> frozenset[str]:
-    """Ask sysctl; a Mac with an Arm processor has none of these keys, and needs none."""
+    """Return the flags from sysctl; a Mac with an Arm processor has none and needs none."""
     command = (MAC_SYSCTL, "-n", *MAC_KEYS)
-    said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-    return frozenset(said.lower().split())
+    output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    return frozenset(output.lower().split())

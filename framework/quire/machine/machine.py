@@ -1,4 +1,4 @@
-"""What this machine is good at, found out without torch, so that planning stays light."""
+"""Properties of a machine that the choice of parts depends on, detected without torch."""
 
 import os
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ MATRIX_FLAGS = frozenset({"amx_bf16"})  # torch uses them; native kernels do not
 
 @dataclass(frozen=True)
 class Machine:
-    """A computer, as far as an engine's choices depend on it.
+    """Properties of a machine that the choice of parts depends on.
 
     Attributes:
-        cpu_flags: What its processor can do.
-        has_cuda: Whether it has a GPU, and a torch that can use one.
+        cpu_flags: Feature flags of its processor.
+        has_cuda: Whether it has a GPU, and a torch that can use it.
         has_triton: Whether Triton is installed.
         interprets_kernels: Whether Triton kernels are interpreted on the CPU.
-        compute_capability: Of the first CUDA device, 90 for 9.0; None if nobody says.
+        compute_capability: Compute capability of the first CUDA device, 90 for 9.0; None if
+            unknown.
         native_unavailable_reason: Reason why compiled CPU kernels cannot be used; None: they can,
             unless compiling them fails.
     """
@@ -33,11 +34,11 @@ class Machine:
     has_triton: bool = False
     interprets_kernels: bool = False
     compute_capability: int | None = None
-    native_unavailable_reason: str | None = "nobody has looked for a compiler"
+    native_unavailable_reason: str | None = "the compiler was not looked for"
 
     @classmethod
     def here(cls) -> "Machine":
-        """Look at the machine that this process runs on."""
+        """Detect the machine that this process runs on."""
         has_cuda = _has_cuda()
         return cls(
             cpu_flags(),
@@ -49,20 +50,20 @@ class Machine:
 
     @cached_property
     def cpu_has_bf16(self) -> bool:
-        """Whether bfloat16 matrix products have instructions of their own here."""
+        """Whether the processor has instructions for bfloat16 matrix products."""
         return bool(self.cpu_flags & BF16_FLAGS)
 
     @cached_property
     def cpu_has_matrix_bf16(self) -> bool:
-        """Whether torch has this processor's own matrix instructions for bfloat16."""
+        """Whether the processor has matrix instructions for bfloat16 that torch uses."""
         return bool(self.cpu_flags & MATRIX_FLAGS)
 
     def dtype(self, wanted: str, checkpoint: str, device: str) -> tuple[str, str]:
         """Return the compute dtype and the reason for it.
 
         Args:
-            wanted: What the user asks for; "auto" leaves it to us.
-            checkpoint: The dtype of the checkpoint's weights.
+            wanted: Dtype as given by the user, or "auto".
+            checkpoint: Dtype of the checkpoint's weights.
             device: "cpu" or "cuda".
         """
         if wanted != "auto":
@@ -72,26 +73,26 @@ class Machine:
         if checkpoint == "bfloat16" and self.cpu_has_matrix_bf16:
             return (
                 "bfloat16",
-                "the checkpoint's own; torch has this CPU's bfloat16 matrix instructions",
+                "the checkpoint's own; torch uses this CPU's bfloat16 matrix instructions",
             )
         if checkpoint == "bfloat16" and self.native_unavailable_reason is None:
-            return "float32", "native kernels multiply bfloat16 weights in float32"
+            return "float32", "native kernels compute with bfloat16 weights in float32"
         if checkpoint == "bfloat16" and self.cpu_has_bf16:
             return "bfloat16", "the checkpoint's own; this CPU has bfloat16 instructions"
         return "float32", f"{checkpoint} matrix products are many times slower on this CPU"
 
     def device(self, wanted: str) -> str:
-        """Return the device to compute on."""
+        """Return the device to compute on, "cpu" or "cuda"."""
         return wanted if wanted != "auto" else "cuda" if self.has_cuda else "cpu"
 
 
 def interprets_kernels() -> bool:
-    """Whether Triton kernels of this process run in Triton's interpreter: on a CPU, and slowly."""
+    """Whether Triton's interpreter runs the Triton kernels of this process, on a CPU and slowly."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _compute_capability() -> int | None:
-    from quire.machine.nvml import cuda_compute_capability  # of no use where there is no GPU
+    from quire.machine.nvml import cuda_compute_capability  # only needed with a GPU
 
     return cuda_compute_capability()
 
@@ -99,7 +100,7 @@ def _compute_capability() -> int | None:
 def _has_cuda() -> bool:
     """Whether there is an NVIDIA GPU, and a torch that was built for one."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip():
-        return False  # hidden on purpose
+        return False  # the user has hidden all GPUs
     try:
         return NVIDIA_CONTROL.exists() and not version("torch").endswith("+cpu")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What NVIDIA's management library says of the first visible GPU: no torch, and no CUDA context.
+"""Properties of the first visible GPU from NVML, without torch and without a CUDA context.
 
-Which one is first depends on CUDA_DEVICE_ORDER: a number means the same GPU here and for CUDA where
-that is PCI_BUS_ID, or where all GPUs are alike. CUDA's own default puts the fastest one first.
+NVML orders GPUs by PCI bus, and CUDA puts the fastest one first. So an index means the same GPU
+for both only if CUDA_DEVICE_ORDER is PCI_BUS_ID, or if all GPUs are alike.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a GPU."""
+    """Memory of a GPU, in bytes."""
 
     total: int
     free: int
@@ -32,19 +32,20 @@ class _NVMLMemory(ctypes.Structure):
 
 
 def cuda_memory(library: str = LIBRARY) -> DeviceMemory | None:
-    """Return the memory of the first visible device; None where there is no driver."""
-    return _ask(library, _memory)
+    """Return the memory of the first visible device; None if it is unknown."""
+    return _query(library, _memory)
 
 
 def cuda_compute_capability(library: str = LIBRARY) -> int | None:
-    """Return 90 for compute capability 9.0, of the first visible device; None if nobody says."""
-    return _ask(library, _compute_capability)
+    """Return the compute capability of the first visible device, 90 for 9.0; None if unknown."""
+    return _query(library, _compute_capability)
 
 
-def _ask(library: str, question: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
-    """Ask of the first visible device, named by its number on the bus or by its UUID.
+def _query(library: str, read: Callable[[ctypes.CDLL, ctypes.c_void_p], T | None]) -> T | None:
+    """Read a property of the first visible device, which is given by its index or its UUID.
 
-    CUDA_VISIBLE_DEVICES may hide all devices; then nobody answers.
+    Returns:
+        None without a driver, or if CUDA_VISIBLE_DEVICES hides all devices.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if not first:
@@ -61,7 +62,7 @@ def _ask(library: str, question: Callable[[ctypes.CDLL, ctypes.c_void_p], T | No
             status = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(handle))
         else:
             status = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(handle))
-        return None if status else question(nvml, handle)
+        return None if status else read(nvml, handle)
     finally:
         nvml.nvmlShutdown()
 

@@ -1,4 +1,4 @@
-"""Memory of its own for what is large and stays: the system clears a page when it is first used."""
+"""Anonymous memory mappings for large, long-lived buffers, in huge pages if possible."""
 
 import contextlib
 import mmap
@@ -6,18 +6,18 @@ import sys
 
 
 def own_pages(num_bytes: int) -> mmap.mmap:
-    """Return zeros that take memory as they are used, in large pages where the system grants them.
+    """Map zeroed memory, whose pages are allocated on first use, as huge pages if possible.
 
-    Memory of many megabytes is read faster through large pages: fewer addresses are looked up.
-    Allocators rarely get them, because they give out again what was freed in small ones.
+    Huge pages make reads of many megabytes faster, because they need fewer TLB entries. Allocators
+    rarely return huge pages, because they reuse memory that was freed in small pieces.
 
     Raises:
-        OSError: The system has not so much.
+        OSError: The system has too little memory.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, num_bytes)
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is advice, and some kernels know no large pages
+        with contextlib.suppress(OSError):  # optional: some Linux kernels have no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

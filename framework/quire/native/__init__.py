@@ -1,6 +1,6 @@
-"""C++ kernels for CPUs, compiled on first use for the processor that is there.
+"""C++ kernels for CPUs, compiled on first use for the processor of this machine.
 
-A kernel is a C++ source behind a plain C interface. It includes no torch header, so it compiles in
-seconds. It computes on one thread pool of the process, so libraries do not take each other's cores.
-Plugins bring their own sources, and build them by the same `library.NativeLibrary`.
+A kernel is a C++ source with a plain C interface. It includes no torch header, so it compiles in
+seconds. All libraries of a process compute on one thread pool, so they do not compete for cores.
+Plugins ship their own sources, and build them with the same `library.NativeLibrary`.
 """

@@ -1,4 +1,4 @@
-"""What a library of one source is made from here and now, and where the result is kept."""
+"""The inputs of a library's build (sources, flags, compiler command) and its entry in the cache."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ from pathlib import Path
 from quire.errors import NativeUnavailableError
 from quire.machine import instruction_sets
 from quire.native import compiled_cache
-from quire.native.compiler import FLAGS, CppCompiler, extra_flags, own_words
+from quire.native.compiler import FLAGS, CppCompiler, command_arguments, extra_flags
 from quire.native.sources import Sources
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a library is made from.
+    """Inputs of a library's build.
 
     Attributes:
-        sources: The texts.
-        flags: Of the instruction set, and the user's.
-        own_words: Of the compiler's command, behind its name.
-        suffix: How the names of kept libraries end.
+        sources: Source texts.
+        flags: Compiler flags of the instruction set, then those of the user.
+        command_arguments: Arguments in the compiler command that `CXX` names.
+        suffix: File name suffix of cached libraries.
     """
 
     sources: Sources
     flags: tuple[str, ...]
-    own_words: tuple[str, ...]
+    command_arguments: tuple[str, ...]
     suffix: str
 
     @classmethod
     def here(cls, source: Path) -> Build:
-        """Return what a source is made into in this environment.
+        """Return the build of a source for this machine and environment.
 
         Raises:
-            NativeUnavailableError: There is no instruction set for this processor.
-            SettingsError: The environment names an instruction set that is not there, or words for
-                the compiler that cannot be read.
+            NativeUnavailableError: The kernels support no instruction set of this processor.
+            SettingsError: The environment names an instruction set that this processor does not
+                have, or compiler options that cannot be parsed.
         """
         chosen = instruction_sets.here()
         if isinstance(chosen, str):
-            raise NativeUnavailableError(f"this processor has no known instruction set: {chosen}")
+            raise NativeUnavailableError(
+                f"this processor has no instruction set that the kernels support: {chosen}"
+            )
         flags = (*chosen.compiler_flags, *extra_flags())
-        return cls(Sources.read(source), flags, own_words(), f".{chosen.name}.so")
+        return cls(Sources.read(source), flags, command_arguments(), f".{chosen.name}.so")
 
-    def kept(self, maker: str | None) -> Path | None:
-        """Return what was made before by this version of a compiler, or by any; None: nothing."""
-        return compiled_cache.find(self._parts, self.suffix, maker=maker)
+    def find_cached(self, compiler_version: str | None) -> Path | None:
+        """Return the cached library of this compiler version, or of any; None: there is none."""
+        return compiled_cache.find(self._parts, self.suffix, compiler=compiler_version)
 
     def make(self, compiler: CppCompiler) -> bytes:
-        """Compile.
+        """Compile the sources.
 
         Raises:
-            NativeUnavailableError: It fails.
+            NativeUnavailableError: The compilation fails.
         """
         return compiler.compile(self.sources, self.flags)
 
-    def keep(self, code: bytes, compiler: CppCompiler) -> Path | None:
-        """Keep what was made; None: it cannot be kept."""
-        return compiled_cache.keep(self._parts, code, self.suffix, maker=compiler.version)
+    def store(self, code: bytes, compiler: CppCompiler) -> Path | None:
+        """Write a compiled library to the cache; None: the cache cannot be written."""
+        return compiled_cache.keep(self._parts, code, self.suffix, compiler=compiler.version)
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        return (shlex.join((*self.own_words, *FLAGS, *self.flags)), *self.sources.parts)
+        return (shlex.join((*self.command_arguments, *FLAGS, *self.flags)), *self.sources.parts)

@@ -1,10 +1,10 @@
-"""Compiled code on disk, under the hashes of what it was made from, of its maker and of itself.
+"""Cache of compiled code on disk, keyed by hashes of its inputs, its compiler and the code itself.
 
-A file is `<hash of the parts>-<hash of the maker>-<hash of the code><suffix>`, and holds the code
-as it is, so that a library can be loaded from there. One whose code has another hash (cut short, or
-changed) is never used but made again. Files appear whole or not at all. The folder is the user's
-own, or the system's: what lies there runs in this process, so a folder is not used into which
-others can write, or in whose place they can put another.
+A file is `<hash of the parts>-<hash of the compiler>-<hash of the code><suffix>`, and holds the
+code unchanged, so that a library can be loaded from it. A file whose content has another hash
+(truncated or changed) is never used; its code is made again. Files are written atomically. The code
+runs in this process, so a folder is used only if it belongs to the user or the system, and if other
+users can neither write to it nor replace it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "QUIRE_CACHE_DIR"
-HASH_DIGITS = 32  # of each part of a name
+HASH_DIGITS = 32  # of each hash in a file name
 PART_SUFFIX = ".part"
 ABANDONED_S = 3600
 ROOT = 0
-NOBODY = 65534  # whose are, inside a container, the files of users that it does not know
+NOBODY_UID = 65534  # owner, inside a container, of files of users that it does not map
 
 
 def default_folder() -> Path:
-    """Return where compiled kernels of this user belong.
+    """Return the folder of this user's compiled kernels.
 
     Raises:
-        FileNotFoundError: It would be in a home directory that is not known.
+        FileNotFoundError: It is in a home directory that cannot be determined.
     """
     try:
         if named := os.environ.get(FOLDER_VARIABLE):
@@ -48,13 +48,13 @@ def default_folder() -> Path:
 def cached(
     parts: tuple[str, ...], make: Callable[[], bytes], suffix: str, folder: Path | None = None
 ) -> bytes:
-    """Return what was made from these parts before, or make it and keep it.
+    """Return the cached code of these parts, or make it and write it to the cache.
 
-    A folder that cannot be used costs the time to make it again, and a line in the log.
+    If the folder cannot be used, a warning is logged and the code is made each time.
     """
     path = find(parts, suffix, folder)
     if path is not None:
-        with contextlib.suppress(OSError):  # somebody has removed it since
+        with contextlib.suppress(OSError):  # it may have been removed in the meantime
             return path.read_bytes()
     code = make()
     keep(parts, code, suffix, folder)
@@ -62,35 +62,35 @@ def cached(
 
 
 def find(
-    parts: tuple[str, ...], suffix: str, folder: Path | None = None, maker: str | None = ""
+    parts: tuple[str, ...], suffix: str, folder: Path | None = None, compiler: str | None = ""
 ) -> Path | None:
-    """Return a whole and unchanged file that was made from these parts, if there is one.
+    """Return an intact file that was made from these parts, if there is one.
 
     Args:
-        parts: All that decides what the code does.
-        suffix: How the names of such files end.
-        folder: Where to look; None: where this user's are.
-        maker: What it must have been made by; None: by anything.
+        parts: All inputs that the code depends on, the compiler excepted.
+        suffix: Suffix of the file name.
+        folder: Folder of the cache; None: the user's default folder.
+        compiler: Version of the compiler that made the code; None: any compiler.
     """
     try:
         folder = default_folder() if folder is None else folder
         trusted = _trusted(folder)
-    except FileNotFoundError:  # nothing was kept yet, or `keep` says why
+    except FileNotFoundError:  # nothing is cached yet, or `keep` logs the reason
         return None
     except OSError as error:
-        _COMPLAINTS.say(error, folder)
+        _WARNINGS.warn(error, folder)
         return None
-    by = "*" if maker is None else _hash(maker.encode())
+    by = "*" if compiler is None else _hash(compiler.encode())
     for path in sorted(trusted.glob(f"{_key(parts)}-{by}-*{suffix}")):
-        if _is_whole(path, suffix):
+        if _is_intact(path, suffix):
             return path
     return None
 
 
 def keep(
-    parts: tuple[str, ...], code: bytes, suffix: str, folder: Path | None = None, maker: str = ""
+    parts: tuple[str, ...], code: bytes, suffix: str, folder: Path | None = None, compiler: str = ""
 ) -> Path | None:
-    """Write a file that nobody sees before it is whole; None if it cannot be kept."""
+    """Write a file to the cache atomically, and return its path; None if that is not possible."""
     try:
         folder = default_folder() if folder is None else folder
         _make_folder(folder)
@@ -98,16 +98,16 @@ def keep(
         _remove_abandoned(trusted)
         handle, name = tempfile.mkstemp(dir=trusted, suffix=PART_SUFFIX)
     except OSError as error:
-        _COMPLAINTS.say(error, folder)
+        _WARNINGS.warn(error, folder)
         return None
-    path = trusted / f"{_key(parts)}-{_hash(maker.encode())}-{_hash(code)}{suffix}"
+    path = trusted / f"{_key(parts)}-{_hash(compiler.encode())}-{_hash(code)}{suffix}"
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(code)
         os.replace(name, path)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
-        _COMPLAINTS.say(error, trusted)
+        _WARNINGS.warn(error, trusted)
         return None
     return path
 
@@ -121,78 +121,78 @@ def _hash(content: bytes) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, all of them the user's own."""
+    """Create a folder and its missing parents, all accessible to this user only."""
     for missing in [each for each in (*reversed(folder.parents), folder) if not each.exists()]:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def _trusted(folder: Path) -> Path:
-    """Return a folder, links followed, into which nobody else can write, and not move it away.
+    """Return a folder with links resolved, after a check that other users cannot change it.
 
     Raises:
-        OSError: Somebody can, or it is not there.
+        OSError: Other users can write to it or replace it, or it does not exist.
     """
     folder = folder.resolve(strict=True)
     there = folder.stat()
     if there.st_uid not in (os.getuid(), ROOT) or there.st_mode & 0o022:
-        raise PermissionError(f"others can write to {folder}")
+        raise PermissionError(f"other users can write to {folder}")
     for above in folder.parents:
-        if not _keeps_its_folders(above.stat()):
-            raise PermissionError(f"others can write to {above}, so they can replace {folder}")
+        if not _is_protected(above.stat()):
+            raise PermissionError(f"other users can write to {above} and replace {folder}")
     return folder
 
 
-def _keeps_its_folders(there: os.stat_result) -> bool:
-    """Whether other users cannot move what the user and the system have in a folder.
+def _is_protected(there: os.stat_result) -> bool:
+    """Return whether other users cannot move or replace the user's and the system's folders in it.
 
-    A group whose number is its owner's is taken for that user alone, as systems set it up.
+    A group whose id equals its owner's user id is taken for that user's private group.
     """
-    if there.st_uid not in (os.getuid(), ROOT, NOBODY):
+    if there.st_uid not in (os.getuid(), ROOT, NOBODY_UID):
         return False
-    is_private = there.st_gid == there.st_uid != NOBODY
+    is_private = there.st_gid == there.st_uid != NOBODY_UID
     writers = there.st_mode & (0o002 if is_private else 0o022)
     return not writers or bool(there.st_mode & stat.S_ISVTX)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote."""
+    """Remove old partial files of processes that were killed while they wrote."""
     for path in folder.glob(f"*{PART_SUFFIX}"):
-        with contextlib.suppress(FileNotFoundError):  # another process may be quicker
+        with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink()
 
 
-def _is_whole(path: Path, suffix: str) -> bool:
+def _is_intact(path: Path, suffix: str) -> bool:
     try:
         code = path.read_bytes()
         if path.name.removesuffix(suffix).rpartition("-")[2] == _hash(code):
             return True
-        logger.warning("the kept kernel %s is damaged, so it is made again", path)
+        logger.warning("the cached kernel %s is damaged; it is compiled again", path)
         path.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("the kept kernel %s cannot be used, so it is made again: %s", path, error)
+        logger.warning("the cached kernel %s cannot be read; it is compiled again: %s", path, error)
     return False
 
 
-class _Complaints:
-    """Warns of each reason once: every library of an engine meets the same ones."""
+class _CacheWarnings:
+    """Logs each reason once, because it is the same for every library of an engine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
-    def say(self, error: OSError, folder: Path | None = None) -> None:
-        """Warn, unless it was said before. Names of files, which always differ, are left out."""
+    def warn(self, error: OSError, folder: Path | None = None) -> None:
+        """Log a warning, unless its reason was logged before. File names are left out of it."""
         reason = str(error) if error.strerror is None else f"{error.strerror} in {folder}"
         with self._lock:
-            is_new = reason not in self._said
-            self._said.add(reason)
+            is_new = reason not in self._warned
+            self._warned.add(reason)
         if is_new:
             logger.warning(
-                "compiled kernels are not kept: %s; name another folder with %s",
+                "compiled kernels are not cached: %s; set %s to another folder",
                 reason,
                 FOLDER_VARIABLE,
             )
 
 
-_COMPLAINTS = _Complaints()
+_WARNINGS = _CacheWarnings()

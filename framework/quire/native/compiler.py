@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, asked for one thing: a shared library from one source."""
+"""The C++ compiler of this machine: search, and compilation of a source to a shared library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLE = "CXX"
 FLAGS_VARIABLE = "QUIRE_CXXFLAGS"
 CANDIDATES = ("g++", "c++", "clang++")
 COMPILE_TIMEOUT_S = 300
-SAID_CHARS = 4000  # of a compiler's output, at the end of which the trouble stands
+MAX_OUTPUT_CHARS = 4000  # from the end of a compiler's output, where the errors are
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -38,100 +38,101 @@ FLAGS = (
     "-fno-trapping-math",
     "-Wno-psabi",
 )
-COMPILING = threading.BoundedSemaphore(usable_cpus())  # several libraries start at once
+COMPILING = threading.BoundedSemaphore(usable_cpus())  # limit of concurrent compilations
 
 
 @dataclass(frozen=True, slots=True)
 class CppCompiler:
-    """A compiler that takes GCC's options.
+    """A compiler with GCC's options.
 
     Attributes:
-        command: Its path, and what always follows it.
-        version: What it says of itself: what it makes depends on it.
+        command: Path of the compiler and its fixed arguments.
+        version: First line of its `--version`, which is part of the cache key.
     """
 
     command: tuple[str, ...]
     version: str
 
     def compile(self, sources: Sources, flags: Sequence[str]) -> bytes:
-        """Return a shared library.
+        """Return a compiled shared library.
 
         Raises:
-            NativeUnavailableError: It could not, with what it said.
+            NativeUnavailableError: The compilation failed; the message has the compiler's output.
         """
         try:
             with COMPILING, tempfile.TemporaryDirectory(prefix="quire-native-") as folder:
-                place, library = Path(folder), Path(folder) / "library.so"
-                sources.write(place)
-                options = (*FLAGS, *flags, f"-I{place / INCLUDED}")
-                files = (str(place / sources.main), "-o", str(library))
+                root, library = Path(folder), Path(folder) / "library.so"
+                sources.write(root)
+                options = (*FLAGS, *flags, f"-I{root / INCLUDED}")
+                files = (str(root / sources.main), "-o", str(library))
                 _run((*self.command, *options, *files))
                 if not library.exists():
-                    raise NativeUnavailableError(f"{self.command[0]} has made nothing")
+                    raise NativeUnavailableError(f"{self.command[0]} wrote no library")
                 return library.read_bytes()
         except OSError as error:
             raise NativeUnavailableError(
-                f"nothing can be compiled in {tempfile.gettempdir()}: {error.strerror}"
+                f"cannot compile in the folder {tempfile.gettempdir()}: {error.strerror}"
             ) from error
 
 
 def find_compiler() -> CppCompiler:
-    """Return the compiler that is located, with its version.
+    """Return this machine's compiler with its version.
 
     Raises:
-        NativeUnavailableError: There is none, or it does not run.
+        NativeUnavailableError: There is no compiler, or it does not run.
     """
     command = locate_compiler()
     return CppCompiler(command, _run((*command, "--version")).partition("\n")[0])
 
 
 def locate_compiler() -> tuple[str, ...]:
-    """Return the command that `CXX` names, or else the first of the usual ones.
+    """Return the compiler command in `CXX`, or else the first of `CANDIDATES` that is installed.
 
     Raises:
-        NativeUnavailableError: There is none.
-        SettingsError: The variable cannot be read.
+        NativeUnavailableError: There is no compiler.
+        SettingsError: `CXX` cannot be parsed.
     """
     named = os.environ.get(VARIABLE)
     for candidate in (named,) if named else CANDIDATES:
-        words = _words(VARIABLE, candidate)
+        words = _split_words(VARIABLE, candidate)
         if words and (path := shutil.which(words[0])):
             return (path, *words[1:])
     looked_for = f"{named!r} of the variable {VARIABLE}" if named else ", ".join(CANDIDATES)
     raise NativeUnavailableError(
-        f"there is no C++ compiler: looked for {looked_for}; install g++, or set {VARIABLE}"
+        f"no C++ compiler found: looked for {looked_for}; install g++, or set {VARIABLE}"
     )
 
 
-def own_words() -> tuple[str, ...]:
-    """Return what `CXX` has behind its first word, be it there or not: results depend on that, too.
+def command_arguments() -> tuple[str, ...]:
+    """Return the arguments in `CXX`, even if its compiler is not installed: they are in cache keys.
 
     Raises:
-        SettingsError: The variable cannot be read.
+        SettingsError: `CXX` cannot be parsed.
     """
-    return _words(VARIABLE, os.environ.get(VARIABLE, ""))[1:]
+    return _split_words(VARIABLE, os.environ.get(VARIABLE, ""))[1:]
 
 
 def extra_flags() -> tuple[str, ...]:
-    """Return the user's own flags, for the source and for the linker.
+    """Return the user's flags for compiler and linker, from `QUIRE_CXXFLAGS`.
 
     Raises:
-        SettingsError: They cannot be read.
+        SettingsError: The variable cannot be parsed.
     """
-    return _words(FLAGS_VARIABLE, os.environ.get(FLAGS_VARIABLE, ""))
+    return _split_words(FLAGS_VARIABLE, os.environ.get(FLAGS_VARIABLE, ""))
 
 
-def _words(variable: str, text: str) -> tuple[str, ...]:
+def _split_words(variable: str, text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise SettingsError(
-            f"the variable {variable} cannot be read as words of a shell: {error}, in {text!r}"
+            f"the variable {variable} cannot be parsed as a shell command line: {error}, in "
+            f"{text!r}"
         ) from error
 
 
 def _run(command: Sequence[str]) -> str:
-    """Return what a command prints; nothing that it started outlives this process or a timeout."""
+    """Return the output of a command; its processes end with this process or after the timeout."""
     try:
         child = subprocess.Popen(
             command,
@@ -147,40 +148,40 @@ def _run(command: Sequence[str]) -> str:
     kill = partial(_kill, child)
     atexit.register(kill)
     try:
-        printed, complained = child.communicate(timeout=COMPILE_TIMEOUT_S)
+        stdout, stderr = child.communicate(timeout=COMPILE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         _kill_group(child)
-        for pipe in (child.stdout, child.stderr):  # who else holds their ends is not waited for
+        for pipe in (child.stdout, child.stderr):  # do not wait for other holders of the pipes
             if pipe is not None:
                 pipe.close()
         child.wait()
         raise NativeUnavailableError(
-            f"{command[0]} was not done after {COMPILE_TIMEOUT_S} s"
+            f"{command[0]} did not finish within {COMPILE_TIMEOUT_S} s"
         ) from error
     finally:
         kill()
         atexit.unregister(kill)
     if child.returncode:
-        said = (complained or printed).strip()[-SAID_CHARS:] or "it said nothing"
-        raise NativeUnavailableError(f"{command[0]} {_end_of(child.returncode)}:\n{said}")
-    return printed
+        output = (stderr or stdout).strip()[-MAX_OUTPUT_CHARS:] or "it printed nothing"
+        raise NativeUnavailableError(f"{command[0]} {_describe_exit(child.returncode)}:\n{output}")
+    return stdout
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """End a compiler and its passes; nothing if it is over."""
+    """Kill a compiler and its child processes, if it still runs."""
     if child.poll() is None:
         _kill_group(child)
         child.wait()
 
 
 def _kill_group(child: subprocess.Popen[str]) -> None:
-    """End what a compiler has started, though it be over itself."""
-    with suppress(ProcessLookupError):  # the thread that reads its output may have seen its end
+    """Kill the process group of a compiler, even if the compiler itself has ended."""
+    with suppress(ProcessLookupError):  # the group may have ended in the meantime
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _end_of(returncode: int) -> str:
+def _describe_exit(returncode: int) -> str:
     if returncode > 0:
         return f"failed with status {returncode}"
     killer = signal.Signals(-returncode).name
-    return f"was killed by {killer} (is there memory enough?)"
+    return f"was killed by {killer} (is there enough memory?)"

@@ -1,4 +1,4 @@
-"""One C++ source, compiled in the background while other things load, and then called."""
+"""Native libraries: a C++ source that is compiled or loaded from the cache in the background."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 class NativeLibrary:
-    """The functions of one source. Make one for the process, beside the source.
+    """The functions of one C++ source. Create one instance per process, in a module.
 
     Args:
-        name: For people.
+        name: Name of the library for messages.
         source: A C++ file; its functions are `extern "C"` and visible (`EXPORT`). It may include
-            quire's headers, and headers (`*.h`) beside it.
-        functions: The types of each function's arguments, by its name; they return nothing. What a
-            caller passes for a pointer is a whole number (`Tensor.data_ptr()`), or None.
-        repeats: Whether a call may be made again later, with the same arguments: pointers are to
-            memory of tensors, or of what lives as long as the engine. Steps that make other calls
-            cannot be recorded, and go through Python each time.
+            quire's headers, and headers (`*.h`) in its own folder.
+        functions: Argument types by function name; the functions return nothing. A pointer argument
+            is passed as an integer (`Tensor.data_ptr()`) or None.
+        repeats: True if calls may be replayed later with the same arguments: pointers are to memory
+            of tensors, or to memory that lives as long as the engine. Steps with calls of other
+            libraries are not traced as CPU graphs; they run through Python each time.
     """
 
     def __init__(
@@ -51,43 +51,45 @@ class NativeLibrary:
         self._source = source
         self._functions = functions
         self._lock = threading.Lock()
-        self._built: Future[ctypes.CDLL | str] | None = None  # or why it cannot be had
+        # The result is the library, or the reason why it is unavailable.
+        self._library_future: Future[ctypes.CDLL | str] | None = None
 
     def begin(self) -> None:
-        """Start to compile, or to load what was compiled before, in the background."""
-        self._begun()
+        """Start to compile the library, or to load it from the cache, in the background."""
+        self._start_build()
 
     def load(self) -> ctypes.CDLL:
-        """Return the functions, once they are there.
+        """Wait for the library, and return it.
 
         Raises:
-            NativeUnavailableError: They cannot be had on this machine; the same each time.
-            PluginLoadError: The source has no such functions.
-            SettingsError: The environment names an instruction set that is not there.
+            NativeUnavailableError: It is not available on this machine; raised by each call.
+            PluginLoadError: The source does not export one of the functions.
+            SettingsError: The environment names an instruction set that this processor does not
+                have.
         """
-        library = self._begun().result()
+        library = self._start_build().result()
         if isinstance(library, str):
             raise NativeUnavailableError(library)
         return library
 
-    def _begun(self) -> Future[ctypes.CDLL | str]:
+    def _start_build(self) -> Future[ctypes.CDLL | str]:
         with self._lock:
-            if self._built is None:
+            if self._library_future is None:
                 built: Future[ctypes.CDLL | str] = Future()
                 name = f"compile {self.name}"
                 threading.Thread(target=self._build, args=(built,), name=name, daemon=True).start()
-                self._built = built
-            return self._built
+                self._library_future = built
+            return self._library_future
 
     def _build(self, built: Future[ctypes.CDLL | str]) -> None:
-        """Tell the outcome. An error is kept as its text: a traceback would keep its callers."""
+        """Set the future's result. Errors are kept as text: a traceback would keep its frames."""
         try:
-            library = self._declared(self._open())
-            self._join_pool(library)
+            library = self._declare_functions(self._load_or_compile())
+            self._connect_pool(library)
             built.set_result(library)
         except NativeUnavailableError as error:
-            _COMPLAINTS.say(
-                f"torch's operators run, not the CPU kernels of {self.name}", str(error)
+            _WARNINGS.warn(
+                f"torch operators are used instead of the CPU kernels of {self.name}", str(error)
             )
             built.set_result(str(error))
         except (PluginLoadError, SettingsError) as error:
@@ -96,38 +98,38 @@ class NativeLibrary:
             built.set_exception(error)
             raise
 
-    def _open(self) -> ctypes.CDLL:
+    def _load_or_compile(self) -> ctypes.CDLL:
         build = Build.here(self._source)
         try:
             compiler = find_compiler()
-            return _opened(build, compiler) or self._made(build, compiler)
+            return _load_cached(build, compiler) or self._compile(build, compiler)
         except NativeUnavailableError as error:
-            library = _opened(build, None)
+            library = _load_cached(build, None)
             if library is None:
                 raise
-            logger.info("%s: compiled before, by another compiler; %s", self.name, error)
+            logger.info("%s: cached kernels of another compiler are used; %s", self.name, error)
             return library
 
-    def _made(self, build: Build, compiler: CppCompiler) -> ctypes.CDLL:
-        """Compile, keep and load; what cannot be loaded is not kept."""
+    def _compile(self, build: Build, compiler: CppCompiler) -> ctypes.CDLL:
+        """Compile, cache and load; a library that cannot be loaded from the cache is removed."""
         logger.info("compiling the CPU kernels of %s", self.name)
         code = build.make(compiler)
-        kept = build.keep(code, compiler)
+        kept = build.store(code, compiler)
         if kept is None:
-            return _loaded_from_elsewhere(code, compiler)
+            return _load_uncached(code, compiler)
         try:
             return ctypes.CDLL(str(kept))
         except OSError as error:
             kept.unlink(missing_ok=True)
-            library = _loaded_from_elsewhere(code, compiler)
-            what = f"compiled kernels are not kept, for they cannot be loaded from {kept.parent}"
-            _COMPLAINTS.say(what, _said(error, kept))
+            library = _load_uncached(code, compiler)
+            what = f"compiled kernels are not cached, as they cannot be loaded from {kept.parent}"
+            _WARNINGS.warn(what, _loader_message(error, kept))
             return library
 
-    def _declared(self, library: ctypes.CDLL) -> ctypes.CDLL:
+    def _declare_functions(self, library: ctypes.CDLL) -> ctypes.CDLL:
         for name, types in self._functions.items():
             try:
-                function = getattr(library, name)  # it is looked up in the library here
+                function = getattr(library, name)  # ctypes looks the function up here
             except AttributeError as error:
                 raise PluginLoadError(
                     f"{self._source} has no function {name}; is it marked EXPORT?"
@@ -136,29 +138,29 @@ class NativeLibrary:
             setattr(library, name, traceable(function, f"{self.name}: {name}", self._repeats))
         return library
 
-    def _join_pool(self, library: ctypes.CDLL) -> None:
-        """Give a library that includes threads.h the pool of this process."""
+    def _connect_pool(self, library: ctypes.CDLL) -> None:
+        """Connect a library that includes threads.h to the thread pool of this process."""
         try:
             use_pool = library[POOL_SETTER]
         except AttributeError:
-            return  # it computes on one thread
+            return  # the library does not include threads.h
         use_pool(ctypes.cast(_POOL.load()["run_parts"], ctypes.c_void_p))
 
 
-def _opened(build: Build, compiler: CppCompiler | None) -> ctypes.CDLL | None:
-    """Load what was made before, by this compiler or by any; None: there is nothing usable."""
-    path = build.kept(None if compiler is None else compiler.version)
+def _load_cached(build: Build, compiler: CppCompiler | None) -> ctypes.CDLL | None:
+    """Load the cached library of this compiler, or of any; None: there is no usable one."""
+    path = build.find_cached(None if compiler is None else compiler.version)
     if path is None:
         return None
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        logger.warning("the kept library %s cannot be loaded: %s", path, error)
+        logger.warning("the cached library %s cannot be loaded: %s", path, error)
         return None
 
 
-def _loaded_from_elsewhere(code: bytes, compiler: CppCompiler) -> ctypes.CDLL:
-    """Load what is kept nowhere."""
+def _load_uncached(code: bytes, compiler: CppCompiler) -> ctypes.CDLL:
+    """Load a library from a temporary file."""
     with tempfile.TemporaryDirectory(prefix="quire-native-") as folder:
         path = Path(folder) / "library.so"
         try:
@@ -166,39 +168,40 @@ def _loaded_from_elsewhere(code: bytes, compiler: CppCompiler) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeUnavailableError(
-                f"what {compiler.command[0]} made cannot be loaded: {_said(error, path)}"
+                f"the library that {compiler.command[0]} compiled cannot be loaded: "
+                f"{_loader_message(error, path)}"
             ) from error
 
 
-def _said(error: OSError, path: Path) -> str:
-    """Return what the loader says, without the library's path: it is the same for each library."""
+def _loader_message(error: OSError, path: Path) -> str:
+    """Return the loader's message without the library's path, which differs between libraries."""
     return str(error).removeprefix(f"{path}: ")
 
 
-class _LibraryComplaints:
-    """Warns of a reason once, however many libraries it concerns.
+class _LibraryWarnings:
+    """Logs a warning once per reason, for any number of libraries.
 
-    Reasons are the same if their first lines are: what a compiler says below names its source.
+    Reasons are compared by their first lines: a compiler's output below names its source.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._loader_message: set[str] = set()
 
-    def say(self, what: str, reason: str) -> None:
-        """Warn of what is so for this reason; after the first time, only mention it."""
+    def warn(self, what: str, reason: str) -> None:
+        """Log a warning for a reason's first occurrence, and an info line for the others."""
         cause = reason.partition("\n")[0]
         with self._lock:
-            is_new = cause not in self._said
-            self._said.add(cause)
+            is_new = cause not in self._loader_message
+            self._loader_message.add(cause)
         if is_new:
             logger.warning("%s: %s", what, reason)
         else:
-            logger.info("%s either: %s (as above)", what, cause.rstrip(":"))
+            logger.info("%s, too: %s (as above)", what, cause.rstrip(":"))
             logger.debug("%s: %s", what, reason)
 
 
-_COMPLAINTS = _LibraryComplaints()
+_WARNINGS = _LibraryWarnings()
 _POOL = NativeLibrary(
     "the thread pool",
     POOL_SOURCE,

@@ -1,16 +1,15 @@
-// The threads that compute: one pool for all libraries of the process.
+// Thread pool for parallel kernels: one pool for all libraries of the process.
 //
-// Work comes in parts. Whoever is awake takes the next one, the caller first of all, so work never
-// waits for a thread that sleeps or that the system has not let run: the caller then does it all. A
-// thread that has run out of work looks for more for some microseconds, as the next layer is about
-// to come, and then sleeps. One call is served at a time; one that comes meanwhile, from another
-// thread or from inside a part, does its parts itself.
+// Work is divided into parts. Any thread that is awake takes the next part, the caller included, so
+// work never waits for a thread that sleeps or is not scheduled: in that case the caller runs all
+// parts. A thread without work spins for some microseconds, because the next layer's call follows
+// soon, and then sleeps. The pool serves one call at a time. A concurrent call, from another thread
+// or from inside a part, runs its parts on its own thread.
 //
 //     state = call : 32 | parts : 16 | taken : 16
 //
-// A part is taken by adding one to the state as a whole, so it is always one of the call that is in
-// there. The call cannot end before that part is done, so what it left in `work` and `context`
-// stays.
+// A part is taken by adding one to the state as a whole, so it always belongs to the call in the
+// state. That call cannot end before the part is done, so its `work` and `context` stay valid.
 #include <pthread.h>
 
 #include <atomic>
@@ -29,10 +28,10 @@ namespace {
 using Work = void (*)(void* context, long part, long parts) noexcept;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto AWAKE = std::chrono::microseconds(100);  // without work
-constexpr int GLANCES = 32;  // between two looks at the clock; some microseconds
-constexpr int PATIENT_GLANCES = 1 << 12;  // of the caller, before it lets others use its core
-constexpr long CALLS_UNTIL_ASKED_AGAIN = 1 << 14;  // some seconds of work
+constexpr auto AWAKE = std::chrono::microseconds(100);  // spinning time without work
+constexpr int GLANCES = 32;  // spins between two reads of the clock; some microseconds
+constexpr int PATIENT_GLANCES = 1 << 12;  // spins of the caller before it yields its core
+constexpr long CALLS_UNTIL_ASKED_AGAIN = 1 << 14;  // before new threads are tried; some seconds
 constexpr long MAX_PARTS = 1 << 15;
 
 inline void pause() {
@@ -67,7 +66,7 @@ public:
 private:
     static bool has_part(uint64_t seen) { return (seen & 0xffff) < (seen >> 16 & 0xffff); }
 
-    // Does one part, if there is one that nobody has taken.
+    // Runs one part, if there is one that no thread has taken.
     bool take() {
         uint64_t seen = state.load(std::memory_order_seq_cst);
         do {
@@ -78,8 +77,8 @@ private:
         return true;
     }
 
-    // The state says already that there is work: a thread that counts itself among the sleepers
-    // later than this looks at them has seen that.
+    // The state has the new work already: a thread that increments `asleep` after this function has
+    // read it sees that work before it sleeps.
     void wake(long wanted) {
         if (refused)
             refused--;
@@ -87,12 +86,12 @@ private:
             while (num_threads < wanted && start()) {
             }
         if (!asleep.load(std::memory_order_seq_cst)) return;
-        { std::lock_guard<std::mutex> lock(sleep); }  // who is about to sleep does, or has seen it
+        { std::lock_guard<std::mutex> lock(sleep); }  // threads going to sleep wait now or saw it
         wanted == 1 ? awakened.notify_one() : awakened.notify_all();
     }
 
-    // Whether there is one more. Where the system grants none, or no memory, those that are do it
-    // all for some time.
+    // Starts one more thread, and returns whether that succeeded. If the system refuses a thread or
+    // its memory, the existing threads do all the work for some time.
     bool start() {
         try {
             std::thread([this] { serve(); }).detach();
@@ -121,11 +120,11 @@ private:
         }
     }
 
-    std::atomic<bool> is_busy{false};  // serves a call; who has set it owns what follows
+    std::atomic<bool> is_busy{false};  // serves a call; the thread that set it owns the following
     Work work = nullptr;
     void* context = nullptr;
-    long num_threads = 0;  // beside the callers'
-    long refused = 0;  // calls before the system is asked for threads again
+    long num_threads = 0;  // without the callers' threads
+    long refused = 0;  // number of calls until new threads are tried again
     alignas(64) std::atomic<uint64_t> state{0};
     alignas(64) std::atomic<long> left{0};  // parts that are not done
     alignas(64) std::atomic<int> asleep{0};
@@ -133,9 +132,8 @@ private:
     std::condition_variable awakened;
 };
 
-// Nobody ends the threads, so the pool is never destroyed either: they may look for work until the
-// process is gone. A forked process has none of them, and what they held stays locked there: it
-// begins with a new pool.
+// The threads run until the process ends, so the pool is never destroyed. A forked process has none
+// of the threads, and locks that they held stay locked there, so it starts with a new pool.
 alignas(Pool) unsigned char memory[sizeof(Pool)];
 
 Pool* begin() { return new (memory) Pool; }
@@ -144,7 +142,7 @@ Pool* const only = (pthread_atfork(nullptr, nullptr, [] { begin(); }), begin());
 
 }  // namespace
 
-// Calls work(context, part, parts) for each part, on any thread, and returns when all are done.
+// Calls work(context, part, parts) for each part, on any thread; returns when all parts are done.
 EXPORT void run_parts(Work work, void* context, long parts) noexcept {
     only->run(work, context, parts);
 }

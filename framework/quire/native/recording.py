@@ -1,7 +1,7 @@
-"""Calls of compiled functions: noted while they are made, and made again.
+"""Tracing and replay of calls of compiled functions.
 
-A call from Python takes about as long as the work that a small model gives it. What is noted is a
-list of functions and their arguments, so making it again is all that is left of a pass over layers.
+For a small model, the Python around a call takes about as long as the call's work. A trace is a
+list of functions with their arguments, so a replay is a forward pass without that Python.
 """
 
 from __future__ import annotations
@@ -14,67 +14,67 @@ from contextlib import contextmanager
 Function = Callable[..., object]
 
 
-class Recording:
-    """Calls in their order.
+class CallTrace:
+    """Traced calls in order.
 
     Attributes:
-        reason: Why they cannot be made again, if so.
+        reason: Reason why the calls cannot be replayed; None: they can.
     """
 
     def __init__(self) -> None:
         self._calls: list[tuple[Function, tuple[object, ...]]] = []
         self.reason: str | None = None
 
-    def note(self, function: Function, arguments: tuple[object, ...]) -> None:
-        """Note a call."""
+    def append(self, function: Function, arguments: tuple[object, ...]) -> None:
+        """Append a call."""
         self._calls.append((function, arguments))
 
-    def refuse(self, why: str) -> None:
-        """Tell why the calls cannot be made again; the first reason is kept."""
-        self.reason = self.reason or why
+    def mark_unreplayable(self, reason: str) -> None:
+        """Set the reason why the calls cannot be replayed; the first reason is kept."""
+        self.reason = self.reason or reason
 
-    def repeat(self) -> None:
-        """Make the calls again; what their pointers point to must still be there."""
+    def replay(self) -> None:
+        """Make the calls again; the memory behind their pointers must still be allocated."""
         for function, arguments in self._calls:
             function(*arguments)
 
 
-class _Current(threading.local):
-    recording: Recording | None = None
+class _ThreadState(threading.local):
+    trace: CallTrace | None = None
 
 
-_CURRENT = _Current()
+_THREAD = _ThreadState()
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
-    """Note the calls that this thread makes meanwhile."""
-    outer, made = _CURRENT.recording, Recording()
-    _CURRENT.recording = made
+def trace_calls() -> Iterator[CallTrace]:
+    """Trace the calls of traceable functions that this thread makes in the `with` block."""
+    outer, trace = _THREAD.trace, CallTrace()
+    _THREAD.trace = trace
     try:
-        yield made
+        yield trace
     finally:
-        _CURRENT.recording = outer
+        _THREAD.trace = outer
 
 
 def traceable(function: Function, name: str, repeats: bool) -> Function:
-    """Return the same function, whose calls are noted.
+    """Return a wrapper of a function whose calls are traced.
 
     Args:
-        function: As ctypes has it.
-        name: For people.
-        repeats: Whether its calls may be made again.
+        function: Function of a ctypes library.
+        name: Name of the function for messages.
+        repeats: Whether its calls may be replayed.
     """
-    current = _CURRENT
+    thread = _THREAD
 
     @functools.wraps(function, assigned=())
     def call(*arguments: object) -> None:
         function(*arguments)
-        noted = current.recording
-        if noted is not None:
+        trace = thread.trace
+        if trace is not None:
             if repeats:
-                noted.note(function, arguments)
+                trace.append(function, arguments)
             else:
-                noted.refuse(f"{name} is called, which cannot be repeated")
+                trace.mark_unreplayable(f"{name} is called, which cannot be replayed")
 
     return call

@@ -1,6 +1,6 @@
-"""The texts that a library is made from, read once: what is hashed is what is compiled.
+"""Source texts of a library, read once, so that the hashed text is the compiled text.
 
-An edit during a compile would else be kept under the hash of a text that nobody compiled.
+Otherwise, an edit during a compilation would be cached under the hash of another text.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 HEADERS = Path(__file__).parent / "include"
-INCLUDED = "include"  # quire's headers, in the folder of a compile
-OWN = "source"  # the source, and the headers beside it
+INCLUDED = "include"  # folder of quire's headers in a compilation
+OWN = "source"  # folder of the source and the headers beside it
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """A C++ source and all that it may include.
+    """A C++ source and all headers that it may include.
 
     Attributes:
-        main: The path of the source, in the folder of a compile.
-        texts: Every file's text, by its path there.
+        main: Path of the source in the folder of a compilation.
+        texts: Texts of all files, by path in that folder.
     """
 
     main: str
@@ -29,18 +29,18 @@ class Sources:
 
     @classmethod
     def read(cls, source: Path) -> Sources:
-        """Return a source, the headers beside it and quire's."""
+        """Read a source, the headers beside it and quire's headers."""
         own = _texts(OWN, [source, *source.parent.glob("*.h")])
         included = _texts(INCLUDED, HEADERS.glob("*.h"))
         return cls(f"{OWN}/{source.name}", MappingProxyType(own | included))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What tells them from other sources: each path and text."""
+        """All paths and texts, for the cache key."""
         return tuple(part for path in sorted(self.texts) for part in (path, self.texts[path]))
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder that has none of them."""
+        """Write the files to an empty folder."""
         for path, text in self.texts.items():
             file = folder / path
             file.parent.mkdir(exist_ok=True)

@@ -1,1 +1,1 @@
-"""Find the installed plugins, load each on its own, and gather what they offer."""
+"""Plugins: discovery, isolated loading, and registries of the parts that they offer."""

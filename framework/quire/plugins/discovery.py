@@ -1,8 +1,8 @@
-"""Find what is installed, without importing any of it.
+"""Discovery of installed plugins, without importing them.
 
-There is one way in: an entry point in the group "quire". Of a distribution that lies on the path
-twice the first counts, as it does for imports; the doctor says so, because the second one is
-usually the one that is being edited.
+A plugin is an entry point in the group "quire". If a distribution is on the path twice, the first
+one counts, as for imports. `quire plugins doctor` reports it, because the second one is usually
+the one that is being edited.
 """
 
 import logging
@@ -19,8 +19,8 @@ from quire.hookspecs import PROJECT
 from quire.plugins.registry import OWN_DISTRIBUTION, Source
 
 ENTRY_POINT_GROUP = PROJECT
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name at its beginning
-_OF_AN_EXTRA = re.compile(r"\bextra\b")
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # matches the name of a requirement
+_EXTRA_MARKER = re.compile(r"\bextra\b")
 _NAME = re.compile(r"^Name:[ \t]*(\S+)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The plugin's name: the entry point's, and `NAME@DISTRIBUTION` where that is shared."""
+        """Name of the plugin: the entry point's, or `NAME@DISTRIBUTION` if several share it."""
         return self.source.plugin
 
     @property
@@ -45,17 +45,21 @@ class Candidate:
 
 
 def discover() -> list[Candidate]:
-    """Find the entry points of every installed distribution.
+    """Find the plugin entry points of all installed distributions.
 
-    One whose metadata cannot be read has none; the log says so.
+    A distribution with unreadable metadata is skipped with a warning.
     """
     found: list[Candidate] = []
-    for name, distribution in _counting_distributions():
+    for name, distribution in _first_distributions():
         points, complaint = _read_points(distribution)
         if points:
             found += _candidates(points, distribution.name, distribution.version)
         if complaint:
-            logger.warning("the entry points of %s cannot be read: %s", name, complaint)
+            logger.warning(
+                "the entry points of distribution %s cannot be read, its plugins are skipped: %s",
+                name,
+                complaint,
+            )
     uses = Counter(candidate.name for candidate in found)
     return [_with_own_name(candidate, uses[candidate.name]) for candidate in found]
 
@@ -64,30 +68,30 @@ def shadowed_distributions() -> dict[str, list[str]]:
     """Return distributions with plugins that are installed more than once.
 
     Returns:
-        Their places by name, in path order: the first one counts.
+        Their folders by name, in path order: the first one counts.
     """
-    places: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     with_plugins = set()
     for name, distribution in _named_distributions():
-        place = str(Path(str(distribution.locate_file(""))).resolve())
-        if place not in places.setdefault(name, []):
-            places[name].append(place)
+        folder = str(Path(str(distribution.locate_file(""))).resolve())
+        if folder not in folders.setdefault(name, []):
+            folders[name].append(folder)
         if _read_points(distribution)[0]:
             with_plugins.add(name)
     return {
-        name: found for name, found in places.items() if len(found) > 1 and name in with_plugins
+        name: found for name, found in folders.items() if len(found) > 1 and name in with_plugins
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A distribution that seems to be meant for quire, and whose parts are not found.
+    """A distribution that seems to be meant for quire, but has entry points that quire ignores.
 
     Attributes:
-        module: A top-level module of it, for an example.
-        points: Its entry points in groups whose names look like ours; none: it only depends on
-            quire.
-        has_plugins: It has entry points in our group as well.
+        module: One of its top-level modules, for an example.
+        points: Its entry points in groups with names similar to quire's; empty if it only depends
+            on quire.
+        has_plugins: Whether it also has entry points in quire's group.
     """
 
     name: str
@@ -98,14 +102,13 @@ class Stray:
 
 
 def stray_distributions() -> list[Stray]:
-    """Find distributions with plugins that quire does not find, or that seem to have some.
+    """Find distributions that seem to have plugins which quire does not find.
 
-    It reads the metadata of all distributions, which is too slow for each start.
-
-    A distribution that depends on quire only for one of its extras does not count.
+    This reads the metadata of all distributions, which is too slow for every start. A distribution
+    that depends on quire only for one of its extras does not count.
     """
     found = []
-    for name, distribution in _counting_distributions():
+    for name, distribution in _first_distributions():
         if name == OWN_DISTRIBUTION or (points := _all_points(distribution)) is None:
             continue
         has_plugins = any(point.group == ENTRY_POINT_GROUP for point in points)
@@ -118,9 +121,9 @@ def stray_distributions() -> list[Stray]:
 
 
 def locate(reference: str) -> str | None:
-    """Return the file of the module in `package.module:attribute`; None: there is no such module.
+    """Return the file of the module in `package.module:attribute`; None if it does not exist.
 
-    Nothing is imported, not even the packages above the module: they may be heavy, or broken.
+    Nothing is imported, not even parent packages, because they may be heavy or broken.
     """
     top, *rest = reference.partition(":")[0].split(".")
     try:
@@ -149,7 +152,7 @@ def _candidates(points: Sequence[EntryPoint], distribution: str, version: str) -
 
 
 def _with_own_name(candidate: Candidate, num_uses: int) -> Candidate:
-    """Return a candidate whose name no other has; quire's own keep theirs in any case."""
+    """Return a candidate with a unique name; quire's own plugins keep theirs in any case."""
     source = candidate.source
     if num_uses == 1 or source.is_ours:
         return candidate
@@ -158,7 +161,7 @@ def _with_own_name(candidate: Candidate, num_uses: int) -> Candidate:
 
 
 def _all_points(distribution: Distribution) -> tuple[EntryPoint, ...] | None:
-    """Return the entry points of all groups; None where they cannot be read."""
+    """Return the entry points of all groups; None if they cannot be read."""
     try:
         return tuple(distribution.entry_points)
     except (TypeError, ValueError, OSError):
@@ -166,7 +169,7 @@ def _all_points(distribution: Distribution) -> tuple[EntryPoint, ...] | None:
 
 
 def _looks_like_ours(group: str) -> bool:
-    """Whether a group's name, which is not ours, has a word that begins like ours."""
+    """Whether a group other than quire's has a word in its name that starts with "quire"."""
     words = re.split(r"[^a-z0-9]+", group.lower())
     return group != ENTRY_POINT_GROUP and any(word.startswith(PROJECT) for word in words)
 
@@ -176,27 +179,27 @@ def _needs_quire(distribution: Distribution) -> bool:
     for requirement in distribution.requires or ():
         name, marker = _REQUIREMENT.match(requirement), requirement.partition(";")[2]
         is_quire = name is not None and _normalised(name[0]) == OWN_DISTRIBUTION
-        if is_quire and not _OF_AN_EXTRA.search(marker):
+        if is_quire and not _EXTRA_MARKER.search(marker):
             return True
     return False
 
 
 def _top_level(distribution: Distribution) -> str:
-    """Return the first top-level module that a distribution names; empty if it names none."""
+    """Return the first top-level module of a distribution; empty if its metadata names none."""
     lines = (distribution.read_text("top_level.txt") or "").split()
     return lines[0] if lines else ""
 
 
 def _read_points(distribution: Distribution) -> tuple[Sequence[EntryPoint], str]:
-    """Return a distribution's plugins, or none and what is wrong with its file."""
+    """Return a distribution's plugin entry points, and the error if they cannot be read."""
     try:
         return tuple(distribution.entry_points.select(group=ENTRY_POINT_GROUP)), ""
     except (TypeError, ValueError, OSError) as error:
         return (), f"{type(error).__name__}: {error}"
 
 
-def _counting_distributions() -> Iterator[tuple[str, Distribution]]:
-    """Yield of each distribution the first on the path, by normalised name."""
+def _first_distributions() -> Iterator[tuple[str, Distribution]]:
+    """Yield the first copy of each distribution on the path, with its normalised name."""
     seen = set()
     for name, distribution in _named_distributions():
         if name not in seen:
@@ -205,21 +208,21 @@ def _counting_distributions() -> Iterator[tuple[str, Distribution]]:
 
 
 def _named_distributions() -> Iterator[tuple[str, Distribution]]:
-    """Yield what is installed, by normalised name; what has no readable metadata is no plugin."""
+    """Yield installed distributions with their normalised names; skip unreadable metadata."""
     for distribution in distributions():
         try:
             name = _name_of(distribution)
-        except (KeyError, TypeError, ValueError, OSError):  # what a half-removed folder gives
+        except (KeyError, TypeError, ValueError, OSError):  # as from a partly removed folder
             continue
         if name:
             yield _normalised(name), distribution
 
 
 def _name_of(distribution: Distribution) -> str:
-    """Return a distribution's name, by its line alone.
+    """Return a distribution's name by reading only the line with it.
 
-    A process starts with the names of all that is installed, and to parse their metadata takes ten
-    times as long.
+    A process reads the names of all distributions at start. Parsing the whole metadata would take
+    ten times as long.
     """
     line = _NAME.search(distribution.read_text("METADATA") or "")
     return line[1] if line else distribution.name

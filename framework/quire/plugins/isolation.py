@@ -1,7 +1,6 @@
-"""Load one plugin so that its failure stays its own: a record of it, and nothing else, remains.
+"""Isolated loading of one plugin: any failure becomes a record and affects no other plugin.
 
-Whatever a plugin does wrong, at import, in its hooks' names and arguments or in what it registers,
-ends here.
+This covers errors at import, in the names and arguments of hooks, and in what a plugin registers.
 """
 
 import inspect
@@ -25,15 +24,17 @@ HEAVY_MODULES = ("torch", "transformers", "triton")
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """What became of one plugin.
+    """Result of loading one plugin.
 
     Attributes:
-        state: "loaded", "failed", "blocked" or "off" (discovery is off and nobody named it).
-        entries: What it offers, if it is loaded.
-        hooks: The hooks that it implements.
-        error: One line, if it failed.
-        traceback: The whole story, if it failed.
-        heavy_imports: Modules that its entry point loaded and that make every command slow.
+        source: Source of the plugin: its name, distribution and version.
+        reference: Module of its entry point.
+        state: "loaded", "failed", "blocked" or "off" (autoload is off and it was not named).
+        entries: Entries that it offers, if it is loaded.
+        hooks: Hooks that it implements.
+        error: Error in one line, if it failed.
+        traceback: Traceback of the error, if it failed.
+        heavy_imports: Modules that its entry point imported and that make every command slow.
     """
 
     source: Source
@@ -47,7 +48,7 @@ class PluginRecord:
 
 
 def load_candidate(candidate: Candidate) -> tuple[PluginRecord, pluggy.PluginManager | None]:
-    """Import one plugin and collect what it offers; any failure becomes its record."""
+    """Import one plugin and collect its entries; any failure becomes its record."""
     reference, before = candidate.entry_point.value, set(sys.modules)
     try:
         manager = _manage(candidate.entry_point.load(), candidate.name)
@@ -55,8 +56,8 @@ def load_candidate(candidate: Candidate) -> tuple[PluginRecord, pluggy.PluginMan
         entries = _collect(manager, candidate.source, hooks)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the edge of a plugin
         summary = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        story = traceback.format_exc()
-        record = PluginRecord(candidate.source, reference, "failed", (), (), summary, story)
+        details = traceback.format_exc()
+        record = PluginRecord(candidate.source, reference, "failed", (), (), summary, details)
         return record, None
     heavy = tuple(name for name in HEAVY_MODULES if name in sys.modules and name not in before)
     record = PluginRecord(
@@ -75,7 +76,7 @@ def known_hooks() -> tuple[str, ...]:
 
 
 def _manage(module: object, name: str) -> pluggy.PluginManager:
-    """Let pluggy check the module's hooks, in a manager of its own.
+    """Check the module's hooks with pluggy, in a new plugin manager.
 
     Raises:
         PluginError: A hook does not exist, lacks its decorator, or takes wrong arguments.
@@ -99,10 +100,10 @@ def _manage(module: object, name: str) -> pluggy.PluginManager:
 
 
 def _check_marked(module: object, implemented: Collection[str]) -> None:
-    """Find functions that are named like a hook, but that pluggy does not see.
+    """Check that every function with the name of a hook is marked as its implementation.
 
     Raises:
-        PluginError: There is one.
+        PluginError: A function is not marked.
     """
     for name, _ in inspect.getmembers_static(module, inspect.isfunction):
         if name in known_hooks() and name not in implemented:

@@ -1,4 +1,4 @@
-"""The kinds of parts that a plugin may offer: one registry each, in the order of registration."""
+"""Kinds of parts that a plugin may offer, in the order of registration; one registry each."""
 
 from quire.interfaces.attention import AttentionCapabilities, KVBackend
 from quire.interfaces.executor import Executor, ExecutorCapabilities

@@ -1,9 +1,9 @@
-"""Load the installed plugins, each on its own, and gather what they offer.
+"""Loading of the installed plugins into registries, each plugin in isolation.
 
-pluggy checks the hooks; loading is ours, because a plugin that fails must hurt nobody else: plugins
-are taken one at a time in sorted order (ours first), and what one offers is accepted only when all
-of it loaded. No plugin manager is kept in a module variable; each process, and each test, has its
-own.
+pluggy checks the hooks, but plugins are loaded here, so that a failing one does not affect others:
+they are loaded one at a time in sorted order (quire's own first), and the entries of a plugin are
+accepted only if all of it loaded. There is no global plugin manager; each process, and each test,
+has its own.
 """
 
 import logging
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registries:
-    """All that the plugins offer, one registry a kind."""
+    """Registries of the parts that plugins offer, one per kind."""
 
     checkpoints: Registry[CheckpointSource]
     models: Registry[type[Model]]
@@ -69,24 +69,27 @@ class Registries:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins of one process.
+    """Plugins of one process.
 
     Attributes:
+        registries: Registries of the parts that they offer.
+        records: Results of loading, in the order of loading.
+        managers: Plugin managers of the loaded plugins, by plugin name.
         unknown_blocks: Names in `-p no:NAME` that no installed plugin has.
     """
 
     registries: Registries
     records: tuple[PluginRecord, ...] = ()
-    managers: dict[str, pluggy.PluginManager] = field(default_factory=dict)  # one a loaded plugin
+    managers: dict[str, pluggy.PluginManager] = field(default_factory=dict)
     unknown_blocks: tuple[str, ...] = ()
 
     @property
     def failed(self) -> list[PluginRecord]:
-        """Those that could not be loaded."""
+        """Records of the plugins that failed to load."""
         return [record for record in self.records if record.state == "failed"]
 
     def hooks(self, name: str) -> list[tuple[Source, Callable[..., Any]]]:
-        """Return every implementation of a request hook, to be called by keyword."""
+        """Return all implementations of a request hook, which take keyword arguments."""
         return [
             (record.source, getattr(self.managers[record.source.plugin].hook, name))
             for record in self.records
@@ -96,12 +99,12 @@ class Plugins:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of the installed plugins are to be loaded.
+    """Selection of the installed plugins to load.
 
     Attributes:
-        blocked: Left out: `-p no:NAME`.
-        wanted: Named by the user: `-p NAME`.
-        only_named: Discovery is off: no third party's plugin is loaded unless it is wanted.
+        blocked: Names of plugins to leave out: `-p no:NAME`.
+        wanted: Names of plugins that the user named: `-p NAME`.
+        only_named: Whether autoload is off: third-party plugins are loaded only if wanted.
     """
 
     blocked: frozenset[str]
@@ -110,10 +113,10 @@ class Selection:
 
     @classmethod
     def of(cls, settings: PluginSettings) -> "Selection":
-        """Read the settings; where they say nothing, an environment variable may switch off.
+        """Read the settings, with the environment variable as the default of autoload.
 
         Raises:
-            SettingsError: The variable is no truth value, or a name is wanted and left out.
+            SettingsError: The variable is not a boolean, or a name is both wanted and blocked.
         """
         only_named = settings.disable_plugin_autoload
         if only_named is None:
@@ -126,7 +129,7 @@ class Selection:
         return cls(blocked, wanted, only_named)
 
     def exclusion(self, candidate: Candidate) -> str | None:
-        """Return why a plugin is not loaded, "blocked" or "off"; None: it is."""
+        """Return why a plugin is not loaded, "blocked" or "off"; None if it is loaded."""
         names = candidate.source.names
         if names & self.blocked:
             return "blocked"
@@ -138,16 +141,16 @@ class Selection:
 def load_plugins(
     settings: PluginSettings | None = None, found: Iterable[Candidate] | None = None
 ) -> Plugins:
-    """Load the installed plugins, ours first and then by name.
+    """Load the installed plugins, quire's own first and then by name.
 
     Args:
-        settings: Which to leave out, and which to prefer.
-        found: Candidates in place of the installed ones.
+        settings: Settings with the plugins to leave out and to prefer.
+        found: Candidates to load instead of the installed ones.
 
     Raises:
-        SettingsError: The settings cannot be read, or contradict each other.
+        SettingsError: The settings are invalid, or contradict each other.
         PluginLoadError: A plugin that the user named (`-p NAME`) fails or is not installed.
-        UnknownNameError: `prefer` names what nobody offers.
+        UnknownNameError: `prefer` has a kind, a name or a plugin that does not exist.
     """
     settings = settings or PluginSettings()
     selection = Selection.of(settings)
@@ -169,12 +172,12 @@ def load_plugins(
 
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Ours first, then by name: the order never depends on the order of installation."""
+    """Return the candidates in an order that does not depend on the order of installation."""
     return sorted(candidates, key=lambda candidate: (not candidate.is_ours, candidate.name))
 
 
 def _gather(records: Iterable[PluginRecord]) -> Registries:
-    """Fill the registries with what the loaded plugins offer."""
+    """Fill the registries with the entries of the loaded plugins."""
     registries = Registries()
     num_failed = 0
     for record in records:
@@ -187,7 +190,7 @@ def _gather(records: Iterable[PluginRecord]) -> Registries:
 
 
 def _check_wanted(wanted: Collection[str], records: Collection[PluginRecord]) -> None:
-    """Explicit is strict: what was named must have loaded."""
+    """Check that all plugins that the user named were loaded."""
     for name in sorted(wanted):
         meant = [record for record in records if name in record.source.names]
         if not meant:
@@ -208,7 +211,9 @@ def _unknown_blocks(blocked: Collection[str], records: Collection[PluginRecord])
     names = _all_names(records)
     unknown = tuple(sorted(name for name in blocked if name not in names))
     for name in unknown:
-        logger.warning("-p no:%s: no such plugin is installed%s", name, did_you_mean(name, names))
+        logger.warning(
+            "-p no:%s has no effect: no such plugin is installed%s", name, did_you_mean(name, names)
+        )
     return unknown
 
 
@@ -222,7 +227,7 @@ def _apply_preferences(registries: Registries, preferences: Iterable[str]) -> No
         kind, _, rest = preference.partition(":")
         name, _, plugin = rest.rpartition("=")
         if not (kind and name and plugin):
-            raise SettingsError(f"prefer must read KIND:NAME=PLUGIN, got {preference!r}")
+            raise SettingsError(f"prefer must be KIND:NAME=PLUGIN, got {preference!r}")
         if kind not in kinds:
             raise UnknownNameError(
                 f"unknown kind {kind!r} in prefer{did_you_mean(kind, kinds)} "

@@ -1,8 +1,8 @@
-"""A registry: the names that plugins offer, who offers each, and where its code lies.
+"""Registries of the names that plugins offer, with the plugin and the import string of each.
 
-There is one class for every kind of plugin. A name stands for an import string, which is resolved
-when the name is selected, so a plugin with thirty models costs nothing at start and a missing
-optional dependency hurts only who asks for it.
+One class serves all kinds of parts. The import string is resolved when the name is selected. So a
+plugin with thirty models costs nothing at start, and a missing optional dependency is an error
+only if a part that needs it is selected.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,14 +27,14 @@ OWN_DISTRIBUTION = "quire"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of plugin.
+    """One kind of part that plugins offer.
 
     Attributes:
-        name: Field of `Registries`, and the second half of the hook `register_<name>`.
-        title: What an error message calls one of them: "attention backend".
-        api: Version of the kind's interface that this quire speaks; it serves `api - 1` as well.
-        capabilities: What an entry must declare at registration, if anything.
-        interface: The class that the code behind a name must be a subclass of; None: a function.
+        name: Field of `Registries`, and the suffix of the hook `register_<name>`.
+        title: Name of the kind in messages: "attention backend".
+        api: Version of the kind's interface in this quire; `api - 1` is supported as well.
+        capabilities: Type that an entry must declare at registration, if any.
+        interface: Base class of the code behind a name; None: it is a function.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Kind:
 
     @property
     def apis(self) -> range:
-        """The interface versions that this quire serves."""
+        """Interface versions that this quire supports."""
         return range(max(1, self.api - 1), self.api + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an entry comes from."""
+    """Plugin that an entry comes from."""
 
     plugin: str
     distribution: str
@@ -59,12 +59,12 @@ class Source:
 
     @property
     def names(self) -> frozenset[str]:
-        """What a user may call the plugin: its name, its entry point's, its distribution's."""
+        """Names of the plugin for users: its own, its entry point's and its distribution's."""
         return frozenset({self.plugin, self.plugin.partition("@")[0], self.distribution})
 
     @property
     def is_ours(self) -> bool:
-        """Whether it ships with quire: its distribution tells, for a plugin's name is free."""
+        """Whether the plugin ships with quire, by its distribution; plugin names are not unique."""
         return self.distribution == OWN_DISTRIBUTION
 
     def __str__(self) -> str:
@@ -77,8 +77,8 @@ class Entry:
 
     Attributes:
         reference: Import string, "package.module:attribute".
-        passed_over: Others that offer the name, too, and for which the user has not decided; set
-            on what a registry returns.
+        passed_over: Other plugins that offer the name, if the user has set no preference; set by
+            the registry when it returns the entry.
     """
 
     kind: Kind
@@ -90,12 +90,12 @@ class Entry:
     passed_over: tuple[Source, ...] = ()
 
     def preference(self, source: Source) -> str:
-        """Return the option by which the user lets one who offers the name serve it."""
+        """Return the option that selects a plugin for the name."""
         return f"--prefer {self.kind.name}:{self.name}={source.plugin}"
 
 
 class Registrar(Generic[T]):
-    """What a `register_*` hook receives: collects what one plugin offers of one kind."""
+    """Argument of a `register_*` hook: collects the entries of one plugin of one kind."""
 
     def __init__(self, kind: Kind, source: Source) -> None:
         self.kind = kind
@@ -106,14 +106,14 @@ class Registrar(Generic[T]):
         """Offer `name`; its code is at `reference`, written `package.module:attribute`.
 
         Args:
-            name: What a user writes to select it.
+            name: Name by which users select it.
             reference: Import string; nothing is imported now.
-            api: Version of the kind's interface that the code speaks.
-            capabilities: What selection needs to know without importing the code; its type is
-                the kind's own (`AttentionCapabilities`, `ModelCapabilities`, ...).
+            api: Version of the kind's interface that the code implements.
+            capabilities: Properties that the selection needs without importing the code, in the
+                kind's own type (`AttentionCapabilities`, `ModelCapabilities`, ...).
 
         Raises:
-            PluginError: The call itself is wrong; the message says how.
+            PluginError: An argument is invalid; the message says which.
         """
         if not name or not isinstance(name, str):
             raise PluginError(f"a {self.kind.title} needs a name, got {name!r}")
@@ -134,7 +134,7 @@ class Registrar(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Names of one kind. Every lookup error says what is known and where to look next."""
+    """Names of one kind. Lookup errors list the known names."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -143,20 +143,20 @@ class Registry(Generic[T]):
         self._preferred: dict[str, str] = {}
 
     def accept(self, entries: Iterable[Entry]) -> None:
-        """Take in what one plugin offers, once the whole plugin is known to load."""
+        """Add the entries of one plugin, after the whole plugin has loaded."""
         for entry in entries:
             self._offers.setdefault(entry.name, []).append(entry)
 
     def prefer(self, name: str, plugin: str) -> None:
-        """Let `plugin` serve a name that several offer; the user's word, never a plugin's.
+        """Set the user's preferred plugin for a name that several plugins offer.
 
         Args:
-            name: The name.
-            plugin: The plugin's name, or another of `Source.names` if only one of them has it.
+            name: Name of the part.
+            plugin: Name of the plugin, or another of `Source.names` if it is unambiguous.
 
         Raises:
             UnknownNameError: That plugin does not offer the name.
-            ContestedNameError: Several plugins that offer it are called so.
+            ContestedNameError: Several plugins that offer the name match `plugin`.
         """
         offers = self._offers.get(name, [])
         if not offers:
@@ -165,23 +165,23 @@ class Registry(Generic[T]):
         meant = meant or [entry for entry in offers if plugin in entry.source.names]
         if not meant:
             raise UnknownNameError(
-                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it comes from "
+                f"plugin {plugin!r} offers no {self.kind.title} named {name!r}; it is offered by "
                 f"{_listed(offers)}"
             )
         if len(meant) > 1:
             raise ContestedNameError(
-                f"{plugin!r} may be {_listed(meant)}, and each offers {self.kind.title} {name!r}; "
+                f"{plugin!r} matches {_listed(meant)}, which all offer {self.kind.title} {name!r}; "
                 f"{_choice_between(meant)}"
             )
         self._preferred[name] = meant[0].source.plugin
 
     def entry(self, name: str) -> Entry:
-        """Return who serves `name`, without importing it.
+        """Return the selected entry of a name, without importing it.
 
         Raises:
             UnknownNameError: No plugin offers the name.
-            ContestedNameError: Several plugins do, none of them quire's, and the user preferred
-                none.
+            ContestedNameError: Several third-party plugins offer it, quire does not, and the user
+                has set no preference.
         """
         offers = self._offers.get(name, [])
         if not offers:
@@ -195,11 +195,11 @@ class Registry(Generic[T]):
         return entry
 
     def uncontested(self, name: str) -> Entry | None:
-        """Return who serves a name that is offered; None where it is contested.
+        """Return the selected entry of a name that is offered; None if the name is contested.
 
-        Between several plugins the user's preference decides. Without one quire's own part serves:
-        what is merely installed neither takes its place nor stops it. If none of them is quire's,
-        the name is contested.
+        Between several plugins the user's preference decides. Without one, quire's own part is
+        used: installing a plugin neither replaces nor disables it. If none of them is quire's, the
+        name is contested.
         """
         offers = self._offers[name]
         if name in self._preferred:
@@ -217,10 +217,10 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: No plugin offers the name.
-            ContestedNameError: Several plugins do, none of them quire's.
-            ApiVersionError: The code speaks a version of the interface that this quire does not.
-            PluginLoadError: The import fails, the cause is chained; or what it gives is no
-                subclass of the kind's interface.
+            ContestedNameError: Several third-party plugins offer the name.
+            ApiVersionError: The interface version of the code is not supported by this quire.
+            PluginLoadError: The import fails (the cause is chained), or the imported object is not
+                a subclass of the kind's interface.
         """
         return self.load(self.entry(name))
 
@@ -233,7 +233,7 @@ class Registry(Generic[T]):
         return cast("T", found)
 
     def contested(self) -> dict[str, list[Entry]]:
-        """Return the names that several plugins offer, so that none serves them."""
+        """Return the contested names, each with all its entries."""
         return {
             name: list(offers)
             for name, offers in self._offers.items()
@@ -241,7 +241,7 @@ class Registry(Generic[T]):
         }
 
     def offers(self) -> Iterator[Entry]:
-        """Every entry of every plugin, by name, contested or not."""
+        """Yield all entries of all plugins, sorted by name, contested or not."""
         for name in sorted(self._offers):
             yield from self._offers[name]
 
@@ -266,23 +266,23 @@ class Registry(Generic[T]):
 
 
 def check_api(entry: Entry) -> None:
-    """Check, before anything is imported, that we speak the entry's interface version.
+    """Check, before anything is imported, that the entry's interface version is supported.
 
     Raises:
-        ApiVersionError: We do not; the message says which side is to be upgraded.
+        ApiVersionError: It is not; the message says which side to upgrade.
     """
     served = entry.kind.apis
     if entry.api in served:
         return
-    cure = "upgrade quire" if entry.api > served[-1] else f"upgrade {entry.source.distribution}"
+    remedy = "upgrade quire" if entry.api > served[-1] else f"upgrade {entry.source.distribution}"
     raise ApiVersionError(
-        f"{entry.kind.title} {entry.name!r} of {entry.source} speaks version {entry.api} of its "
-        f"interface; this quire serves {' and '.join(map(str, served))}: {cure}"
+        f"{entry.kind.title} {entry.name!r} of {entry.source} has interface version {entry.api}; "
+        f"this quire supports {' and '.join(map(str, served))}: {remedy}"
     )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'flash'?" for the known name that is near to a wrong one, if any."""
+    """Return "; did you mean 'flash'?" if a known name is similar to a wrong one, else ""."""
     by_folded = {other.casefold(): other for other in known}
     near = get_close_matches(name.casefold(), by_folded, 1, cutoff=0.5)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
@@ -292,7 +292,7 @@ def import_reference(reference: str, what: str) -> object:
     """Import `package.module:attribute`.
 
     Raises:
-        PluginLoadError: It cannot be imported; `what` says for whom.
+        PluginLoadError: The import fails; the message begins with `what`.
     """
     try:
         return resolve_name(reference)
@@ -306,7 +306,7 @@ def _check_interface(found: object, interface: type | None, what: str) -> None:
     if interface is None:
         if not callable(found):
             raise PluginLoadError(
-                f"{what} must be a function, and is of type {type(found).__name__}"
+                f"{what} must be a function, but it is of type {type(found).__name__}"
             )
     elif not (isinstance(found, type) and issubclass(found, interface)):
         wanted = f"{interface.__module__}.{interface.__name__}"
@@ -318,6 +318,6 @@ def _listed(offers: Iterable[Entry]) -> str:
 
 
 def _choice_between(offers: Iterable[Entry]) -> str:
-    """Say how the user decides between plugins that offer one name."""
-    ways = " or ".join(offer.preference(offer.source) for offer in offers)
-    return f"choose with {ways}, or leave one out with -p no:PLUGIN"
+    """Return the options with which the user selects one of several plugins for a name."""
+    options = " or ".join(offer.preference(offer.source) for offer in offers)
+    return f"choose with {options}, or leave one out with -p no:PLUGIN"

@@ -1,4 +1,4 @@
-"""Installed plugins, and what became of each, as JSON data."""
+"""Reports of the installed plugins and their entries as JSON data."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -10,19 +10,19 @@ from quire.plugins.registry import Entry
 
 
 def plugins_report(plugins: Plugins, *, detailed: bool = False) -> list[dict[str, Any]]:
-    """Return what is known of each plugin as JSON data, in the order of loading.
+    """Return a report of each plugin as JSON data, in the order of loading.
 
     Args:
-        plugins: Those of this process.
-        detailed: Add files and the story of each failure, which are not for strangers' eyes.
+        plugins: Plugins of this process.
+        detailed: Whether to add files and tracebacks, which must not be public.
     """
     return [_report(record, plugins.registries, detailed) for record in plugins.records]
 
 
 def entry_report(entry: Entry, registries: Registries, *, detailed: bool = False) -> dict[str, Any]:
-    """Return what is known of one offered name as JSON data.
+    """Return a report of one offered name as JSON data.
 
-    `served_by` names the plugin that serves it; None where several offer it and none serves it.
+    `served_by` is the plugin that is selected for the name; None if the name is contested.
     """
     served = registries[entry.kind.name].uncontested(entry.name)
     report = {
@@ -56,7 +56,7 @@ def _report(record: PluginRecord, registries: Registries, detailed: bool) -> dic
 
 
 def _as_json(value: Any) -> Any:
-    """Capabilities are frozen dataclasses of simple values, sets of them, and types."""
+    """Convert capabilities: frozen dataclasses of simple values, sets of them, and types."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _as_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, frozenset | set):
@@ -66,5 +66,5 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return None  # JSON has no infinity; it means: no bound
+        return None  # JSON has no infinity, which means no limit here
     return value if isinstance(value, str | int | float | bool | None) else str(value)

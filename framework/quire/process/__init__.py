@@ -1,1 +1,1 @@
-"""Processes: channels between them, children, watchdogs, and exceptions as text."""
+"""Child processes: start and end, watchdogs, message channels, and exceptions as text."""

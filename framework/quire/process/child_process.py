@@ -1,7 +1,7 @@
-"""The engine's process as its parent holds it: it is seen to die by its pidfd.
+"""Start and end of the engine process by its parent, which detects its death by a pidfd.
 
-It has a process group of its own, so that a terminal's Ctrl-C is for the parent alone, and so that
-nothing which it started outlives it.
+The process has its own process group. So a terminal's Ctrl-C reaches only the parent, and all
+children of the process can be killed with it.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from typing import Self
 from quire.errors import SettingsError
 from quire.process.python_child import child_environment
 
-MAX_SOCKET_PATH = 100  # bytes; the system's own limit for a socket's path is a little more
+MAX_SOCKET_PATH = 100  # bytes; the system's limit for the path of a socket is 107
 KILL_TIMEOUT_S = 10.0
 
 
 class SocketFolder:
-    """A fresh folder that only this user may enter, for the short time in which a socket needs it.
+    """Temporary folder for a socket, which only this user may access.
 
-    At the end of its `with` it is gone; who is connected stays so.
+    The end of its `with` block removes it; processes that are connected stay connected.
 
     Raises:
-        SettingsError: No folder can be had whose path is short enough for a socket.
+        SettingsError: No folder with a path short enough for a socket can be made.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class SocketFolder:
 
     @property
     def address(self) -> str:
-        """Where to listen in it."""
+        """Address in the folder to listen on."""
         return f"ipc://{self.path}/engine"
 
     def __enter__(self) -> Self:
@@ -50,20 +50,22 @@ class SocketFolder:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        story: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class ChildProcess:
-    """Python in a process of its own. One thread uses it, but for `kill`.
+    """A Python child process.
+
+    It is used by one thread, except `kill`, which any thread may call.
 
     Args:
-        arguments: What follows `python`.
-        config: The bytes on its standard input.
+        arguments: Command line after `python`.
+        config: Bytes for its standard input.
 
     Raises:
-        SettingsError: This system cannot tell when a process dies.
+        SettingsError: The system is not Linux, which has the pidfds needed.
     """
 
     def __init__(self, arguments: Sequence[str], config: bytes) -> None:
@@ -81,43 +83,46 @@ class ChildProcess:
         except BaseException:
             _kill(self._process, self._owner_pid)
             raise
-        # Also at the end of the program, and when the last one who knows it forgets it.
+        # Also runs at interpreter exit, and when this object is collected.
         self._finalizer = weakref.finalize(
             self, _kill, self._process, self._owner_pid, self._death_fd
         )
-        self._lock = threading.RLock()  # so that nobody kills an id that was given back
-        self._give(config)
+        self._lock = threading.RLock()  # so that `kill` never uses a closed descriptor
+        self._write_config(config)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the child."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """File descriptor that becomes readable when it dies."""
+        """Return the file descriptor that becomes readable when the process dies."""
         return self._death_fd
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end, so long; then kill it. May be called twice; in a fork it does nothing.
+        """Wait for the process to exit, then kill it; a no-op on a second call, and in a fork.
+
+        Args:
+            timeout_s: Time for the process to exit by itself.
 
         Returns:
-            How it ended, for people.
+            Description of its end, for people.
         """
         if self._finalizer.alive and os.getpid() == self._owner_pid:
             _wait_unreaped(self._death_fd, timeout_s)
             with self._lock:
                 self._finalizer()
-        return _story(self._process.returncode)
+        return _exit_description(self._process.returncode)
 
     def kill(self) -> None:
-        """Kill it, and let `end` find it dead; from any thread."""
+        """Kill the process, so that `end` finds it dead; from any thread."""
         with self._lock:
             if self._finalizer.alive:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._death_fd, signal.SIGKILL)
 
-    def _give(self, config: bytes) -> None:
-        """Write its config; if it dies before it has read all of that, its end will tell."""
+    def _write_config(self, config: bytes) -> None:
+        """Write the config to the standard input; `end` reports a process that dies meanwhile."""
         if self._process.stdin is None:
             raise RuntimeError("the process has no standard input")
         with contextlib.suppress(BrokenPipeError):
@@ -127,26 +132,27 @@ class ChildProcess:
 
 
 def _fresh_folder() -> Path:
-    """Make a folder of mode 0700, preferably where the system clears up at logout."""
-    places = [
-        place for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if place
+    """Make a folder of mode 0700, preferably in one that the system removes at logout."""
+    parents = [
+        parent for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if parent
     ]
-    for place in places:
+    for parent in parents:
         with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="quire-", dir=place))
+            folder = Path(tempfile.mkdtemp(prefix="quire-", dir=parent))
             if len(os.fsencode(folder)) <= MAX_SOCKET_PATH - len("/engine"):
                 return folder
             folder.rmdir()
     raise SettingsError(
-        f"the engine's process needs a folder for its socket, of at most {MAX_SOCKET_PATH} bytes, "
-        f"and none can be made in {' or '.join(places)}; set TMPDIR to another folder"
+        "the engine process needs a folder for its socket with a path of at most "
+        f"{MAX_SOCKET_PATH} bytes, and none can be made in {' or '.join(parents)}; set TMPDIR to "
+        "another folder"
     )
 
 
 def _kill(process: subprocess.Popen[bytes], owner_pid: int, death_fd: int | None = None) -> None:
-    """Kill a process and its group; nothing happens in a fork of the one that started it.
+    """Kill a process and its group; a no-op in a fork of the process that started it.
 
-    It was not reaped before, so the group's id is still its own.
+    The process was not reaped before, so its group id was not reused.
     """
     if os.getpid() != owner_pid:
         return
@@ -159,19 +165,19 @@ def _kill(process: subprocess.Popen[bytes], owner_pid: int, death_fd: int | None
 
 
 def _wait_unreaped(death_fd: int, timeout_s: float) -> None:
-    """Wait until a process has ended; its id stays taken."""
+    """Wait until a process has ended, without reaping it."""
     poller = select.poll()
     poller.register(death_fd, select.POLLIN)
     poller.poll(timeout_s * 1000)
 
 
-def _story(code: int | None) -> str:
+def _exit_description(code: int | None) -> str:
     if code is None:
-        return "does not end"
+        return "does not exit"
     if code >= 0:
-        return f"ended with exit code {code}; its own messages are in the log"
+        return f"ended with exit code {code}; see the log for its own messages"
     name = _signal_name(-code)
-    hint = ", by somebody or by the system as memory ran out" if name == "SIGKILL" else ""
+    hint = " (by a user, or by the system because memory ran out)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
 
 

@@ -1,7 +1,7 @@
-"""Messages between processes: msgpack over one ZeroMQ pair of sockets. Nothing is ever pickled.
+"""Messages between two processes: msgpack over a pair of ZeroMQ sockets, without pickle.
 
-ZeroMQ does not say when the other side dies: whoever waits on a `Channel` lets it watch a file
-descriptor that does.
+ZeroMQ does not report the death of the other process. For that, a `Channel` can watch a file
+descriptor, such as a pidfd.
 """
 
 import os
@@ -21,16 +21,17 @@ _UNSENDABLE = (TypeError, NotImplementedError, ValueError, OverflowError, Recurs
 
 
 class UnreadableError(QuireError):
-    """Bytes are no message of the kind that was expected."""
+    """Bytes are not a message of the expected type."""
 
     code = "unreadable_message"
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as msgpack.
+    """Encode a message as msgpack.
 
     Raises:
-        QuireError: It holds what msgpack cannot carry: a foreign type, or a number of over 64 bits.
+        QuireError: It has a value that msgpack does not support: an unknown type, or a number of
+            more than 64 bits.
     """
     try:
         return msgspec.msgpack.encode(message)
@@ -39,24 +40,24 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: Any, kind: type[T]) -> T:
-    """Return the message in some bytes.
+    """Decode a message.
 
     Raises:
-        UnreadableError: They hold none of this kind.
+        UnreadableError: The bytes are not a message of this type.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except _UNREADABLE as error:
-        raise UnreadableError(f"no message can be read: {error}") from error
+        raise UnreadableError(f"a message cannot be decoded: {error}") from error
 
 
 class Channel:
-    """One end of a pair of sockets; sending never waits, and nothing is dropped.
+    """One end of a pair of sockets; sending never blocks, and no message is dropped.
 
     Args:
-        kind: What the other end may say; anything else ends the conversation.
-        address: An `ipc://` address.
-        is_listening: One end listens, the other one connects.
+        kind: Type of messages from the other end; any other message is an error.
+        address: Address `ipc://...` of the socket.
+        is_listening: Whether this end listens; the other end connects.
     """
 
     def __init__(self, kind: Any, address: str, *, is_listening: bool) -> None:
@@ -64,28 +65,28 @@ class Channel:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
         self._owner_pid = os.getpid()
-        # When the last one who knows it forgets it; at the exit a thread may still use it.
+        # Runs when this object is collected, but not at exit, when a thread may still use it.
         self._finalizer = weakref.finalize(
-            self, _hang_up, self._socket, self._context, self._owner_pid, 0
+            self, _close, self._socket, self._context, self._owner_pid, 0
         )
         self._finalizer.atexit = False
-        self._socket.set_hwm(0)  # the requests in flight bound what can be queued
+        self._socket.set_hwm(0)  # no limit: the requests in flight limit the queued messages
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        # With a domain the handshake is not optional; else any bytes would be the first protocol's.
+        # A ZAP domain makes the handshake mandatory; else bytes of any protocol would be accepted.
         self._socket.zap_domain = b"quire"
         try:
             self._socket.bind(address) if is_listening else self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
-            raise QuireError(f"no socket can be had at {address}: {error}") from error
+            raise QuireError(f"a socket cannot be opened at {address}: {error}") from error
 
     def watch(self, fd: int) -> None:
-        """Let `wait` return when a file descriptor becomes readable, too."""
+        """Make `wait` also return when a file descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None = None) -> Sequence[int]:
-        """Block until a message or a watched file descriptor is there, or the time is up.
+        """Block until a message arrives or a watched file descriptor is readable, or until timeout.
 
         Returns:
             The watched file descriptors that are readable.
@@ -97,18 +98,18 @@ class Channel:
         """Queue a message for the other end; raises as `encode` does.
 
         Raises:
-            EngineDeadError: This end listens, and nobody is connected any more.
+            EngineDeadError: This end listens, and the other end has disconnected.
         """
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
-            raise EngineDeadError("the other process has hung up") from error
+            raise EngineDeadError("the other process has disconnected") from error
 
     def take(self, timeout_s: float = 0.0) -> Any:
-        """Return the next message; None if there is none within the time.
+        """Return the next message; None if none arrives within the timeout.
 
         Raises:
-            EngineDeadError: What came is no message.
+            EngineDeadError: The other end sent an invalid message.
         """
         if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
@@ -120,23 +121,23 @@ class Channel:
             return self._decoder.decode(frame)
         except _UNREADABLE as error:
             raise EngineDeadError(
-                f"{len(frame)} bytes came from the other process that are no message: {error}"
+                f"{len(frame)} bytes from the other process are not a valid message: {error}"
             ) from error
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Hang up. May be called twice.
+        """Close the channel. May be called twice.
 
         Args:
-            linger_s: How long to wait for the other end to read what was sent.
+            linger_s: Time for the other end to read the messages that were sent.
         """
         if self._finalizer.detach() is not None:
-            _hang_up(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
+            _close(self._socket, self._context, self._owner_pid, int(linger_s * 1000))
 
 
-def _hang_up(
+def _close(
     socket: zmq.Socket[bytes], context: zmq.Context[Any], owner_pid: int, linger_ms: int
 ) -> None:
-    """Give everything back; in a fork of the one that opened it, nothing of it can be used."""
+    """Close a socket and its context; a no-op in a fork, which cannot use them."""
     if os.getpid() == owner_pid:
         socket.close(linger_ms)
         context.term()

@@ -1,7 +1,7 @@
-"""A Python child runs the parent's quire: its import path comes first, and no secret comes along.
+"""Command line and environment of a Python child that imports the same quire as its parent.
 
-`python -m` would put the current directory in front of everything, and a path that is set after
-quire was imported would leave the child with another quire than its parent's.
+The child starts with the parent's `sys.path`. With `python -m`, the current directory would come
+first on the path, so that the child might import another quire.
 """
 
 import os
@@ -18,12 +18,12 @@ _BOOT = (
 
 
 def python_arguments(module: str, arguments: Sequence[str]) -> list[str]:
-    """Return what follows `python` to call the `main` of a module with some arguments."""
+    """Return the command line after `python` that calls `main` of a module with some arguments."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     return ["-P", "-c", _BOOT.format(module=module), str(len(path)), *path, *arguments]
 
 
 def child_environment() -> dict[str, str]:
-    """Return our environment without the server's options: its key is nobody else's."""
+    """Return this process's environment without the server's options, such as the API key."""
     private = {ENVIRONMENT_PREFIX + option.name.upper() for option in fields(ServerSettings)}
     return {name: value for name, value in os.environ.items() if name not in private}

@@ -1,6 +1,6 @@
-"""An exception as text that every process can send: it holds no frame, and so no tensor.
+"""Exceptions as text that can be sent to another process, without frames and their tensors.
 
-What a plugin raises may be long, hold characters that are no text, or come from itself.
+A plugin's exception may be long, contain invalid characters, or be its own cause.
 """
 
 import traceback
@@ -11,18 +11,18 @@ MAX_CAUSE_BYTES = 16 * 1024
 
 
 def sendable(text: str) -> str:
-    """Return a text in which what UTF-8 cannot say is escaped."""
+    """Return a text with characters escaped that UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the end of an exception's traceback, with all that it comes from."""
+    """Return the end of an exception's traceback, causes included."""
     text = "".join(traceback.format_exception(error)).rstrip()
     return sendable(text).encode()[-MAX_CAUSE_BYTES:].decode("utf-8", "ignore")
 
 
 def with_cause(error: BaseException) -> str:
-    """Return an error's message, and in one line what it comes from if it does not say so."""
+    """Return an error's message, with one line of its cause unless the message contains it."""
     message, cause = str(error), error.__cause__
     if cause is None:
         return message
@@ -34,12 +34,12 @@ def with_cause(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a plugin's own exception may fail at that, too
+    except Exception:  # noqa: BLE001 - `__str__` of a plugin's exception may fail
         return type(error).__name__
 
 
 def cause_text(error: BaseException) -> str | None:
-    """Return the traceback of what an error was raised from; None if that is nothing."""
+    """Return the traceback of an error's cause; None without a cause."""
     cause = error.__cause__
     if cause is None:
         return None

@@ -1,8 +1,8 @@
-"""A process of its own watches a child's parent: no step, lock or stop signal of the child matters.
+"""Watchdog process: kills a child and all its descendants when the child or its parent dies.
 
-A thread would wait for the interpreter, which a step can hold, and it stops with its process. So
-the child forks a watchdog before it does anything else. That one is in the child's process group
-and ends the whole of it, itself included, when the parent or the child is gone.
+It is a separate process, because a thread would wait for the interpreter lock, which a step can
+hold, and would be stopped together with its process. The child forks it before anything else. It
+belongs to the child's process group, and kills the whole group, itself included.
 
     parent <-- pidfd -- watchdog -- pidfd --> child        (and all that the child starts)
                            '--- SIGKILL to the group ---'
@@ -16,22 +16,22 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
-NAME = "quire-watchdog"  # in a list of processes; the kernel takes 15 bytes
-_DEAF_TO = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # what is sent to a whole group
+NAME = "quire-watchdog"  # name in process lists, at most 15 bytes
+_BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # often sent to a whole group
 
 
 def die_with(parent_pid: int, folder: str | None = None) -> None:
-    """Let this process, which leads its group and has one thread, end when its parent does.
+    """Make this process end when its parent dies; it must lead its group and have one thread.
 
     Args:
-        parent_pid: Who started it.
-        folder: What to remove then.
+        parent_pid: Process id of the parent.
+        folder: Folder to remove when the parent dies.
     """
     parent_fd = os.pidfd_open(os.getppid())
-    if os.getppid() != parent_pid:  # it is gone already, and the kernel gave us to somebody else
+    if os.getppid() != parent_pid:  # the parent is dead already, and this process was reparented
         _end_group(folder)
     child_fd = os.pidfd_open(os.getpid())
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
     if os.fork() == 0:
         _watch(parent_fd, child_fd, folder)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -40,7 +40,7 @@ def die_with(parent_pid: int, folder: str | None = None) -> None:
 
 
 def leave_to_parent(*signals: signal.Signals) -> None:
-    """Do nothing when signals come; unlike SIG_IGN, that is not inherited by other programs."""
+    """Ignore signals by an empty handler; unlike SIG_IGN, it is not inherited by other programs."""
     for number in signals:
         signal.signal(number, _do_nothing)
 
@@ -50,11 +50,11 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _watch(parent_fd: int, child_fd: int, folder: str | None) -> NoReturn:
-    """Live as the watchdog; the signals that were blocked stay so."""
+    """Run the watchdog; the blocked signals stay blocked."""
     try:
         with open("/proc/self/comm", "w") as name:
             name.write(NAME)
-        _close_all_but({parent_fd, child_fd})  # whoever waits for an end of file waits for none
+        _close_all_but({parent_fd, child_fd})  # inherited pipes must not stay open
         poller = select.poll()
         poller.register(parent_fd, select.POLLIN)
         poller.register(child_fd, select.POLLIN)
@@ -68,7 +68,7 @@ def _watch(parent_fd: int, child_fd: int, folder: str | None) -> NoReturn:
 
 
 def _end_group(folder: str | None) -> NoReturn:
-    """End, with all that the child started."""
+    """Kill this process group: the child, all its descendants and this process."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
@@ -78,5 +78,5 @@ def _end_group(folder: str | None) -> NoReturn:
 def _close_all_but(kept: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the one that the list was read with
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))

@@ -1,4 +1,4 @@
-"""The whole HTTP surface on one page: every route, and the guard in front of all of them."""
+"""The ASGI application: all HTTP routes, behind one guard middleware."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,10 +33,10 @@ def create_app(
     """Return the ASGI application.
 
     Args:
-        frontend: Serves the requests.
-        settings: Address, key and limits; the listening itself is `serve`'s.
-        plugins_report: Returns a plain dict for each plugin, for /v1/plugins.
-        lifecycle: Shared with whoever drains the server.
+        frontend: Frontend that serves the requests.
+        settings: Address, API key and limits; `serve` does the listening.
+        plugins_report: Function that returns a dict per plugin, for /v1/plugins.
+        lifecycle: State shared with the code that drains the server; None for a new one.
     """
     lifecycle = lifecycle or Lifecycle()
     app = Starlette(
@@ -48,7 +48,7 @@ def create_app(
             ClientDisconnect: handle_disconnect,
         },
     )
-    app.router.redirect_slashes = False  # "/livez/" is another path, and asks for the key
+    app.router.redirect_slashes = False  # "/livez/" is another path, and requires the key
     return app
 
 

@@ -1,7 +1,8 @@
-"""Listen, and stop well: readiness flips first, what runs may finish, what comes is told to retry.
+"""The HTTP server: listening, draining and shutdown.
 
-The first SIGTERM or SIGINT drains; the second one, or the end of `shutdown_timeout_s`, aborts. When
-the engine dies the server ends too, and says so: whoever supervises it starts a new one.
+The first SIGTERM or SIGINT drains: readiness turns 503, running requests may finish, and new ones
+get 503 with `Retry-After`. The second signal, or the end of `shutdown_timeout_s`, aborts. If the
+engine dies, the server exits with an error, so that its supervisor can start a new one.
 """
 
 import asyncio
@@ -25,22 +26,22 @@ from quire.server.stats_log import log_stats
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-STOP_TIMEOUT_S = 1.0  # for the step that runs when all requests are over
-ABORT_GRACE_S = 1  # for the last events of aborted streams to leave
-DEATH_NOTICE_S = 0.5  # for health checks and clients to hear that the engine is dead
+STOP_TIMEOUT_S = 1.0  # for the last step, when all requests are over
+ABORT_GRACE_S = 1  # for sending the last events of aborted streams
+DEATH_NOTICE_S = 0.5  # for health checks and clients to see that the engine is dead
 
 
 class HTTPServer(uvicorn.Server):
     """A uvicorn server that drains before it stops listening.
 
     Args:
-        frontend: Serves the requests; shut down when the server stops.
-        settings: Where to listen, and how long to drain.
-        plugins_report: For /v1/plugins.
-        on_ready: Called with the server's URL once it listens.
+        frontend: Frontend that serves the requests; shut down when the server stops.
+        settings: Address to listen on, and drain timeout.
+        plugins_report: Function that returns a dict per plugin, for /v1/plugins.
+        on_ready: Function called with the server's URL once it listens.
 
     Attributes:
-        engine_death: Why the engine stopped, if it did so by itself.
+        engine_death: Error of an engine that died; None otherwise.
     """
 
     def __init__(
@@ -68,13 +69,15 @@ class HTTPServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stop)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal: uvicorn's own answer would stop listening at once."""
+        """Drain on a signal; uvicorn's own handler would stop listening at once."""
         del frame
-        logger.info("%s: finishing the running requests", signal.Signals(sig).name)
+        logger.info(
+            "received %s: finishing the running requests, then exiting", signal.Signals(sig).name
+        )
         self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say where."""
+        """Start listening, and report the URL."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(log_stats(self._frontend)))
@@ -83,7 +86,7 @@ class HTTPServer(uvicorn.Server):
             self._on_ready(url_of(self.servers[0].sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what is open."""
+        """Cancel the background tasks and close all connections."""
         for task in self._tasks:
             task.cancel()
         await super().shutdown(sockets)
@@ -96,7 +99,7 @@ class HTTPServer(uvicorn.Server):
             self._abort.set()
 
     async def _drain(self) -> None:
-        """Let the running requests finish, abort the others, and let uvicorn close the rest."""
+        """Wait for the running requests, abort those left, and make uvicorn exit."""
         idle = asyncio.create_task(
             self._lifecycle.wait_until_idle(self._settings.shutdown_timeout_s)
         )
@@ -110,10 +113,10 @@ class HTTPServer(uvicorn.Server):
         self.should_exit = True
 
     async def _end_with_engine(self) -> None:
-        """Wait for the engine to die, let those who have asked hear it, and end."""
+        """Wait for the engine to die, leave clients time to see the error, and exit."""
         death = await self._frontend.wait_for_death()
         if self._stopping is None:
-            logger.critical("the engine is dead, so the server ends: %s", death)
+            logger.critical("the engine died, so the server exits: %s", death)
             self.engine_death = death
             await asyncio.sleep(DEATH_NOTICE_S)
             self.should_exit = True
@@ -128,14 +131,14 @@ def serve(
     """Serve until a signal; the frontend is shut down at the end.
 
     Args:
-        frontend: Serves the requests.
-        settings: Where to listen, and how long to drain.
-        plugins_report: Returns a plain dict for each plugin.
-        on_ready: Called with the server's URL once it listens; `port` 0 takes a free one.
+        frontend: Frontend that serves the requests.
+        settings: Address to listen on, and drain timeout.
+        plugins_report: Function that returns a dict per plugin, for /v1/plugins.
+        on_ready: Function called with the server's URL once it listens; `port` 0 takes a free port.
 
     Raises:
-        SettingsError: The address cannot be listened on.
-        EngineDeadError: The engine died, and the server with it.
+        SettingsError: The address cannot be bound.
+        EngineDeadError: The engine died, so the server exited.
     """
     server = HTTPServer(frontend, settings, plugins_report, on_ready)
     server.run([listening_socket(settings)])
@@ -147,14 +150,14 @@ def listening_socket(settings: ServerSettings) -> socket.socket:
     """Return a socket bound to the address of the settings.
 
     Raises:
-        SettingsError: It cannot be bound.
+        SettingsError: The address cannot be bound.
     """
     try:
         found = socket.getaddrinfo(
             settings.host,
             settings.port,
             type=socket.SOCK_STREAM,
-            proto=socket.IPPROTO_TCP,  # asyncio switches Nagle's delays off only if it reads this
+            proto=socket.IPPROTO_TCP,  # asyncio disables Nagle's algorithm only if it sees this
             flags=socket.AI_PASSIVE,
         )
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # "localhost": 127.0.0.1 first
@@ -189,11 +192,11 @@ def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        log_config=None,  # logging is the caller's
+        log_config=None,  # the caller configures logging
         access_log=False,
         server_header=False,
         date_header=True,
-        proxy_headers=False,  # a client's word about where it comes from counts for nothing
+        proxy_headers=False,  # a client's claim about its own address is not trusted
         http=Connection,
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""One line every ten seconds while there is work says how the engine is doing."""
+"""Periodic log line with the throughput and load of the engine."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ INTERVAL_S = 10.0
 
 
 class StatsLine:
-    """Turns two looks at an engine into a line.
+    """Formats the change between two readings of the engine's counters as a log line.
 
     Args:
-        now_s: When it started, on the monotonic clock.
+        now_s: Time of the first reading, on the monotonic clock.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -26,12 +26,12 @@ class StatsLine:
         self._num_preemptions = 0
 
     def next(self, stats: EngineStats, done: Done, now_s: float) -> str | None:
-        """Return what happened since the last call; None if nothing did and nothing waits.
+        """Return the line for the time since the last call; None if the engine was idle.
 
         Args:
-            stats: What the engine said about itself last.
-            done: What it has done since its start.
-            now_s: The monotonic clock.
+            stats: Latest statistics of the engine.
+            done: Work that the engine has done since its start.
+            now_s: Current time, on the monotonic clock.
         """
         before, self._done = self._done, done
         seconds, self._since_s = now_s - self._since_s, now_s
@@ -52,7 +52,7 @@ class StatsLine:
 
 
 async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> None:
-    """Write lines until cancelled."""
+    """Log a line every `interval_s` seconds, until cancelled."""
     line = StatsLine(time.monotonic())
     while True:
         await asyncio.sleep(interval_s)

@@ -1,1 +1,1 @@
-"""Conformance kits that every plugin of a kind must pass, ours and yours."""
+"""Conformance kits: tests that every plugin of a kind must pass, built-in or third-party."""

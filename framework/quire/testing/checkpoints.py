@@ -1,9 +1,9 @@
-"""Tiny checkpoints with every parameter random, so that a wrong computation cannot hide.
+"""Tiny checkpoints in which every parameter is random, so that tests detect wrong computations.
 
-Biases of zero, norms of one and a model that repeats one token would hide mistakes; here biases are
-not zero, norms spread around one, and the logits are spread so far that greedy output varies. They
-are written with torch and safetensors alone, in the layout of Hugging Face, and read by
-transformers as well.
+Zero biases, norm weights of one and a model that repeats one token would hide mistakes. Here biases
+are not zero, norm weights vary around one, and logits vary enough for greedy output to vary. The
+files are written with torch and safetensors alone, in the Hugging Face layout, and transformers can
+read them as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SIZES: Mapping[str, Any] = {
     "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
     "pad_token_id": 0,
 }
-# What a layout has besides `_SIZES`, or in place of it.
+# Values of a layout that add to `_SIZES` or replace them.
 _LAYOUT_SIZES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
         "model_type": "gemma3_text",
@@ -72,13 +72,13 @@ _LAYER_NORMS = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenCheckpoint:
-    """A checkpoint on disk, and what is in it.
+    """A checkpoint on disk, with its config and weights.
 
     Attributes:
-        folder: Where it lies: config.json, model.safetensors, tokenizer.json and
+        folder: Path of the folder with config.json, model.safetensors, tokenizer.json and
             tokenizer_config.json.
-        config: Its config.json.
-        weights: Its tensors, by name.
+        config: Content of config.json.
+        weights: Tensors by name.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ class WrittenCheckpoint:
 
     @property
     def num_params(self) -> int:
-        """Numbers in all tensors of the file."""
+        """Number of elements in all tensors."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
 
@@ -103,20 +103,22 @@ def write_checkpoint(
     """Write a tiny random checkpoint with a byte-level tokenizer and a ChatML chat template.
 
     Args:
-        folder: Where to; it is made if it is not there.
-        architecture: What config.json says, `LlamaForCausalLM` for example.
-        seed: The same seed gives the same file.
-        layout: Which tensors there are: `llama`, `qwen2`, `qwen3` or `gemma3`; by default the
-            architecture's own, so an architecture of a third party must say.
-        num_shards: Weight files; with more than one there is an index.
-        **config: Further values of config.json, in place of the defaults.
+        folder: Path of the folder; it is created if missing.
+        architecture: Architecture in config.json, `LlamaForCausalLM` for example.
+        seed: Seed of the weights; the same seed gives the same file.
+        layout: Names and shapes of the tensors: `llama`, `qwen2`, `qwen3` or `gemma3`. The default
+            is that of the architecture; required for a third-party architecture.
+        num_shards: Number of weight files; with more than one an index is written too.
+        **config: Values of config.json that replace the defaults.
 
     Raises:
-        ValueError: The layout is not known, or the vocabulary is too small for the tokenizer.
+        ValueError: The layout is unknown, or the vocabulary is too small for the tokenizer.
     """
     layout = layout or _ARCHITECTURES.get(architecture)
     if layout not in LAYOUTS:
-        raise ValueError(f"layout for {architecture} must be one of {', '.join(LAYOUTS)}")
+        raise ValueError(
+            f"layout for {architecture} must be one of {', '.join(LAYOUTS)}, got {layout!r}"
+        )
     sizes = {"model_type": layout, **_SIZES, **_LAYOUT_SIZES.get(layout, {})}
     values = {"architectures": [architecture], **sizes, **config}
     values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
@@ -129,10 +131,10 @@ def write_checkpoint(
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer whose tokens are bytes, a few special tokens, and then unused ones.
+    """Write a tokenizer of all bytes, a few special tokens and unused tokens.
 
     Raises:
-        ValueError: `vocab_size` has no room for all bytes.
+        ValueError: `vocab_size` is too small for all bytes.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE}, got {vocab_size}")
@@ -159,7 +161,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def tensor_shapes(layout: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a checkpoint, by name, for a layout and its config.json."""
+    """Return the tensor shapes of a checkpoint by name, for a layout and its config.json."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
@@ -207,17 +209,17 @@ def _random_weights(layout: str, config: Mapping[str, Any], seed: int) -> dict[s
     if layout == "gemma3":
         weights |= {name: _from_one(name, weights[name]) for name in weights if "norm" in name}
     if config["tie_word_embeddings"]:
-        # As a head, an embedding of this size finds its own token again, and output repeats.
-        size = 0.3 if layout == "gemma3" else 1.6  # Gemma enlarges the input again
+        # As an LM head, a larger embedding would predict its own token again, and output repeat.
+        size = 0.3 if layout == "gemma3" else 1.6  # Gemma scales the input up again
         weights["model.embed_tokens.weight"] *= size * config["hidden_size"] ** -0.5
     return weights
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Norms around one, biases well off zero, matrices that keep the size of what passes."""
+    """Return norm weights around one, biases off zero, or matrices that preserve the scale."""
     values: Tensor = torch.randn(shape, generator=generator)
     if "q_norm" in name or "k_norm" in name:
-        values = values * 0.3 + 1.7  # as trained ones: attention that chooses
+        values = values * 0.3 + 1.7  # as in trained models: attention is not uniform
     elif "norm" in name:
         values = values * 0.2 + 1.0
     elif name.endswith(".bias"):
@@ -228,7 +230,7 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
 
 
 def _from_one(name: str, weight: Tensor) -> Tensor:
-    """Norms as a distance from one; those after a block so large that layers outweigh the input."""
+    """Return a norm weight minus one; those after a block are large, to outweigh the input."""
     return weight * (3.0 if ".post_" in name else 1.0) - 1.0
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin of quire. It is loaded by every pytest run beside quire, so it imports nothing.
+"""The pytest plugin of quire. Every pytest run beside quire loads it, so it imports nothing.
 
 The conformance kits are ordinary modules, imported by the tests that use them:
 `quire.testing.attention`, `quire.testing.sampling`, `quire.testing.kv_cache` and the others.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def quire_registries() -> Registries:
-    """What all installed plugins offer; a plugin's own tests find its names here."""
+    """Registries of all installed plugins, for tests that look up a registered name."""
     from quire.plugins.loading import load_plugins
 
     return load_plugins().registries

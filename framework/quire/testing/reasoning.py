@@ -1,4 +1,4 @@
-"""The conformance kit of reasoning parsers: a stream cut anywhere is the same answer.
+"""Conformance kit of reasoning parsers: every split of a stream gives the same result.
 
     from quire.testing.reasoning import ReasoningParserContract, ReasoningSample
 
@@ -6,7 +6,7 @@
         parser = AcmeParser
         samples = (ReasoningSample("[hm]Yes.", reasoning="hm", content="Yes."),)
 
-pytest collects the tests of the contract with the class.
+pytest collects the inherited tests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,20 @@ from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sides:
+class _ParsedText:
     reasoning: str
     content: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSample:
-    """An answer, and what a parser must find in it.
+    """A completion, and its expected reasoning and content.
 
     Attributes:
-        text: What the model wrote.
-        reasoning: Its thinking.
-        content: Its answer.
-        prompt: The rendered prompt before it, or its end.
+        text: Text that the model generated.
+        reasoning: Expected reasoning.
+        content: Expected content.
+        prompt: Rendered prompt before the completion, or the end of it.
     """
 
     text: str
@@ -40,57 +40,62 @@ class ReasoningSample:
 
 
 class ReasoningParserContract:
-    """Inherit from it, name the parser and give samples; pytest does the rest.
+    """Tests that a reasoning parser must pass; subclass it and set the parser and samples.
 
     Attributes:
-        parser: The class under test.
-        samples: Answers with and without thinking, and with prompts that open it.
+        parser: Parser class under test.
+        samples: Completions with and without reasoning, and with prompts that open it.
     """
 
     parser: ClassVar[type[ReasoningParser]]
     samples: ClassVar[Sequence[ReasoningSample]]
 
-    def read(self, sample: ReasoningSample, pieces: Iterable[str]) -> _Sides:
-        """Feed an answer to a fresh parser, piece by piece."""
+    def read(self, sample: ReasoningSample, pieces: Iterable[str]) -> _ParsedText:
+        """Feed a completion to a new parser, piece by piece, and join the events."""
         parser = self.parser(sample.prompt)
         events = [event for piece in pieces for event in parser.feed(piece)]
         return _joined([*events, *parser.close()])
 
-    def test_samples_are_read_as_they_should_be(self) -> None:
-        """Whole answers give the thinking and the content that the samples name."""
+    def test_samples_are_parsed_as_expected(self) -> None:
+        """Parse whole completions and compare the reasoning and the content with the samples."""
         for sample in self.samples:
-            sides = self.read(sample, [sample.text])
-            wanted = _Sides(reasoning=sample.reasoning, content=sample.content)
-            _expect(sides == wanted, f"{sample.text!r} was read as {sides}, not as {wanted}")
+            parsed = self.read(sample, [sample.text])
+            expected = _ParsedText(reasoning=sample.reasoning, content=sample.content)
+            _expect(
+                parsed == expected, f"{sample.text!r} was parsed as {parsed}, expected {expected}"
+            )
 
     def test_every_cut_in_two_gives_the_same(self) -> None:
-        """Streaming cannot be told from reading the whole."""
+        """Compare every split in two with the whole completion in one piece."""
         for sample in self.samples:
             whole = self.read(sample, [sample.text])
             for cut in range(1, len(sample.text)):
                 parts = [sample.text[:cut], sample.text[cut:]]
-                _expect(self.read(sample, parts) == whole, f"cut as {parts}, the answer changes")
+                _expect(
+                    self.read(sample, parts) == whole,
+                    f"the result of {parts} differs from that of one piece",
+                )
 
     def test_single_characters_give_the_same(self) -> None:
-        """Nor can the finest stream."""
+        """Compare a stream of single characters with one piece."""
         for sample in self.samples:
             _expect(
                 self.read(sample, sample.text) == self.read(sample, [sample.text]),
-                f"character by character, {sample.text!r} changes",
+                f"character by character, the result of {sample.text!r} differs",
             )
 
-    def test_every_beginning_can_be_the_end(self) -> None:
-        """An answer that is cut off raises nothing, and reads the same at every cut."""
+    def test_a_truncated_completion_raises_nothing(self) -> None:
+        """Parse every prefix: no error, and the same result for every split."""
         for sample in self.samples:
             for end in range(len(sample.text)):
                 text = sample.text[:end]
                 _expect(
                     self.read(sample, text) == self.read(sample, [text]),
-                    f"{text!r}, the beginning of an answer, changes with its cut",
+                    f"character by character, the result of the prefix {text!r} differs",
                 )
 
-    def test_the_state_tells_whose_text_comes(self) -> None:
-        """`is_thinking` before and behind a character: grammars wait while it is true."""
+    def test_is_thinking_matches_the_text(self) -> None:
+        """Compare `is_thinking` with events of each character; grammars wait while it is true."""
         for sample in self.samples:
             parser = self.parser(sample.prompt)
             for end, character in enumerate(sample.text, 1):
@@ -101,12 +106,12 @@ class ReasoningParserContract:
                 kinds = {isinstance(event, ReasoningDelta) for event in events}
                 _expect(
                     kinds <= {before},
-                    f"at the end of {sample.text[:end]!r} is_thinking is {before}, and text of the "
-                    f"{'content' if before else 'thinking'} comes",
+                    f"at the end of {sample.text[:end]!r} is_thinking is {before}, but the event "
+                    f"is of the {'content' if before else 'reasoning'}",
                 )
 
     def test_the_state_does_not_depend_on_the_cut(self) -> None:
-        """A grammar begins at the same character, however the answer comes."""
+        """`is_thinking` changes at the same character for every split."""
         for sample in self.samples:
             by_characters = self.parser(sample.prompt)
             for end in range(1, len(sample.text) + 1):
@@ -119,16 +124,16 @@ class ReasoningParserContract:
                     f"and {by_characters.is_thinking} character by character",
                 )
 
-    def test_no_grammar_waits_for_ever(self) -> None:
-        """Once there is content, the parser says that the thinking is over."""
+    def test_thinking_is_over_once_there_is_content(self) -> None:
+        """`is_thinking` is false once there is content."""
         for sample in self.samples:
             parser = self.parser(sample.prompt)
             parser.feed(sample.text)
             if sample.content:
-                _expect(not parser.is_thinking, f"{sample.text!r} leaves the thinking open")
+                _expect(not parser.is_thinking, f"is_thinking must be false after {sample.text!r}")
 
     def test_parsers_share_no_state(self) -> None:
-        """Two answers read in turns do not mix."""
+        """Parse two completions in turns with two parsers."""
         pair = (self.samples[0], self.samples[-1])
         parsers = [self.parser(sample.prompt) for sample in pair]
         events: list[list[ReasoningEvent]] = [[], []]
@@ -139,16 +144,16 @@ class ReasoningParserContract:
             seen += parser.close()
             _expect(
                 _joined(seen) == self.read(sample, [sample.text]),
-                f"{sample.text!r} changes when another answer is read at the same time",
+                f"the result of {sample.text!r} changes beside another parser: they share state",
             )
 
 
-def _joined(events: Iterable[ReasoningEvent]) -> _Sides:
-    sides = {True: "", False: ""}
+def _joined(events: Iterable[ReasoningEvent]) -> _ParsedText:
+    texts = {True: "", False: ""}
     for event in events:
-        _expect(bool(event.text), "an event has no text")
-        sides[isinstance(event, ReasoningDelta)] += event.text
-    return _Sides(reasoning=sides[True], content=sides[False])
+        _expect(bool(event.text), "an event must not have an empty text")
+        texts[isinstance(event, ReasoningDelta)] += event.text
+    return _ParsedText(reasoning=texts[True], content=texts[False])
 
 
 def _expect(is_true: bool, message: str) -> None:

@@ -1,13 +1,12 @@
-"""The conformance kit of scheduling policies: keys, admission and victims that an engine can use.
+"""Conformance kit of scheduling policies: sort keys, admission and preemption victims.
 
     from quire.testing.scheduling import SchedulingPolicyContract
 
     class TestShortest(SchedulingPolicyContract):
         policy = ShortestFirst
 
-pytest collects the tests of the contract with the class. They ask the policy about requests of
-many kinds, and drive the engine's own scheduler with it: a cache that is too small for all, and no
-model.
+pytest collects the inherited tests. They call the policy with requests of many kinds, and run the
+engine's scheduler with it, without a model and with a KV cache that is too small for all requests.
 """
 
 import random
@@ -27,16 +26,16 @@ from quire.messages import AdapterRef, EngineRequest, SlotResult, StepPlan, Step
 from quire.sampling_params import SamplingParams
 from quire.testing.whole_context import WholeContext
 
-NUM_BLOCKS = 24  # fewer than the requests that run at a time need
+NUM_BLOCKS = 24  # fewer than the running requests need
 BLOCK_SIZE = 4
 MAX_STEPS = 5000
-MAX_ASKED = 100
+NUM_CALLS = 100
 ADAPTERS = [None, *(AdapterRef(name, name, content_hash=name) for name in ("one", "two", "three"))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenRequest:
-    """A request as a policy may see it: to be looked at, and without its tokens."""
+class RequestView:
+    """A request as a policy sees it: read-only, and without its tokens."""
 
     request_id: str
     priority: int
@@ -50,57 +49,60 @@ class SeenRequest:
 
 
 class SchedulingPolicyContract:
-    """Inherit from it and name the policy; pytest does the rest.
+    """Tests that a scheduling policy must pass; subclass it and set the policy.
 
     Attributes:
-        policy: The class under test.
-        num_requests: Number of requests that are scheduled in each run.
+        policy: Policy class under test.
+        num_requests: Number of requests in each test.
     """
 
     policy: ClassVar[type[SchedulingPolicy]]
     num_requests: ClassVar[int] = 40
 
     def test_keys_can_be_compared_and_do_not_change(self) -> None:
-        """Each key is plain data, and a request asked twice has the same one."""
-        policy, requests = self.policy(), _seen_requests(self.num_requests, seed=1)
+        """Each key is plain data, and a second call for the same request returns the same key."""
+        policy, requests = self.policy(), _request_views(self.num_requests, seed=1)
         keys = [_key(policy, request) for request in requests]
         again = [_key(policy, request) for request in requests]
-        _expect(keys == again, "order gives a request another key when it is asked again")
+        _expect(keys == again, "order must return the same key for a request each time")
 
-    def test_the_victim_is_one_of_those_that_run(self) -> None:
-        """Its index is one of the list."""
-        policy, requests = self.policy(), _seen_requests(self.num_requests, seed=2)
+    def test_the_victim_is_a_running_request(self) -> None:
+        """`victim` returns an index of the list of running requests."""
+        policy, requests = self.policy(), _request_views(self.num_requests, seed=2)
         for count in range(1, len(requests) + 1):
             index = policy.victim(tuple(requests[:count]))
-            _expect(0 <= index < count, f"victim names index {index} of {count} requests that run")
-
-    def test_a_request_may_be_asked_about_again(self) -> None:
-        """`admits` is asked in each step: asking does not wear the answer out, nor the order."""
-        policy, requests = self.policy(), _seen_requests(self.num_requests, seed=3)
-        first, running = requests[0], tuple(requests[1:4])
-        key, word = _key(policy, first), policy.admits(first, running)
-        for _ in range(MAX_ASKED):
             _expect(
-                policy.admits(first, running) == word, "admits changed its mind when asked again"
+                0 <= index < count, f"victim returned index {index} of {count} running requests"
             )
-        _expect(_key(policy, first) == key, "asking admits changed the key of the request")
+
+    def test_repeated_calls_give_the_same_result(self) -> None:
+        """`admits` is called in each step: repeated calls change neither its result nor `order`."""
+        policy, requests = self.policy(), _request_views(self.num_requests, seed=3)
+        first, running = requests[0], tuple(requests[1:4])
+        key, is_admitted = _key(policy, first), policy.admits(first, running)
+        for _ in range(NUM_CALLS):
+            _expect(
+                policy.admits(first, running) == is_admitted,
+                "admits must return the same result for the same requests each time",
+            )
+        _expect(_key(policy, first) == key, "a call of admits changed the key of the request")
 
     def test_it_raises_nothing_while_the_engine_runs(self) -> None:
-        """The engine would go on without it; requests come, are preempted, run again and end."""
+        """Run the scheduler: requests are admitted, preempted, resumed and finished."""
         for seed in range(5):
-            witness = _Witness(self.policy())
-            scheduler = _scheduler(witness)
+            recording = _RecordingPolicy(self.policy())
+            scheduler = _scheduler(recording)
             for request in _requests(self.num_requests, seed):
                 scheduler.add(request)
             _run(scheduler)
-            _expect(not witness.failures, f"the policy raised in {', '.join(witness.failures)}")
+            _expect(not recording.failures, f"the policy raised in {', '.join(recording.failures)}")
 
 
-class _Witness(SchedulingPolicy):
-    """Passes all questions on, and notes what the engine keeps to itself.
+class _RecordingPolicy(SchedulingPolicy):
+    """Policy that forwards all calls and records the errors, which the engine would suppress.
 
     Attributes:
-        failures: Methods that raised, each with its error.
+        failures: Names of the methods that raised, each with its error.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
@@ -108,21 +110,21 @@ class _Witness(SchedulingPolicy):
         self.failures: list[str] = []
 
     def order(self, request: ScheduledView) -> Any:
-        return self._noted(self._policy.order, request)
+        return self._recorded(self._policy.order, request)
 
     def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
-        return bool(self._noted(self._policy.admits, request, running))
+        return bool(self._recorded(self._policy.admits, request, running))
 
     def victim(self, running: Sequence[ScheduledView]) -> int:
-        return int(self._noted(self._policy.victim, running))
+        return int(self._recorded(self._policy.victim, running))
 
     def began(self, request: ScheduledView) -> None:
-        self._noted(self._policy.began, request)
+        self._recorded(self._policy.began, request)
 
     def ended(self, request: ScheduledView) -> None:
-        self._noted(self._policy.ended, request)
+        self._recorded(self._policy.ended, request)
 
-    def _noted(self, method: Callable[..., Any], *args: Any) -> Any:
+    def _recorded(self, method: Callable[..., Any], *args: Any) -> Any:
         try:
             return method(*args)
         except Exception as error:
@@ -131,21 +133,21 @@ class _Witness(SchedulingPolicy):
 
 
 def _key(policy: SchedulingPolicy, request: ScheduledView) -> SortKey:
-    """Return a request's key as the queue has it."""
+    """Return the key of a request as the queue uses it."""
     key = policy.order(request)
     try:
         return sort_key(key)
     except (TypeError, ValueError) as error:
         raise AssertionError(
-            f"order gives {request.request_id} the key {key!r}, which has no place: {error}"
+            f"order returned an unsortable key {key!r} for {request.request_id}: {error}"
         ) from None
 
 
-def _seen_requests(count: int, seed: int) -> list[SeenRequest]:
-    """Make requests of which some have run already."""
+def _request_views(count: int, seed: int) -> list[RequestView]:
+    """Return requests, some of which have run already."""
     rng = random.Random(seed)
     return [
-        SeenRequest(
+        RequestView(
             request_id=request.request_id,
             priority=request.priority,
             arrival_s=request.arrival_s,
@@ -161,7 +163,7 @@ def _seen_requests(count: int, seed: int) -> list[SeenRequest]:
 
 
 def _requests(count: int, seed: int) -> list[Request]:
-    """Make requests that differ in all that a policy may look at."""
+    """Return requests that differ in every field that a policy sees."""
     rng = random.Random(seed)
     return [
         Request(
@@ -195,10 +197,10 @@ def _run(scheduler: Scheduler) -> None:
             break
         plan = scheduler.schedule()
         if plan.requests:
-            scheduler.update(plan, _draw(plan))
+            scheduler.update(plan, _sample(plan))
 
 
-def _draw(plan: StepPlan) -> StepResult:
+def _sample(plan: StepPlan) -> StepResult:
     rows = [SlotResult(share.slot, [1]) for share in plan.requests if share.num_samples]
     return StepResult(plan_id=plan.plan_id, results=rows)
 

@@ -1,11 +1,13 @@
-"""What every structured-output backend must do. Subclass `StructuredOutputContract` in your tests.
+"""Conformance kit of structured-output backends.
+
+Subclass `StructuredOutputContract` in your tests:
 
     class TestAcmeGrammars(StructuredOutputContract):
         backend = AcmeBackend
-        forms = frozenset({"json", "regex"})
+        constraints = frozenset({"json", "regex"})
 
-Answers are drawn at random from the masks until the grammar ends, and then read by somebody who
-has never heard of masks: `jsonschema` or `re`.
+Completions are sampled at random from the masks until the grammar ends, and then validated
+independently of the masks, by `jsonschema` or `re`.
 """
 
 import json
@@ -26,8 +28,8 @@ from quire.sampling_params import StructuredOutputsParams
 NUM_WALKS = 12
 MAX_STEPS = 4_000
 EOS_TOKEN_IDS = (300, 302)
-VOCABULARY_SIZE = 325  # no multiple of 32, and larger than the largest id
-CHOICE_THAT_GOES_ON = ("a", "abc", "aé")
+VOCABULARY_SIZE = 325  # not a multiple of 32, and larger than the largest id
+NESTED_CHOICE = ("a", "abc", "aé")
 WORDS = (
     *(b'{"', b'"}', b'": "', b'", "', b"true", b"false", b"null", b'"name"', b"  ", b"ab", b"}}"),
     *(
@@ -80,18 +82,18 @@ CHOICES = (("red", "green", "blue"), ("a", "abc", "a|b", "ä\n", ".*"))
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A grammar, and a judge of finished answers that knows nothing of masks."""
+    """A grammar, and a validator of its completions that does not use masks."""
 
     params: StructuredOutputsParams
     is_valid: Callable[[str], bool]
 
     def __str__(self) -> str:
         given = msgspec.to_builtins(self.params)  # its defaults are left out
-        return ", ".join(f"{form} {value}" for form, value in given.items())[:60]
+        return ", ".join(f"{name} {value}" for name, value in given.items())[:60]
 
 
 def contract_vocabulary() -> Vocabulary:
-    """Return all single bytes, some longer tokens (one of them twice), and two ends."""
+    """Return all single bytes, some longer tokens (one of them twice), and two EOS tokens."""
     tokens = {bytes([byte]): [byte] for byte in range(256)}
     tokens |= {word: [256 + i] for i, word in enumerate(WORDS)}
     tokens[b"true"].append(301)
@@ -99,24 +101,24 @@ def contract_vocabulary() -> Vocabulary:
 
 
 def satisfies(schema: Any) -> Callable[[str], bool]:
-    """Return a judge that asks `jsonschema`, formats included."""
+    """Return a validator by `jsonschema`, formats included."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # tests only
 
     validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
-    def judge(text: str) -> bool:
+    def is_valid(text: str) -> bool:
         return bool(validator.is_valid(json.loads(text)))
 
-    return judge
+    return is_valid
 
 
 def matches(regex: str) -> Callable[[str], bool]:
-    """Return a judge that asks `re`."""
+    """Return a validator by `re`."""
     return lambda text: re.fullmatch(regex, text) is not None
 
 
 def examples(constraints: frozenset[str]) -> Iterator[Example]:
-    """Yield examples of the forms that a backend has."""
+    """Yield examples of the structured-output constraints that a backend supports."""
     if "json" in constraints:
         for schema in SCHEMAS:
             yield Example(StructuredOutputsParams(json=schema), satisfies(schema))
@@ -138,44 +140,48 @@ def _are_calls(text: str) -> bool:
 
 
 def read_mask(matcher: Matcher, size: int = VOCABULARY_SIZE) -> set[int]:
-    """Return the ids that a matcher's mask allows; what was in the memory before must not count."""
+    """Return the ids that a matcher's mask allows, whatever the memory held before."""
     words = bytearray(b"\xa5" * (-(-size // 32) * 4))
     matcher.fill_bitmask(memoryview(words).cast("i"))
     return {8 * i + bit for i, byte in enumerate(words) for bit in range(8) if byte >> bit & 1}
 
 
-def walk(matcher: Matcher, rng: random.Random, vocabulary: Vocabulary) -> str:
-    """Draw from the masks until the end, and return the answer's text.
+def sample_completion(matcher: Matcher, rng: random.Random, vocabulary: Vocabulary) -> str:
+    """Sample from the masks until an EOS token, and return the text of the completion.
 
-    Closing characters and ends are drawn more often than others, so that walks stay short.
+    Closing characters and EOS tokens are sampled more often than others, to keep completions short.
     """
     spelled = {i: token for token, ids in vocabulary.tokens.items() for i in ids}
     closing = {i for i, token in spelled.items() if token in (b'"', b"}", b"]")}
-    answer = b""
+    completion = b""
     for step in range(MAX_STEPS):
         allowed = read_mask(matcher, vocabulary.size)
         ends = sorted(allowed & set(vocabulary.eos_token_ids))
         closers = sorted(allowed & closing)
-        eagerness = min(1.0, 0.3 + step / 500)
-        if ends and (rng.random() < eagerness or len(allowed) == len(ends)):
-            assert matcher.accept(rng.choice(ends)), "an end that the mask allows is not accepted"
-            return answer.decode()
-        choices = closers if closers and rng.random() < eagerness else sorted(allowed - set(ends))
-        assert choices, f"nothing may follow {answer[-200:]!r}, not even an end"
+        end_probability = min(1.0, 0.3 + step / 500)
+        if ends and (rng.random() < end_probability or len(allowed) == len(ends)):
+            assert matcher.accept(rng.choice(ends)), (
+                "accept refuses an EOS token that the mask allows"
+            )
+            return completion.decode()
+        choices = (
+            closers if closers and rng.random() < end_probability else sorted(allowed - set(ends))
+        )
+        assert choices, f"the mask allows no token, not even EOS, after {completion[-200:]!r}"
         token_id = rng.choice(choices)
-        assert token_id in spelled, f"the mask allows {token_id}, which stands for no text"
-        assert matcher.accept(token_id), f"{token_id} is in the mask, and not accepted"
-        answer += spelled[token_id]
-    raise AssertionError(f"no end after {MAX_STEPS} tokens: {answer[:200]!r}")
+        assert token_id in spelled, f"the mask allows token {token_id}, which has no text"
+        assert matcher.accept(token_id), f"accept refuses token {token_id}, which the mask allows"
+        completion += spelled[token_id]
+    raise AssertionError(f"no EOS token after {MAX_STEPS} tokens: {completion[:200]!r}")
 
 
 class StructuredOutputContract:
-    """The conformance kit.
+    """Tests that a structured-output backend must pass.
 
     Attributes:
-        backend: The class under test.
-        constraints: What it can do, as registered.
-        refused: Grammars that it must refuse, and what the message must say.
+        backend: Backend class under test.
+        constraints: Structured-output constraints that it supports, as registered.
+        refused: Grammars that it must refuse, each with a text that the error must contain.
     """
 
     backend: ClassVar[type[StructuredOutputBackend]]
@@ -183,7 +189,7 @@ class StructuredOutputContract:
     refused: ClassVar[tuple[tuple[StructuredOutputsParams, str], ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test that takes `example` for every example of the backend's forms."""
+        """Parametrize tests that take `example` with all examples of the supported constraints."""
         if "example" in metafunc.fixturenames:
             metafunc.parametrize("example", list(examples(self.constraints)), ids=str)
 
@@ -198,46 +204,52 @@ class StructuredOutputContract:
         built.check(example.params)
         return built.compile(example.params).matcher()
 
-    def test_random_answers_are_valid(
+    def test_random_completions_are_valid(
         self, built: StructuredOutputBackend, example: Example
     ) -> None:
-        """Whatever the masks allow, the finished answer follows the grammar."""
+        """Validate completions that are sampled from the masks alone."""
         grammar = built.compile(example.params)
         for seed in range(NUM_WALKS):
-            text = walk(grammar.matcher(), random.Random(seed), built.vocabulary)
-            assert example.is_valid(text), f"{text!r} does not follow {example}"
+            text = sample_completion(grammar.matcher(), random.Random(seed), built.vocabulary)
+            assert example.is_valid(text), (
+                f"the masks allowed {text!r}, which does not follow the grammar {example}"
+            )
 
     def test_a_mask_allows_exactly_what_is_accepted(self, matcher: Matcher) -> None:
-        """Every id is tried, in a few places; one that is refused changes nothing."""
+        """Try every id at several positions; a refused id must not change the state."""
         rng = random.Random(0)
         for _ in range(6):
             allowed = read_mask(matcher)
-            assert max(allowed) < VOCABULARY_SIZE, "bits behind the vocabulary are set"
+            assert max(allowed) < VOCABULARY_SIZE, (
+                f"the mask allows token {max(allowed)}, beyond the vocabulary of {VOCABULARY_SIZE}"
+            )
             wrapped = (min(allowed) - VOCABULARY_SIZE, min(allowed) + VOCABULARY_SIZE)
             for token_id in (*range(VOCABULARY_SIZE), *wrapped):
                 is_accepted = matcher.accept(token_id)
                 assert is_accepted == (token_id in allowed), (
-                    f"token {token_id} is {'in' if token_id in allowed else 'not in'} the mask, "
-                    f"and accept says {is_accepted}"
+                    f"the mask {'allows' if token_id in allowed else 'forbids'} token {token_id}, "
+                    f"but accept returned {is_accepted}"
                 )
                 if is_accepted:
                     matcher.rollback(1)
-            assert read_mask(matcher) == allowed, "the mask changed though nothing was accepted"
+            assert read_mask(matcher) == allowed, (
+                "the mask changed after refused tokens and rollbacks: both must restore the state"
+            )
             matcher.accept(rng.choice(sorted(allowed)))
 
-    def test_a_text_may_go_on_where_it_may_end(self, built: StructuredOutputBackend) -> None:
-        """A text that is the beginning of another hides it for no tokenization."""
+    def test_a_text_may_continue_where_it_may_end(self, built: StructuredOutputBackend) -> None:
+        """A choice that is a prefix of another must not hide it, in any tokenization."""
         if "choice" not in self.constraints:
-            pytest.skip("the backend has no choice")
-        for text in CHOICE_THAT_GOES_ON:
-            matcher = built.compile(StructuredOutputsParams(choice=CHOICE_THAT_GOES_ON)).matcher()
+            pytest.skip("the backend does not support choice")
+        for text in NESTED_CHOICE:
+            matcher = built.compile(StructuredOutputsParams(choice=NESTED_CHOICE)).matcher()
             for byte in text.encode():
-                assert matcher.accept(byte), f"{text!r} of {CHOICE_THAT_GOES_ON} is not accepted"
+                assert matcher.accept(byte), f"accept refuses {text!r} of {NESTED_CHOICE}"
             ends = read_mask(matcher) & set(EOS_TOKEN_IDS)
-            assert ends, f"{text!r} of {CHOICE_THAT_GOES_ON} may not end"
+            assert ends, f"the mask allows no EOS token after {text!r} of {NESTED_CHOICE}"
 
     def test_rollback_returns_to_the_same_masks(self, matcher: Matcher) -> None:
-        """Masks on the way back are those of the way there, over the end of the answer too."""
+        """Compare the masks before and after a rollback, also one across the EOS token."""
         rng = random.Random(1)
         masks = [read_mask(matcher)]
         for _ in range(40):
@@ -248,49 +260,53 @@ class StructuredOutputContract:
             matcher.rollback(num_tokens)
             del masks[-num_tokens:]
             assert read_mask(matcher) == masks[-1], (
-                f"rolling back {num_tokens} tokens leads to another mask than the one there"
+                f"after a rollback of {num_tokens} tokens the mask differs from the one before"
             )
 
     def test_only_the_end_follows_the_end(self, matcher: Matcher) -> None:
-        """After an end-of-text token the grammar is finished, and allows ends only."""
-        walk(matcher, random.Random(2), contract_vocabulary())
-        assert matcher.is_finished(), "behind the end the grammar is not finished"
-        assert read_mask(matcher) == set(EOS_TOKEN_IDS), "behind the end, not just all ends follow"
+        """After an EOS token the grammar is finished, and allows EOS tokens only."""
+        sample_completion(matcher, random.Random(2), contract_vocabulary())
+        assert matcher.is_finished(), "is_finished must be true after an EOS token"
+        assert read_mask(matcher) == set(EOS_TOKEN_IDS), (
+            f"after an EOS token the mask must allow the EOS tokens {EOS_TOKEN_IDS} and no others"
+        )
 
     def test_finished_means_that_only_the_end_may_follow(self, matcher: Matcher) -> None:
-        """`is_finished` and the mask say the same, all the way."""
+        """Compare `is_finished` with the mask after every token."""
         rng = random.Random(3)
         for _ in range(60):
             allowed = read_mask(matcher)
             is_finished = matcher.is_finished()
             assert is_finished == (allowed <= set(EOS_TOKEN_IDS)), (
-                f"is_finished is {is_finished} where {sorted(allowed)[:20]} may follow"
+                f"is_finished is {is_finished}, but the mask allows tokens {sorted(allowed)[:20]}"
             )
             matcher.accept(rng.choice(sorted(allowed)))
 
     def test_both_ends_are_allowed_or_none(self, matcher: Matcher) -> None:
-        """All end-of-text ids of the model mean the same."""
+        """All EOS tokens of the model are equivalent."""
         rng = random.Random(4)
         for _ in range(30):
             allowed = read_mask(matcher)
             assert len(allowed & set(EOS_TOKEN_IDS)) in (0, len(EOS_TOKEN_IDS)), (
-                f"of the ends {EOS_TOKEN_IDS} only some may follow"
+                f"the mask must allow all or none of the EOS tokens {EOS_TOKEN_IDS}, not some"
             )
             matcher.accept(rng.choice(sorted(allowed)))
 
     def test_matchers_of_one_grammar_do_not_see_each_other(
         self, built: StructuredOutputBackend, example: Example
     ) -> None:
-        """Two requests with one schema stand where each of them is."""
+        """Two requests with the same schema have separate states."""
         grammar = built.compile(example.params)
         still, moving = grammar.matcher(), grammar.matcher()
         before = read_mask(still)
-        walk(moving, random.Random(5), built.vocabulary)
-        assert read_mask(still) == before, "a matcher moved when another of its grammar did"
+        sample_completion(moving, random.Random(5), built.vocabulary)
+        assert read_mask(still) == before, (
+            "a matcher changed when another matcher of its grammar accepted tokens"
+        )
 
     def test_what_cannot_be_honoured_is_refused_by_name(self) -> None:
-        """`check` alone, without a vocabulary, names what it refuses."""
+        """`check` names the unsupported part, without a vocabulary."""
         for params, name in self.refused:
             with pytest.raises(GrammarError) as caught:
                 self.backend.check(params)
-            assert name in str(caught.value), f"{caught.value} does not name {name}"
+            assert name in str(caught.value), f"the error must contain {name}, got: {caught.value}"

@@ -1,1 +1,1 @@
-"""The worker: one per device. Builds the model, loads it, and runs steps. Loads torch."""
+"""Worker, one per device: builds the model, loads its weights and runs steps. Imports torch."""

@@ -1,4 +1,4 @@
-"""Put the parts of a worker's steps together: samplers, the runner, and what it captures."""
+"""Assembly of a worker's parts: sampling pipeline, model runner and captured graphs."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ def build_pipeline(
     """Import and build the samplers.
 
     Raises:
-        PluginLoadError: One is not what it declares.
+        PluginLoadError: The class of a sampler does not match its declared stage.
     """
     vocab_size = composition.description.vocab_size
     steps: list[tuple[Stage, LogitsProcessor]] = []
-    draws: list[Sampler] = []
+    samplers: list[Sampler] = []
     for choice in composition.samplers:
         step = registries.samplers.load(choice.entry)(vocab_size, tables.device)
         stage = choice.entry.capabilities.stage
         if isinstance(step, Sampler) and stage == "sample":
-            draws.append(step)
+            samplers.append(step)
         elif isinstance(step, LogitsProcessor) and stage != "sample":
             steps.append((stage, step))
         else:
             raise PluginLoadError(
                 f"sampler {choice.name!r} declares stage {stage!r} and is a "
-                f"{type(step).__name__}: `sample` needs a Sampler, the others a LogitsProcessor"
+                f"{type(step).__name__}: stage `sample` needs a Sampler, every other stage a "
+                "LogitsProcessor"
             )
     return SamplingPipeline(
         steps,
-        draws[0],  # it stands last in the composition, as it does in the pipeline
+        samplers[0],  # the last one in the composition, as in the pipeline
         tables,
         [str(choice) for choice in composition.samplers],
         fused=fused_steps(composition.samplers),
@@ -69,7 +70,7 @@ def build_runner(
     composition: Composition,
     max_num_batched_tokens: int,
 ) -> ModelRunner:
-    """Build the runner; with Triton kernels, one that gathers its inputs on the device."""
+    """Build the runner; with Triton kernels it gathers step inputs on the device."""
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
     if composition.kernels == "triton":
@@ -91,24 +92,24 @@ def build_runner(
         device_inputs,
     )
     if composition.tracing_unavailable_reason is None:
-        runner.recorded = CPUGraphs(as_module(model), backends, tables)
+        runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables)
     return runner
 
 
 def capture_graphs(
-    runner: ModelRunner, composition: Composition, *, is_asked_for: bool = False
+    runner: ModelRunner, composition: Composition, *, is_required: bool = False
 ) -> None:
-    """Capture the runner's decode steps, as many as were chosen.
+    """Capture the runner's decode steps in the sizes of the composition.
 
     Args:
-        runner: Gets them.
-        composition: What was chosen.
-        is_asked_for: Whether the user set how large they may be; if not, a part that cannot be
-            captured is no error: steps are then launched kernel by kernel.
+        runner: Runner that gets the captured steps.
+        composition: Chosen parts, with the largest size to capture.
+        is_required: Whether the user set the largest size. If not, a part that cannot be captured
+            is no error: steps are then launched kernel by kernel.
 
     Raises:
         CapacityError: There is not enough memory.
-        RefusedError: A part of a step that the user asked for cannot be captured.
+        RefusedError: A part of a step cannot be captured, and the user set the largest size.
     """
     if runner.device_inputs is None or not composition.max_graph_requests:
         return
@@ -116,8 +117,8 @@ def capture_graphs(
 
     device = runner.tables.device
     free_bytes = _free_bytes(device)
-    way_out = "lower gpu_memory_utilization or max_cuda_graph_size, start with --enforce-eager"
-    with enough_memory("the logits of CUDA graphs", device, way_out):
+    remedy = "lower gpu_memory_utilization or max_cuda_graph_size, start with --enforce-eager"
+    with enough_memory("the logits of CUDA graphs", device, remedy):
         graphs = DecodeGraphs(
             runner.device_inputs,
             runner.pipeline,
@@ -131,9 +132,12 @@ def capture_graphs(
             step_capture(device), runner.hidden_states_of, head, with_adapters=has_adapters
         )
     except RefusedError as refusal:
-        if is_asked_for:
+        if is_required:
             raise
-        logger.warning("every step is launched kernel by kernel, which is slower: %s", refusal)
+        logger.warning(
+            "CUDA graphs are off, and every step is launched kernel by kernel, which is slower: %s",
+            refusal,
+        )
         return
     runner.graphs = graphs
     if device.type == "cuda":
@@ -141,7 +145,7 @@ def capture_graphs(
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return what a GPU has left when torch keeps nothing unused; 0 for any other device."""
+    """Return the free bytes of a GPU once torch has freed unused memory; 0 for other devices."""
     if device.type != "cuda":
         return 0
     meter = CudaMeter(device)

@@ -1,7 +1,7 @@
-"""What turns out, while it loads, not to serve here: refused if it was named, else replaced.
+"""Parts that fail to load on this machine: refused if the user named them, otherwise replaced.
 
-Libraries of chosen parts are compiled beside the loading of weights. Whether one can be had is
-known only then, and an attention backend may refuse when it is built.
+Native libraries of the chosen parts are compiled while the weights load, so it is known only then
+whether each is available. An attention backend may also refuse when it is built.
 """
 
 import logging
@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 
 
 class PartLibraries:
-    """The libraries of the chosen parts. Make one before the model is built.
+    """Native libraries of the chosen parts; to be created before the model is built.
 
     Imports the parts, so that a broken one fails before the weights are read.
 
     Args:
-        composition: What was chosen.
-        registries: Where the chosen names are resolved.
+        composition: Chosen parts.
+        registries: Plugin registries that resolve their names.
     """
 
     def __init__(self, composition: Composition, registries: Registries) -> None:
         self._layers: list[Callable[[], object]] = []  # each waits for a library
-        self._method: list[Callable[[], object]] = []
-        self._steps: list[Callable[[], object]] = []
+        self._quantization: list[Callable[[], object]] = []
+        self._samplers: list[Callable[[], object]] = []
         self._adapters: list[Callable[[], object]] = []
         if composition.kernels == "native":
             cpu_layers.LIBRARY.begin()
@@ -48,51 +48,51 @@ class PartLibraries:
         if (quantization := composition.quantization) is not None:
             method = registries.quantizations.load(quantization.entry)
             method.begin_loading()
-            self._method.append(method.end_loading)
+            self._quantization.append(method.end_loading)
         for choice in composition.attention_backends:
             registries.attention_backends.load(choice.entry).begin_loading()
         for choice in composition.samplers:
-            step = registries.samplers.load(choice.entry)
-            step.begin_loading()
-            self._steps.append(step.end_loading)
+            sampler = registries.samplers.load(choice.entry)
+            sampler.begin_loading()
+            self._samplers.append(sampler.end_loading)
         self._waiter = threading.Thread(target=self._wait, name="await kernels", daemon=True)
         self._waiter.start()
 
     def are_ready(self) -> bool:
-        """Whether no layer has to wait to be made ready."""
+        """Whether all libraries that layers need for their weights have been loaded."""
         return not self._waiter.is_alive()
 
     def failures(self, named_native: bool) -> LoadFailures:
-        """Wait for the libraries, and return why some cannot be had.
+        """Wait for the libraries, and return the reasons why some are unavailable.
 
         Args:
-            named_native: The user asked for native kernels.
+            named_native: Whether the user asked for native kernels.
 
         Raises:
-            NativeUnavailableError: One cannot be had, and the user asked for it.
+            NativeUnavailableError: A library is unavailable, and the user asked for it.
         """
-        if named_native:  # or else adapters take torch's operators when they get their room
+        if named_native:  # otherwise adapters fall back to torch operators in enable_lora
             _failure(self._adapters, named_native)
         return LoadFailures(
             kernels=_failure(self._layers, named_native),
-            quantization=_failure(self._method, named_native),
-            samplers=_failure(self._steps, named_native),
+            quantization=_failure(self._quantization, named_native),
+            samplers=_failure(self._samplers, named_native),
         )
 
     def _wait(self) -> None:
-        for wait in (*self._layers, *self._method):
-            with suppress(QuireError):  # `failures` asks again, and raises it
+        for wait in (*self._layers, *self._quantization):
+            with suppress(QuireError):  # `failures` waits again, and reports it
                 wait()
 
 
 def replace_failed(
     loaded: LoadedModel, libraries: PartLibraries
 ) -> tuple[Composition, LoadFailures]:
-    """Find what cannot serve after all, and what takes its place.
+    """Return the composition without the parts that failed to load, and the failures.
 
     Raises:
-        NativeUnavailableError: The user asked for kernels that cannot be had.
-        RefusedError: The user named the backend that cannot serve, or no other can.
+        NativeUnavailableError: The user asked for native kernels that are unavailable.
+        RefusedError: The user named a backend that refuses, or no other backend is usable.
     """
     is_native_named = loaded.settings.model.kernels == "native"
     failures = libraries.failures(is_native_named)
@@ -112,10 +112,10 @@ def replace_failed(
 
 
 def refused_backends(loaded: LoadedModel) -> dict[str, str]:
-    """Return the attention backends that cannot serve after all, by name, with their reasons.
+    """Return the attention backends that refuse their layers' shapes: name -> reason.
 
-    Each is built once as it will be for the cache, and let go. One that does not speak the contract
-    of its layer is left to the binding, which says what is wrong.
+    Each is built once as it will be for the KV cache, and dropped. A backend that does not
+    implement the contract of its layer is skipped; `LayerBinding` reports it.
     """
     modules = dict(as_module(loaded.model).named_modules())
     kinds = backend_kinds(loaded)
@@ -147,22 +147,22 @@ def _failure(waits: list[Callable[[], object]], is_named: bool) -> str | None:
 
 
 def _check_not_named(loaded: LoadedModel, composition: Composition, name: str, reason: str) -> None:
-    """Say that the next best backend takes the place of one, unless the user asked for it.
+    """Log that another backend replaces one that refused, unless the user named it.
 
     Raises:
-        RefusedError: The user did.
+        RefusedError: The user named the backend.
     """
     (choice,) = (one for one in composition.attention_backends if one.name == name)
     runs_kernels = choice.entry.capabilities.needs_native
     if name == loaded.settings.parts.attention_backend:
-        raise RefusedError(f"attention backend {name!r} cannot serve here: {reason}")
+        raise RefusedError(f"attention backend {name!r} cannot be used here: {reason}")
     if runs_kernels and loaded.settings.model.kernels == "native":
         raise RefusedError(
-            f"--kernels native: attention backend {name!r} cannot serve here: {reason}"
+            f"--kernels native: attention backend {name!r} cannot be used here: {reason}"
         )
     logger.log(
-        logging.INFO if runs_kernels else logging.WARNING,  # its library has warned already
-        "attention backend %s cannot serve here: %s; the next best takes its place",
+        logging.INFO if runs_kernels else logging.WARNING,  # its library has logged a warning
+        "attention backend %s cannot be used here: %s; the next best backend replaces it",
         name,
         reason.partition("\n")[0],
     )

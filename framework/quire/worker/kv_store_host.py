@@ -1,8 +1,8 @@
-"""The host around the worker's half of a KV store: whatever the half does, every transfer ends.
+"""Host of the worker side of a KV store: guarantees that every transfer ends.
 
-A half that raises, or reports what it was never told, is switched off, and so is one that the
-engine has given up: what was open has failed, and so has everything that is asked of it afterwards.
-The engine then computes, and nobody waits.
+A worker side that raises, or reports an unknown transfer, is switched off, and so is one that the
+engine has stopped. Its open transfers fail, and so do all later ones. The engine then computes the
+tokens itself, and no request waits.
 """
 
 import logging
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 class KVStoreHost:
-    """One worker's half of a KV store.
+    """Worker side of a KV store, guarded.
 
     Args:
-        store: The half, attached.
-        backends: Of the KV groups; they are told when loads have changed blocks under them.
-        name: What the log calls the store.
+        store: Worker side of the store, attached to the KV cache.
+        backends: Attention backends, which forget their context when a load has changed blocks.
+        name: Name of the store in log messages.
     """
 
     def __init__(self, store: KVStoreWorker, backends: Sequence[KVBackend], name: str) -> None:
         self._store = store
         self._backends = backends
         self._name = name
-        self._open: dict[int, bool] = {}  # by transfer id: whether it is a load
+        self._open: dict[int, bool] = {}  # transfer id -> whether it is a load
         self._is_off = False
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Start what the plan brings; before its forward pass."""
+        """Start the transfers of a plan, before its forward pass."""
         self._open |= dict.fromkeys(plan.kv_loads, True) | dict.fromkeys(plan.kv_saves, False)
         if plan.stop_kv_store:
             self.shutdown()
@@ -48,12 +48,15 @@ class KVStoreHost:
         try:
             self._store.begin_step(plan.kv_transfers)
         except Exception:  # the edge of a plugin
-            logger.exception("%s failed and is switched off; what it has is computed", self._name)
+            logger.exception(
+                "%s failed and is switched off; the tokens it stores are computed instead",
+                self._name,
+            )
             self.shutdown()
 
     def report(self) -> TransferReport | None:
-        """Return what ended, after a forward pass; None if nothing did."""
-        report = self._ask()
+        """Return the transfers that have ended, after a forward pass; None if none have."""
+        report = self._next_report()
         ended = [*report.done, *report.failed]
         if not ended:
             return None
@@ -64,9 +67,9 @@ class KVStoreHost:
         return report
 
     def shutdown(self) -> None:
-        """Let the half give everything back; after that it writes to no block.
+        """Shut the worker side down; after that it writes to no block.
 
-        May be called twice. What is open is reported as failed.
+        May be called twice. Open transfers are reported as failed.
         """
         if self._is_off:
             return
@@ -76,7 +79,7 @@ class KVStoreHost:
         except Exception:  # the edge of a plugin
             logger.exception("%s could not be shut down", self._name)
 
-    def _ask(self) -> TransferReport:
+    def _next_report(self) -> TransferReport:
         if not self._is_off:
             try:
                 report = self._store.report()
@@ -91,16 +94,16 @@ class KVStoreHost:
         return TransferReport(failed=list(self._open))
 
     def _check(self, report: TransferReport) -> None:
-        """See that each transfer in a report is open, and that it ends once.
+        """Check that each transfer in a report is open, and is reported once.
 
         Raises:
-            PluginError: One is not, or ends twice.
+            PluginError: A transfer is not open, or is reported twice.
         """
         if not isinstance(report, TransferReport):
-            raise PluginError(f"report() returned a {type(report).__name__}, no TransferReport")
+            raise PluginError(f"report() returned a {type(report).__name__}, not a TransferReport")
         for transfer_id, count in Counter([*report.done, *report.failed]).items():
             if transfer_id not in self._open:
-                raise PluginError(f"transfer {transfer_id!r} is reported, and is not open")
+                raise PluginError(f"transfer {transfer_id!r} is reported but is not open")
             if count > 1:
                 raise PluginError(f"transfer {transfer_id} is reported {count} times")
 
@@ -112,27 +115,27 @@ def build_kv_store(
     memory: Mapping[str, Tensor],
     backends: Sequence[KVBackend],
 ) -> KVStoreHost:
-    """Import the worker's half of a KV store, and show it the cache.
+    """Import the worker side of a KV store, and attach it to the KV cache.
 
     Args:
-        choice: The store.
-        options: `--kv-store-options`, by key.
-        plan: The memory of the cache.
-        memory: The raw bytes of the plan's tensors, by the names of their layers.
-        backends: Of the KV groups.
+        choice: Chosen store.
+        options: Options of the store by key (`--kv-store-options`).
+        plan: Memory plan of the KV cache.
+        memory: Raw bytes of the plan's tensors, by layer name.
+        backends: Attention backends of the KV groups.
 
     Raises:
-        SettingsError: An option cannot work.
-        PluginLoadError: The half cannot be imported or built.
+        SettingsError: An option is invalid.
+        PluginLoadError: The worker side cannot be imported or built.
     """
     reference = choice.entry.capabilities.worker
-    what = f"the worker's half of KV store {choice}"
-    found = import_reference(reference, what)
-    if not (isinstance(found, type) and issubclass(found, KVStoreWorker)):
+    what = f"the worker side of KV store {choice}"
+    store_class = import_reference(reference, what)
+    if not (isinstance(store_class, type) and issubclass(store_class, KVStoreWorker)):
         raise PluginLoadError(f"{what}: {reference} is not a subclass of {KVStoreWorker.__name__}")
     tensors = [memory[t.layer_names[0]].view(plan.num_blocks, -1) for t in plan.tensors]
     try:
-        store = found(options, plan)
+        store = store_class(options, plan)
         store.attach(tensors)
     except QuireError:
         raise

@@ -1,11 +1,11 @@
-"""Run steps: the forward pass of a plan, and the draw of its tokens.
+"""Model runner: runs the forward pass of a step plan and samples its tokens.
 
-A part that raises must hurt only the request that made it raise. So when a pass over the whole
-batch fails, each request is computed alone: writing its KV again is harmless, and only those that
-fail alone are reported as failed.
+An error raised by a part must fail only the request that caused it. When a pass over the whole
+batch fails, each request is therefore computed alone: writing its KV again is harmless, and only
+the requests that fail alone are reported as failed.
 
-The usual step, one token for each of some requests, repeats one that was captured on a GPU, where
-a step's inputs are gathered on the device, or recorded on a CPU.
+A decode step, one token for each of some requests, replays a graph: a CUDA graph on a GPU, where
+the step's inputs are gathered on the device, or a traced CPU graph.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of one forward pass that draw a token."""
+    """Rows of one forward pass for which a token is sampled."""
 
     slots: list[int]
     hidden_states: Tensor  # [N, hidden_size]
     logits: Tensor  # [N, V] float32
-    captured: CapturedStep | None = None  # that computed them
+    captured: CapturedStep | None = None  # that computed these rows
 
 
-_Pass = tuple[_Rows | None, list[PromptLogprobs]]  # what one forward pass is asked for
+_Pass = tuple[_Rows | None, list[PromptLogprobs]]  # the outputs of one forward pass
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A launched step whose tokens are not drawn yet."""
+    """A launched step whose tokens are not sampled yet."""
 
     plan_id: int
     parts: list[_Rows]
@@ -77,21 +77,21 @@ class _Pending:
 
 
 class ModelRunner:
-    """One model on one device, with the tables of its requests.
+    """Runs one model on one device, with the slot tables of its requests.
 
     Args:
-        model: What is computed.
-        backends: Of the attention layers, by their places.
-        tables: The running requests.
-        pipeline: Draws tokens.
-        adapters: If there may be any.
-        description: Of the model, whose results are compared with it.
-        computed_by: Names of the model and its backends, for errors.
-        device_inputs: Gathers inputs on the device; None: the host builds them.
+        model: Model to run.
+        backends: Attention backends, by the backend index of the layers.
+        tables: Slot tables of the running requests.
+        pipeline: Sampling pipeline.
+        adapters: Manager of the LoRA adapters; None if LoRA is off.
+        description: Description of the model, against which its outputs are checked.
+        computed_by: Names of the model and its backends, for error messages.
+        device_inputs: Buffers that gather inputs on the device; None if the host builds them.
 
     Attributes:
-        graphs: The captured steps, once there are some; they need `device_inputs`.
-        recorded: The recorded steps, on a CPU that repeats them.
+        graphs: Captured decode steps, if there are any; they need `device_inputs`.
+        cpu_graphs: Traced decode steps on a CPU; None if steps are not traced.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ModelRunner:
         self.pipeline = pipeline
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
-        self.recorded: CPUGraphs | None = None
+        self.cpu_graphs: CPUGraphs | None = None
         self.description = description
         self.computed_by = computed_by
         self.device_inputs = device_inputs
@@ -123,14 +123,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
-        """Take in what the plan changes, and launch its forward pass."""
-        errors = self._take_changes(plan)
-        errors |= self._place_adapters(plan)
+        """Apply the changes of a plan to the tables, and launch its forward pass."""
+        errors = self._apply_changes(plan)
+        errors |= self._load_adapters(plan)
         requests: Sequence[ScheduledRequest] = plan.requests
         if errors:
-            requests = [share for share in requests if share.slot not in errors]
-        repeated = self._repeat_captured(requests)
-        passes = self._forward_isolated(requests, errors) if repeated is None else [repeated]
+            requests = [request for request in requests if request.slot not in errors]
+        replayed = self._replay_captured(requests)
+        passes = self._forward_isolated(requests, errors) if replayed is None else [replayed]
         self.tables.note_computed(requests)
         parts = [part for part, _ in passes if part is not None]
         prompts = [prompt for _, found in passes for prompt in found]
@@ -138,7 +138,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the draw of the launched plan; the tokens are known to the next step at once.
+        """Launch sampling for the launched plan; the next step can use the tokens at once.
 
         Raises:
             RuntimeError: Another plan, or none, was launched.
@@ -154,12 +154,12 @@ class ModelRunner:
         self._launched.append(launched)
 
     def collect(self, plan_id: int) -> StepResult:
-        """Wait for the tokens of the oldest launched draw.
+        """Wait for the tokens of a step whose sampling was launched.
 
-        Older ones that nobody collected were interrupted: they are dropped.
+        Older steps that were never collected were interrupted; they are dropped.
 
         Raises:
-            RuntimeError: That is another plan's, or there is none.
+            RuntimeError: The oldest remaining step is of another plan, or there is none.
         """
         while self._launched and self._launched[0].plan_id < plan_id:
             self._launched.popleft()
@@ -169,13 +169,13 @@ class ModelRunner:
         return launched.read()
 
     def shutdown(self) -> None:
-        """Forget the captured steps, which know us as we know them, and the recorded ones."""
+        """Drop all graphs; captured steps and the runner reference each other."""
         if self.graphs is not None:
             self.graphs.clear()
-        self.graphs = self.recorded = None
+        self.graphs = self.cpu_graphs = None
 
-    def _take_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
-        """Bring the tables up to date; returns the slots that must fail."""
+    def _apply_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
+        """Update the slot tables, and return the errors of slots that must fail."""
         errors: dict[int, ErrorReport] = {}
         for assignment in plan.assignments:
             info = self.tables.assign(assignment)
@@ -183,7 +183,11 @@ class ModelRunner:
                 self.tables.write_fields(assignment)
                 info.active_steps = self.pipeline.active_steps(info.fields)
             except Exception as error:  # the edge of sampler plugins, and of what clients send
-                logger.warning("slot %d cannot be sampled", assignment.slot, exc_info=True)
+                logger.warning(
+                    "cannot read the sampler fields of the request in slot %d; the request fails",
+                    assignment.slot,
+                    exc_info=True,
+                )
                 errors[assignment.slot] = failure("reading the sampler fields", error)
         for added in plan.new_blocks:
             self.tables.add_blocks(added)
@@ -192,12 +196,12 @@ class ModelRunner:
         self.tables.push()
         return errors
 
-    def _place_adapters(self, plan: StepPlan) -> dict[int, ErrorReport]:
-        """See that the adapters of this step are loaded; returns the slots that must fail."""
+    def _load_adapters(self, plan: StepPlan) -> dict[int, ErrorReport]:
+        """Load the adapters of this step, and return the errors of slots that must fail."""
         tables, errors = self.tables, dict[int, ErrorReport]()
         if not tables.with_adapter:
             return errors
-        slots = [share.slot for share in plan.requests if share.slot in tables.with_adapter]
+        slots = [request.slot for request in plan.requests if request.slot in tables.with_adapter]
         adapters = {slot: ref for slot in slots if (ref := tables.info_of(slot).adapter)}
         in_use = set(adapters.values())
         for slot, adapter in adapters.items():
@@ -205,7 +209,9 @@ class ModelRunner:
                 tables.adapter_index[slot] = self._adapter_index(adapter, in_use)
             except Exception as error:  # the edge of LoRA sources
                 end_if_device_failed(error)
-                logger.warning("adapter %r cannot be used", adapter.name, exc_info=True)
+                logger.warning(
+                    "adapter %r cannot be used; its requests fail", adapter.name, exc_info=True
+                )
                 errors[slot] = failure("loading the adapter", error)
         return errors
 
@@ -217,7 +223,7 @@ class ModelRunner:
     def _forward_isolated(
         self, requests: Sequence[ScheduledRequest], errors: dict[int, ErrorReport]
     ) -> list[_Pass]:
-        """Compute all requests at once or, if that fails, each alone; failures go to `errors`."""
+        """Compute all requests in one pass or, if that fails, each alone; fills `errors`."""
         if not requests:
             return []
         try:
@@ -228,7 +234,7 @@ class ModelRunner:
             if len(requests) == 1:
                 errors[requests[0].slot] = failure(f"the forward pass of {self.computed_by}", error)
                 return []
-        return [done for share in requests for done in self._forward_isolated([share], errors)]
+        return [done for request in requests for done in self._forward_isolated([request], errors)]
 
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
         inputs = self.inputs_of(requests)
@@ -245,16 +251,16 @@ class ModelRunner:
         return _Rows(slots, rows, self.logits_of(rows)), prompts
 
     def inputs_of(self, requests: Sequence[ScheduledRequest]) -> StepInputs:
-        """Gather what a step computes from, by the host or on the device."""
+        """Build the inputs of a step, on the host or on the device."""
         if self.device_inputs is None:
             return build_inputs(requests, self.tables, self._block_sizes)
         return self.device_inputs.build(requests)
 
     def logits_of(self, rows: Tensor) -> Tensor:  # [N, hidden_size] -> [N, V] float32
-        """Return the logits of some rows, in memory that may be written over.
+        """Return the logits of some rows, in memory that the caller may overwrite.
 
         Raises:
-            RequestFailedError: The model returned something else.
+            RequestFailedError: The model returned something other than such logits.
         """
         logits = self.model.compute_logits(rows)
         shape = (len(rows), self.description.vocab_size)
@@ -264,20 +270,20 @@ class ModelRunner:
     def hidden_states_of(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Repeat a recorded step, or run the model."""
-        if self.recorded is not None and adapters is None:
-            repeated = self.recorded.hidden_states_of(inputs)
-            if repeated is not None:
-                return repeated
+        """Replay a traced step, or run the model."""
+        if self.cpu_graphs is not None and adapters is None:
+            replayed = self.cpu_graphs.hidden_states_of(inputs)
+            if replayed is not None:
+                return replayed
         return self.computed_hidden_states(inputs, adapters)
 
     def computed_hidden_states(
         self, inputs: StepInputs, adapters: AdapterBatch | None
     ) -> Tensor:  # [T, hidden_size]
-        """Run the model through Python, once its backends are prepared for the step.
+        """Prepare the backends for the step, and run the model through Python.
 
         Raises:
-            RequestFailedError: The model returned something else than hidden states of the step.
+            RequestFailedError: The model returned something other than the step's hidden states.
         """
         prepared = zip(self.backends, inputs.layouts, strict=True)
         batch = ForwardBatch(
@@ -285,8 +291,8 @@ class ModelRunner:
         )
         hidden_states: Tensor = self._forward_pass(inputs.input_ids, inputs.positions, batch)
         shape = (len(inputs.input_ids), self.description.hidden_size)
-        device, called = inputs.input_ids.device, f"the forward pass of {self.computed_by}"
-        check_returned(hidden_states, shape, None, device, called)
+        device, source = inputs.input_ids.device, f"the forward pass of {self.computed_by}"
+        check_returned(hidden_states, shape, None, device, source)
         return hidden_states
 
     def _adapter_batch(self, inputs: StepInputs) -> AdapterBatch | None:
@@ -299,17 +305,21 @@ class ModelRunner:
             return None
         return self.device_inputs.adapter_batch(len(inputs.input_ids))
 
-    def _repeat_captured(self, requests: Sequence[ScheduledRequest]) -> _Pass | None:
-        """Compute all requests by a captured step; None if there is none for them, or it fails."""
+    def _replay_captured(self, requests: Sequence[ScheduledRequest]) -> _Pass | None:
+        """Compute all requests by a captured step; None if no captured step fits, or it fails."""
         found = None if self.graphs is None else self.graphs.step_for(requests)
         if found is None:
             return None
         slots, step = found
         try:
             hidden_states = step.compute()
-        except Exception as error:  # what fails again in the eager way is reported there
+        except Exception as error:  # reported if it fails again in eager mode
             end_if_device_failed(error)
-            logger.warning("a captured step of %d request(s) failed", len(slots), exc_info=True)
+            logger.warning(
+                "a captured step of %d request(s) failed; it is computed eagerly",
+                len(slots),
+                exc_info=True,
+            )
             return None
         count = len(slots)
         return _Rows(slots, hidden_states[:count], step.logits[:count], step), []
@@ -317,7 +327,7 @@ class ModelRunner:
     def _sample_isolated(
         self, part: _Rows, masks: Sequence[RowBitmask], launched: LaunchedStep
     ) -> None:
-        """Draw for all rows at once or, if that fails, for each alone; fills `launched`."""
+        """Sample all rows in one launch or, if that fails, each alone; fills `launched`."""
         try:
             launched.sampled.append((part.slots, self._sample(part, masks)))
             return
@@ -328,7 +338,7 @@ class ModelRunner:
                 launched.errors[part.slots[0]] = failure("sampling", error)
                 return
         for row, slot in enumerate(part.slots):
-            hidden = part.hidden_states[row : row + 1]  # the logits were written over
+            hidden = part.hidden_states[row : row + 1]  # the logits were overwritten
             single = _Rows([slot], hidden, self.logits_of(hidden))
             self._sample_isolated(single, masks, launched)
 
@@ -343,4 +353,4 @@ class ModelRunner:
             sampled = self.pipeline.run(part.logits, part.slots, slot_index, masks)
             sampled.start_copy(self._copier)
             self.tables.append_tokens(slots, sampled.token_ids)
-        return sampled  # the token was noted last: what fails before is drawn again in its place
+        return sampled  # on an error above, num_known is unchanged: sampling again is safe

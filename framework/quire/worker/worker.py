@@ -1,4 +1,4 @@
-"""One device's worker: build the model, load it, allocate its cache, run its steps."""
+"""Worker of one device: builds and loads the model, allocates the KV cache and runs steps."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
 from quire.worker.batch.slots import SlotTables
 from quire.worker.device.threads import THREADS
 from quire.worker.failed_parts import PartLibraries, replace_failed
-from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, compute_first_steps
+from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_steps
 from quire.worker.kv_store_host import KVStoreHost, build_kv_store
 from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.base_model import BaseModel, names_of
@@ -44,7 +44,7 @@ from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_we
 from quire.worker.memory.device_memory import (
     CudaMeter,
     enough_memory,
-    give_back,
+    free_unused_memory,
     host_cache_bytes,
     is_out_of_memory,
     keep_freed_memory,
@@ -63,13 +63,13 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWorker(Worker):
-    """The worker of one rank.
+    """Worker of one tensor-parallel rank.
 
     Args:
-        settings: What the user asked for.
-        composition: What was chosen.
-        registries: Where the chosen names are resolved.
-        group: The devices that share each layer; this one's rank is in it.
+        settings: Settings of the engine, as given by the user.
+        composition: Chosen parts: model, attention backends, samplers, quantization.
+        registries: Plugin registries that resolve the names of the chosen parts.
+        group: Tensor-parallel group of the devices that split each layer, with this rank.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class ModelWorker(Worker):
         started = time.perf_counter()
         libraries = PartLibraries(self.composition, self.registries)
         expected = weight_bytes(self.composition, self.group.size)
-        what = f"the model, whose weights take {expected:,} bytes,"
-        with enough_memory(what, self.device, "leave it more of the device"):
+        what = f"the model ({expected:,} bytes of weights)"
+        with enough_memory(what, self.device, "free memory of the device"):
             model = self._model = self._build_model(libraries.are_ready)
             self._adapters = self._build_adapters(model)
             self.composition, failures = replace_failed(self._loaded(model), libraries)
-        give_back(self.device)  # what tensors took before they were packed
+        free_unused_memory(self.device)  # of the unpacked tensors
         held = held_weight_bytes(model)
         logger.info(
-            "the model is ready on %s, %.2f s; its weights take %.2f GB",
+            "the model is ready on %s after %.2f s; its weights take %.2f GB",
             self.device,
             time.perf_counter() - started,
             held / 1e9,
@@ -120,26 +120,26 @@ class ModelWorker(Worker):
         )
 
     def allocate(self, plan: KVPlan) -> None:
-        """Allocate the KV cache, bind it to the layers, and prepare the slot tables."""
+        """Allocate the KV cache, bind it to the layers, and build the slot tables."""
         if self._model is None:
             raise RuntimeError("allocate before load")
         memory = self._allocate_tensors(plan)
-        what = "what an engine keeps beside its cache, for attention and the requests' slots,"
+        what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
             backends = self._build_runner(self._model, plan, memory)
-        self._prepare_steps(plan)
+        self._warm_up_and_capture(plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
             self._kv_store = build_kv_store(choice, options, plan, memory, backends)
 
     def execute(self, plan: StepPlan) -> None:
-        """Launch the forward pass of a step, and what a KV store moves beside it."""
+        """Launch the forward pass of a step, and the KV store transfers that run beside it."""
         if self._kv_store is not None:
             self._kv_store.begin_step(plan)
         self._ready_runner().execute(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the draw of a launched step's tokens."""
+        """Launch the sampling of a launched step's tokens."""
         self._ready_runner().sample(plan_id, masks)
 
     def collect(self, plan_id: int) -> StepResult:
@@ -150,30 +150,30 @@ class ModelWorker(Worker):
         return msgspec.structs.replace(result, transfers=self._kv_store.report())
 
     def control(self, command: WorkerControl) -> None:
-        """Do something between two steps.
+        """Execute a control command between two steps.
 
         Raises:
             SettingsError: LoRA is off.
-            AdapterError: An adapter to load cannot be used.
+            AdapterError: The adapter to load cannot be used.
         """
         if self._adapters is None:
             raise SettingsError("LoRA is off; start with --enable-lora")
         self._adapters.load(command.adapter, frozenset())
 
     def shutdown(self) -> None:
-        """Let go of the model, the cache and the captured steps, and give the memory back."""
+        """Drop the model, the KV cache and the captured graphs, and free their memory."""
         if self._kv_store is not None:
             self._kv_store.shutdown()
         if self._runner is not None:
             self._runner.shutdown()
         self._kv_store = None
         self._runner = self._model = self._adapters = None
-        give_back(self.device)
+        free_unused_memory(self.device)
 
     def _build_runner(
         self, model: Model, plan: KVPlan, memory: Mapping[str, torch.Tensor]
     ) -> list[KVBackend]:
-        """Bind the layers and build what runs the steps; returns the attention backends."""
+        """Bind the layers, build the model runner, and return the attention backends."""
         binding = LayerBinding(
             self.settings, self.composition, self.registries, self.device, self.dtype
         )
@@ -201,23 +201,23 @@ class ModelWorker(Worker):
         )
         return backends
 
-    def _prepare_steps(self, plan: KVPlan) -> None:
-        """Compute first steps, and capture what can be, before there is a request.
+    def _warm_up_and_capture(self, plan: KVPlan) -> None:
+        """Run warm-up steps and capture CUDA graphs, before the first request.
 
         Raises:
-            RefusedError: A part fails in the first step, whatever it computes.
+            RefusedError: A part fails in a warm-up step.
         """
         runner = self._ready_runner()
         longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
-        with enough_memory("a first step", self.device, "lower gpu_memory_utilization"):
+        with enough_memory("a warm-up step", self.device, "lower gpu_memory_utilization"):
             steps = STEPS_WITH_KERNELS if self.device.type == "cuda" else STEPS
-            compute_first_steps(runner, max(1, longest), steps)
-        is_asked_for = self.settings.model.max_cuda_graph_size is not None
-        capture_graphs(runner, self.composition, is_asked_for=is_asked_for)
+            run_warm_up_steps(runner, max(1, longest), steps)
+        is_required = self.settings.model.max_cuda_graph_size is not None
+        capture_graphs(runner, self.composition, is_required=is_required)
 
     def _ready_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise RuntimeError("the worker has no KV cache yet, or was shut down")
+            raise RuntimeError("the worker has no KV cache: not allocated yet, or shut down")
         return self._runner
 
     def _loaded(self, model: Model) -> LoadedModel:
@@ -232,7 +232,7 @@ class ModelWorker(Worker):
         )
 
     def _cache_bytes(self, model: Model) -> int:
-        """Return the bytes that the KV cache may take beside the weights."""
+        """Return the number of bytes available for the KV cache beside the weights."""
         if self.device.type != "cuda":
             return host_cache_bytes()
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
@@ -287,10 +287,10 @@ class ModelWorker(Worker):
         )
 
     def _allocate_tensors(self, plan: KVPlan) -> dict[str, torch.Tensor]:
-        """Allocate the cache; layers of several groups share bytes.
+        """Allocate the KV cache; layers of several KV groups share one tensor.
 
         Returns:
-            By layer, uint8 `[num_blocks, page_bytes]`.
+            Tensor of each layer by its name, uint8 `[num_blocks, page_bytes]`.
         """
         memory = {}
         for tensor in plan.tensors:
@@ -305,8 +305,8 @@ class ModelWorker(Worker):
             if not is_out_of_memory(error):
                 raise
             raise CapacityError(
-                f"the KV cache of {num_bytes:,} bytes a layer does not fit on {self.device}; set "
-                "kv_cache_memory_bytes or num_kv_blocks"
+                f"a KV cache tensor of {num_bytes:,} bytes does not fit on {self.device}; set a "
+                "smaller kv_cache_memory_bytes or num_kv_blocks"
             ) from error
 
 
@@ -314,8 +314,8 @@ def _device(name: str) -> torch.device:
     """Return the torch device.
 
     Raises:
-        CapacityError: This torch or this machine does not have it.
+        CapacityError: This build of torch or this machine has no CUDA device.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise CapacityError("device cuda was asked for, and this torch sees no CUDA device")
+        raise CapacityError("device cuda was requested, but torch finds no CUDA device")
     return torch.device(name)

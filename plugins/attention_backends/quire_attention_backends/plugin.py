@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Plugin registration of the attention backends. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.attention import AttentionCapabilities, KVBackend
@@ -9,7 +9,7 @@ _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 @hookimpl
 def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
-    """Offer the attention backends below."""
+    """Register the attention backends of this package."""
     registry.add(
         "torch_sdpa",
         "quire_attention_backends.torch.torch_sdpa:TorchSDPABackend",
@@ -59,7 +59,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             batch_invariant=True,
             graphs="full",
             min_compute_capability=80,
-            priority=-10 if interprets_kernels() else 20,  # an interpreter is slow
+            priority=-10 if interprets_kernels() else 20,  # the Triton interpreter is slow
         ),
     )
     registry.add(
@@ -78,7 +78,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             sinks=True,
             graphs="full",
             min_compute_capability=80,
-            priority=10,  # below triton until it is measured
+            priority=10,  # below triton, because it is not measured yet
         ),
     )
     registry.add(
@@ -105,6 +105,6 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             padded_pages=True,
             graphs="full",
             min_compute_capability=80,
-            priority=-10 if interprets_kernels() else 10,  # as above
+            priority=-10 if interprets_kernels() else 10,  # as for triton
         ),
     )

@@ -1,1 +1,1 @@
-"""The demo model ships inside the package, so the first answer needs no download."""
+"""The demo model, part of the package so that it needs no download."""

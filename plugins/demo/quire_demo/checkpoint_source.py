@@ -1,4 +1,4 @@
-"""Where the demo model and its adapters lie."""
+"""Checkpoint source of the demo model and its adapters."""
 
 from pathlib import Path
 

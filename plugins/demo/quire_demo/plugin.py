@@ -1,4 +1,4 @@
-"""The table of contents of this plugin."""
+"""Registration of the demo model."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.checkpoint import CheckpointSource
@@ -6,5 +6,5 @@ from quire.interfaces.checkpoint import CheckpointSource
 
 @hookimpl
 def register_checkpoints(registry: Registrar[CheckpointSource]) -> None:
-    """Offer the demo model."""
+    """Register the demo model."""
     registry.add("demo", "quire_demo.checkpoint_source:demo")

@@ -1,4 +1,4 @@
-"""One worker in the caller's process: a step is a plain call, and nothing is carried anywhere."""
+"""Executor with one worker in the caller's process: a step is a plain function call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 class InProcessExecutor(Executor):
-    """Calls the worker of rank 0 directly; what it raises reaches the caller as it is.
+    """Executor that calls the worker of rank 0 directly; its errors reach the caller unchanged.
 
     Raises:
-        RefusedError: More than one device is to share the model.
+        RefusedError: The model is to run on more than one device.
     """
 
     def __init__(self, launch: WorkerLaunch) -> None:
         grid = launch.grid
         if grid.tp_size * grid.pp_size != 1:
             raise RefusedError(
-                f"executor 'in_process' runs one worker, and {grid.tp_size * grid.pp_size} are to "
-                f"share the model (tensor_parallel_size is {grid.tp_size}); choose an executor "
-                "that starts processes with --executor, or one device"
+                f"executor 'in_process' runs one worker, but the model needs "
+                f"{grid.tp_size * grid.pp_size} (tensor_parallel_size is {grid.tp_size}); choose "
+                "an executor that starts processes with --executor, or one device"
             )
         super().__init__(launch)
         self._worker: Worker | None = None
@@ -35,7 +35,7 @@ class InProcessExecutor(Executor):
         """Build the worker and load the weights.
 
         Raises:
-            EngineDeadError: It is running already.
+            EngineDeadError: The worker is running already.
         """
         if self._worker is not None:
             raise EngineDeadError("the worker is running already; shut the executor down first")
@@ -51,27 +51,27 @@ class InProcessExecutor(Executor):
         self._running().execute(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the draw of a launched step's tokens."""
+        """Launch the sampling of a launched step."""
         self._running().sample(plan_id, masks)
 
     def collect(self, plan_id: int) -> StepResult:
-        """Wait for the tokens of a step."""
+        """Wait for the result of a step."""
         return self._running().collect(plan_id)
 
     def control(self, command: WorkerControl) -> Any:
-        """Do something between two steps."""
+        """Run a command on the worker between two steps."""
         return self._running().control(command)
 
     def check_health(self) -> None:
-        """Return if the worker is there: in one process it lives as long as we do.
+        """Check that the worker is running: it lives as long as this process.
 
         Raises:
-            EngineDeadError: It was not started, or was shut down.
+            EngineDeadError: The worker was not started, or was shut down.
         """
         self._running()
 
     def shutdown(self) -> None:
-        """Let the worker give everything back. May be called twice."""
+        """Shut down the worker. May be called twice."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown()

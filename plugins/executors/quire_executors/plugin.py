@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the executors of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.executor import Executor, ExecutorCapabilities
@@ -6,7 +6,7 @@ from quire.interfaces.executor import Executor, ExecutorCapabilities
 
 @hookimpl
 def register_executors(registry: Registrar[type[Executor]]) -> None:
-    """Offer the executors below."""
+    """Register the executors."""
     registry.add(
         "in_process",
         "quire_executors.in_process:InProcessExecutor",

@@ -1,4 +1,4 @@
-"""Chunked local attention forgets everything at each chunk's end.
+"""Spec of chunked local attention: a query sees its own chunk only.
 
 A query at position p sees the positions from the start of its chunk, `p // chunk * chunk`, to p:
 
@@ -14,10 +14,10 @@ from quire_kv_cache_specs.sizes import size_param
 
 
 class ChunkedLocalAttentionSpec(KVPagesSpec):
-    """K and V of one chunk at a time; the layer's parameter `chunk` says how long it is.
+    """K and V of one chunk at a time; the layer's parameter `chunk` is its length in tokens.
 
     Raises:
-        SettingsError: There is no chunk, or it is not positive; else as for `KVPagesSpec`.
+        SettingsError: `chunk` is missing or not positive; otherwise as for `KVPagesSpec`.
     """
 
     def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
@@ -25,21 +25,21 @@ class ChunkedLocalAttentionSpec(KVPagesSpec):
         self.chunk = size_param(layer, "chunk")
 
     def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return the blocks under a step and what its first token sees of its chunk."""
+        """Return the number of blocks of a step and of the chunk that its first token sees."""
         return min(
             self.blocks_of(num_tokens), self.max_blocks_under(self.chunk - 1 + max_step_tokens)
         )
 
     def freeable_blocks(self, num_computed_tokens: int) -> range:
-        """Return the blocks that end before the chunk of the next token begins."""
+        """Return the blocks before the chunk of the next token."""
         return range(self._first_seen(num_computed_tokens) // self.block_size)
 
     def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        """Return the longest hit for which the chunk of the next token is cached so far.
+        """Return the longest hit that has the chunk of the next token, as far as it is computed.
 
-        Where the next token begins a chunk, nothing needs to be cached.
+        If the next token is the first of a chunk, no block needs to be cached.
         """
-        run = length = 0  # of cached blocks in a row; of the longest hit yet
+        run = length = 0  # cached blocks in a row; length of the longest hit so far
         for index, hit in enumerate(is_cached, start=1):
             run = run + 1 if hit else 0
             num_seen = index - self._first_seen(index * self.block_size) // self.block_size

@@ -1,4 +1,4 @@
-"""Full attention reads every token again, so a request keeps all of its blocks to its end."""
+"""Spec of full attention: a request keeps all its blocks to its end."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ class FullAttentionSpec(KVPagesSpec):
     needs_whole_prefix = True
 
     def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return the blocks of all tokens: none is given back before the end."""
-        del max_step_tokens  # matters only where blocks are freed on the way
+        """Return the number of blocks of all tokens: none is freed before the end."""
+        del max_step_tokens  # matters only where blocks are freed before the end
         return self.blocks_needed(num_tokens)
 
     def freeable_blocks(self, num_computed_tokens: int) -> range:
-        """Return nothing: a later token reads every block."""
+        """Return no blocks: later tokens read every block."""
         del num_computed_tokens
         return range(0)
 
     def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        """Return how many blocks are cached before the first gap."""
+        """Return the number of cached blocks before the first gap."""
         return next((i for i, hit in enumerate(is_cached) if not hit), len(is_cached))

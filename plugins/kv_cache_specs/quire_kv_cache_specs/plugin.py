@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the KV-cache specs of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
@@ -6,7 +6,7 @@ from quire.interfaces.kv_cache import KVCacheSpec, KVSpecCapabilities
 
 @hookimpl
 def register_kv_cache_specs(registry: Registrar[type[KVCacheSpec]]) -> None:
-    """Offer the KV-cache specs below."""
+    """Register the KV-cache specs."""
     registry.add(
         "full_attention",
         "quire_kv_cache_specs.full_attention:FullAttentionSpec",

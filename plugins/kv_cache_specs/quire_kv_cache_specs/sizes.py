@@ -1,4 +1,4 @@
-"""Sizes that a layer gives a spec are whole numbers from 1, or refused by name."""
+"""Checks of the sizes and dtypes that a layer gives to its KV-cache spec."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def check_positive(layer_name: str, **sizes: Any) -> None:
     """Check sizes of a layer.
 
     Raises:
-        SettingsError: One is no whole number, or less than 1.
+        SettingsError: A size is not an integer, or less than 1.
     """
     for what, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -18,7 +18,7 @@ def check_positive(layer_name: str, **sizes: Any) -> None:
 
 
 def check_dtype(layer_name: str, dtype: str) -> None:
-    """Check an element type.
+    """Check a dtype.
 
     Raises:
         SettingsError: It is not a key of `DTYPE_BYTES`.
@@ -29,10 +29,10 @@ def check_dtype(layer_name: str, dtype: str) -> None:
 
 
 def size_param(layer: KVLayer, name: str) -> int:
-    """Return a size that a layer must give in its `params`.
+    """Return a size that a layer must have in its `params`.
 
     Raises:
-        SettingsError: It is missing, no whole number, or less than 1.
+        SettingsError: It is missing, not an integer, or less than 1.
     """
     value = layer.param(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""A sliding window moves on with every token, and a block that it has left behind is free.
+"""Spec of sliding-window attention: blocks behind the window are freeable.
 
 A query at position p sees the positions above p - window, itself included, as in transformers:
 
@@ -14,10 +14,10 @@ from quire_kv_cache_specs.sizes import size_param
 
 
 class SlidingWindowSpec(KVPagesSpec):
-    """K and V of the last tokens; the layer's parameter `window` says how many a query sees.
+    """K and V of the last tokens; the layer's parameter `window` is the number a query sees.
 
     Raises:
-        SettingsError: There is no window, or it is not positive; else as for `KVPagesSpec`.
+        SettingsError: `window` is missing or not positive; otherwise as for `KVPagesSpec`.
     """
 
     def __init__(self, layer: KVLayer, block_size: int, kv_dtype: str, tp_size: int = 1) -> None:
@@ -25,20 +25,20 @@ class SlidingWindowSpec(KVPagesSpec):
         self.window = size_param(layer, "window")
 
     def max_blocks_held(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return the blocks under a step and the window of its first token."""
+        """Return the number of blocks of a step and of the window of its first token."""
         return min(
             self.blocks_of(num_tokens), self.max_blocks_under(self.window - 1 + max_step_tokens)
         )
 
     def freeable_blocks(self, num_computed_tokens: int) -> range:
-        """Return the blocks that end before the window of the next token begins."""
+        """Return the blocks before the window of the next token."""
         first_seen = num_computed_tokens - self.window + 1
         return range(max(0, first_seen // self.block_size))
 
     def cached_prefix(self, is_cached: Sequence[bool]) -> int:
-        """Return the longest hit whose last blocks, as far as the window goes, are cached."""
-        num_seen = self.blocks_of(self.window - 1)  # a hit ends on a block's end
-        run = length = 0  # of cached blocks in a row; of the longest hit yet
+        """Return the longest hit whose last blocks, under the window, are all cached."""
+        num_seen = self.blocks_of(self.window - 1)  # a hit ends at the end of a block
+        run = length = 0  # cached blocks in a row; length of the longest hit so far
         for index, hit in enumerate(is_cached, start=1):
             run = run + 1 if hit else 0
             if run >= min(num_seen, index):

@@ -1,7 +1,7 @@
-"""Copies between blocks and host memory; on a GPU they run beside the computation, in order.
+"""Copies between KV blocks and host memory, on a separate CUDA stream.
 
-On a CPU a copy is over when the call returns. On a GPU it is queued on a stream of its own, behind
-everything that was launched before, and an event tells when it is over.
+On a CPU a copy is complete when the call returns. On a GPU it is queued on its own stream, after
+all work that was launched before, and an event marks its completion.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from quire.interfaces.kv_transfer import BlockPiece
 
 
 class BlockCopies:
-    """Copy whole columns of one cache.
+    """Copies of cross-group blocks of one KV cache.
 
     Args:
-        pieces: What a column consists of.
-        tensors: The cache, as in `KVStoreWorker.attach`.
+        pieces: Pieces of a cross-group block.
+        tensors: KV cache, as in `KVStoreWorker.attach`.
     """
 
     def __init__(self, pieces: Sequence[BlockPiece], tensors: Sequence[Tensor]) -> None:
@@ -29,7 +29,7 @@ class BlockCopies:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Copy within this: not before the work that is launched already, and beside later work."""
+        """Run copies after the work that is already launched, concurrently with later work."""
         if self._stream is None:
             yield
             return
@@ -38,21 +38,21 @@ class BlockCopies:
             yield
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return an event that is reached when all copies so far are over; None: they are."""
+        """Return an event for the completion of all copies so far; None if they are complete."""
         return None if self._stream is None else self._stream.record_event()
 
     def wait(self) -> None:
-        """Wait until all copies are over."""
+        """Wait until all copies are complete."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def save(self, block_ids: Sequence[int], slot: Tensor) -> None:
-        """Copy from blocks; block 0 has nothing to save."""
+        """Copy from blocks to a slot, except from block 0."""
         for stored, block in self._pairs(block_ids, slot):
             stored.copy_(block, non_blocking=True)
 
     def load(self, slot: Tensor, block_ids: Sequence[int]) -> None:
-        """Copy to blocks, except to block 0."""
+        """Copy from a slot to blocks, except to block 0."""
         for stored, block in self._pairs(block_ids, slot):
             block.copy_(stored, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""What is stored, by content, and in which slot; the least recently used column goes first.
+"""LRU index of stored cross-group blocks by content hash, and the slots that hold them.
 
 A slot is in one of these states:
 
@@ -8,8 +8,8 @@ A slot is in one of these states:
       +<------ (its write failed:  evicted, or forgotten and not read any more)
                  retired)
 
-Only stored columns are found. One that is read from is never evicted; one that is forgotten while
-it moves keeps its slot until it has come to rest.
+Only stored blocks are found. A block that is read from is never evicted. A block that is forgotten
+during a transfer keeps its slot until the transfer ends.
 """
 
 from collections import OrderedDict
@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class StoredBlock:
-    """A slot that is in use.
+    """A cross-group block and its slot.
 
     Attributes:
-        is_written: All its bytes are there.
-        num_readers: Loads that are under way.
-        is_forgotten: Nobody finds it any more.
+        block_hash: Content hash of the block.
+        slot: Index of its slot.
+        is_written: Whether all its bytes are written.
+        num_readers: Number of open loads of it.
+        is_forgotten: Whether it was removed from the index.
     """
 
     block_hash: bytes
@@ -35,48 +37,48 @@ class StoredBlock:
 
 
 class BlockIndex:
-    """Columns in at most `num_slots` slots.
+    """Index of cross-group blocks in at most `num_slots` slots.
 
     Attributes:
-        num_slots: Slots that can be used, retired ones excluded.
-        num_evicted: Columns that had to make room, so far.
+        num_slots: Number of usable slots, without retired ones.
+        num_evicted: Number of blocks evicted so far.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evicted = 0
         self._cross_blocks: dict[bytes, StoredBlock] = {}
-        self._at_rest: OrderedDict[bytes, StoredBlock] = OrderedDict()  # least recently used first
-        self._leaving: set[int] = set()  # slots of forgotten columns that still move
-        self._returned: list[int] = []
-        self._first_unused = 0  # slots from here on were never given out
+        self._idle: OrderedDict[bytes, StoredBlock] = OrderedDict()  # least recently used first
+        self._forgotten_slots: set[int] = set()  # slots of forgotten blocks in a transfer
+        self._free_slots: list[int] = []
+        self._first_unused = 0  # slots from here on were never used
         self._end = num_slots
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
-        return len(self._returned) + self._end - self._first_unused
+        """Number of free slots."""
+        return len(self._free_slots) + self._end - self._first_unused
 
     @property
-    def num_at_rest(self) -> int:
-        """Stored columns that nobody reads at the moment."""
-        return len(self._at_rest)
+    def num_idle(self) -> int:
+        """Number of stored blocks in no transfer."""
+        return len(self._idle)
 
     @property
     def num_moving(self) -> int:
-        """Slots that are written into or read from."""
-        return len(self._cross_blocks) - len(self._at_rest) + len(self._leaving)
+        """Number of slots in a transfer."""
+        return len(self._cross_blocks) - len(self._idle) + len(self._forgotten_slots)
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._cross_blocks
 
     def find(self, block_hash: bytes) -> StoredBlock | None:
-        """Return the column, if it is stored completely."""
+        """Return the block with this hash if it is stored completely, else None."""
         cross_block = self._cross_blocks.get(block_hash)
         return cross_block if cross_block is not None and cross_block.is_written else None
 
     def claim(self, block_hash: bytes) -> StoredBlock | None:
-        """Give a new column a slot to be written into; None if everything in the store moves."""
+        """Allocate a slot for a new block; return None if all slots are in transfers."""
         if not self.num_free and not self._evict():
             return None
         cross_block = StoredBlock(block_hash, self._take_slot())
@@ -84,78 +86,78 @@ class BlockIndex:
         return cross_block
 
     def touch(self, block_hashes: Sequence[bytes]) -> None:
-        """Make these the most recently used, the first of them most of all.
+        """Make these the most recently used, the first of them most recently.
 
-        Nobody finds the end of a prompt without its beginning, so the end is to go first.
+        The end of a prompt is useless without its beginning, so the end must be evicted first.
         """
         for block_hash in reversed(block_hashes):
-            if block_hash in self._at_rest:
-                self._at_rest.move_to_end(block_hash)
+            if block_hash in self._idle:
+                self._idle.move_to_end(block_hash)
 
     def begin_reading(self, cross_blocks: Iterable[StoredBlock]) -> None:
-        """Keep stored columns where they are until `end_reading`."""
+        """Protect stored blocks from eviction until `end_reading`."""
         for cross_block in cross_blocks:
             cross_block.num_readers += 1
-            self._at_rest.pop(cross_block.block_hash, None)
+            self._idle.pop(cross_block.block_hash, None)
 
     def end_reading(self, cross_blocks: Sequence[StoredBlock]) -> None:
-        """They were read; they are now the most recently used."""
+        """End a read of blocks, and make them the most recently used."""
         for cross_block in reversed(cross_blocks):
             cross_block.num_readers -= 1
-            self._rest(cross_block)
+            self._update_idle(cross_block)
 
     def end_writing(self, cross_blocks: Sequence[StoredBlock]) -> None:
-        """They are stored, from now on."""
+        """Mark blocks as stored."""
         for cross_block in reversed(cross_blocks):
             cross_block.is_written = True
-            self._rest(cross_block)
+            self._update_idle(cross_block)
 
     def retire(self, cross_blocks: Iterable[StoredBlock]) -> None:
-        """Their writing failed: what was meant to be there is not, and the slot is not trusted."""
+        """Remove blocks whose write failed, and never use their slots again."""
         for cross_block in cross_blocks:
-            self._leaving.discard(cross_block.slot)
+            self._forgotten_slots.discard(cross_block.slot)
             if not cross_block.is_forgotten:
                 del self._cross_blocks[cross_block.block_hash]
                 cross_block.is_forgotten = True
             self.num_slots -= 1
 
     def forget(self, cross_blocks: Iterable[StoredBlock]) -> None:
-        """Let nobody find these any more."""
+        """Remove blocks from the index."""
         for cross_block in cross_blocks:
             if cross_block.is_forgotten:
                 continue
             cross_block.is_forgotten = True
             del self._cross_blocks[cross_block.block_hash]
-            if self._at_rest.pop(cross_block.block_hash, None) is not None:
-                self._returned.append(cross_block.slot)
+            if self._idle.pop(cross_block.block_hash, None) is not None:
+                self._free_slots.append(cross_block.slot)
             else:
-                self._leaving.add(cross_block.slot)
+                self._forgotten_slots.add(cross_block.slot)
 
     def forget_all(self) -> None:
-        """Let nobody find anything any more."""
+        """Remove all blocks from the index."""
         self.forget(list(self._cross_blocks.values()))
 
-    def _rest(self, cross_block: StoredBlock) -> None:
-        """See what becomes of a column that may have stopped moving."""
+    def _update_idle(self, cross_block: StoredBlock) -> None:
+        """Make a block idle, or free its slot if forgotten, unless it is still read."""
         if cross_block.num_readers:
             return
         if cross_block.is_forgotten:
-            self._leaving.discard(cross_block.slot)
-            self._returned.append(cross_block.slot)
+            self._forgotten_slots.discard(cross_block.slot)
+            self._free_slots.append(cross_block.slot)
         else:
-            self._at_rest[cross_block.block_hash] = cross_block
+            self._idle[cross_block.block_hash] = cross_block
 
     def _evict(self) -> bool:
-        if not self._at_rest:
+        if not self._idle:
             return False
-        _, cross_block = next(iter(self._at_rest.items()))
+        _, cross_block = next(iter(self._idle.items()))
         self.forget([cross_block])
         self.num_evicted += 1
         return True
 
     def _take_slot(self) -> int:
-        """Return a slot that was used before, if there is one: its memory is allocated."""
-        if self._returned:
-            return self._returned.pop()
+        """Return a free slot, preferably a used one, whose memory is allocated already."""
+        if self._free_slots:
+            return self._free_slots.pop()
         self._first_unused += 1
         return self._first_unused - 1

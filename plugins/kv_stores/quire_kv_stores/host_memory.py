@@ -1,7 +1,7 @@
-"""The scheduler's half of the host-memory tier: it alone knows what is stored, and in which slot.
+"""Scheduler side of the host-memory tier: the index of stored blocks and their slots.
 
-No bytes pass here, and nothing waits: a column is offered once the worker's half has reported it as
-written. What does not fit is not stored, and nobody is the worse for it.
+It moves no bytes and never waits. A block is found once the worker side has reported it as written.
+A block that does not fit is not stored, which is no error.
 """
 
 import logging
@@ -24,35 +24,35 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Columns on their way to blocks."""
+    """An open load."""
 
     cross_blocks: tuple[StoredBlock, ...]
-    is_lost: bool = False  # something of it was evicted since it was looked up
+    is_lost: bool = False  # a block was evicted after the lookup
 
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """Columns on their way from blocks, and what became of the others that were offered."""
+    """An open save, and counts of the offered blocks that it does not write."""
 
     cross_blocks: tuple[StoredBlock, ...]
     num_offered: int
-    num_known: int  # stored, or being stored, already
-    num_partial: int  # with no block in some KV group
+    num_known: int  # already stored or being stored
+    num_partial: int  # incomplete: the null block in some KV group
 
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What happened so far, in bytes and columns of one device."""
+    """Statistics of one device, in bytes and blocks."""
 
     saved_bytes: int = 0
     loaded_bytes: int = 0
-    num_known: int = 0  # offered and stored already
-    num_without_room: int = 0  # offered while everything in the store moved
+    num_known: int = 0  # offered, but already stored
+    num_skipped: int = 0  # offered while all slots were in transfers
     num_failed: int = 0  # transfers
 
 
 class HostMemoryScheduler(KVStoreScheduler):
-    """Content-addressed columns in host memory, bounded in bytes."""
+    """Store of cross-group blocks in host memory, addressed by content and bounded in bytes."""
 
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
         chosen = read_options(options)
@@ -64,7 +64,7 @@ class HostMemoryScheduler(KVStoreScheduler):
         self._saves: dict[int, _Save] = {}
         self._orders = StepOrders()
         logger.info(
-            "host_memory: room for %s tokens (%s columns of %s bytes)",
+            "host_memory: capacity for %s tokens (%s blocks of %s bytes)",
             f"{self.index.num_slots * plan.block_size:,}",
             f"{self.index.num_slots:,}",
             f"{self.cross_group_block_bytes:,}",
@@ -72,13 +72,13 @@ class HostMemoryScheduler(KVStoreScheduler):
 
     @classmethod
     def check_options(cls, options: Mapping[str, str], plan: KVPlan | None = None) -> None:
-        """Read the options and, of a plan, whether one column of it fits."""
+        """Check the options and, given a plan, that one of its blocks fits."""
         chosen = read_options(options)
         if plan is not None:
             chosen.num_slots(plan)
 
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> KVLookup:
-        """Count what is stored up to the first gap; it becomes the most recently used."""
+        """Count stored blocks up to the first gap, and make them the most recently used."""
         del request_id
         num_blocks = 0
         while num_blocks < len(block_hashes) and self.index.find(block_hashes[num_blocks]):
@@ -87,18 +87,22 @@ class HostMemoryScheduler(KVStoreScheduler):
         return KVLookup(num_blocks)
 
     def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
-        """Order the copies; what was evicted since the lookup makes the transfer fail.
+        """Order the copies; a block evicted since the lookup makes the transfer fail.
 
         Raises:
             ValueError: The transfer is open already, or empty.
         """
         self._check_new(transfer_id)
         if not cross_blocks:
-            raise ValueError(f"host_memory: load {transfer_id} has no columns")
+            raise ValueError(f"host_memory: load {transfer_id} has no blocks")
         found = [self.index.find(cross_block.block_hash) for cross_block in cross_blocks]
         stored = tuple(cross_block for cross_block in found if cross_block is not None)
         if len(stored) < len(cross_blocks):
-            logger.info("host_memory: load %d: evicted since it was looked up", transfer_id)
+            logger.info(
+                "host_memory: load %d fails: a block was evicted after the lookup; its tokens are "
+                "computed again",
+                transfer_id,
+            )
             self._loads[transfer_id] = _Load((), is_lost=True)
             self._orders.lost.append(transfer_id)
             return
@@ -107,7 +111,7 @@ class HostMemoryScheduler(KVStoreScheduler):
         self._orders.loads.append(_order(transfer_id, stored, cross_blocks))
 
     def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
-        """Order the copies of what is new and has room; the rest is skipped.
+        """Order the copies of new blocks that fit; the rest is skipped.
 
         Raises:
             ValueError: The transfer is open already.
@@ -121,7 +125,7 @@ class HostMemoryScheduler(KVStoreScheduler):
             tuple(claimed), len(cross_blocks), len(whole) - len(new), len(cross_blocks) - len(whole)
         )
         self.counts.num_known += save.num_known
-        self.counts.num_without_room += len(new) - len(claimed)
+        self.counts.num_skipped += len(new) - len(claimed)
         if not claimed:
             self._log_save(transfer_id, save)
             return 0
@@ -130,15 +134,15 @@ class HostMemoryScheduler(KVStoreScheduler):
         return len(claimed)
 
     def plan_step(self) -> bytes:
-        """Return what was ordered since the last call."""
+        """Return the orders since the last call."""
         orders, self._orders = self._orders, StepOrders()
         return encode(orders)
 
     def finish(self, transfer_id: int, *, has_failed: bool) -> None:
-        """Offer what was saved; forget what could not be loaded.
+        """Mark saved blocks as stored; remove blocks whose load failed.
 
         Raises:
-            ValueError: There is no such transfer.
+            ValueError: The transfer is not open.
         """
         if transfer_id in self._loads:
             self._finish_load(transfer_id, self._loads.pop(transfer_id), has_failed)
@@ -148,7 +152,7 @@ class HostMemoryScheduler(KVStoreScheduler):
             raise ValueError(f"host_memory: transfer {transfer_id} is not open")
 
     def reset(self) -> None:
-        """Forget all content."""
+        """Remove all content."""
         self.index.forget_all()
 
     def _finish_load(self, transfer_id: int, load: _Load, has_failed: bool) -> None:
@@ -167,23 +171,23 @@ class HostMemoryScheduler(KVStoreScheduler):
             self.counts.num_failed += 1
             self.index.retire(save.cross_blocks)
             level = logging.WARNING if self.counts.num_failed == 1 else logging.DEBUG
-            logger.log(level, "host_memory: save %d failed", transfer_id)
+            logger.log(level, "host_memory: save %d failed; its blocks are not stored", transfer_id)
             return
         self.counts.saved_bytes += len(save.cross_blocks) * self.cross_group_block_bytes
         self.index.end_writing(save.cross_blocks)
         self._log_save(transfer_id, save)
 
     def _check_new(self, transfer_id: int) -> None:
-        """See that no open transfer has this id.
+        """Check that no open transfer has this id.
 
         Raises:
-            ValueError: One has.
+            ValueError: An open transfer has this id.
         """
         if transfer_id in self._loads or transfer_id in self._saves:
             raise ValueError(f"host_memory: transfer {transfer_id} is open already")
 
     def _new(self, cross_blocks: Sequence[CrossGroupBlock]) -> Iterator[CrossGroupBlock]:
-        """Yield the columns that are neither stored nor being stored, each content once."""
+        """Yield the blocks that are neither stored nor being stored, each hash once."""
         seen = set()
         for cross_block in cross_blocks:
             if cross_block.block_hash not in self.index and cross_block.block_hash not in seen:
@@ -191,7 +195,7 @@ class HostMemoryScheduler(KVStoreScheduler):
                 yield cross_block
 
     def _claim(self, cross_blocks: Sequence[CrossGroupBlock]) -> list[StoredBlock]:
-        """Find slots, up to the first column that gets none: nobody looks behind a gap."""
+        """Allocate slots up to the first block without one: a lookup stops at that gap."""
         claimed: list[StoredBlock] = []
         for cross_block in cross_blocks:
             slot = self.index.claim(cross_block.block_hash)
@@ -201,22 +205,22 @@ class HostMemoryScheduler(KVStoreScheduler):
         return claimed
 
     def _log_save(self, transfer_id: int, save: _Save) -> None:
-        """Say what became of all that was offered; a request's later blocks only in detail."""
+        """Log how many of the offered tokens were written; at debug level if none was stored."""
         size, num_written = self._block_size, len(save.cross_blocks)
         num_skipped = save.num_offered - save.num_known - save.num_partial - num_written
         logger.log(
             logging.INFO if save.num_known else logging.DEBUG,
-            "host_memory: save %d: %d tokens, %d stored already, %d written%s%s",
+            "host_memory: save %d: %d tokens, %d already stored, %d written%s%s",
             transfer_id, save.num_offered * size, save.num_known * size, num_written * size,
-            f", {save.num_partial * size} not whole" if save.num_partial else "",
-            f", {num_skipped * size} without room" if num_skipped else "",
+            f", {save.num_partial * size} incomplete" if save.num_partial else "",
+            f", {num_skipped * size} skipped for lack of space" if num_skipped else "",
         )  # fmt: skip
 
 
 def _order(
     transfer_id: int, stored: Sequence[StoredBlock], blocks: Sequence[CrossGroupBlock]
 ) -> TransferOrder:
-    """Say which slots and blocks belong together; there may be more blocks than slots."""
+    """Return the order that pairs slots with blocks; there may be more blocks than slots."""
     pairs = zip(stored, blocks, strict=False)
     moves = [
         BlockMove(cross_block.slot, cross_block.block_hash, list(block.block_ids))

@@ -1,8 +1,8 @@
-"""The worker's half of the host-memory tier: it moves bytes between slots and blocks.
+"""Worker side of the host-memory tier: copies between slots and KV blocks.
 
-It knows nothing of what is stored, and does what it is told: loads first, because a request waits
-for them; a bounded number of bytes a step, so that no other request waits for long. What a load
-finds damaged is never handed out: that transfer fails.
+It has no index of its own and executes the orders of the scheduler side: loads first, because a
+request waits for them, and a bounded number of bytes per step, so that other requests do not wait
+long. A load of damaged bytes fails.
 """
 
 import logging
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """A transfer that has not ended."""
+    """An open transfer."""
 
     transfer_id: int
     is_load: bool
     waiting: deque[BlockMove]
-    num_moving: int = 0  # copies that were begun and are not known to be over
+    num_moving: int = 0  # copies that were started and are not known to be complete
     has_failed: bool = False
 
     @property
@@ -45,7 +45,7 @@ class _Batch:
     """The copies of one step."""
 
     moves: list[tuple[_Transfer, BlockMove]] = field(default_factory=list)
-    event: torch.cuda.Event | None = None  # None: they are over
+    event: torch.cuda.Event | None = None  # None: they are complete
 
     @property
     def is_over(self) -> bool:
@@ -58,8 +58,8 @@ class HostMemory(KVStoreWorker):
     """Slots of host memory, and the copies to and from them.
 
     Attributes:
-        saved_bytes: Written into slots so far.
-        loaded_bytes: Read from slots so far.
+        saved_bytes: Number of bytes written to slots so far.
+        loaded_bytes: Number of bytes read from slots so far.
     """
 
     def __init__(self, options: Mapping[str, str], plan: KVPlan) -> None:
@@ -71,14 +71,14 @@ class HostMemory(KVStoreWorker):
         self._num_slots = chosen.num_slots(plan)
         self._step_bytes = chosen.step_bytes
         self._copies: BlockCopies | None = None
-        self._is_short = False  # of memory, and said so
+        self._has_reported_memory = False  # whether a lack of memory was logged
         self._loads: deque[_Transfer] = deque()
         self._saves: deque[_Transfer] = deque()
         self._batches: deque[_Batch] = deque()
         self._ended: list[_Transfer] = []
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
-        """Learn where the blocks lie; slots are allocated when they are used."""
+        """Set the tensors of the KV cache; slots are allocated at their first use."""
         is_pinned = any(tensor.device.type == "cuda" for tensor in tensors)
         self._copies = BlockCopies(self._pieces, tensors)
         self.pool = SlotPool(
@@ -86,7 +86,7 @@ class HostMemory(KVStoreWorker):
         )
 
     def begin_step(self, message: bytes) -> None:
-        """Take the orders in, and move as much as one step may."""
+        """Queue the orders, and start the copies of one step."""
         orders = decode(message)
         self._loads += [_transfer(order, is_load=True) for order in orders.loads]
         self._saves += [_transfer(order, is_load=False) for order in orders.saves]
@@ -95,9 +95,9 @@ class HostMemory(KVStoreWorker):
             self._batches.append(self._move())
 
     def report(self) -> TransferReport:
-        """Say what is over; what was saved is sealed first."""
+        """Report the ended transfers, after checksums of the saved blocks are recorded."""
         while self._batches and self._batches[0].is_over:
-            self._settle(self._batches.popleft())
+            self._finish_batch(self._batches.popleft())
         ended, self._ended = self._ended, []
         return TransferReport(
             done=[t.transfer_id for t in ended if not t.has_failed],
@@ -105,7 +105,7 @@ class HostMemory(KVStoreWorker):
         )
 
     def shutdown(self) -> None:
-        """Finish the copies that were begun, and give the memory back."""
+        """Wait for the started copies, and free the memory."""
         if self._copies is not None:
             self._copies.wait()
         if self.pool is not None:
@@ -114,11 +114,11 @@ class HostMemory(KVStoreWorker):
 
     def _ready(self) -> tuple[SlotPool, BlockCopies]:
         if self.pool is None or self._copies is None:
-            raise RuntimeError("host_memory: no cache is attached, or it was shut down")
+            raise RuntimeError("host_memory: no KV cache is attached, or the store was shut down")
         return self.pool, self._copies
 
     def _move(self) -> _Batch:
-        """Begin copies until the step has its share."""
+        """Start copies up to the limit of bytes per step."""
         _, copies = self._ready()
         batch = _Batch()
         num_bytes = 0
@@ -132,7 +132,7 @@ class HostMemory(KVStoreWorker):
         return batch
 
     def _next(self) -> _Transfer | None:
-        """Return the transfer whose turn it is, loads before saves."""
+        """Return the next transfer with waiting moves, loads before saves."""
         for queue in (self._loads, self._saves):
             while queue and not queue[0].waiting:
                 queue.popleft()
@@ -152,11 +152,12 @@ class HostMemory(KVStoreWorker):
             self._ended.append(transfer)
 
     def _load(self, move: BlockMove) -> bool:
-        """Copy a column to its blocks, if it is what was saved."""
+        """Copy a slot to its blocks, if its content is intact."""
         pool, copies = self._ready()
-        if not pool.is_sound(move.slot, move.block_hash):
+        if not pool.is_intact(move.slot, move.block_hash):
             logger.error(
-                "host_memory: column %s in slot %d is not what was saved",
+                "host_memory: block %s in slot %d is damaged (wrong checksum); the load fails and "
+                "its tokens are computed again",
                 move.block_hash.hex()[:16], move.slot,
             )  # fmt: skip
             return False
@@ -165,25 +166,25 @@ class HostMemory(KVStoreWorker):
         return True
 
     def _save(self, move: BlockMove) -> bool:
-        """Copy a column from its blocks, if there is memory for it."""
+        """Copy blocks to a slot, if there is memory for it."""
         pool, copies = self._ready()
         try:
             slot = pool.slot(move.slot)
         except CapacityError as error:
-            logger.log(logging.DEBUG if self._is_short else logging.ERROR, "%s", error)
-            self._is_short = True
+            logger.log(logging.DEBUG if self._has_reported_memory else logging.ERROR, "%s", error)
+            self._has_reported_memory = True
             return False
-        pool.break_seal(move.slot)
+        pool.drop_checksum(move.slot)
         copies.save(move.block_ids, slot)
         self.saved_bytes += self.cross_group_block_bytes
         return True
 
-    def _settle(self, batch: _Batch) -> None:
-        """The copies of a batch are over: seal what was saved, and end transfers."""
+    def _finish_batch(self, batch: _Batch) -> None:
+        """Record the checksums of a completed batch of copies, and end its transfers."""
         pool, _ = self._ready()
         for transfer, move in batch.moves:
             if not transfer.is_load:
-                pool.seal(move.slot, move.block_hash)
+                pool.record_checksum(move.slot, move.block_hash)
             transfer.num_moving -= 1
             if transfer.is_over:
                 self._ended.append(transfer)

@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the KV stores of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
@@ -6,7 +6,7 @@ from quire.interfaces.kv_transfer import KVStoreCapabilities, KVStoreScheduler
 
 @hookimpl
 def register_kv_stores(registry: Registrar[type[KVStoreScheduler]]) -> None:
-    """Offer the KV stores below."""
+    """Register the KV stores."""
     registry.add(
         "host_memory",
         "quire_kv_stores.host_memory:HostMemoryScheduler",

@@ -1,7 +1,7 @@
-"""The bytes of stored columns, in slots of equal size, with a checksum of each.
+"""Host memory for stored blocks, in slots of equal size with a checksum of each.
 
-Memory is taken slab by slab, as slots come into use, and never more than all slots need. A slot's
-checksum covers its content's name as well: neither a damaged column nor another one passes for it.
+Memory is allocated in slabs as slots come into use, and never more than all slots need. The
+checksum of a slot covers the hash of its block too, so it detects damaged bytes and another block.
 """
 
 import zlib
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from quire.errors import CapacityError
 
-SLAB_BYTES = 64 * 2**20  # memory is taken in steps of about so much
+SLAB_BYTES = 64 * 2**20  # approximate size of a slab
 
 
 class SlotPool:
-    """At most `num_slots` columns.
+    """Slots for at most `num_slots` cross-group blocks.
 
     Args:
-        num_slots: How many.
-        cross_group_block_bytes: Bytes of each.
-        is_pinned: Whether a GPU copies to and from them.
+        num_slots: Number of slots.
+        cross_group_block_bytes: Size of each slot.
+        is_pinned: Whether to pin the memory, for copies to and from a GPU.
     """
 
     def __init__(self, num_slots: int, cross_group_block_bytes: int, *, is_pinned: bool) -> None:
@@ -33,38 +33,38 @@ class SlotPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are allocated now."""
+        """Number of bytes that are allocated."""
         return sum(slab.numel() for slab in self._slabs.values())
 
     def slot(self, index: int) -> Tensor:  # [cross_group_block_bytes] uint8
         """Return the bytes of a slot.
 
         Raises:
-            CapacityError: The machine has no memory for it.
+            CapacityError: Its memory could not be allocated.
             IndexError: There is no such slot.
         """
         if not 0 <= index < self.num_slots:
-            raise IndexError(f"slot {index} of {self.num_slots}")
+            raise IndexError(f"slot {index} is out of range: there are {self.num_slots} slots")
         number, row = divmod(index, self._slots_a_slab)
         if number not in self._slabs:
             self._slabs[number] = self._allocate(number)
         return self._slabs[number][row]
 
-    def seal(self, index: int, block_hash: bytes) -> None:
-        """A slot was filled: note what it holds."""
+    def record_checksum(self, index: int, block_hash: bytes) -> None:
+        """Record the checksum of a slot that was filled."""
         self._checksums[index] = self._checksum(index, block_hash)
 
-    def break_seal(self, index: int) -> None:
-        """A slot is about to be filled: what it held is gone."""
+    def drop_checksum(self, index: int) -> None:
+        """Drop the checksum of a slot that is about to be filled."""
         self._checksums.pop(index, None)
 
-    def is_sound(self, index: int, block_hash: bytes) -> bool:
-        """Whether a slot holds this content, unchanged."""
-        sealed = self._checksums.get(index)
-        return sealed is not None and sealed == self._checksum(index, block_hash)
+    def is_intact(self, index: int, block_hash: bytes) -> bool:
+        """Return whether a slot has the unchanged content of this block."""
+        checksum = self._checksums.get(index)
+        return checksum is not None and checksum == self._checksum(index, block_hash)
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self._slabs.clear()
         self._checksums.clear()
 
@@ -79,6 +79,6 @@ class SlotPool:
         except RuntimeError as error:
             num_bytes = num_slots * self.cross_group_block_bytes
             raise CapacityError(
-                f"host_memory: {num_bytes:,} bytes more could not be allocated after "
+                f"host_memory: {num_bytes:,} bytes could not be allocated in addition to "
                 f"{self.num_bytes:,}; lower max_bytes"
             ) from error

@@ -1,7 +1,7 @@
-"""What adapter_config.json may say. Whatever is not known to be harmless is refused by its name.
+"""Parsing and checks of adapter_config.json. Unknown options are refused by name.
 
-An option that is ignored gives an answer that looks right and is not, so an option of a newer peft
-stops the adapter until somebody has looked at it here.
+An option that is ignored silently gives wrong completions that look right. So an adapter with an
+option of a newer peft is refused until the option is added here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from quire.errors import AdapterError
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
 MAX_PATTERN_QUANTIFIERS = 3
-MAX_NUMBER = 1e9  # no scale comes near it
+MAX_NUMBER = 1e9  # far above any scale in use
 
 USED = frozenset({"peft_type", "lora_alpha", "use_rslora", "alpha_pattern", "init_lora_weights"})
-# They say how the adapter was trained or which modules it has; its tensors say the same.
+# Options about the training or the modules of the adapter; the tensors have the same information.
 HARMLESS = frozenset({
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "r", "rank_pattern", "target_modules", "exclude_modules", "lora_dropout",
@@ -30,19 +30,19 @@ HARMLESS = frozenset({
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
     "ensure_weight_tying",
 })  # fmt: skip
-# Others (pissa, olora, loftq, ...) change the base weights, and the adapter is relative to that.
+# Other values (pissa, olora, loftq, ...) change the base weights, which the adapter then requires.
 PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What of the config decides the adapter's output.
+    """Options of the config that affect the adapter's output.
 
     Attributes:
-        base_model: The model that it says it was trained on.
+        base_model: Name of the base model, if the config has one.
         alpha: Numerator of the scale.
-        alpha_pattern: The same for modules whose name ends in a match of the regular expression.
-        use_rslora: Divide by the square root of the rank (Kalajdzievski, 2023).
+        alpha_pattern: Numerators for modules whose name ends in a match of the regular expression.
+        use_rslora: Whether to divide by the square root of the rank (Kalajdzievski, 2023).
     """
 
     base_model: str | None
@@ -65,7 +65,7 @@ def read_config(folder: Path) -> PeftConfig:
     """Read and check `adapter_config.json`.
 
     Raises:
-        AdapterError: It is missing or broken, or asks for what quire does not compute.
+        AdapterError: It is missing or broken, or has an option that quire does not support.
     """
     config = _read_json(folder / CONFIG)
     _check_options(folder, config)
@@ -86,7 +86,7 @@ def read_config(folder: Path) -> PeftConfig:
 
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise AdapterError(f"{str(file.parent)!r} is not an adapter: it has no {CONFIG}")
+        raise AdapterError(f"{str(file.parent)!r} is not an adapter folder: it has no {CONFIG}")
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise AdapterError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
@@ -101,7 +101,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _check_options(folder: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        raise AdapterError(f"{folder}: peft_type {kind!r} is not supported; quire serves LORA")
+        raise AdapterError(f"{folder}: peft_type {kind!r} is not supported; it must be LORA")
     init = config.get("init_lora_weights", True)
     if init not in PLAIN_INITS:
         raise AdapterError(
@@ -125,14 +125,17 @@ def _number(folder: Path, what: str, value: object) -> float:
 
 
 def _checked_pattern(folder: Path, pattern: str) -> str:
-    """Check that a pattern compiles and cannot take long: the file may come from anywhere."""
+    """Check that a pattern compiles and cannot take long to match: the file is not trusted."""
     quantifiers = len(re.findall(r"[*+?{]", pattern))
     if quantifiers > MAX_PATTERN_QUANTIFIERS or re.search(r"\)[*+?{]", pattern):
-        raise AdapterError(f"{folder / CONFIG}: alpha_pattern {pattern!r} is too complicated")
+        raise AdapterError(
+            f"{folder / CONFIG}: alpha_pattern {pattern!r} is too complex: it may have at most "
+            f"{MAX_PATTERN_QUANTIFIERS} quantifiers, and none after a group"
+        )
     try:
         re.compile(pattern)
     except re.error as error:
         raise AdapterError(
-            f"{folder / CONFIG}: alpha_pattern {pattern!r} is no regular expression: {error}"
+            f"{folder / CONFIG}: alpha_pattern {pattern!r} is not a regular expression: {error}"
         ) from error
     return pattern

@@ -1,4 +1,4 @@
-"""LoRA adapters in peft's layout: a folder, or a hub id, with a config and one safetensors file."""
+"""LoRA adapters in peft's layout: a folder or hub id with a config and one safetensors file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w./-]+))
 
 
 class PeftSource(LoRASource):
-    """Finds and reads what `PeftModel.save_pretrained` writes, for linear layers."""
+    """Source of adapters that `PeftModel.save_pretrained` wrote, for linear layers."""
 
     def resolve(self, name: str) -> Path:
         """Return the folder for a path or a hub id, written `owner/name` or `owner/name@revision`.
 
         Raises:
-            AdapterError: There is neither.
+            AdapterError: There is no such folder or hub id.
         """
         folder = Path(name).expanduser()
         if folder.is_dir():
             return folder.resolve()
         hub_id = HUB_ID.fullmatch(name)
         if hub_id is None:
-            raise AdapterError(f"there is no adapter folder {name!r}, and it is no hub id")
+            raise AdapterError(f"there is no adapter folder {name!r}, and it is not a hub id")
         return _from_hub(hub_id["id"], hub_id["revision"])
 
     def content_hash(self, folder: Path) -> str:
@@ -57,7 +57,7 @@ class PeftSource(LoRASource):
         """Read an adapter from its folder, on the CPU.
 
         Raises:
-            AdapterError: It is broken, too large, or uses what cannot be honoured.
+            AdapterError: It is broken, its rank is too large, or it uses an unsupported option.
         """
         config = read_config(folder)
         matrices = _read_matrices(weights_file(folder), max_rank)
@@ -66,19 +66,19 @@ class PeftSource(LoRASource):
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the adapter's weights.
+    """Return the path of the adapter's weights.
 
     Raises:
-        AdapterError: There are none, or only a pickle.
+        AdapterError: The file is missing, or there is only a pickle.
     """
     if (folder / WEIGHTS).is_file():
         return folder / WEIGHTS
     if (folder / PICKLE).is_file():
         raise AdapterError(
-            f"{str(folder)!r} has its weights only as {PICKLE}: such a file can run code when "
-            "loaded, so quire does not open it; save the adapter as safetensors"
+            f"{str(folder)!r} has its weights only as {PICKLE}: a pickle can run code when loaded, "
+            "so quire does not open it; save the adapter as safetensors"
         )
-    raise AdapterError(f"{str(folder)!r} is not an adapter: it has no {WEIGHTS}")
+    raise AdapterError(f"{str(folder)!r} is not an adapter folder: it has no {WEIGHTS}")
 
 
 def _from_hub(repo_id: str, revision: str | None) -> Path:
@@ -89,7 +89,7 @@ def _from_hub(repo_id: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise AdapterError(
-            f"there is no adapter folder {repo_id!r}, and the hub does not give it: {error}"
+            f"there is no adapter folder {repo_id!r}, and its download from the hub failed: {error}"
         ) from error
 
 
@@ -101,11 +101,11 @@ def _open(file: Path) -> Any:
 
 
 def _read_matrices(file: Path, max_rank: int) -> dict[str, dict[str, Tensor]]:
-    """A and B of each module, by the checkpoint's module name."""
+    """Return A and B of each module, by the module name in the checkpoint."""
     matrices: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - it is not a mapping
+            for key in tensors.keys():  # noqa: SIM118 - not a mapping
                 module, side = _parse(file, key)
                 _check_shape(file, key, tensors.get_slice(key).get_shape(), side, max_rank)
                 matrices.setdefault(module, {})[side] = tensors.get_tensor(key)
@@ -114,12 +114,12 @@ def _read_matrices(file: Path, max_rank: int) -> dict[str, dict[str, Tensor]]:
     except OSError as error:
         raise AdapterError(f"{file} cannot be read: {error}") from error
     if not matrices:
-        raise AdapterError(f"{file} holds no tensors")
+        raise AdapterError(f"{file} has no tensors")
     return matrices
 
 
 def _parse(file: Path, key: str) -> tuple[str, str]:
-    """Module name and side of a tensor's name."""
+    """Return the module name and the side, a or b, of a tensor name."""
     for suffix, side in SUFFIXES.items():
         if key.startswith(PREFIX) and key.endswith(suffix):
             return key.removeprefix(PREFIX).removesuffix(suffix), side
@@ -131,7 +131,7 @@ def _parse(file: Path, key: str) -> tuple[str, str]:
 
 def _check_shape(file: Path, key: str, shape: list[int], side: str, max_rank: int) -> None:
     if len(shape) != 2:
-        raise AdapterError(f"{file}: tensor {key} has shape {shape}; a matrix was expected")
+        raise AdapterError(f"{file}: tensor {key} has shape {shape}; expected a matrix")
     rank = shape[0] if side == "a" else shape[1]
     if not 1 <= rank <= max_rank:
         raise AdapterError(f"{file}: tensor {key} has rank {rank}; max_lora_rank is {max_rank}")
@@ -139,11 +139,12 @@ def _check_shape(file: Path, key: str, shape: list[int], side: str, max_rank: in
 
 def _module(name: str, pair: Mapping[str, Tensor], config: PeftConfig) -> AdapterModule:
     if set(pair) != {"a", "b"}:
-        lacks = "lora_B" if "a" in pair else "lora_A"
-        raise AdapterError(f"the adapter has only one of two matrices of {name}: no {lacks}")
+        missing = "lora_B" if "a" in pair else "lora_A"
+        raise AdapterError(f"the adapter has only one of the two matrices of {name}: no {missing}")
     a, b = pair["a"], pair["b"]
     if a.shape[0] != b.shape[1]:
         raise AdapterError(
-            f"the two matrices of {name} do not fit: shapes {list(a.shape)} and {list(b.shape)}"
+            f"the two matrices of {name} have different ranks: shapes {list(a.shape)} and "
+            f"{list(b.shape)}"
         )
     return AdapterModule(a, b, config.scale(name, a.shape[0]))

@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the LoRA sources of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.lora import LoRASource
@@ -6,5 +6,5 @@ from quire.interfaces.lora import LoRASource
 
 @hookimpl
 def register_lora_sources(registry: Registrar[type[LoRASource]]) -> None:
-    """Offer the LoRA sources below."""
+    """Register the LoRA sources."""
     registry.add("peft", "quire_lora.peft_source:PeftSource")

@@ -1,4 +1,4 @@
-"""The decoder that Llama and its descendants share; a model's file says only how it differs.
+"""Decoder shared by Llama and its descendants, with differences as config options.
 
 Letters as in `quire.interfaces.attention`.
 """
@@ -24,36 +24,38 @@ from quire_models.decoder_layer import decoder_norm, make_layer
 
 
 class DecoderStage(Layer):
-    """The decoder layers of one pipeline stage, with the embedding if first, the norm if last."""
+    """Decoder layers of one pipeline stage, with the embedding if first and the norm if last."""
 
     def __init__(self, config: DecoderConfig, max_model_len: int, context: LayerContext) -> None:
         super().__init__()
-        mine = context.layers if context.layers is not None else range(config.num_layers)
-        is_first, is_last = mine.start == 0, mine.stop == config.num_layers
+        own_layers = context.layers if context.layers is not None else range(config.num_layers)
+        is_first, is_last = own_layers.start == 0, own_layers.stop == config.num_layers
         needs_embedding = is_first or (is_last and config.tie_word_embeddings)
         sizes = (config.vocab_size, config.hidden_size)
         self.embed_tokens = VocabParallelEmbedding(*sizes, context) if needs_embedding else None
         self.embedding_scale = _rounded(config.embedding_scale, context.dtype)
-        self.layers = nn.ModuleDict({str(i): make_layer(i, config, context) for i in mine})
+        self.layers = nn.ModuleDict({str(i): make_layer(i, config, context) for i in own_layers})
         self.norm = decoder_norm(config, context) if is_last else None
         self.rotaries = nn.ModuleList(
             RotaryEmbedding(config.head_dim, max_model_len, rope, context) for rope in config.ropes
         )
-        self._in_order = tuple((self.layers[str(i)], config.rope_index(i)) for i in mine)
+        self._layers_with_rope = tuple(
+            (self.layers[str(i)], config.rope_index(i)) for i in own_layers
+        )
 
     def embed(self, input_ids: Tensor | None) -> Tensor:
-        """Return the vectors of token ids, scaled, `[T, hidden]`."""
+        """Return the scaled embeddings of token ids, `[T, hidden]`."""
         if self.embed_tokens is None or input_ids is None:
-            raise RuntimeError("this pipeline stage needs the hidden states of the stage before it")
+            raise RuntimeError("this pipeline stage needs the hidden states of the previous stage")
         vectors: Tensor = self.embed_tokens(input_ids)
         return vectors if self.embedding_scale == 1.0 else vectors.mul_(self.embedding_scale)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, batch: ForwardBatch
     ) -> Tensor | StageTensors:
-        """Return `[T, hidden]` after the last norm, or what the next stage needs."""
+        """Return `[T, hidden]` after the last norm, or the input of the next stage."""
         rotations = [rotary(positions) for rotary in self.rotaries]
-        for layer, rope in self._in_order:
+        for layer, rope in self._layers_with_rope:
             x, residual = layer(x, residual, rotations[rope], batch)
         if self.norm is None:
             return StageTensors(x, residual)
@@ -62,7 +64,7 @@ class DecoderStage(Layer):
 
 
 class DecoderForCausalLM(Layer, Model):
-    """A decoder with a language-model head."""
+    """Decoder with a language-model head."""
 
     packed_modules: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -85,7 +87,7 @@ class DecoderForCausalLM(Layer, Model):
         inputs_embeds: Tensor | None = None,  # [T, hidden]
         stage_input: StageTensors | None = None,
     ) -> Tensor | StageTensors:
-        """Return hidden states after the last norm, `[T, hidden]`, or the stage's tensors."""
+        """Return `[T, hidden]` after the last norm, or the input of the next stage."""
         if stage_input is not None:
             x, residual = stage_input.hidden_states, stage_input.residual
         else:
@@ -95,7 +97,7 @@ class DecoderForCausalLM(Layer, Model):
         return out
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Return logits `[N, V]` of the chosen rows `[N, hidden]`."""
+        """Return logits `[N, V]` of hidden states `[N, hidden]`."""
         if self.lm_head is None:
             raise RuntimeError("only the last pipeline stage computes logits")
         logits: Tensor = self.lm_head(hidden_states)
@@ -103,13 +105,13 @@ class DecoderForCausalLM(Layer, Model):
         return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
     def map_weight_name(self, name: str) -> str | None:
-        """Leave out a tied head's own copy, and what other pipeline stages hold."""
+        """Return None for a tied head's own copy and for weights of other pipeline stages."""
         if self.config.tie_word_embeddings and name == "lm_head.weight":
             return None
-        return name if self._is_mine(name) else None
+        return name if self._is_own(name) else None
 
-    def _is_mine(self, name: str) -> bool:
-        """Whether this stage has the weight, or nobody has (and then it is unexpected)."""
+    def _is_own(self, name: str) -> bool:
+        """Return whether this stage has the weight, or no stage has (then it is unexpected)."""
         parts = name.split(".")
         if parts[:2] == ["model", "layers"] and len(parts) > 2 and parts[2].isdigit():
             is_known = int(parts[2]) < self.config.num_layers
@@ -129,5 +131,5 @@ class DecoderForCausalLM(Layer, Model):
 
 
 def _rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round as the model was trained: a factor in the dtype of what it multiplies."""
+    """Round to the dtype of the tensor that it multiplies, as in the training."""
     return float(torch.tensor(scale, dtype=dtype))

@@ -1,4 +1,4 @@
-"""What the shared decoder is built from, and what the engine plans with; read without torch."""
+"""Config of the shared decoder, and the model description for the engine; needs no torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from quire.layers.config_values import ConfigValues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A Llama-like decoder: norms, rotary embedding, grouped-query attention, gated MLP.
+    """Config of a Llama-like decoder: norms, rotary embedding, GQA and gated MLP.
 
     Attributes:
-        qkv_bias: The query, key and value projections have biases.
-        output_bias: The attention's output projection has one.
-        mlp_bias: The MLP's three projections have them.
-        has_qk_norm: Each query and key head is normalised before the rotation.
-        tie_word_embeddings: The LM head uses the embedding's matrix.
-        activation: Of the MLP's gate: `silu` or `gelu_tanh`.
-        norm_weight_offset: Added to the weights of all norms.
-        has_sandwich_norms: What attention and MLP give is normalised too, before it is added.
-        embedding_scale: Factor on the vectors of token ids.
-        query_scale: Factor on the logits of attention; None: one over the root of `head_dim`.
-        final_logit_soft_cap: Bound on the logits of tokens, by tanh.
-        windows: For each layer, how many tokens a query sees, itself included; None: all. Empty:
-            every layer sees all.
-        local_rope: The rotary embedding of layers with a window; None: the same as the others'.
+        qkv_bias: Whether the query, key and value projections have biases.
+        output_bias: Whether the output projection of attention has a bias.
+        mlp_bias: Whether the three projections of the MLP have biases.
+        has_qk_norm: Whether each query and key head is normalised before the rotary embedding.
+        tie_word_embeddings: Whether the LM head shares the weight of the embedding.
+        activation: Activation of the MLP's gate: `silu` or `gelu_tanh`.
+        norm_weight_offset: Offset added to the weights of all norms.
+        has_sandwich_norms: Whether the outputs of attention and MLP are normalised too, before
+            they are added to the residual.
+        embedding_scale: Factor on the embeddings of tokens.
+        query_scale: Factor on the attention scores; None for `head_dim**-0.5`.
+        final_logit_soft_cap: Soft cap of the logits, by tanh; None for no cap.
+        windows: Sliding window of each layer, in tokens, the query included; None for full
+            attention. Empty if all layers have full attention.
+        local_rope: Rotary embedding of layers with a sliding window; None if it is `rope`.
     """
 
     vocab_size: int
@@ -63,26 +64,26 @@ class DecoderConfig:
         return f"model.layers.{layer}.self_attn.attention"
 
     def window(self, layer: int) -> int | None:
-        """Return how many tokens a query of a layer sees, itself included; None: all."""
+        """Return the sliding window of a layer, the query included; None for full attention."""
         return self.windows[layer] if self.windows else None
 
     @property
     def attention_scale(self) -> float:
-        """Factor on the logits of attention."""
+        """Factor on the attention scores."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
     @property
     def ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotary embeddings that layers use."""
+        """Rotary embeddings that the layers use."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def rope_index(self, layer: int) -> int:
-        """Return which of `ropes` a layer uses."""
+        """Return the index in `ropes` of a layer's rotary embedding."""
         return int(self.local_rope is not None and self.window(layer) is not None)
 
     @property
     def num_params(self) -> int:
-        """Numbers in all tensors of the checkpoint."""
+        """Number of parameters in all tensors of the checkpoint."""
         hidden, width = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv = (queries + 2 * keys) * (hidden + self.qkv_bias)
@@ -95,7 +96,7 @@ class DecoderConfig:
 
 
 def read_llama_like(values: ConfigValues, *, head_dim: int | None = None) -> dict[str, Any]:
-    """Read what Llama and its near relatives have in common: sizes, SwiGLU, one rotary embedding.
+    """Return the common fields of Llama-like models: sizes, SwiGLU, one rotary embedding.
 
     Arguments and errors are those of `read_sizes`.
     """
@@ -104,14 +105,14 @@ def read_llama_like(values: ConfigValues, *, head_dim: int | None = None) -> dic
 
 
 def read_sizes(values: ConfigValues, *, head_dim: int | None = None) -> dict[str, Any]:
-    """Read what all architectures of this package have in common, as fields of `DecoderConfig`.
+    """Return the fields of `DecoderConfig` that all architectures of this package have.
 
     Args:
-        values: The config.json.
-        head_dim: The architecture's default; None: the hidden size over the heads.
+        values: Values of config.json.
+        head_dim: Default of the architecture; None for the hidden size over the number of heads.
 
     Raises:
-        UnsupportedModelError: A value is missing, wrong, or asks for what is not built here.
+        UnsupportedModelError: A value is missing, wrong or not supported.
     """
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     kv_heads = values.count("num_key_value_heads", heads)
@@ -135,10 +136,10 @@ def read_sizes(values: ConfigValues, *, head_dim: int | None = None) -> dict[str
 
 
 def require_activation(values: ConfigValues, key: str, wanted: str) -> None:
-    """Check the activation of the MLP's gate; a config that does not say has the wanted one.
+    """Check the activation of the MLP's gate; the default is the wanted one.
 
     Raises:
-        UnsupportedModelError: It is another.
+        UnsupportedModelError: It is another activation.
     """
     activation = values.text(key, wanted)
     if activation != wanted:
@@ -151,7 +152,7 @@ def refuse_sliding_window(values: ConfigValues) -> None:
     """Check that every layer sees the whole context.
 
     Raises:
-        UnsupportedModelError: The config switches sliding windows on.
+        UnsupportedModelError: The config enables sliding windows.
     """
     kinds = set(values.names("layer_types")) - {"full_attention"}
     if values.flag("use_sliding_window", False):
@@ -167,7 +168,7 @@ def refuse_sliding_window(values: ConfigValues) -> None:
 def describe_decoder(
     architecture: str, config: Mapping[str, Any], decoder: DecoderConfig
 ) -> ModelDescription:
-    """Say what the engine plans with."""
+    """Return the model description that the engine plans with."""
     values = ConfigValues(config, architecture)
     quantization = values.mapping("quantization_config")
     method = ConfigValues(quantization, architecture, prefix="quantization_config.")

@@ -1,15 +1,15 @@
-"""One layer of the shared decoder: attention and MLP, with norms before them or on both sides.
+"""Layer of the shared decoder: attention and MLP, with norms before them or on both sides.
 
-Hidden states travel as a pair: the output of the last block, and the residual that it is still to
-be added to, so that addition and norm are one operation. Letters as in
+Hidden states are passed as a pair: the output of the last block, and the residual that it must
+still be added to, so that addition and norm are one operation. Letters as in
 `quire.interfaces.attention`.
 
-Where layers run kernels, a `DecoderLayer` is seven launches and those of its attention backend:
+With layer kernels, a `DecoderLayer` is seven launches plus those of its attention backend:
 
     add + norm | qkv | attention: norm, rotation, write, attend | output
     add + norm | gate and up | activation | down
 
-Biases cost none, and adapters two for each of the four products.
+Biases add no launch, and adapters add two for each of the four products.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DecoderAttention(Layer):
 
 
 class DecoderMLP(Layer):
-    """SwiGLU or GeGLU."""
+    """Gated MLP: SwiGLU or GeGLU."""
 
     def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class DecoderMLP(Layer):
         )
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """Transform each token by itself: `[T, hidden] -> [T, hidden]`."""
+        """Transform each token separately: `[T, hidden] -> [T, hidden]`."""
         gate_up = self.gate_up_proj(x, batch.adapters)
         out: Tensor = self.down_proj(self.activation(gate_up), batch.adapters)
         return out
 
 
 class DecoderLayer(Layer):
-    """Attention and MLP, each behind a norm."""
+    """Attention and MLP, each after a norm."""
 
     def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class DecoderLayer(Layer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """Return the MLP's output and the residual that it is to be added to."""
+        """Return the MLP's output and the residual that it must be added to."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rotation, batch)
         x, residual = self.post_attention_layernorm(x, residual)
@@ -118,7 +118,7 @@ class DecoderLayer(Layer):
 
 
 class SandwichLayer(Layer):
-    """Attention and MLP, each between a norm of what goes in and a norm of what comes out."""
+    """Attention and MLP, each with a norm of its input and a norm of its output."""
 
     def __init__(self, layer: int, config: DecoderConfig, context: LayerContext) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class SandwichLayer(Layer):
     def forward(
         self, x: Tensor, residual: Tensor | None, rotation: Rotation, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """Return the MLP's output, normed, and the residual that it is to be added to."""
+        """Return the MLP's normed output and the residual that it must be added to."""
         x, residual = self.input_layernorm(x, residual)
         x, _ = self.post_attention_layernorm(self.self_attn(x, rotation, batch))
         x, residual = self.pre_feedforward_layernorm(x, residual)
@@ -143,13 +143,13 @@ class SandwichLayer(Layer):
 def make_layer(
     layer: int, config: DecoderConfig, context: LayerContext
 ) -> DecoderLayer | SandwichLayer:
-    """Return a decoder layer of the kind that the model has."""
+    """Return a decoder layer of the class that the config needs."""
     kind = SandwichLayer if config.has_sandwich_norms else DecoderLayer
     return kind(layer, config, context)
 
 
 def decoder_norm(config: DecoderConfig, context: LayerContext) -> RMSNorm:
-    """Return a norm over the hidden size, as the model has them."""
+    """Return a norm over the hidden size with the model's epsilon and offset."""
     return RMSNorm(
         config.hidden_size,
         config.rms_norm_eps,

@@ -1,7 +1,7 @@
-"""Gemma 3 (2025), its text model: layers with a window and layers without, in turns.
+"""Gemma 3 (2025), text model: sliding-window and full attention in alternating layers.
 
-The shared decoder has all of it as options: norms on both sides of each block, GeGLU, scaled
-embeddings, and a rotary embedding of its own for the layers with a window.
+All differences are options of the shared decoder: norms on both sides of each block, GeGLU, scaled
+embeddings, and a separate rotary embedding for layers with a sliding window.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire_models.gemma3_config import read_gemma3
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
-    """Gemma 3's text model with a language-model head."""
+    """Gemma 3 text model with a language-model head."""
 
     def __init__(self, description: ModelDescription, context: LayerContext) -> None:
         super().__init__(read_gemma3(description.config), description.max_model_len, context)

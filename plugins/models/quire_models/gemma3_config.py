@@ -1,7 +1,8 @@
-"""Gemma 3's config.json: which layers have a window, and a rotary embedding for each kind.
+"""Config of Gemma 3: layers with a sliding window, and a rotary embedding for each layer type.
 
-transformers 5 writes `layer_types` and a `rope_parameters` for each of them; version 4 wrote
-`sliding_window_pattern`, `rope_theta`, `rope_local_base_freq` and `rope_scaling`. Both are read.
+transformers 5 writes `layer_types` and `rope_parameters` for each of them; version 4 wrote
+`sliding_window_pattern`, `rope_theta`, `rope_local_base_freq` and `rope_scaling`. Both are
+supported.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from quire_models.decoder_config import (
 )
 
 ARCHITECTURE = "Gemma3ForCausalLM"
-WINDOWED, WHOLE = "sliding_attention", "full_attention"
-# What transformers takes where a config is silent; the checkpoints of 2025 leave some of it out.
+SLIDING, FULL = "sliding_attention", "full_attention"
+# Defaults of transformers; the checkpoints of 2025 omit some of these values.
 DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256,
     "num_attention_heads": 8,
@@ -38,18 +39,18 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def describe_gemma3(config: Mapping[str, Any]) -> ModelDescription:
-    """Say what the engine plans with.
+    """Return the model description that the engine plans with.
 
     Raises:
-        UnsupportedModelError: The config asks for what quire does not compute.
+        UnsupportedModelError: The config has a value that quire does not support.
     """
     return describe_decoder(ARCHITECTURE, config, read_gemma3(config))
 
 
 def read_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read how the decoder is built; raises as `describe_gemma3` does."""
-    values = ConfigValues({**DEFAULTS, **_spoken(config)}, ARCHITECTURE)
-    _refuse_unbuilt(values)
+    """Return the decoder config; raises as `describe_gemma3` does."""
+    values = ConfigValues({**DEFAULTS, **_without_nulls(config)}, ARCHITECTURE)
+    _refuse_unsupported(values)
     sizes = read_sizes(values)
     whole, local = _read_ropes(values)
     attention_bias = values.flag("attention_bias", False)
@@ -70,13 +71,13 @@ def read_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _spoken(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is null; only for the window does null mean something else than silence."""
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop null values, which mean the default, except for the sliding window."""
     return {k: value for k, value in config.items() if value is not None or k == "sliding_window"}
 
 
-def _refuse_unbuilt(values: ConfigValues) -> None:
-    """Refuse what would change the answers and is not computed here."""
+def _refuse_unsupported(values: ConfigValues) -> None:
+    """Refuse options that would change the output and are not supported."""
     require_activation(values, "hidden_activation", "gelu_pytorch_tanh")
     if values.flag("use_bidirectional_attention", False):
         raise UnsupportedModelError(
@@ -91,20 +92,20 @@ def _refuse_unbuilt(values: ConfigValues) -> None:
 
 def _read_windows(values: ConfigValues, num_layers: int) -> tuple[int | None, ...]:
     kinds = _layer_types(values, num_layers)
-    window = values.count("sliding_window") if WINDOWED in kinds else None
-    return tuple(window if kind == WINDOWED else None for kind in kinds)
+    window = values.count("sliding_window") if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _layer_types(values: ConfigValues, num_layers: int) -> tuple[str, ...]:
     kinds = values.names("layer_types")
     if not kinds:
         pattern = values.count("sliding_window_pattern")
-        return tuple(WINDOWED if i % pattern else WHOLE for i in range(1, num_layers + 1))
-    unknown = set(kinds) - {WINDOWED, WHOLE}
+        return tuple(SLIDING if i % pattern else FULL for i in range(1, num_layers + 1))
+    unknown = set(kinds) - {SLIDING, FULL}
     if unknown:
         raise UnsupportedModelError(
-            f"{ARCHITECTURE}: layer_types {', '.join(sorted(unknown))} are not supported; there "
-            f"are {WINDOWED} and {WHOLE}"
+            f"{ARCHITECTURE}: layer_types {', '.join(sorted(unknown))} are not supported; "
+            f"supported are {SLIDING} and {FULL}"
         )
     if len(kinds) != num_layers:
         raise UnsupportedModelError(
@@ -115,16 +116,16 @@ def _layer_types(values: ConfigValues, num_layers: int) -> tuple[str, ...]:
 
 
 def _read_ropes(values: ConfigValues) -> tuple[RopeParameters, RopeParameters]:
-    """Return the rotary embedding of layers without a window, and that of layers with one."""
+    """Return the rotary embeddings of full-attention and of sliding-window layers."""
     nested = values.mapping("rope_parameters")
-    if nested and not {WINDOWED, WHOLE} & nested.keys():
+    if nested and not {SLIDING, FULL} & nested.keys():
         raise UnsupportedModelError(
-            f"{ARCHITECTURE}: rope_parameters must have an entry for {WHOLE} and one for {WINDOWED}"
+            f"{ARCHITECTURE}: rope_parameters must have an entry for {FULL} and one for {SLIDING}"
         )
     whole = {"rope_theta": values.positive("rope_theta")}
     local = {"rope_theta": values.positive("rope_local_base_freq")}
-    scaling = values.mapping("rope_scaling")  # of the version 4: stretches the long range only
-    return _read_rope(values, WHOLE, whole, scaling), _read_rope(values, WINDOWED, local, {})
+    scaling = values.mapping("rope_scaling")  # of version 4: scales the full-attention layers only
+    return _read_rope(values, FULL, whole, scaling), _read_rope(values, SLIDING, local, {})
 
 
 def _read_rope(

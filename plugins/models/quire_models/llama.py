@@ -1,4 +1,4 @@
-"""Llama (Touvron et al., 2023) is the shared decoder as it is."""
+"""Llama (Touvron et al., 2023): the shared decoder without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama's config.json: biases are options, and so is the head size."""
+"""Config of Llama: optional biases and head_dim."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def describe_llama(config: Mapping[str, Any]) -> ModelDescription:
-    """Say what the engine plans with.
+    """Return the model description that the engine plans with.
 
     Raises:
-        UnsupportedModelError: The config asks for what quire does not compute.
+        UnsupportedModelError: The config has a value that quire does not support.
     """
     return describe_decoder(ARCHITECTURE, config, read_llama(config))
 
 
 def read_llama(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read how the decoder is built; raises as `describe_llama` does."""
+    """Return the decoder config; raises as `describe_llama` does."""
     values = ConfigValues(config, ARCHITECTURE)
     attention_bias = values.flag("attention_bias", False)
     return DecoderConfig(

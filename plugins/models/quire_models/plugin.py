@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports no model."""
+"""Registration of the models of this package. Imports no model."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.model import Model, ModelCapabilities
@@ -13,7 +13,7 @@ MODELS = {
 
 @hookimpl
 def register_models(registry: Registrar[type[Model]]) -> None:
-    """Offer the models below, by architecture name."""
+    """Register the models by architecture name."""
     for architecture, module in MODELS.items():
         describe = f"quire_models.{module}_config:describe_{module}"
         registry.add(

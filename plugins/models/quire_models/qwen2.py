@@ -1,4 +1,4 @@
-"""Qwen2 (2024) adds biases to query, key and value; the shared decoder has them as an option."""
+"""Qwen2 (2024): the shared decoder with biases on query, key and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2's config.json: biases on query, key and value always, and nowhere else."""
+"""Config of Qwen2: biases always on query, key and value, and nowhere else."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def describe_qwen2(config: Mapping[str, Any]) -> ModelDescription:
-    """Say what the engine plans with.
+    """Return the model description that the engine plans with.
 
     Raises:
-        UnsupportedModelError: The config asks for what quire does not compute.
+        UnsupportedModelError: The config has a value that quire does not support.
     """
     return describe_decoder(ARCHITECTURE, config, read_qwen2(config))
 
 
 def read_qwen2(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read how the decoder is built; raises as `describe_qwen2` does."""
+    """Return the decoder config; raises as `describe_qwen2` does."""
     values = ConfigValues(config, ARCHITECTURE)
     refuse_sliding_window(values)
     return DecoderConfig(**read_llama_like(values), qkv_bias=True)

@@ -1,4 +1,4 @@
-"""Qwen3 (2025) normalises each query and key head; the shared decoder has that as an option."""
+"""Qwen3 (2025): the shared decoder with a norm over each query and key head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3's config.json: a norm over each query and key head, and heads of 128 unless it says so."""
+"""Config of Qwen3: a norm over each query and key head, and a default head_dim of 128."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ARCHITECTURE = "Qwen3ForCausalLM"
 
 
 def describe_qwen3(config: Mapping[str, Any]) -> ModelDescription:
-    """Say what the engine plans with.
+    """Return the model description that the engine plans with.
 
     Raises:
-        UnsupportedModelError: The config asks for what quire does not compute.
+        UnsupportedModelError: The config has a value that quire does not support.
     """
     return describe_decoder(ARCHITECTURE, config, read_qwen3(config))
 
 
 def read_qwen3(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read how the decoder is built; raises as `describe_qwen3` does."""
+    """Return the decoder config; raises as `describe_qwen3` does."""
     values = ConfigValues(config, ARCHITECTURE)
     refuse_sliding_window(values)
     attention_bias = values.flag("attention_bias", False)

@@ -1,1 +1,1 @@
-"""How linear layers keep their weights."""
+"""Quantization methods that ship with quire."""

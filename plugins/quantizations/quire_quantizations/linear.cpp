@@ -1,12 +1,12 @@
-// The product of float32 rows and a packed weight, with the same bits for a row in any company.
+// Product of float32 rows and a packed weight. The result of a row does not depend on the batch.
 //
 // Each output is one lane of one accumulator. Its products are added in the order of the inputs, in
-// groups that are multiplied by their scale when they end; so neither the number of rows, nor their
-// place, nor the threads, nor how the work is cut change a bit.
+// groups that are multiplied by their scale at their end. So neither the number and order of rows,
+// nor the number of threads, nor the split of the work changes a bit.
 //
-// Codes become numbers on their way to the registers, again for each tile of rows: processors have
-// units for that beside those that multiply, and to put the numbers down somewhere took longer.
-// What several tiles need of the weight stays in the first cache, their rows of x in the second.
+// Codes are decoded in registers, again for each tile of rows: processors have units for that
+// beside those that multiply, and storing decoded values was slower. The part of the weight that
+// several tiles use stays in the L1 cache, their rows of x in the L2 cache.
 #include <cstdlib>
 #include <memory>
 
@@ -15,7 +15,7 @@
 #include "linear_packing.h"
 #include "threads.h"
 
-// A weight, as the caller describes it.
+// A weight, described by the caller.
 struct Weight {
     int64_t format;  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 by pairs of inputs
     const uint8_t* packed;
@@ -25,40 +25,40 @@ struct Weight {
 
 namespace {
 
-constexpr int FEW_ROWS = 4;               // several panels at once
-constexpr long CHUNK = 16;                // inputs of a row of x that lie together
-constexpr long KEPT_NUMBERS = 64 * 1024;  // of x: with them in the second cache, panels are read on
-constexpr long SHORT = 2 * BLOCK;         // inputs at a time at most, for more of x:
-constexpr long SHORT_NUMBERS = 96 * 1024;  // so many of its numbers stay there
-constexpr long TILES_OF_A_THREAD = 8;     // with as many for each, threads share rows
-constexpr long AHEAD = 16 * 1024;         // bytes of a panel that are asked for early
-constexpr long AHEAD_OF_FEW = 4096;       // the same where several panels are read at once
-constexpr long PACKED_BYTES = 32 * 1024;  // of a panel, which the first cache keeps for all tiles
+constexpr int FEW_ROWS = 4;               // at most so many rows: several panels at once
+constexpr long CHUNK = 16;                // consecutive inputs of a row of x in memory
+constexpr long KEPT_NUMBERS = 64 * 1024;  // elements of x in the L2 cache: panels are read whole
+constexpr long SHORT = 2 * BLOCK;         // largest number of inputs per block, for more of x
+constexpr long SHORT_NUMBERS = 96 * 1024;  // elements of x in the L2 cache for such blocks
+constexpr long TILES_OF_A_THREAD = 8;     // with so many tiles per thread, threads split rows
+constexpr long AHEAD = 16 * 1024;         // prefetch distance in a panel, in bytes
+constexpr long AHEAD_OF_FEW = 4096;       // the same if several panels are read at once
+constexpr long PACKED_BYTES = 32 * 1024;  // bytes of a panel in the L1 cache for all tiles
 constexpr long LINE = 64;
-constexpr long SPAN_BYTES = 64 * 1024;    // of a thread: to call another for less takes longer
+constexpr long SPAN_BYTES = 64 * 1024;    // least work of a thread: less is slower with another
 constexpr long SPAN_PRODUCTS = 256 * 1024;
 
-// Panels at once: as many as keep accumulators, words and numbers of x in registers. A spilled
-// accumulator would cost its way to memory and back in every step.
+// Number of panels at once: as many as keep accumulators, words and elements of x in registers. A
+// spilled accumulator would be stored and loaded in every step.
 constexpr int panels_for(int rows) {
     int panels = 4;
     while (panels > 1 && (rows + 1) * panels * TILE_VECTORS + rows + 2 > REGISTERS) panels--;
     return panels;
 }
 
-// One tile of the product, from one block of inputs.
+// One tile of the product, over one block of inputs.
 struct Tile {
-    const float* a;         // rows of x, as `arrange` puts them
-    const uint8_t* packed;  // of the first panel, at the block's first group
+    const float* a;         // rows of x, in the layout of `arrange`
+    const uint8_t* packed;  // first panel, at the first group of the block
     long panel_bytes;
     long size;              // inputs of the block, a multiple of STEP
-    const uint8_t* next;    // packed memory that is read after this
-    long next_bytes;        // of it for each chunk of inputs
-    long turn;              // input from which on what is asked for early is in the next panels
-    const float* bias;      // none before the last block
+    const uint8_t* next;    // packed memory to prefetch
+    long next_bytes;        // prefetched bytes per chunk of inputs
+    long turn;              // input from which on prefetches go to the next panels
+    const float* bias;      // null before the last block
     float* out;
     long out_row, columns;
-    bool continues;  // adds to what out has
+    bool continues;  // adds to out
 };
 
 INLINE vf load_some(const float* p, long count) {
@@ -67,7 +67,7 @@ INLINE vf load_some(const float* p, long count) {
     for (long i = 0; i < count; i++) lanes[i] = p[i];
     return load(lanes);
 }
-// Inputs of a row, as many as a vector of numbers has or as `known`; zeros behind them.
+// Inputs of a row: a vector of them, with zeros from `known` on.
 template <class F>
 INLINE vf take_inputs(F, const float* from, long known) {
     return load_some(from, known);
@@ -84,7 +84,7 @@ INLINE void store_some(float* p, vf v, long count) {
     for (long i = 0; i < count; i++) p[i] = lanes[i];
 }
 
-// acc += the products of one input. What is less is kept in registers: numbers of x, or a column.
+// acc += the products of one input. The smaller operand stays in registers: x or a column.
 template <class Codes, int ROWS, int VECTORS>
 INLINE void add_one(
     vf (&acc)[ROWS][VECTORS], const float* a, typename Codes::Words (&words)[VECTORS], int j
@@ -132,7 +132,7 @@ INLINE void add_products(
         const long others = begin + k < tile.turn ? 0 : (PANELS - 1) * tile.panel_bytes;
         const long ahead = others + AHEAD_OF_FEW;
         for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
-            if constexpr (PANELS > 1)  // too many lines to ask for them all at once
+            if constexpr (PANELS > 1)  // too many lines to prefetch them all at once
                 for (int p = 0; p < PANELS; p++)
                     for (long line = 0; line < At::STEP_BYTES; line += LINE)
                         __builtin_prefetch(codes + p * tile.panel_bytes + ahead + line);
@@ -209,7 +209,7 @@ Kernel some_panels(long rows) {
     return nullptr;
 }
 
-// Memory of the calling thread that only grows.
+// Scratch memory of the calling thread; it only grows.
 float* scratch(long numbers) {
     struct Free {
         void operator()(float* p) const { std::free(p); }
@@ -219,7 +219,7 @@ float* scratch(long numbers) {
     if (size < numbers) {
         long bytes = round_up(numbers * 4, ALIGNMENT);
         memory.reset((float*)std::aligned_alloc(ALIGNMENT, bytes));
-        if (!memory) std::abort();  // a megabyte cannot be had: nothing else would work either
+        if (!memory) std::abort();  // no memory for a megabyte: nothing else would work either
         size = numbers;
     }
     return memory.get();
@@ -242,13 +242,13 @@ struct Linear {
     long rows;
     long threads;  // at most
 
-    long slots = divided(inputs, F::SLOT);  // of a row of x; below, `k` counts them
+    long slots = divided(inputs, F::SLOT);  // of a row of x; the unit of `k` below
     long padded = round_up(slots, F::STEP);
     long panel_bytes = Layout<F>::panel_bytes(slots);
     long panels = divided(outputs, PANEL);
-    long height = divided(rows, divided(rows, (long)TILE_ROWS));  // of tiles, almost equal
+    long height = divided(rows, divided(rows, (long)TILE_ROWS));  // rows of a tile, almost equal
     long tiles = divided(rows, height);
-    bool shares_rows = tiles >= threads * TILES_OF_A_THREAD;  // or else panels
+    bool shares_rows = tiles >= threads * TILES_OF_A_THREAD;  // otherwise panels
 
     long useful_threads() const {
         long spans = panels * panel_bytes / SPAN_BYTES + rows * inputs * outputs / SPAN_PRODUCTS;
@@ -272,8 +272,8 @@ struct Linear {
         return tile;
     }
 
-    // Rows of x as tiles read them: of each tile [chunks, its rows, CHUNK], and so that tiles are
-    // `stride` inputs long; zeros behind the last input.
+    // Copy rows of x to the layout of tiles: [chunks, rows of the tile, CHUNK] for each tile, with
+    // tiles `stride` inputs long; zeros after the last input.
     void arrange(float* to, Range some, long k, long size, long stride) const {
         long known = inputs - k * F::SLOT;
         for (long first = some.begin; first < some.end; first += height, to += height * stride) {
@@ -306,8 +306,8 @@ struct Linear {
         }
     }
 
-    // More: what one block of one panel has is read while it is in the first cache. As long as all
-    // of x is in the second one, a panel is read to its end; otherwise all panels of a block.
+    // Many rows: one block of one panel is read while it is in the L1 cache. If all of x fits in
+    // the L2 cache, each panel is read to its end; otherwise all panels of one block of inputs.
     void many(Range mine, Range these) const {
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
         if (count * stride > KEPT_NUMBERS) return blockwise(mine, these);
@@ -342,7 +342,7 @@ struct Linear {
         }
     }
 
-    // All tiles of some rows with one block of a panel; `a` has its inputs from `begin` on.
+    // All tiles of some rows with one block of a panel, whose inputs begin at `begin` in `a`.
     void block(const float* a, Tile next, Range some, long stride, long begin) const {
         long count = some.end - some.begin, rest = count % height;
         Kernel whole = one_panel<F>(height), last = one_panel<F>(rest);
@@ -396,7 +396,7 @@ EXPORT void linear(
     }
 }
 
-// bytes[0] = what a weight takes packed.
+// bytes[0] = size of the packed weight.
 EXPORT void packed_bytes(const Weight* weight, int64_t* bytes) {
     long inputs = weight->inputs, panels = divided(weight->outputs, PANEL), one = 0;
     switch (weight->format) {
@@ -409,7 +409,7 @@ EXPORT void packed_bytes(const Weight* weight, int64_t* bytes) {
     *bytes = panels * one;
 }
 
-// Fills weight->packed from a dense [outputs, inputs], in bfloat16 or else float32.
+// Packs a dense [outputs, inputs] weight in bfloat16 or float32 into `packed`.
 EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8_t* packed) {
     long threads = weight->threads;
     Dense from = {dense, is_bf16 != 0, (long)weight->inputs, (long)weight->outputs};
@@ -422,8 +422,8 @@ EXPORT void pack(const Weight* weight, const void* dense, int64_t is_bf16, uint8
     }
 }
 
-// out[i] = row ids[i] of the weight, [count, inputs]; if there is no such row, nothing is written
-// but wrong[0] = i.
+// out[i] = row ids[i] of the weight, [count, inputs]. If there is no such row, only wrong[0] = i is
+// written.
 EXPORT void rows(
     const Weight* weight, const int64_t* ids, int64_t count, float* out, int64_t* wrong
 ) {

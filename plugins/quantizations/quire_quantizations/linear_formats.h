@@ -1,10 +1,10 @@
-// How a weight lies packed: panels of columns, each a row of groups of inputs, scales before codes.
+// Layout of a packed weight: panels of outputs, each with groups of inputs, scales before codes.
 //
 //     panel of PANEL outputs   [ scales | codes of GROUP inputs ][ scales | codes ] ...
 //
-// A word holds the codes of STEP following inputs for one output, and a vector of words those of
-// LANES outputs: `write` makes it of the numbers of STEP inputs, [STEP, PANEL]. The last group ends
-// with the inputs, rounded up to STEP with codes of zero.
+// A word has the codes of STEP consecutive inputs of one output, and a vector of words those of
+// LANES outputs: `write` makes it from the values of STEP inputs, [STEP, PANEL]. The last group
+// ends at the last input, rounded up to STEP with codes of zero.
 #pragma once
 
 #include "tile.h"
@@ -30,7 +30,7 @@ INLINE uint32_t load_word(const uint8_t* p) {
 }
 INLINE void store_words(uint8_t* p, vu words) { std::memcpy(p, &words, sizeof words); }
 
-// The upper halves of the nearest bfloat16, ties to even; not-a-number stays one.
+// Bits of the nearest bfloat16, ties to even; NaN stays NaN.
 INLINE vu bf16_words(vf v) {
     vu word = (vu)v, rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
     return v != v ? (word >> 16) | 0x40 : rounded;
@@ -43,7 +43,7 @@ INLINE vf add_product(F, vf number, vf column, vf sum) {
 
 struct Float32 {
     static constexpr long STEP = 1, GROUP = BLOCK, WORD_BYTES = 4;
-    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = false;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
@@ -58,7 +58,7 @@ struct Float32 {
 
 struct BFloat16 {
     static constexpr long STEP = 2, GROUP = BLOCK, WORD_BYTES = 4;
-    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = false;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
@@ -73,17 +73,17 @@ struct BFloat16 {
 
 #if defined(QUIRE_AVX512) && (defined(__clang__) || __GNUC__ >= 10)
 #define QUIRE_PAIRS 1
-// The packed memory of BFloat16, whose words are multiplied as they are, by pairs of inputs that are
-// rounded to bfloat16 too. To be called only where the processor reports avx512_bf16.
+// Same memory as BFloat16, but words are multiplied without decoding, by pairs of inputs that are
+// rounded to bfloat16 too. Requires a processor with avx512_bf16.
 struct BFloat16Pairs {
-    static constexpr long STEP = 1, GROUP = BLOCK / 2, WORD_BYTES = 4;  // of pairs
-    static constexpr long SLOT = 2;  // inputs that a number of x stands for
+    static constexpr long STEP = 1, GROUP = BLOCK / 2, WORD_BYTES = 4;  // in pairs of inputs
+    static constexpr long SLOT = 2;  // inputs per element of x
     static constexpr bool SCALED = false;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
     INLINE vf number(Words words, int) { return words; }
 };
-// The words of neighbouring numbers, beside each other: half as many.
+// Bits of two adjacent elements in one word: half as many words.
 typedef uint64_t vu_two __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu_half __attribute__((vector_size(LANES * 2)));
 INLINE vu_half pairs(vf numbers) {
@@ -94,7 +94,7 @@ INLINE vf join(vu_half first, vu_half second) {
     __m512i both = _mm512_castsi256_si512((__m256i)first);
     return (vf)_mm512_inserti64x4(both, (__m256i)second, 1);
 }
-// The compiler was not told of this instruction, so that it uses it nowhere else.
+// Assembly, so that the compiler does not use this instruction anywhere else.
 INLINE vf add_product(BFloat16Pairs, vf number, vf column, vf sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(number), "v"(column));
     return sum;
@@ -103,7 +103,7 @@ INLINE vf add_product(BFloat16Pairs, vf number, vf column, vf sum) {
 
 struct Int8 {
     static constexpr long STEP = 1, GROUP = 128, WORD_BYTES = 1;
-    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = true;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load_i8((const int8_t*)p); }
@@ -116,12 +116,12 @@ struct Int8 {
 
 struct Int4 {
     static constexpr long STEP = 8, GROUP = 32, WORD_BYTES = 4;
-    static constexpr long SLOT = 1;  // inputs that a number of x stands for
+    static constexpr long SLOT = 1;  // inputs per element of x
     static constexpr bool SCALED = true;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
     INLINE vf number(Words words, int j) {
-#if defined(QUIRE_AVX512)  // the lookup goes by the lowest four bits
+#if defined(QUIRE_AVX512)  // the lookup uses the lowest four bits
         const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
         return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * j)), codes);
 #else
@@ -140,7 +140,7 @@ struct Int4 {
     }
 };
 
-// Where things lie in a panel of format F.
+// Offsets in a panel of format F.
 template <class F>
 struct Layout {
     static constexpr long SCALE_BYTES = F::SCALED ? PANEL * 2 : 0;

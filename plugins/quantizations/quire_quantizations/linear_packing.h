@@ -1,9 +1,9 @@
-// From a dense weight to a packed one, and back.
+// Packing of a dense weight, and reading of packed rows.
 #pragma once
 
 #include "linear_formats.h"
 
-// A weight as a checkpoint has it, [outputs, inputs].
+// A dense weight, [outputs, inputs].
 struct Dense {
     const void* numbers;
     bool is_bf16;
@@ -30,7 +30,7 @@ INLINE vf nearest_bf16(vf v) {
     return (vf)(bf16_words(v) << 16);
 }
 
-// 1 / scale; 0 for a scale of 0, or so small that this is no number: the codes are then 0.
+// 1 / scale; 0 if that is infinite, for a scale of 0 or close to it: the codes are then 0.
 INLINE vf inverse(vf scale) {
     vf zeros = zero(), found = set1(1.0f) / scale;
     return max(found, -found) == set1(INFINITY) ? zeros : found;
@@ -39,7 +39,7 @@ INLINE vf code(vf number, vf inverse_scale, float lowest, float highest) {
     return round_to_integer(min(max(number * inverse_scale, set1(lowest)), set1(highest)));
 }
 
-// The number furthest from zero, with its sign; not-a-number if there is one.
+// Value with the largest magnitude, with its sign; NaN if there is a NaN.
 INLINE vf extreme(const float* numbers, long size) {
     vf found = zero(), furthest = zero();
     for (long i = 0; i < size; i++) {
@@ -52,9 +52,9 @@ INLINE vf extreme(const float* numbers, long size) {
     return found;
 }
 
-// Each `quantize` replaces the numbers of LANES outputs by codes, and returns their scales.
+// Each `quantize` replaces the values of LANES outputs by codes, and returns their scales.
 
-// The furthest number has the code 127 or -127.
+// The extreme value has the code 127 or -127.
 INLINE vf quantize(Int8, float* numbers, long size) {
     vf furthest = extreme(numbers, size);
     furthest = furthest < zero() ? -furthest : furthest;
@@ -64,8 +64,8 @@ INLINE vf quantize(Int8, float* numbers, long size) {
     return scale;
 }
 
-// Codes by one scale, and the scale that suits these codes best: by least squares it is
-// products / squares, and takes products^2 / squares off the square of what is missed.
+// Codes for one scale, and the best scale for these codes: by least squares it is
+// products / squares, and reduces the squared error by products^2 / squares.
 struct Trial {
     vf factor, scale, gain;
 };
@@ -83,7 +83,7 @@ INLINE Trial try_scale(const float* numbers, long size, vf scale) {
     return {factor, best, gain};
 }
 
-// The furthest number has a code from -6 to -9.5 (cut off at -8), whichever gains most.
+// The extreme value has a code from -6 to -9.5 (clamped to -8), the one with the largest gain.
 constexpr int TRIALS = 8;
 INLINE vf quantize(Int4, float* numbers, long size) {
     vf furthest = extreme(numbers, size);
@@ -133,7 +133,7 @@ void pack_panels(uint8_t* packed, const Dense& from, long threads) {
     });
 }
 
-constexpr long ROWS_FOR_THREADS = 8;  // fewer are read before another thread has begun
+constexpr long ROWS_FOR_THREADS = 8;  // fewer rows are read before another thread has started
 
 template <class F>
 void read_rows(

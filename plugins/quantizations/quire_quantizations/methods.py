@@ -1,4 +1,4 @@
-"""The methods that a user can name; each says what layers keep of their weights."""
+"""Quantization methods by name: the weight formats of linear layers and of the LM head."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory
 
 HEAD = "lm_head"
-DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # what products of pairs need
+DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # required by products of pairs
 
 
 class PackedWeights(Quantization):
-    """What those below share.
+    """Base class of the methods of this package.
 
     Attributes:
-        keeping: What linear layers keep of each number.
-        head: What the language-model head keeps, and with it an embedding that is tied to it.
+        weight_format: Format of the weights of linear layers.
+        head: Format of the weight of the LM head, and of an embedding that is tied to it.
 
     Args:
-        may_round: Bfloat16 may be kept of wider tensors.
+        may_round: Whether wider tensors may be stored as bfloat16.
     """
 
-    keeping: ClassVar[Format]
+    weight_format: ClassVar[Format]
     head: ClassVar[Format]
 
     def __init__(self, may_round: bool = True) -> None:
@@ -37,7 +37,7 @@ class PackedWeights(Quantization):
 
     @classmethod
     def begin_loading(cls) -> None:
-        """Start to compile."""
+        """Start to compile the kernels."""
         library.LIBRARY.begin()
 
     @classmethod
@@ -47,46 +47,46 @@ class PackedWeights(Quantization):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:
-        """Take no options.
+        """Return the method, which takes no options.
 
         Raises:
-            SettingsError: There are some.
+            SettingsError: There are options.
         """
         if config:
             raise SettingsError(
-                f"{cls.__name__} takes no options, got {', '.join(sorted(config))}; it keeps the "
-                "weights of ordinary checkpoints only"
+                f"{cls.__name__} takes no options, got {', '.join(sorted(config))}; it only "
+                "packs the weights of unquantized checkpoints"
             )
         return cls()
 
     def lossless(self) -> PackedWeights:
-        """Return the same that keeps a layer in float32 if a tensor is wider than bfloat16."""
+        """Return the method with float32 for layers that have a tensor wider than bfloat16."""
         return type(self)(may_round=False)
 
     def linear_method(self, module_name: str) -> LinearMethod:
-        """Return how the named layer keeps its weight."""
+        """Return the linear method of the named layer."""
         is_head = module_name == HEAD
-        keeping = self.head if is_head else self.keeping
-        return PackedLinear(keeping, self._memory, has_rows=is_head, may_round=self.may_round)
+        weight_format = self.head if is_head else self.weight_format
+        return PackedLinear(weight_format, self._memory, has_rows=is_head, may_round=self.may_round)
 
 
 class BFloat16Weights(PackedWeights):
-    """Weights in bfloat16: exactly what a bfloat16 checkpoint has."""
+    """Weights in bfloat16: the exact values of a bfloat16 checkpoint."""
 
-    keeping = head = BFLOAT16
+    weight_format = head = BFLOAT16
 
 
 class BFloat16Products(PackedWeights):
-    """Weights in bfloat16, and what they are multiplied with is rounded to it.
+    """Weights in bfloat16, with inputs rounded to bfloat16.
 
-    Two products are then one instruction of processors that have it.
+    On processors with avx512_bf16, two products are then one instruction.
     """
 
-    keeping = head = BFLOAT16_DOT
+    weight_format = head = BFLOAT16_DOT
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:
-        """Take no options.
+        """Return the method, which takes no options.
 
         Raises:
             RefusedError: This processor has no such instruction, or must not use it.
@@ -97,25 +97,25 @@ class BFloat16Products(PackedWeights):
         if DOT_FLAG not in cpu_flags() or name != DOT_SET:
             raise RefusedError(
                 f"bf16_dot needs a processor that reports {DOT_FLAG}, and kernels for {DOT_SET} "
-                f"(they are for: {name}); bf16 keeps the same weights and multiplies them anywhere"
+                f"(they are for: {name}); bf16 stores the same weights and runs on any processor"
             )
         return super().from_config(config)
 
 
 class Float32Weights(PackedWeights):
-    """Weights in float32: exactly what any checkpoint has."""
+    """Weights in float32: the exact values of any checkpoint."""
 
-    keeping = head = FLOAT32
+    weight_format = head = FLOAT32
 
 
 class Int8Weights(PackedWeights):
-    """Eight bits a weight, and a scale for 128 of them."""
+    """Eight bits per weight, and one scale per 128 weights."""
 
-    keeping = head = INT8
+    weight_format = head = INT8
 
 
 class Int4Weights(PackedWeights):
-    """Four bits a weight, and a scale for 32 of them; the head, which decides, has eight."""
+    """Four bits per weight, and one scale per 32 weights; the LM head has eight bits."""
 
-    keeping = INT4
+    weight_format = INT4
     head = INT8

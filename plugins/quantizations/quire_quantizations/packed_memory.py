@@ -1,4 +1,4 @@
-"""The packed weights of a model lie beside each other, so that large pages hold them."""
+"""Memory for the packed weights of a model, allocated together in large pages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ALIGNMENT = 64
 
 
 class PackedMemory:
-    """What the weights of one model take; a full piece is given back once no weight is in it."""
+    """Allocator for the weights of a model; a full piece is freed with its last weight."""
 
     def __init__(self) -> None:
         self._piece: mmap.mmap | None = None
-        self._end = 0  # of what is taken of it
+        self._end = 0  # end of the allocated part of the piece
 
-    def take(self, num_bytes: int) -> Tensor:  # [num_bytes] uint8
+    def allocate(self, num_bytes: int) -> Tensor:  # [num_bytes] uint8
         """Return memory for a weight.
 
         Raises:
-            OSError: The system has not so much.
+            OSError: The memory could not be allocated.
         """
         if not num_bytes:
             return torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A weight as the compiled product reads it; what else it needs is worked out once."""
+"""Packed weight with the compiled product and row lookup."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from quire_quantizations.formats import Format
 from quire_quantizations.linear_library import WeightStruct
 
 
-def _from_torch(num_bytes: int) -> Tensor:
+def _torch_memory(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 class PackedWeight:
-    """A packed copy of a weight.
+    """Packed copy of a weight.
 
     Args:
-        dense: `[out, in]`, on the CPU.
-        keeping: What of it is kept.
-        take: Returns memory for so many bytes, uint8, aligned to a cache line.
+        dense: Dense weight, `[out, in]`, on the CPU.
+        weight_format: Format of the packed weight.
+        allocate: Function that returns uint8 memory of a given size, aligned to a cache line.
 
     Attributes:
-        memory: The packed bytes, `[bytes]` uint8.
+        memory: Packed bytes, `[bytes]` uint8.
 
     Raises:
-        NativeUnavailableError: The compiled kernels cannot be had.
+        NativeUnavailableError: The compiled kernels are not available.
     """
 
     def __init__(
-        self, dense: Tensor, keeping: Format, take: Callable[[int], Tensor] = _from_torch
+        self,
+        dense: Tensor,
+        weight_format: Format,
+        allocate: Callable[[int], Tensor] = _torch_memory,
     ) -> None:
         functions = library.LIBRARY.load()
         self._linear, self._rows = functions.linear, functions.rows
         self.out_features, self.in_features = dense.shape
         threads = torch.get_num_threads()
         self._struct = WeightStruct(
-            keeping.index, None, self.in_features, self.out_features, threads
+            weight_format.index, None, self.in_features, self.out_features, threads
         )
         self._address = ctypes.addressof(self._struct)
-        self._wrong = ctypes.c_int64(-1)  # lives as long as we do: recorded calls write to it
-        self._check_found = traceable(self._refuse_wrong, "rows", repeats=True)
+        self._wrong_index = ctypes.c_int64(-1)  # must outlive traced calls, which write to it
+        self._check_found = traceable(self._check_wrong_index, "rows", repeats=True)
         num_bytes = ctypes.c_int64()
         functions.packed_bytes(self._address, ctypes.addressof(num_bytes))
-        self.memory = take(num_bytes.value)
+        self.memory = allocate(num_bytes.value)
         self._struct.packed = self.memory.data_ptr()
         is_bf16 = dense.dtype == torch.bfloat16
         dense = dense.contiguous() if is_bf16 else dense.float().contiguous()
@@ -63,7 +66,7 @@ class PackedWeight:
         """Compute `x @ weight.T + bias`.
 
         Raises:
-            ValueError: `x` is not what the weight is multiplied with, or `bias` not what is added.
+            ValueError: `x` or `bias` has the wrong dtype or shape.
         """
         *counts, inputs = x.shape
         if x.dtype != torch.float32 or inputs != self.in_features:
@@ -92,14 +95,14 @@ class PackedWeight:
         """
         indices = indices.to(torch.int64).contiguous()
         out = torch.empty(len(indices), self.in_features, dtype=torch.float32)
-        wrong_at = ctypes.addressof(self._wrong)
+        wrong_at = ctypes.addressof(self._wrong_index)
         self._rows(self._address, indices.data_ptr(), len(indices), out.data_ptr(), wrong_at)
         self._check_found(indices)
         return out
 
-    def _refuse_wrong(self, indices: Tensor) -> None:
-        wrong = self._wrong.value
+    def _check_wrong_index(self, indices: Tensor) -> None:
+        wrong = self._wrong_index.value
         if wrong >= 0:
-            self._wrong.value = -1
+            self._wrong_index.value = -1
             index = int(indices[wrong])
-            raise IndexError(f"row {index} of a weight that has {self.out_features} rows")
+            raise IndexError(f"row {index} is out of range: there are {self.out_features} rows")

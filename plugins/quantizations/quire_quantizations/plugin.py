@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the quantization methods of this package. Imports nothing heavy."""
 
 from functools import partial
 
@@ -11,13 +11,13 @@ _packed = partial(
     dtypes=frozenset({"float32"}),
     from_plain_checkpoint=True,
     reads_prepared=False,
-    kernels=frozenset({"native"}),  # without them, float32 weights multiply as fast as there is
+    kernels=frozenset({"native"}),  # without them, plain float32 weights are the fastest
 )
 
 
 @hookimpl
 def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
-    """Offer the quantization methods below."""
+    """Register the quantization methods."""
     registry.add(
         "bf16",
         "quire_quantizations.methods:BFloat16Weights",

@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the reasoning parsers of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilities
@@ -6,7 +6,7 @@ from quire.interfaces.reasoning import ReasoningParser, ReasoningParserCapabilit
 
 @hookimpl
 def register_reasoning_parsers(registry: Registrar[type[ReasoningParser]]) -> None:
-    """Offer the reasoning parsers below."""
+    """Register the reasoning parsers."""
     registry.add(
         "think_tags",
         "quire_reasoning_parsers.think_tags:ThinkTagsParser",

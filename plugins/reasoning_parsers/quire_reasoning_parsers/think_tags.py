@@ -1,11 +1,10 @@
-"""Thinking stands between `<think>` and `</think>`, and only at the front of an answer.
+"""Reasoning between `<think>` and `</think>`, only at the start of a completion.
 
-It is open from the start if the prompt ends with `<think>`, as many templates make it; otherwise
-the answer opens it with its own first word. A `</think>` that nothing opened is text: by the time
-it comes, what stands before it was given to the user as the answer, and nothing is taken back.
+Reasoning is open from the start if the prompt ends with `<think>`, as with many chat templates.
+Otherwise the completion opens it with `<think>` as its first word. A `</think>` without an opening
+tag is content, because the text before it was already returned as content.
 
-Blanks next to the tags belong to neither side and are dropped. Thinking that is never closed is
-thinking to the end.
+Blanks next to the tags are dropped. Reasoning that is never closed extends to the end.
 """
 
 from collections.abc import Generator, Iterator
@@ -23,26 +22,26 @@ BLANKS = " \t\r\n"
 
 
 class ThinkTagsParser(ReasoningParser):
-    """Goes through three states: at the front, in the thinking, in the answer."""
+    """Parser with three states: start of the completion, reasoning and content."""
 
     def __init__(self, prompt_text: str = "") -> None:
         super().__init__(prompt_text)
         self._is_thinking = prompt_text.rstrip(BLANKS).endswith(OPEN)
         self._is_front = True
-        self._skips_blanks = self._is_thinking  # behind a tag
+        self._skips_blanks = self._is_thinking  # after a tag
         self._held = ""
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the thinking is open; at the front of an answer, only if the prompt opened it."""
+        """Whether reasoning is open; at the start of a completion, only if the prompt opened it."""
         return self._is_thinking
 
     def feed(self, delta: str) -> list[ReasoningEvent]:
-        """Take the next piece of output; return what is certain by now."""
+        """Parse the next piece of output; return the events that are certain by now."""
         return [*self._read(delta)]
 
     def close(self) -> list[ReasoningEvent]:
-        """Return what was held back; blanks at the end of the thinking are dropped."""
+        """Return what was held back; blanks at the end of reasoning are dropped."""
         held = self._held
         if self._is_thinking:
             thought = held.strip(BLANKS) if self._is_front else held.rstrip(BLANKS)
@@ -62,12 +61,12 @@ class ThinkTagsParser(ReasoningParser):
             yield from self._read_content(text)
 
     def _has_passed_front(self, text: str) -> bool:
-        """Whether it is certain that the answer opens the thinking, or that it does not."""
+        """Return whether it is certain if the completion opens reasoning or not."""
         words = text.lstrip(BLANKS)
         return words.startswith(OPEN) or not OPEN.startswith(words)
 
     def _pass_front(self, text: str) -> str:
-        """Return what follows the opening tag, or everything if there is none."""
+        """Return the text after the opening tag, or all text if there is none."""
         self._is_front = False
         words = text.lstrip(BLANKS)
         if not words.startswith(OPEN):
@@ -76,7 +75,7 @@ class ThinkTagsParser(ReasoningParser):
         return words[len(OPEN) :]
 
     def _read_thinking(self, text: str) -> Generator[ReasoningEvent, None, str]:
-        """Give the thinking; return what is left."""
+        """Yield the reasoning; return the rest."""
         if self._skips_blanks:
             text = text.lstrip(BLANKS)
         if not text:
@@ -103,7 +102,7 @@ class ThinkTagsParser(ReasoningParser):
 
 
 def _certain(text: str) -> int:
-    """Return how much of a thought cannot belong to what closes it: blanks and then the tag."""
+    """Return the length of the text that cannot be part of the blanks and tag at its end."""
     end = len(text)
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):

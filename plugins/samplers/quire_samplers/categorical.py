@@ -1,7 +1,7 @@
-"""One uniform number a row decides its token: the first whose cumulative probability exceeds it.
+"""Categorical sampling by inversion: the first token whose cumulative probability exceeds u.
 
-The sum runs over blocks of tokens first and then inside the block that was found, so that no
-`[N, V]` tensor of cumulative probabilities is ever made; that takes a fifth of the time.
+The cumulative sum runs over blocks of tokens first and then inside the selected block, so no
+`[N, V]` tensor of cumulative probabilities is created; that takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTH = 128  # tokens a block
+WIDTH = 128  # tokens per block
 BELOW_ONE = 1 - 2.0**-40
 
 
 class Categorical(Sampler):
-    """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability."""
+    """Sampler that reads `temperature`: rows with 0 are greedy, others sample by probability."""
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the request is greedy."""
+        """Return whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
-        """Return a token for each row; one of probability zero is never drawn."""
-        likeliest = logits.argmax(-1)
+        """Return a token for each row; tokens of probability zero are never sampled."""
+        most_likely = logits.argmax(-1)
         if rows.all_greedy:
-            return likeliest
+            return most_likely
         probs = logits.softmax(-1)
         sampled = by_cumulative(probs, uniform(rows, PURPOSE_SAMPLE))
-        # Sums that are rounded apart, or logits that are not numbers, could lead to such a token.
+        # Rounding differences between the sums, or NaN logits, could lead to such a token.
         is_possible = probs.gather(1, sampled.unsqueeze(1)).squeeze(1) > 0
-        is_greedy = rows.columns["temperature"][rows.slots] == 0
-        return torch.where(is_possible & ~is_greedy, sampled, likeliest)
+        is_greedy = rows.slot_fields["temperature"][rows.slots] == 0
+        return torch.where(is_possible & ~is_greedy, sampled, most_likely)
 
 
 def by_cumulative(probs: Tensor, u: Tensor) -> Tensor:  # [N, V], [N] float64 -> [N] int64
-    """Return the first token of each row whose cumulative probability exceeds `u` of the whole."""
+    """Return the first token of each row whose cumulative sum exceeds `u` times the total."""
     block_sums = _block_sums(probs).double()
     sums = block_sums.cumsum(-1)  # [N, ceil(V / WIDTH)]
     target = u.unsqueeze(1) * sums[:, -1:]
@@ -52,7 +52,7 @@ def by_cumulative(probs: Tensor, u: Tensor) -> Tensor:  # [N, V], [N] float64 ->
     last = probs.shape[1] - 1
     inside = probs.gather(1, token_ids.clamp(max=last)).masked_fill(token_ids > last, 0)
     inside = inside.double().cumsum(-1)
-    # The block's own sum is rounded otherwise; a target beyond it means the last possible token.
+    # The block's own sum is rounded differently; a target beyond it means the last possible token.
     offset = _first_above(inside, torch.minimum(target, inside[:, -1:] * BELOW_ONE))
     return (block * WIDTH + offset).clamp(max=last).squeeze(1)
 

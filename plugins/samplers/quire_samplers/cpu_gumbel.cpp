@@ -1,12 +1,12 @@
-// A draw is a contest: the token with the largest logit plus noise wins, and few compute theirs.
+// Gumbel-max sampling: the token with the largest logit plus noise, computed for few tokens only.
 //
-// Noise is the hash of `gumbel_noise.py`, number for number. Its bits bound it from above without a
-// logarithm, and most tokens cannot reach the best one so far even with their bound. Filters are
-// settled without sorting the vocabulary: one pass collects the tokens in a range of logits that a
-// sample suggests, and a selection among those finds where the kept ones end. Where the sample was
-// wrong, all tokens are collected.
+// The noise is bit-exact with `gumbel_noise.py`. Its bits give an upper bound without a logarithm,
+// and most tokens cannot exceed the best one so far even with their bound. Filters are applied
+// without a sort of the vocabulary: one pass collects the tokens in a range of logits that is
+// estimated from a sample, and a selection among them finds where the kept ones end. If the
+// estimate was wrong, all tokens are collected.
 //
-// A row is drawn by one thread and sees nothing of the others.
+// Each row is sampled by one thread, independent of the other rows.
 #include <atomic>
 #include <algorithm>
 
@@ -19,16 +19,16 @@ namespace {
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 
 constexpr float INF = INFINITY;
-constexpr long NUMBERS_PER_THREAD = 1 << 17;  // less takes no longer than waking a thread
-constexpr long DRAWN_PER_THREAD = 1 << 14;    // the same, where each token has noise or a weight
+constexpr long NUMBERS_PER_THREAD = 1 << 17;  // least work of a thread: less is faster alone
+constexpr long DRAWN_PER_THREAD = 1 << 14;    // the same with noise or weights
 constexpr float MIN_TEMPERATURE = 1e-5f;      // as in `temperature`
-constexpr float TINY = 1.1754943508222875e-38f;  // one token always stays
+constexpr float TINY = 1.1754943508222875e-38f;  // one token is always kept
 constexpr long SAMPLE = 256;
-constexpr long MANY = 32;                   // tokens of a sample, and likely more than just these
-constexpr long LEAST_SAMPLED = 4 * SAMPLE;  // smaller vocabularies are collected as a whole
-constexpr long BLOCK = 64 * LANES;          // tokens summed up before they go to float64
+constexpr long MANY = 32;                   // from so many sampled tokens on, the range is bounded
+constexpr long LEAST_SAMPLED = 4 * SAMPLE;  // smaller vocabularies are collected whole
+constexpr long BLOCK = 64 * LANES;          // tokens summed in float32 before float64
 
-// Whether a lane of `a` is not at most that of `b`; not a number is not.
+// Whether any lane of `a` exceeds that of `b`, or is NaN.
 INLINE bool any_exceeds(vf a, vf b) {
 #if defined(QUIRE_AVX512)
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ) != 0;
@@ -48,7 +48,7 @@ INLINE vu lanes_from(uint32_t first) {
     return out;
 }
 
-// The numbers from `p` on; minus infinity, which nobody draws, behind the end.
+// The elements from `p` on; -inf, which is never sampled, after the end.
 INLINE vf load_until(const float* p, long count) {
     if (count >= LANES) return load(p);
     float padded[LANES];
@@ -56,10 +56,10 @@ INLINE vf load_until(const float* p, long count) {
     return load(padded);
 }
 
-// log(x) of a positive number that is not tiny: Cephes (Moshier), about one unit in the last place.
+// log(x) for positive x, not denormal: Cephes (Moshier), error about one unit in the last place.
 INLINE vf log(vf x) {
     vi word = bits(x);
-    const vi half = set1i(0x3f3504f3);  // sqrt(1/2): the mantissa lies in [sqrt(1/2), sqrt(2))
+    const vi half = set1i(0x3f3504f3);  // sqrt(1/2): the mantissa is in [sqrt(1/2), sqrt(2))
     vi exponent = (word - half) >> 23;
     vf z = from_bits(word - (exponent << 23)) - set1(1.0f);
     vf e = to_float(exponent), square = z * z;
@@ -118,21 +118,21 @@ INLINE vf noise(vf u) {
 
 constexpr float MOST_NOISE = 22.9f;  // of u = 2^-33
 
-// At least the noise: -log(-log(1 - u)) < -log(u), and exponent and mantissa of a float, read as
-// one number, fall short of its logarithm to base 2. The last digits are for what is rounded.
+// Upper bound of the noise: -log(-log(1 - u)) < -log(u), and exponent and mantissa of a float, read
+// as one number, are a lower bound of its logarithm to base 2. The last digits cover rounding.
 INLINE vf most_noise(vf u) {
     const float log_2 = 0.6931472f;
     return fma(to_float(bits(u)), set1(-log_2 * 0x1p-23f), set1(127.0f * log_2 + 3e-5f));
 }
 
-// The best token so far, and how it is found.
+// Search for the token with the largest score.
 struct Contest {
     const Hash hash;
     const float divisor;  // the temperature
-    const float lowest;   // a logit that is kept; less is not
+    const float lowest;   // lowest scaled logit that is kept
     float best = -INF;
     uint32_t token = 0;
-    float reach_above, reach_below;  // quotients lie below the larger of these products
+    float reach_above, reach_below;  // x / divisor is below the larger product with these
 
     Contest(Hash hash, float divisor, float lowest)
         : hash(hash), divisor(divisor), lowest(lowest),
@@ -151,7 +151,7 @@ struct Contest {
         vf scaled = x / set1(divisor);
         vf score = scaled + noise(u);
         score = scaled < set1(lowest) ? nothing : score;
-        score = score == score ? score : infinity;  // what is not a number wins, and its row fails
+        score = score == score ? score : infinity;  // a NaN wins, and its row fails
         float scores[LANES];
         store(scores, score);
         for (int i = 0; i < LANES; i++)
@@ -167,7 +167,7 @@ struct Likeliest {
     long token;
 };
 
-// The first of the largest numbers; the first that is none, if there is one.
+// The first largest element; the first NaN if there is one.
 Likeliest find_likeliest(const float* x, long size) {
     Likeliest found = {-INF, 0};
     long start = -1;
@@ -211,12 +211,12 @@ long draw_from(Contest contest, const float* x, long size) {
     return contest.token;
 }
 
-// Which tokens a row may draw.
+// Filters of a row.
 struct Filters {
     float divisor;
-    float top;     // the largest quotient
-    float floor;   // less is out by min-p
-    long limit;    // of top-k; the vocabulary, if all may stay
+    float top;     // the largest scaled logit
+    float floor;   // lowest scaled logit that min-p keeps
+    long limit;    // of top-k; the vocabulary size if off
     float top_p;
     bool is_limited(long size) const { return limit < size; }
 };
@@ -226,26 +226,26 @@ struct Weighted {
     float weight;
 };
 
-// Logits above `low` and not above `high`.
+// Scaled logits above `low` and not above `high`.
 struct Range {
     float low, high;
     bool is_whole() const { return low == -INF && high == INF; }
 };
 constexpr Range WHOLE = {-INF, INF};
 
-// Room for one thread, and what was collected in it: in the order of tokens, and to be reordered.
+// Scratch memory of one thread with the collected tokens, in order and for the selection.
 struct Collected {
     float* x;
     int32_t* token_ids;
     Weighted* ranked;
     long count;
-    double weight;        // of those
+    double weight;        // of the collected tokens
     double weight_above;  // of the tokens above the range
-    double total;         // of all tokens; only summed where top-p shares that out
+    double total;         // of all tokens; only summed if top-p refers to it
 };
 
-// A range in which the kept tokens end, as some tokens suggest. It is open above, unless many
-// tokens must be kept.
+// Range in which the kept tokens end, estimated from a sample. It has no upper bound unless many
+// tokens are kept.
 Range suggested(const float* x, long size, const Filters& filters) {
     if (size < LEAST_SAMPLED) return WHOLE;
     float sample[SAMPLE];
@@ -266,7 +266,7 @@ Range suggested(const float* x, long size, const Filters& filters) {
         store(weights, exp(load(sample + i) - set1(filters.top)));
         for (int lane = 0; lane < LANES; lane++) sums[i + lane] = sum += weights[lane];
     }
-    // The likeliest token alone weighs 1, and the sample has hardly met it.
+    // The most likely token alone has weight 1, and is probably not in the sample.
     const double all = std::max(1.0, sum * stride);
     const double left_out = (1 - (double)filters.top_p) * all * 0.7;
     long low = 0, high = SAMPLE;
@@ -275,7 +275,7 @@ Range suggested(const float* x, long size, const Filters& filters) {
     return {low == 0 ? -INF : sample[low - 1], SAMPLE - high < MANY ? INF : sample[high]};
 }
 
-// Collect the tokens of a range; with `WEIGHS`, sum the weights of all and of those above.
+// Collect the tokens in a range; with `WEIGHS`, sum the weights of all and of those above it.
 template <bool WEIGHS>
 void collect(const float* x, long size, const Filters& filters, Range range, Collected& out) {
     const vf divisor = set1(filters.divisor), top = set1(filters.top), floor = set1(filters.floor);
@@ -314,15 +314,15 @@ void collect(const float* x, long size, const Filters& filters, Range range, Col
     out.weight_above += sum(above);
 }
 
-// Where the kept tokens end, and what lies above.
+// The lowest kept logit, and the tokens above it.
 struct End {
     float lowest;
     long count_above;
     double weight_above;
 };
 
-// The least logit above which there are fewer than `limit` tokens, that weigh less than `share`:
-// a selection (Hoare, "Algorithm 65: Find", 1961) that goes by weight as well as by rank.
+// The lowest logit with fewer than `limit` tokens above it, of a weight below `share`: a selection
+// (Hoare, "Algorithm 65: Find", 1961) by weight as well as by rank.
 End find_end(const Collected& found, long limit, double share) {
     End end = {INF, 0, 0};
     long count_above = 0;
@@ -356,7 +356,7 @@ End find_end(const Collected& found, long limit, double share) {
     return end;
 }
 
-// The least logit that top-k, and then top-p, keep.
+// The lowest logit that top-k, and then top-p, keep.
 float lowest_of_first(
     const float* x, long size, const Filters& filters, Range range, Collected& found
 ) {
@@ -366,7 +366,7 @@ float lowest_of_first(
     }
     End end = find_end(found, filters.limit, INF);
     if (filters.top_p >= 1) return end.lowest;
-    // Of tokens with the last logit, only those that are still missing count.
+    // Of the tokens with the last logit, count only as many as are missing.
     double total = found.weight;
     if (found.count > filters.limit) {
         double each = std::exp((double)end.lowest - filters.top);
@@ -375,7 +375,7 @@ float lowest_of_first(
     return find_end(found, filters.limit, std::max(filters.top_p, TINY) * total).lowest;
 }
 
-// The least logit that top-p keeps.
+// The lowest logit that top-p keeps.
 float lowest_of_share(
     const float* x, long size, const Filters& filters, Range range, Collected& found
 ) {
@@ -400,7 +400,7 @@ long draw_filtered(
     const float* x, long size, Hash hash, Filters filters, float min_p, float* room
 ) {
     filters.top = find_likeliest(x, size).value / filters.divisor;
-    if (!std::isfinite(filters.top)) {  // such a token wins, or there is none
+    if (!std::isfinite(filters.top)) {  // an infinite or NaN logit wins, or all are -inf
         return draw_from(Contest(hash, filters.divisor, -INF), x, size);
     }
     filters.floor = min_p > 0 ? filters.top + std::log(min_p) : -INF;
@@ -421,7 +421,7 @@ int useful_threads(long rows, long numbers, long per_thread, int threads) {
 
 }  // namespace
 
-// The likeliest token of each row of logits [rows, size], `stride` numbers apart.
+// The most likely token of each row of logits [rows, size], `stride` elements apart.
 EXPORT void likeliest_tokens(
     const float* logits, long stride, long rows, long size, int64_t* drawn, int threads
 ) {
@@ -431,7 +431,7 @@ EXPORT void likeliest_tokens(
     });
 }
 
-// The columns of requests, by slot.
+// Request fields, by slot.
 struct Columns {
     const int64_t *seeds, *children;
     const float* temperatures;
@@ -439,8 +439,8 @@ struct Columns {
     const float *top_ps, *min_ps;
 };
 
-// A token for each row, [rows] of slots and positions. `room` is 4 * size numbers a thread where
-// the filters are to be done as well; none where only noise is.
+// Sample a token for each row; slots and positions are [rows]. `room` is scratch memory of 4 * size
+// elements per thread if filters are fused, or null for noise alone.
 EXPORT void sample_tokens(
     const float* logits, long stride, long rows, long size,
     const int64_t* slots, const int64_t* positions, const Columns* columns, float* room,

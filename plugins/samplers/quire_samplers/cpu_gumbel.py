@@ -1,8 +1,8 @@
-"""The draw by Gumbel noise for CPUs: `gumbel`'s noise and filters, in C++ that looks at a row once.
+"""Sampling by Gumbel noise on CPUs: the noise and filters of `gumbel`, in C++ in one pass per row.
 
-For the same seed it draws the tokens that `gumbel` draws, as far as rounding lets it. Where the
-library cannot be compiled, the steps that it stands for run one by one, and `categorical` draws:
-the same distribution, other tokens.
+For the same seed it samples the same tokens as `gumbel`, up to rounding. If the library cannot be
+compiled, the fused logits processors run one by one and `categorical` samples: the same
+distribution, but other tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FUNCTIONS = {
     "likeliest_tokens": (*_ROWS, c_void_p, c_int),
     "sample_tokens": (*_ROWS, *(c_void_p,) * 5, c_int),
 }
-LIBRARY = NativeLibrary("draws", SOURCE, FUNCTIONS)
-ABSORBED: tuple[type[LogitsProcessor], ...] = (Temperature, MinP, TopKTopP)  # in their order
-ROOM_PER_TOKEN = 4  # numbers that the filters need, a thread
+LIBRARY = NativeLibrary("CPU sampler", SOURCE, FUNCTIONS)
+FUSED: tuple[type[LogitsProcessor], ...] = (Temperature, MinP, TopKTopP)  # in pipeline order
+SCRATCH_PER_TOKEN = 4  # scratch elements of a thread for the filters
 
 
-class _Columns(Structure):
-    """The request fields, as the library reads them: a pointer each."""
+class _SlotFields(Structure):
+    """Pointers to the per-slot fields, as the library reads them."""
 
     types: ClassVar = {
         "seed": torch.int64,
@@ -49,78 +49,78 @@ class _Columns(Structure):
     _fields_: ClassVar = [(name, c_void_p) for name in types]
 
     @classmethod
-    def of(cls, columns: Mapping[str, Tensor]) -> _Columns:
-        """Point to the columns.
+    def of(cls, slot_fields: Mapping[str, Tensor]) -> _SlotFields:
+        """Return the pointers to per-slot fields.
 
         Raises:
-            ValueError: One has another type, or is not in one piece.
+            ValueError: A field has another dtype, or is not contiguous.
         """
         for name, dtype in cls.types.items():
-            column = columns[name]
-            if column.dtype != dtype or not column.is_contiguous():
+            tensor = slot_fields[name]
+            if tensor.dtype != dtype or not tensor.is_contiguous():
                 raise ValueError(
-                    f"column {name} must be {dtype} in one piece, got {column.dtype} with strides "
-                    f"{column.stride()}"
+                    f"field {name} must be contiguous {dtype}, got {tensor.dtype} with strides "
+                    f"{tensor.stride()}"
                 )
-        return cls(*[columns[name].data_ptr() for name in cls.types])
+        return cls(*[slot_fields[name].data_ptr() for name in cls.types])
 
 
 class CpuGumbel(Sampler):
-    """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability.
+    """Sampler that reads `temperature`: rows with 0 are greedy, others sample by probability.
 
-    It can do `temperature`, `min_p` and `top_k_top_p` itself, and then draws the token that it
-    would draw after them.
+    It can fuse `temperature`, `min_p` and `top_k_top_p`, and then samples the same token as after
+    the separate steps.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         super().__init__(vocab_size, device)
         self._by_torch = Categorical(vocab_size, device)
-        self._fused = [step(vocab_size, device) for step in ABSORBED]
+        self._fused = [step(vocab_size, device) for step in FUSED]
         self._threads = torch.get_num_threads()
-        self._room: Tensor | None = None
+        self._scratch: Tensor | None = None
         self._has_library = device.type == "cpu"
         if self._has_library:
             try:
                 library = LIBRARY.load()
-            except NativeUnavailableError:  # the library has logged why
+            except NativeUnavailableError:  # the library has logged the reason
                 self._has_library = False
             else:
-                self._likeliest, self._sample = library.likeliest_tokens, library.sample_tokens
+                self._most_likely, self._sample = library.likeliest_tokens, library.sample_tokens
 
     @classmethod
     def begin_loading(cls) -> None:
-        """Compile the library beside the loading of weights."""
+        """Start to compile the library while weights are loaded."""
         LIBRARY.begin()
 
     @classmethod
     def end_loading(cls) -> None:
-        """Wait for the library."""
+        """Wait for the compiler."""
         LIBRARY.load()
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the request is greedy."""
+        """Return whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
-        """Return a token for each row; one of probability zero is never drawn."""
+        """Return a token for each row; tokens of probability zero are never sampled."""
         if not self._has_library:
             return self._by_torch.sample(logits, rows)
         if rows.all_greedy:
-            return self._take_likeliest(logits)
+            return self._take_most_likely(logits)
         return self._sample_tokens(logits, rows, None)
 
     def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
-        """Do temperature, min-p, top-k and top-p, and draw; the logits stay as they are."""
+        """Apply temperature, min-p, top-k and top-p, and sample; the logits are not changed."""
         if not self._has_library:
-            return self._by_torch.sample(self._after_steps(logits, rows), rows)
-        if self._room is None:
-            self._room = torch.empty(
-                self._threads * ROOM_PER_TOKEN * self.vocab_size, dtype=torch.float32
+            return self._by_torch.sample(self._run_processors(logits, rows), rows)
+        if self._scratch is None:
+            self._scratch = torch.empty(
+                self._threads * SCRATCH_PER_TOKEN * self.vocab_size, dtype=torch.float32
             )
-        return self._sample_tokens(logits, rows, self._room.data_ptr())
+        return self._sample_tokens(logits, rows, self._scratch.data_ptr())
 
-    def _after_steps(self, logits: Tensor, rows: SampledRows) -> Tensor:
-        """Return the logits after the steps that change some row, as far as the host knows."""
+    def _run_processors(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        """Return the logits after the processors that are not neutral, as far as the host knows."""
         fields = rows.host_fields
         steps = [
             step
@@ -132,34 +132,34 @@ class CpuGumbel(Sampler):
             logits = step.apply(logits, rows)
         return logits
 
-    def _take_likeliest(self, logits: Tensor) -> Tensor:
+    def _take_most_likely(self, logits: Tensor) -> Tensor:
         stride, logits = _row_stride(logits, self.vocab_size)
         num_rows = len(logits)
         sampled = torch.empty(num_rows, dtype=torch.int64)
-        self._likeliest(
+        self._most_likely(
             logits.data_ptr(), stride, num_rows, self.vocab_size, sampled.data_ptr(), self._threads
         )
         return sampled
 
-    def _sample_tokens(self, logits: Tensor, rows: SampledRows, room: int | None) -> Tensor:
+    def _sample_tokens(self, logits: Tensor, rows: SampledRows, scratch: int | None) -> Tensor:
         stride, logits = _row_stride(logits, self.vocab_size)
         num_rows = len(logits)
         sampled = torch.empty(num_rows, dtype=torch.int64)
-        columns = _Columns.of(rows.columns)
+        slot_fields = _SlotFields.of(rows.slot_fields)
         slots, positions = _indices(rows.slots), _indices(rows.positions)
         self._sample(
             logits.data_ptr(), stride, num_rows, self.vocab_size,
-            slots.data_ptr(), positions.data_ptr(), byref(columns), room,
+            slots.data_ptr(), positions.data_ptr(), byref(slot_fields), scratch,
             sampled.data_ptr(), self._threads,
         )  # fmt: skip
         return sampled
 
 
 def _row_stride(logits: Tensor, vocab_size: int) -> tuple[int, Tensor]:
-    """Return how far apart rows lie, and the logits with each row in one piece.
+    """Return the row stride and the logits, with contiguous rows.
 
     Raises:
-        ValueError: They have another type or size.
+        ValueError: The logits have another dtype or size.
     """
     if logits.dtype != torch.float32 or logits.shape[1] != vocab_size:
         raise ValueError(
@@ -170,7 +170,7 @@ def _row_stride(logits: Tensor, vocab_size: int) -> tuple[int, Tensor]:
     return logits.stride(0), logits
 
 
-def _indices(numbers: Tensor) -> Tensor:
-    if numbers.dtype != torch.int64:
-        raise ValueError(f"slots and positions must be int64, got {numbers.dtype}")
-    return numbers.contiguous()
+def _indices(indices: Tensor) -> Tensor:
+    if indices.dtype != torch.int64:
+        raise ValueError(f"slots and positions must be int64, got {indices.dtype}")
+    return indices.contiguous()

@@ -1,8 +1,8 @@
-"""The token with the largest logit plus noise is a draw by probability; its noise is a hash.
+"""Gumbel-max sampling on GPUs: the token with the largest logit plus hashed noise.
 
-Gumbel noise needs neither a sum over the vocabulary nor a sort, so a row that has no filter takes
-one look at its logits, spread over the whole device. Gumbel, "Statistical theory of extreme
-values", 1954; Maddison, Tarlow and Minka, "A* sampling", 2014.
+It needs neither a sum over the vocabulary nor a sort, so a row without filters takes one pass over
+its logits, parallel over the whole device. Gumbel, "Statistical theory of extreme values", 1954;
+Maddison, Tarlow and Minka, "A* sampling", 2014.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire_samplers.gumbel_kernels import (
     CHUNK,
     NUM_FIRST_PIVOTS,
     best_of_chunks,
-    settle,
+    select_tokens,
     weigh_chunks,
 )
 from quire_samplers.gumbel_search import BLOCK
@@ -26,18 +26,18 @@ from quire_samplers.gumbel_search import BLOCK
 if TYPE_CHECKING:
     from torch import Tensor
 
-# No multiply and add is fused: both ways to a token must see the very same sums.
+# No fused multiply-add: both paths to a token must compute the same sums.
 NO_FUSION = {"enable_fp_fusion": False}
 PLAIN_LAUNCH = {"num_warps": 1, **NO_FUSION}
 FILTER_LAUNCH = {"num_warps": 16, **NO_FUSION}
-WEIGHING_PROGRAMS = 512  # some for each multiprocessor
+WEIGHING_PROGRAMS = 512  # several per multiprocessor
 
 
 class Gumbel(Sampler):
-    """Reads `temperature`: rows with 0 take the likeliest token, others draw by probability.
+    """Sampler that reads `temperature`: rows with 0 are greedy, others sample by probability.
 
-    It can do `temperature`, `min_p` and `top_k_top_p` itself, and then draws the token that it
-    would draw after them.
+    It can fuse `temperature`, `min_p` and `top_k_top_p`, and then samples the same token as after
+    the separate steps.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -46,22 +46,22 @@ class Gumbel(Sampler):
         self._num_chunks = triton.cdiv(vocab_size, self._chunk)
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the request is greedy."""
+        """Return whether the request is greedy."""
         return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
-        """Return a token for each row; one of probability zero is never drawn."""
+        """Return a token for each row; tokens of probability zero are never sampled."""
         return self._launch(logits, rows, fuse=False)
 
     def sample_fused(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
-        """Do temperature, min-p, top-k and top-p, and draw; the logits stay as they are."""
+        """Apply temperature, min-p, top-k and top-p, and sample; the logits are not changed."""
         return self._launch(logits, rows, fuse=True)
 
     def _launch(self, logits: Tensor, rows: SampledRows, *, fuse: bool) -> Tensor:
         num_rows, num_chunks = len(logits), self._num_chunks
-        columns = rows.columns
-        fields = [columns[name] for name in ("temperature", "top_k", "top_p", "min_p")]
-        randomness = (rows.slots, rows.positions, columns["seed"], columns["child"])
+        slot_fields = rows.slot_fields
+        fields = [slot_fields[name] for name in ("temperature", "top_k", "top_p", "min_p")]
+        randomness = (rows.slots, rows.positions, slot_fields["seed"], slot_fields["child"])
         row_logits = (logits, logits.stride(0), self.vocab_size)
         sizes = {"CHUNK": self._chunk, "NUM_CHUNKS": triton.next_power_of_2(num_chunks)}
         pivots = {"FIRST_PIVOTS": NUM_FIRST_PIVOTS}
@@ -69,11 +69,11 @@ class Gumbel(Sampler):
         scores = logits.new_empty(num_rows, num_chunks)
         tokens = torch.empty_like(scores, dtype=torch.int32)
         sampled = logits.new_empty(num_rows, dtype=torch.int64)
-        counts = masses = scores  # nobody looks at them, unless filters are absorbed
+        counts = masses = scores  # not read unless filters are fused
         grid = (num_rows, num_chunks)
         best_of_chunks[grid](
             *row_logits, *randomness, *fields, scores, tokens,
-            ABSORB=fuse, CHUNK=self._chunk, num_warps=8, **NO_FUSION,
+            FUSE=fuse, CHUNK=self._chunk, num_warps=8, **NO_FUSION,
         )  # fmt: skip
         if fuse:
             masses = logits.new_empty(num_rows, num_chunks, NUM_FIRST_PIVOTS)
@@ -83,8 +83,8 @@ class Gumbel(Sampler):
                 *row_logits, num_chunks, rows.slots, *fields, scores, counts, masses,
                 **sizes, **pivots, **FILTER_LAUNCH,
             )  # fmt: skip
-        settle[num_rows,](
+        select_tokens[num_rows,](
             *row_logits, num_chunks, *randomness, *fields, scores, tokens, counts, masses, sampled,
-            ABSORB=fuse, **sizes, **pivots, **(FILTER_LAUNCH if fuse else PLAIN_LAUNCH),
+            FUSE=fuse, **sizes, **pivots, **(FILTER_LAUNCH if fuse else PLAIN_LAUNCH),
         )  # fmt: skip
         return sampled

@@ -1,12 +1,12 @@
-"""Three launches draw a token a row: the best of each chunk, weights above pivots, the settlement.
+"""Triton kernels of Gumbel sampling: best of each chunk, weights above pivots, token selection.
 
-A row without filters is done with its first look at the logits. One with filters is settled without
-a sort and without the exact place where the kept tokens end: the token that wins among those above
-some logit is the answer if it is itself kept, because then it also wins among the kept ones, which
-are fewer. If it is not, the tokens up to it are out, and the next one is drawn above it.
+A row without filters is complete after one pass over its logits. A row with filters needs neither a
+sort nor the exact logit at which the kept tokens end. The winner among the tokens above some logit
+is the result if it is itself kept, because it then also wins among the kept tokens, a subset. If it
+is not kept, the tokens up to its logit are out, and the next pass samples above it.
 
-No number depends on other rows, on the order of programs, or on whether the filters were done here:
-maxima have no rounding, and sums run in one order.
+No value depends on other rows, on the order of programs, or on whether the filters are fused:
+maxima are exact, and sums run in a fixed order.
 """
 
 # ruff: noqa: ANN001, ANN201, N803
@@ -28,7 +28,7 @@ from quire_samplers.gumbel_search import (
     scores_of_chunks,
 )
 
-CHUNK = 4096  # tokens a program of the first two launches, if there are so many
+CHUNK = 4096  # tokens per program of the first two launches, at most
 NUM_FIRST_PIVOTS = 16
 INF: tl.constexpr = tl.constexpr(float("inf"))
 
@@ -38,9 +38,9 @@ def best_of_chunks(
     logits, row_stride, vocab_size, slots, positions,
     seeds, children, temperatures, top_ks, top_ps, min_ps,
     chunk_scores, chunk_tokens,
-    ABSORB: tl.constexpr, CHUNK: tl.constexpr,
+    FUSE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Find the best token of a chunk: with noise, unless the row is greedy or has filters."""
+    """Find the best token of a chunk, with noise unless the row is greedy or has filters."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -48,7 +48,7 @@ def best_of_chunks(
     token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * row_stride + token_ids, token_ids < vocab_size, other=-INF)
     is_noisy = temperature > 0
-    if ABSORB:
+    if FUSE:
         if is_noisy:
             x = scaled(x, temperature)
         limit, top_p, min_p = filters_of(slot, vocab_size, top_ks, top_ps, min_ps)
@@ -57,7 +57,7 @@ def best_of_chunks(
         position = tl.load(positions + row)
         key = row_key(tl.load(seeds + slot), tl.load(children + slot), position)
         x += gumbel_noise(key, token_ids)
-    x = tl.where(x == x, x, INF)  # what is not a number wins, and its row fails
+    x = tl.where(x == x, x, INF)  # a NaN wins, and its row fails
     score, index = tl.max(x, 0, return_indices=True)
     place = row * tl.num_programs(1) + chunk
     tl.store(chunk_scores + place, score)
@@ -71,10 +71,10 @@ def weigh_chunks(
     chunk_scores, chunk_counts, chunk_masses,
     CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr, FIRST_PIVOTS: tl.constexpr,
 ):  # fmt: skip
-    """Count and weigh the tokens of each chunk above the first pivots, where a row needs it.
+    """Count and weigh the tokens of each chunk above the first pivots, for rows that need it.
 
-    Most rows do not, so there are only as many programs as the device can use; each takes every
-    so many chunks of its row.
+    Most rows do not, so there are only as many programs as the device can run at once; each takes
+    the chunks of its row with a stride.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -103,19 +103,19 @@ def weigh_chunks(
 
 
 @triton.jit
-def settle(
+def select_tokens(
     logits, row_stride, vocab_size, num_chunks, slots, positions,
     seeds, children, temperatures, top_ks, top_ps, min_ps,
     chunk_scores, chunk_tokens, chunk_counts, chunk_masses, sampled,
-    ABSORB: tl.constexpr, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    FUSE: tl.constexpr, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
     FIRST_PIVOTS: tl.constexpr,
 ):  # fmt: skip
-    """Take the best of the chunks, or draw the token of a row with filters."""
+    """Select the best token of the chunks, or sample the token of a row with filters."""
     row = tl.program_id(0).to(tl.int64)
     scores = scores_of_chunks(chunk_scores, row, num_chunks, NUM_CHUNKS)
     best, chunk = tl.max(scores, 0, return_indices=True)
     token = tl.load(chunk_tokens + row * num_chunks + chunk)
-    if ABSORB:
+    if FUSE:
         slot = tl.load(slots + row)
         temperature = tl.load(temperatures + slot)
         limit, top_p, min_p = filters_of(slot, vocab_size, top_ks, top_ps, min_ps)
@@ -125,9 +125,9 @@ def settle(
             floor = lowest_by_min_p(best, min_p)
             low = -INF  # logits up to here are out
             high = floor  # logits from here on are kept
-            share = INF
+            mass_limit = INF
             if is_limited:
-                low, high, share = bracket(
+                low, high, mass_limit = bracket(
                     x_row, vocab_size, num_chunks, temperature, floor, best, scores, limit, top_p,
                     row, chunk_counts, chunk_masses, CHUNK, NUM_CHUNKS, FIRST_PIVOTS,
                 )  # fmt: skip
@@ -142,7 +142,7 @@ def settle(
                     low, pivots, key, True, CHUNK, NUM_CHUNKS,
                 )  # fmt: skip
                 value = scaled(tl.load(x_row + token), temperature)
-                is_kept = (counts < limit) & (masses < share)
+                is_kept = (counts < limit) & (masses < mass_limit)
                 low = tl.maximum(low, tl.max(tl.where(is_kept, -INF, pivots), 0))
                 high = tl.minimum(high, tl.min(tl.where(is_kept, pivots, INF), 0))
                 is_sampled = value >= high

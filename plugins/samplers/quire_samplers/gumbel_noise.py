@@ -1,11 +1,11 @@
-"""The noise of a token is a hash of seed, child, position and the token, and of nothing else.
+"""Gumbel noise as a stateless hash of seed, child, position and token.
 
-Seed, child, purpose and position are mixed to a 64-bit key of the row, as in `uniform`. Token and
-key are mixed to 32 bits: two rounds of shift and multiply, with the constants of C. Wellons' search
-for unbiased hash functions ("lowbias32"), and half of the key in each round. Those bits make a
-number `u` in (0, 1), and `-log(-log(1 - u))` has the Gumbel distribution. Where `u` is small, so
-that `1 - u` would lose its bits, a series gives the inner logarithm: the tokens that win have
-small `u`, and unlikely ones among them must not be cut off.
+Seed, child, purpose and position are hashed to a 64-bit key of the row, as in `uniform`. Token and
+key are hashed to 32 bits: two rounds of shift and multiply, with the constants of C. Wellons'
+search for unbiased hash functions ("lowbias32"), and half of the key in each round. The bits give
+`u` in (0, 1), and `-log(-log(1 - u))` has the Gumbel distribution. For small `u`, where `1 - u`
+would lose bits, a series gives the inner logarithm: winning tokens have small `u`, and unlikely
+tokens among them must not be cut off.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -28,14 +28,14 @@ SMALL: tl.constexpr = tl.constexpr(2.0**-6)
 
 @triton.jit
 def row_key(seed, child, position):
-    """Return 64 bits of a row that draws a token; the purpose of a draw is 0."""
+    """Return the 64-bit key of a row for sampling, which has purpose 0."""
     key = _mix(seed.to(tl.uint64) + child.to(tl.uint64) * CHILD)
     return _mix(key + position.to(tl.uint64) * GOLDEN)
 
 
 @triton.jit
 def gumbel_noise(key, token_ids):
-    """Return one finite number for each token, float32."""
+    """Return the noise of each token, finite float32."""
     word = token_ids.to(tl.uint32) * GOLDEN_32 + key.to(tl.uint32)
     word = (word ^ (word >> 16)) * FIRST_32
     word = (word ^ (word >> 15) ^ (key >> 32).to(tl.uint32)) * SECOND_32

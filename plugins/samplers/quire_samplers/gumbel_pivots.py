@@ -1,4 +1,4 @@
-"""Where to look for the logit at which the kept tokens end."""
+"""Pivot logits for the search of the logit at which the kept tokens end."""
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
@@ -13,16 +13,16 @@ LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 
 @triton.jit
 def first_pivots(best, FIRST_PIVOTS: tl.constexpr):
-    """Return logits below the best, closer where more depends on them; the last is the lowest."""
+    """Return logits below the best, denser near it; the last is -inf."""
     steps = tl.arange(0, FIRST_PIVOTS) + 1
     return tl.where(steps < FIRST_PIVOTS, best - (steps * steps).to(tl.float32) / 16.0, -INF)
 
 
 @triton.jit
 def pivots_between(low, high, value):
-    """Return logits in [low, high]: evenly spread, the middle one of the floats, and `value`."""
+    """Return logits in [low, high]: evenly spaced ones, the middle float, and `value`."""
     index = tl.arange(0, NUM_PIVOTS)
-    top = tl.maximum(high, LOWEST)  # both may be minus infinity
+    top = tl.maximum(high, LOWEST)  # both may be -inf
     span = top - tl.maximum(low, top - 64.0)
     even = top - span * (index + 1).to(tl.float32) / (NUM_PIVOTS - 1.0)
     middle = _from_key((float_key(low) + float_key(high)) >> 1)
@@ -33,7 +33,7 @@ def pivots_between(low, high, value):
 
 @triton.jit
 def float_key(x):
-    """Return an integer that orders floats as they are, with the two zeros as one, int64."""
+    """Return an int64 key with the order of floats; both zeros have the same key."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, -(bits & 0x7FFFFFFF)).to(tl.int64)
 

@@ -1,8 +1,8 @@
-"""Which tokens filters keep, found by counting and weighing the tokens above pivots.
+"""Triton search for the tokens that filters keep, by counts and masses of tokens above pivots.
 
-A token is kept if fewer than `limit` tokens, weighing less than `share`, have larger logits. Both
-numbers fall as the logit rises, and one pass over a row gives them for several pivots. Equal tokens
-stay or go together.
+A token is kept if the tokens with larger logits are fewer than `limit` and have a mass below
+`mass_limit`. Count and mass fall as the logit rises, and one pass over a row gives both for several
+pivots. Tokens with equal logits are kept or dropped together.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803
@@ -14,9 +14,9 @@ import triton.language as tl
 from quire_samplers.gumbel_noise import gumbel_noise
 from quire_samplers.gumbel_pivots import NUM_PIVOTS, first_pivots, pivots_between
 
-BLOCK: tl.constexpr = tl.constexpr(512)  # tokens that meet all pivots at once
+BLOCK: tl.constexpr = tl.constexpr(512)  # tokens compared with all pivots at once
 MIN_TEMPERATURE: tl.constexpr = tl.constexpr(1e-5)  # as in `temperature`
-TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # one token always stays
+TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)  # one token is always kept
 INF: tl.constexpr = tl.constexpr(float("inf"))
 
 
@@ -26,7 +26,7 @@ def bracket(
     row, chunk_counts, chunk_masses,
     CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr, FIRST_PIVOTS: tl.constexpr,
 ):  # fmt: skip
-    """Return a logit that is out, one that is kept, and the weight that top-p keeps less than."""
+    """Return a dropped logit, a kept logit, and the mass limit of top-p."""
     pivots = first_pivots(best, FIRST_PIVOTS)
     chunks = tl.arange(0, NUM_CHUNKS)
     places = (row * num_chunks + chunks[None, :]) * FIRST_PIVOTS
@@ -34,7 +34,7 @@ def bracket(
     is_there = (chunks < num_chunks)[None, :]
     counts = tl.sum(tl.load(chunk_counts + places, is_there, other=0), 1)
     masses = tl.sum(tl.load(chunk_masses + places, is_there, other=0.0), 1)
-    share = INF
+    mass_limit = INF
     if top_p < 1:
         total = tl.max(masses, 0)
         if tl.max(counts, 0) > limit:
@@ -42,11 +42,11 @@ def bracket(
                 x_row, vocab_size, num_chunks, temperature, floor, best, scores, limit,
                 pivots, counts, masses, CHUNK, NUM_CHUNKS,
             )  # fmt: skip
-        share = tl.maximum(top_p, TINY) * total
-    is_kept = (counts < limit) & (masses < share)
+        mass_limit = tl.maximum(top_p, TINY) * total
+    is_kept = (counts < limit) & (masses < mass_limit)
     low = tl.max(tl.where(is_kept, -INF, pivots), 0)
     high = tl.minimum(best, tl.min(tl.where(is_kept, pivots, INF), 0))
-    return low, high, share
+    return low, high, mass_limit
 
 
 @triton.jit
@@ -54,11 +54,11 @@ def _weight_of_first(
     x_row, vocab_size, num_chunks, temperature, floor, best, scores, limit,
     pivots, counts, masses, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Return what the `limit` likeliest tokens weigh; there are more than that.
+    """Return the mass of the `limit` most likely tokens, of more tokens than that.
 
-    The logit of the last of them lies in (low, high]. That range shrinks until exactly `limit`
-    tokens are above `low`, or all tokens inside have one logit, as they soon do where logits come
-    from half precision; then all that are missing have that one.
+    The logit of the last of them is in (low, high]. The range shrinks until exactly `limit` tokens
+    are above `low`, or all tokens in it have the same logit, which is soon the case for logits in
+    half precision; all missing tokens then have that logit.
     """
     is_out = counts >= limit
     low = tl.max(tl.where(is_out, pivots, -INF), 0)
@@ -92,11 +92,11 @@ def _weight_of_first(
 def pass_over_row(
     x_row, vocab_size, num_chunks, temperature, floor, best, scores,
     low, pivots, key,
-    DRAW: tl.constexpr, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    SAMPLE: tl.constexpr, CHUNK: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Count and weigh the tokens above each pivot; find the lowest logit above `low`, or draw one.
+    """Count and weigh the tokens above each pivot; find the lowest logit above `low`, or sample.
 
-    No pivot is below `low`, so chunks that have nothing above it are not read.
+    No pivot is below `low`, so chunks without a logit above it are not read.
     """
     counts = tl.zeros((NUM_PIVOTS, BLOCK), tl.int32)
     masses = tl.zeros((NUM_PIVOTS, BLOCK), tl.float32)
@@ -113,7 +113,7 @@ def pass_over_row(
             is_above = x[None, :] > pivots[:, None]
             counts += is_above.to(tl.int32)
             masses += tl.where(is_above, tl.exp(x - best)[None, :], 0.0)
-            if DRAW:
+            if SAMPLE:
                 noisy = tl.where(x > low, x + gumbel_noise(key, token_ids), -INF)
                 is_better = noisy > best_scores
                 best_scores = tl.where(is_better, noisy, best_scores)
@@ -122,7 +122,7 @@ def pass_over_row(
                 lowest = tl.minimum(lowest, tl.where(x > low, x, INF))
         chunk = _next_chunk(scores, chunk, low, NUM_CHUNKS)
     token = 0
-    if DRAW:
+    if SAMPLE:
         is_best = best_scores == tl.max(best_scores, 0)
         token = tl.min(tl.where(is_best, best_tokens, vocab_size), 0)
     return tl.sum(counts, 1), tl.sum(masses, 1), tl.min(lowest, 0), token
@@ -136,7 +136,7 @@ def _next_chunk(scores, chunk, low, NUM_CHUNKS: tl.constexpr):
 
 @triton.jit
 def filters_of(slot, vocab_size, top_ks, top_ps, min_ps):
-    """Return how many of the likeliest tokens may stay (all: the vocabulary), top-p and min-p."""
+    """Return the limit of top-k (the vocabulary size if off), top-p and min-p."""
     top_k = tl.load(top_ks + slot)
     limit = tl.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size).to(tl.int32)
     return limit, tl.load(top_ps + slot), tl.load(min_ps + slot)
@@ -144,24 +144,24 @@ def filters_of(slot, vocab_size, top_ks, top_ps, min_ps):
 
 @triton.jit
 def scores_of_chunks(chunk_scores, row, num_chunks, NUM_CHUNKS: tl.constexpr):
-    """Return the best score of each chunk; minus infinity behind the last one."""
+    """Return the best score of each chunk; -inf after the last one."""
     chunks = tl.arange(0, NUM_CHUNKS)
     return tl.load(chunk_scores + row * num_chunks + chunks, chunks < num_chunks, other=-INF)
 
 
 @triton.jit
 def scaled(x, temperature):
-    """Divide as `temperature` does, to the last bit."""
+    """Divide by the temperature, bit-exact with the step `temperature`."""
     return tl.div_rn(x, tl.zeros_like(x) + tl.maximum(temperature, MIN_TEMPERATURE))
 
 
 @triton.jit
 def lowest_by_min_p(best, min_p):
-    """Return the least logit that min-p keeps."""
+    """Return the lowest logit that min-p keeps."""
     return tl.where(min_p > 0, best + tl.log(tl.where(min_p > 0, min_p, 1.0)), -INF)
 
 
 @triton.jit
 def is_finite(x):
-    """Return whether it is a number, and not infinite."""
+    """Return whether `x` is finite."""
     return (x > -INF) & (x < INF)

@@ -1,4 +1,4 @@
-"""Min-p drops the tokens that are much less likely than the likeliest one."""
+"""Min-p filter: drop tokens that are much less likely than the most likely one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class MinP(LogitsProcessor):
-    """Reads `min_p`: keeps tokens with at least this share of the largest probability.
+    """Logits processor that keeps tokens with at least `min_p` times the largest probability.
 
-    Minh et al., "Turning up the heat: min-p sampling", 2024. No softmax is needed: a share of
+    Minh et al., "Turning up the heat: min-p sampling", 2024. No softmax is needed: a ratio of
     probabilities is a difference of logits.
     """
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether every token stays."""
+        """Return whether all tokens are kept."""
         return bool(fields["min_p"] == 0)
 
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V], in place
-        """Set the logits of unlikely tokens to minus infinity."""
-        lowest = logits.amax(-1, keepdim=True) + rows.field("min_p").log()  # log(0): all stay
+        """Set the logits of unlikely tokens to -inf."""
+        lowest = logits.amax(-1, keepdim=True) + rows.field("min_p").log()  # log(0): all are kept
         return logits.masked_fill_(logits < lowest, -math.inf)

@@ -1,19 +1,19 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the sampler steps of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
 
-TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0, "0 takes the likeliest token.")
-TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k likeliest tokens; 0 or -1 is off.")
-TOP_P = RequestField("top_p", float, 1.0, 0.0, 1.0, "The likeliest tokens that add up to p.")
-MIN_P = RequestField("min_p", float, 0.0, 0.0, 1.0, "Share of the likeliest token's probability.")
+TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0, "0 takes the most likely token.")
+TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k most likely tokens; 0 or -1 is off.")
+TOP_P = RequestField("top_p", float, 1.0, 0.0, 1.0, "The most likely tokens that add up to p.")
+MIN_P = RequestField("min_p", float, 0.0, 0.0, 1.0, "Fraction of the largest probability.")
 
-ABSORBED = ("temperature", "min_p", "top_k_top_p")
+FUSED = ("temperature", "min_p", "top_k_top_p")
 
 
 @hookimpl
 def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
-    """Offer the sampler steps below."""
+    """Register the sampler steps."""
     registry.add(
         "temperature",
         "quire_samplers.temperature:Temperature",
@@ -41,7 +41,7 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
             stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="triton",
-            fuses=ABSORBED,
+            fuses=FUSED,
         ),
     )
     registry.add(
@@ -51,6 +51,6 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
             stage="sample",
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="native",
-            fuses=ABSORBED,
+            fuses=FUSED,
         ),
     )

@@ -1,4 +1,4 @@
-"""Temperature divides the logits; below 1 the likely tokens gain, above 1 the unlikely ones."""
+"""Temperature: division of the logits; below 1 it sharpens the distribution."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from quire.interfaces.sampling import LogitsProcessor, SampledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIN_TEMPERATURE = 1e-5  # below, large logits would overflow; nothing but the likeliest is left
+MIN_TEMPERATURE = 1e-5  # below it, large logits would overflow; it is greedy anyway
 
 
 class Temperature(LogitsProcessor):
-    """Reads `temperature`; 0 means greedy and leaves the row as it is, for the draw to see."""
+    """Logits processor for `temperature`; 0 leaves the row unchanged for a greedy sampler."""
 
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Whether dividing would change nothing, or is not wanted."""
+        """Return whether the logits are not divided."""
         return bool(fields["temperature"] in (0, 1))
 
     def apply(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V], in place

@@ -1,9 +1,9 @@
-"""Randomness without a state: a uniform number is a hash of who asks, where, and what for.
+"""Stateless uniform random numbers: a hash of seed, child, position and purpose.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014) with the constants of Stafford's variant 13. It is
-applied twice: to seed, child and purpose, and to that together with the position. int64 products
-wrap around as they should; int64 has no logical shift, so the sign's copies are masked away.
+applied twice: to seed, child and purpose, and to the result and the position. int64 products wrap
+around as required; int64 has no logical shift, so the copies of the sign are masked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.interfaces.sampling import SampledRows
 if TYPE_CHECKING:
     from torch import Tensor
 
-PURPOSE_SAMPLE = 0  # each use of randomness has a number of its own
+PURPOSE_SAMPLE = 0  # each use of randomness has its own number
 
 
 def _signed(word: int) -> int:
@@ -23,27 +23,27 @@ def _signed(word: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
-_CHILD = _signed(0xD1B54A32D192ED03)  # odd and of mixed bits, so that children do not meet seeds
+_CHILD = _signed(0xD1B54A32D192ED03)  # odd, mixed bits: children do not collide with seeds
 _PURPOSE = _signed(0xABC98388FB8FAC03)
 _FIRST = _signed(0xBF58476D1CE4E5B9)
 _SECOND = _signed(0x94D049BB133111EB)
-_NUM_BITS = 52  # u * total then stays below total in float64, for every total
+_NUM_BITS = 52  # so that u * total < total in float64, for any total
 
 
 def uniform(rows: SampledRows, purpose: int) -> Tensor:
     """Return one number in [0, 1) for each row, `[N]` float64.
 
-    It depends on the row's seed, child and position and on `purpose`, on nothing else.
+    It depends only on the row's seed, child and position, and on `purpose`.
     """
-    seed = rows.columns["seed"][rows.slots]
-    child = rows.columns["child"][rows.slots]
+    seed = rows.slot_fields["seed"][rows.slots]
+    child = rows.slot_fields["child"][rows.slots]
     key = mix(seed + child * _CHILD + _signed(purpose * _PURPOSE % 2**64))
     bits = mix(key + rows.positions * _GOLDEN)
     return _shift_right(bits, 64 - _NUM_BITS).double() * 2.0**-_NUM_BITS
 
 
 def mix(word: Tensor) -> Tensor:  # [N] int64, both
-    """Return a bijective scrambling of 64 bits; each bit of the input turns half of the output."""
+    """Return a bijective hash of 64 bits; each bit of the input flips half of the output."""
     word = (word ^ _shift_right(word, 30)) * _FIRST
     word = (word ^ _shift_right(word, 27)) * _SECOND
     return word ^ _shift_right(word, 31)

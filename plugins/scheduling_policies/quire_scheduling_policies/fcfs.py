@@ -1,12 +1,12 @@
-"""First come, first served: everybody waits for those before, and nobody for those behind."""
+"""First come, first served scheduling."""
 
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """Order by arrival; the last to come is the first to go."""
+    """Order by arrival; the last request to arrive is preempted first."""
 
     def order(self, request: ScheduledView) -> int:
-        """Return the same key for all: equals go in the order of their arrival."""
+        """Return the same key for all requests: equal keys are ordered by arrival."""
         del request
         return 0

@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the scheduling policies of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
@@ -6,7 +6,7 @@ from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabi
 
 @hookimpl
 def register_scheduling_policies(registry: Registrar[type[SchedulingPolicy]]) -> None:
-    """Offer the scheduling policies below."""
+    """Register the scheduling policies."""
     registry.add(
         "fcfs",
         "quire_scheduling_policies.fcfs:FirstComeFirstServed",

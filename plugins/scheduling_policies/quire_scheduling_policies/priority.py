@@ -1,12 +1,12 @@
-"""The lowest priority number goes first; requests of the same priority go in order of arrival."""
+"""Priority scheduling: lowest number first, equal priorities by arrival."""
 
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 
 
 class PriorityFirst(SchedulingPolicy):
-    """Order by the caller's priority, 0 by default; the last in that order is the first to go.
+    """Order by the priority of the request, 0 by default; the last in order is preempted first.
 
-    A request with a high number waits as long as lower ones keep coming.
+    A request with a high number waits as long as requests with lower numbers keep arriving.
     """
 
     def order(self, request: ScheduledView) -> int:

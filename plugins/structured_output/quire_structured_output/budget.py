@@ -1,23 +1,23 @@
-"""What one form may cost to translate: spent while it is written, so that nothing large is built.
+"""Limits on the cost of translating a structured-output constraint, charged during translation.
 
-Many short rules can multiply: optional properties inside optional properties, or a reference that
-is followed a thousand times. So every piece of an expression is paid for when it is made, and the
-one that is too much is never put together. All schemas of a form draw on the same budget.
+Short rules can multiply: optional properties inside optional properties, or a reference that is
+followed a thousand times. So each piece of an expression is charged before it is built, and an
+excessive one is never built. All schemas of a constraint share one budget.
 """
 
 from quire.errors import GrammarError
 
 MAX_SCHEMA_CHARACTERS = 128 * 1024
-MAX_NODES = 4_000  # parts of schemas, after references are followed
-MAX_VALUES = 10_000  # of all enums
-MAX_REGEX_LENGTH = 1024 * 1024  # of one piece, the last one included
-MAX_WRITTEN = 4 * MAX_REGEX_LENGTH  # of all pieces: those of the parts, and what they become
-MAX_PATTERNS = 32 * 1024  # characters of all patterns
-MAX_COMPARED = 500_000  # characters that `oneOf` compares
+MAX_NODES = 4_000  # schemas and subschemas, with references followed
+MAX_VALUES = 10_000  # in all enums
+MAX_REGEX_LENGTH = 1024 * 1024  # of one piece, the final one included
+MAX_WRITTEN = 4 * MAX_REGEX_LENGTH  # of all pieces, intermediate and final
+MAX_PATTERNS = 32 * 1024  # characters in all patterns
+MAX_COMPARED = 500_000  # characters that `oneOf` checks compare
 
 
 class Budget:
-    """What is left."""
+    """Counters of a translation, checked against the limits."""
 
     def __init__(self) -> None:
         self._num_read = 0
@@ -28,7 +28,7 @@ class Budget:
         self._num_compared = 0
 
     def read(self, num_characters: int) -> None:
-        """Pay for the text of a schema; raises a GrammarError."""
+        """Charge the text of a schema; raises a GrammarError."""
         self._num_read += num_characters
         if self._num_read > MAX_SCHEMA_CHARACTERS:
             raise GrammarError(
@@ -37,7 +37,7 @@ class Budget:
             )
 
     def visit(self) -> None:
-        """Pay for a part of a schema; raises a GrammarError."""
+        """Charge one subschema; raises a GrammarError."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise GrammarError(
@@ -45,7 +45,7 @@ class Budget:
             )
 
     def list_value(self) -> None:
-        """Pay for a value of an enum, or a part of one; raises a GrammarError."""
+        """Charge a value of an enum, or a part of it; raises a GrammarError."""
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise GrammarError(
@@ -54,7 +54,7 @@ class Budget:
             )
 
     def look_at_pattern(self, num_characters: int) -> None:
-        """Pay for the check of a pattern; raises a GrammarError."""
+        """Charge the check of a pattern; raises a GrammarError."""
         self._num_in_patterns += num_characters
         if self._num_in_patterns > MAX_PATTERNS:
             raise GrammarError(
@@ -62,19 +62,19 @@ class Budget:
             )
 
     def write(self, num_characters: int) -> None:
-        """Pay for a piece of an expression, before it is put together; raises a GrammarError."""
+        """Charge a piece of an expression before it is built; raises a GrammarError."""
         self._num_written += num_characters
         if num_characters > MAX_REGEX_LENGTH or self._num_written > MAX_WRITTEN:
             raise GrammarError(
-                f"the JSON schema becomes a regex of more than {MAX_REGEX_LENGTH} characters. "
-                "Fewer properties, or one that is required in each object, help"
+                f"the JSON schema becomes a regex of more than {MAX_REGEX_LENGTH} characters; use "
+                "fewer properties, or require at least one property in each object"
             )
 
     def compare(self, num_characters: int) -> None:
-        """Pay for comparing schemas; raises a GrammarError."""
+        """Charge a comparison of schemas; raises a GrammarError."""
         self._num_compared += num_characters
         if self._num_compared > MAX_COMPARED:
             raise GrammarError(
-                "'oneOf' has too many or too large schemas to see that they exclude each other; "
+                "'oneOf' has too many or too large schemas to check that they exclude each other; "
                 "use anyOf"
             )

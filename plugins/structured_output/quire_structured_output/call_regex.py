@@ -1,4 +1,4 @@
-"""Tool calls as a regular expression: texts as they stand, and JSON by `json_schema`."""
+"""Translation of tool calls to a regular expression: fixed text, and JSON by `json_schema`."""
 
 import re
 
@@ -11,13 +11,13 @@ from quire_structured_output.regex_syntax import check_text
 
 
 def calls_regex(calls: CallGrammar) -> SchemaRegex:
-    """Translate calls; quick, and safe whatever the schemas are.
+    """Return the expression of one or more calls; quick and safe for any schemas.
 
     Raises:
-        GrammarError: A tool's schema cannot be honoured; the message names tool and keyword.
+        GrammarError: A tool's schema is not supported; the message names the tool and the keyword.
     """
     if not calls.shapes:
-        raise GrammarError("there is no tool that could be called")
+        raise GrammarError("the request has no tool that could be called")
     budget = Budget()
     shapes = [_shape_regex(shape, budget) for shape in calls.shapes]
     call = json_regex.one_of([shape.expression for shape in shapes])
@@ -52,6 +52,8 @@ def _piece(piece: str | SchemaPiece, budget: Budget) -> SchemaRegex:
 def _text(text: str, budget: Budget) -> str:
     check_text(text, "the text around a call")
     if "\0" in text:
-        raise GrammarError("the text around a call holds the character U+0000")
+        raise GrammarError(
+            "the text around a call has the character U+0000, which is not supported"
+        )
     budget.write(len(text))
     return re.escape(text)

@@ -1,8 +1,8 @@
-"""Whether two schemas are known to share no value: what makes `oneOf` the same as `anyOf`.
+"""Check that two schemas have no common value, so that `oneOf` is equivalent to `anyOf`.
 
-The answer True is a proof; False only means that none was found. Looked at are the types, listed
-values, and objects: a property that both must have with different values (a discriminator), or one
-that the first must have and the second forbids.
+True is a proof; False only means that no proof was found. The check uses types, listed values, and
+properties of objects: one that both require with different values (a discriminator), or one that
+the first requires and the second forbids.
 """
 
 import json
@@ -13,7 +13,7 @@ _NUMBERS = frozenset({"number", "integer"})
 
 
 def are_disjoint(first: Any, second: Any) -> bool:
-    """Return whether no value satisfies both; references are followed by the caller."""
+    """Return whether it is proved that no value satisfies both; the caller follows references."""
     if not isinstance(first, dict) or not isinstance(second, dict):
         return False
     values, other_values = _values(first), _values(second)
@@ -64,7 +64,7 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str] | None:
-    """Return the types that a value of the schema may have; None if that is not known."""
+    """Return the types that a value of the schema may have; None if unknown."""
     values = _values(schema)
     if values is not None:
         named = {json_type_of(value) for value in values}

@@ -1,4 +1,4 @@
-"""Whole numbers from one bound to another, digit by digit, as a regular expression."""
+"""Regular expressions of integers in a range, built digit by digit."""
 
 import math
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 from quire.errors import GrammarError
 from quire_structured_output.schema_keywords import Schema, refusal
 
-MAX_BOUND = 2**53  # beyond it, readers of JSON disagree
+MAX_BOUND = 2**53  # beyond it, JSON parsers disagree
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def integer_range(schema: Schema, path: str) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest whole number that a schema allows; None is no bound.
+    """Return the smallest and the largest integer that a schema allows; None for no bound.
 
     Raises:
-        GrammarError: A bound is no number, or too large, or no number lies between them.
+        GrammarError: A bound is not a number or too large, or no integer is in the range.
     """
     lows = [_least(schema[word], word, path) for word in LOWER if word in schema]
     highs = [_most(schema[word], word, path) for word in UPPER if word in schema]
     low, high = max(lows, default=None), min(highs, default=None)
     if low is not None and high is not None and low > high:
-        raise GrammarError(f"nothing can satisfy the bounds of the whole number at {path or '/'}")
+        raise GrammarError(f"no integer satisfies the bounds at {path or '/'}")
     return low, high
 
 
 def integers(low: int | None, high: int | None) -> str:
-    """Return the whole numbers from `low` to `high`, both included; zero has no sign."""
+    """Return the expression of integers from `low` to `high` inclusive; zero has no sign."""
     parts = []
     if low is None or low < 0:
         most = None if low is None else -low
@@ -57,7 +57,7 @@ def _number(value: Any, word: str, path: str) -> int | float:
 
 
 def _positive(low: int, high: int | None) -> list[str]:
-    """Return expressions of the numbers from `low`, 1 or more, to `high`; None is without end."""
+    """Return expressions of the integers from `low`, at least 1, to `high`; None for no bound."""
     num_digits = len(str(low))
     if high is None:
         return [_same_length(str(low), "9" * num_digits), f"[1-9][0-9]{{{num_digits},}}"]
@@ -70,7 +70,7 @@ def _positive(low: int, high: int | None) -> list[str]:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Return the texts of digits between two of the same length."""
+    """Return the expression of digits between two strings of the same length."""
     if not low:
         return ""
     rest = len(low) - 1

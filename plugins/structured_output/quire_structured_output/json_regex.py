@@ -1,9 +1,9 @@
-r"""JSON values as regular expressions: the pieces that a schema's regex is put together from.
+r"""Regular expressions of JSON values, from which the regex of a schema is built.
 
-Every function returns an expression that can stand anywhere without changing its neighbours.
-Whitespace is at most one blank, so that a model cannot go on with blanks for ever; numbers have
-two digits of exponent at most, so that none of them is infinite. Strings are written without
-`\u` escapes. Syntax: Rust's `regex` crate, which outlines_core compiles.
+Every function returns an expression that can be concatenated with others. Whitespace is at most one
+blank, so that a model cannot generate blanks without end. Numbers have at most two digits of
+exponent, so that all are finite. Strings have no `\u` escapes. The syntax is that of Rust's
+`regex` crate, which outlines_core compiles.
 """
 
 import json
@@ -24,7 +24,7 @@ _SCALAR = f"{STRING}|{NUMBER}|{BOOLEAN}|{NULL}"
 _HH_MM_SS = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_LEAP_YEAR = (  # 4 divides the last two digits; a century is one where 4 divides the first two
+_LEAP_YEAR = (  # the last two digits, or for a century the first two, are a multiple of 4
     "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 )
 _DATE = (
@@ -47,22 +47,22 @@ FORMATS = {
 
 
 def quoted(expression: str) -> str:
-    """Return a string whose content matches `expression`."""
+    """Return the expression of a string whose content matches `expression`."""
     return f'"(?:{expression})"'
 
 
 def string_of(min_length: int, max_length: int | None) -> str:
-    """Return a string of so many characters; None is without end."""
+    """Return the expression of a string by its length; None for no maximum."""
     return f'"{CHARACTER}{_times(min_length, max_length)}"'
 
 
 def one_of(alternatives: Sequence[str]) -> str:
-    """Return any of the alternatives."""
+    """Return the expression of any of the alternatives."""
     return f"(?:{'|'.join(alternatives)})"
 
 
 def literal(value: Any) -> str:
-    """Return exactly this value, blanks between its parts aside."""
+    """Return the expression of exactly this value, with optional blanks between its parts."""
     if isinstance(value, dict):
         return closed_object([(name, literal(part), True) for name, part in value.items()])
     if isinstance(value, list):
@@ -71,17 +71,17 @@ def literal(value: Any) -> str:
 
 
 def closed_object(members: Sequence[tuple[str, str, bool]]) -> str:
-    """Return an object with these members in this order.
+    """Return the expression of an object with these members in this order.
 
     Args:
-        members: Name, the value's expression, and whether it must be there.
+        members: Name, expression of the value, and whether the member is required.
     """
     pairs = [(f"{literal(name)}:{BLANK}{value}", needed) for name, value, needed in members]
     return rf"\{{{BLANK}{_joined(pairs)}{BLANK}\}}"
 
 
 def length_of_object(members: Sequence[tuple[str, str, bool]]) -> int:
-    """Return an upper bound of the length of `closed_object`: it repeats what is optional."""
+    """Return an upper bound of the length of `closed_object`, which repeats optional members."""
     lengths = [2 * len(json.dumps(name)) + len(value) + 32 for name, value, _ in members]
     if any(needed for _, _, needed in members):
         return sum(lengths)
@@ -89,11 +89,11 @@ def length_of_object(members: Sequence[tuple[str, str, bool]]) -> int:
 
 
 def _joined(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Return the pairs with commas between those that are there.
+    """Return the expression of the pairs, with commas between those that are present.
 
-    One pair that is always there, the pivot, carries the commas: those before it bring one behind
-    them, those after it bring one in front. Without such a pair each may be the first: a part that
-    grows with the square of the number of pairs.
+    The first required pair is the pivot: pairs before it have a comma behind them, pairs after it
+    have one in front. Without a required pair any pair may be the first, which makes the length
+    grow with the square of the number of pairs.
     """
     pivot = next((i for i, (_, needed) in enumerate(pairs) if needed), None)
     if pivot is None:
@@ -108,13 +108,13 @@ def _followers(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def open_object(value: str) -> str:
-    """Return an object with any names, whose values match `value`."""
+    """Return the expression of an object with any names, whose values match `value`."""
     pair = f"{STRING}:{BLANK}{value}"
     return rf"\{{{BLANK}(?:{pair}(?:,{BLANK}{pair})*{BLANK})?\}}"
 
 
 def array_of(item: str, min_items: int, max_items: int | None) -> str:
-    """Return an array of so many items; None is without end."""
+    """Return the expression of an array by its number of items; None for no maximum."""
     if max_items == 0:
         return rf"\[{BLANK}\]"
     rest = _times(max(min_items - 1, 0), None if max_items is None else max_items - 1)
@@ -123,18 +123,18 @@ def array_of(item: str, min_items: int, max_items: int | None) -> str:
 
 
 def tuple_of(items: Sequence[str], rest: str = "") -> str:
-    """Return an array of exactly these items, and behind them `rest`, which brings its commas."""
+    """Return the expression of an array of these items, and then `rest` with its own commas."""
     return rf"\[{BLANK}{f',{BLANK}'.join(items)}{rest}{BLANK}\]"
 
 
 def more_items(item: str, at_least: int, at_most: int | None) -> str:
-    """Return further items of a tuple, each with a comma in front."""
+    """Return the expression of further items of a tuple, each with a comma in front."""
     return f"(?:,{BLANK}{item}){_times(at_least, at_most)}"
 
 
 @cache
 def any_value(depth: int) -> str:
-    """Return any JSON value in which arrays and objects are nested `depth` deep at most."""
+    """Return the expression of any JSON value nested at most `depth` deep."""
     if depth == 0:
         return f"(?:{_SCALAR})"
     inner = any_value(depth - 1)

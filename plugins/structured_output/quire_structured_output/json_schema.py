@@ -1,10 +1,10 @@
-"""A JSON schema becomes a regular expression, or is refused with the keyword and its path.
+"""Translation of a JSON schema to a regular expression.
 
-The regex may match fewer texts than the schema allows (properties come in the schema's order, none
+The regex may match fewer texts than the schema allows (properties are in the schema's order, none
 is added, and an unanchored `pattern` must match the whole string), but never one that the schema
-forbids. A keyword that cannot be kept so is refused by name, an unknown one too: a constraint that
-is silently dropped is worse than an error. The translation is ours, not that of
-outlines_core.json_schema, which drops most keywords in silence.
+forbids. A keyword that is not supported, or unknown, is refused with its name and path: a
+constraint that is silently dropped is worse than an error. outlines_core.json_schema is not used,
+because it drops most keywords silently.
 """
 
 import json
@@ -49,11 +49,11 @@ SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaRegex:
-    """What a schema came to.
+    """Result of the translation of a schema.
 
     Attributes:
-        expression: Matches JSON texts that the schema allows.
-        patterns: Path and expression of each `pattern`: still to be checked for characters that
+        expression: Regular expression of JSON texts that the schema allows.
+        patterns: Path and expression of each `pattern`, still to be checked for characters that
             JSON would have to escape.
     """
 
@@ -62,7 +62,7 @@ class SchemaRegex:
 
 
 def parse_schema(schema: Schema | str | bool, budget: Budget) -> Schema | bool:
-    """Return the schema as a value, within the limits of size.
+    """Return the parsed schema, checked against the limits of size.
 
     Raises:
         GrammarError: It is not JSON, not a schema, or too large.
@@ -76,19 +76,19 @@ def parse_schema(schema: Schema | str | bool, budget: Budget) -> Schema | bool:
     except (ValueError, TypeError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(parsed, dict | bool):
-        raise GrammarError("a JSON schema is an object, true or false")
+        raise GrammarError("a JSON schema must be an object, true or false")
     return parsed
 
 
 def schema_regex(schema: Schema | str | bool, budget: Budget | None = None) -> SchemaRegex:
-    """Translate a schema; quick, and safe whatever the schema is.
+    """Translate a schema; quick and safe for any schema.
 
     Args:
-        schema: The schema.
-        budget: What it may cost; of its own, if it is all that the form has.
+        schema: JSON schema, parsed or as text.
+        budget: Budget of the whole constraint; None for a budget of its own.
 
     Raises:
-        GrammarError: Some part cannot be honoured, or nothing can satisfy it; it is named.
+        GrammarError: A part is not supported, or nothing can satisfy it; the message names it.
     """
     budget = budget or Budget()
     root = parse_schema(schema, budget)
@@ -98,23 +98,23 @@ def schema_regex(schema: Schema | str | bool, budget: Budget | None = None) -> S
 
 
 def any_object_regex() -> str:
-    """Return any JSON object, nested a few levels deep at most."""
+    """Return the expression of any JSON object, nested a few levels deep at most."""
     return json_regex.open_object(json_regex.any_value(ANY_VALUE_DEPTH - 1))
 
 
 @dataclass(slots=True)
 class _Translation:
-    """One walk over one schema."""
+    """State of the translation of one schema."""
 
     root: Schema | bool
     budget: Budget
     patterns: list[tuple[str, str]] = field(default_factory=list)
-    checked: dict[str, str] = field(default_factory=dict)  # pattern -> its expression
+    checked: dict[str, str] = field(default_factory=dict)  # pattern -> expression
     depth: int = 0
     open_refs: list[str] = field(default_factory=list)
 
     def regex(self, schema: Any, path: str) -> str:
-        """Translate the schema at `path`, a JSON pointer that leads through references."""
+        """Translate the schema at `path`, a JSON pointer that follows references."""
         if schema is False:
             raise GrammarError(f"nothing can satisfy the schema 'false' at {path or '/'}")
         if schema is True:
@@ -160,7 +160,7 @@ class _Translation:
                 _check_number(schema, path)
         return SCALARS[name]
 
-    # --- one schema made of others -----------------------------------------------------------
+    # --- schemas combined from others --------------------------------------------------------
 
     def _combined(self, word: str, schema: Schema, keywords: set[str], path: str) -> str:
         allowed = {word, "type"} if word in ("enum", "const") else {word}
@@ -173,12 +173,12 @@ class _Translation:
                 return values_regex(word, schema, path, self.budget)
         branches = schema[word]
         if not isinstance(branches, list) or not branches:
-            raise GrammarError(f"'{word}' at {path or '/'} must be a list that is not empty")
+            raise GrammarError(f"'{word}' at {path or '/'} must be a non-empty list")
         if word == "allOf" and len(branches) > 1:
             raise refusal("allOf", path, "with more than one schema")
         parts = [self.regex(part, f"{path}/{word}/{i}") for i, part in enumerate(branches)]
         if word == "oneOf":
-            self._check_one_of(branches, path)  # now each is known to be a schema
+            self._check_one_of(branches, path)  # after the translation, which checks the schemas
         return json_regex.one_of(parts)
 
     def _check_one_of(self, branches: list[Any], path: str) -> None:
@@ -192,7 +192,7 @@ class _Translation:
                     )
 
     def _resolved(self, schema: Any, path: str) -> Any:
-        """Follow references until something else comes."""
+        """Follow references to a schema without one."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
@@ -210,7 +210,9 @@ class _Translation:
 
     def _lookup(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise refusal("$ref", path, f"to {reference!r}: only '#/...' inside the schema works")
+            raise refusal(
+                "$ref", path, f"to {reference!r}: only '#/...' inside the schema is supported"
+            )
         if len(reference) > MAX_REFERENCE_LENGTH:
             raise refusal("$ref", path, f"of more than {MAX_REFERENCE_LENGTH} characters")
         target: Any = self.root
@@ -221,7 +223,7 @@ class _Translation:
             elif isinstance(target, dict) and name in target:
                 target = target[name]
             else:
-                raise GrammarError(f"'$ref' at {path or '/'}: there is no {reference!r}")
+                raise GrammarError(f"'$ref' at {path or '/'}: the schema has no {reference!r}")
         return target
 
     # --- objects, arrays, strings ------------------------------------------------------------
@@ -231,7 +233,8 @@ class _Translation:
         required = schema.get("required", [])
         if not isinstance(properties, dict) or len(properties) > MAX_PROPERTIES:
             raise GrammarError(
-                f"'properties' at {path or '/'} must be an object of at most {MAX_PROPERTIES}"
+                f"'properties' at {path or '/'} must be an object with at most {MAX_PROPERTIES} "
+                "members"
             )
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             raise GrammarError(f"'required' at {path or '/'} must be a list of names")
@@ -279,7 +282,7 @@ class _Translation:
 
     def _tuple(self, prefix: Any, items: Any, low: int, high: int | None, path: str) -> str:
         if not isinstance(prefix, list) or not prefix:
-            raise GrammarError(f"'prefixItems' at {path or '/'} must be a list that is not empty")
+            raise GrammarError(f"'prefixItems' at {path or '/'} must be a non-empty list")
         if high is not None and high < len(prefix):
             raise refusal("maxItems", path, f"below the {len(prefix)} of 'prefixItems'")
         parts = [self.regex(part, f"{path}/prefixItems/{i}") for i, part in enumerate(prefix)]
@@ -317,7 +320,7 @@ class _Translation:
 def _check_number(schema: Schema, path: str) -> None:
     for word in KEYWORDS_OF_TYPE["integer"]:
         if word in schema:
-            raise refusal(word, path, "for numbers that need not be whole")
+            raise refusal(word, path, "for numbers that are not integers")
 
 
 def _format(name: Any, path: str) -> str:

@@ -1,17 +1,19 @@
-"""Every grammar is a regular expression, and outlines_core's index says which tokens may follow.
+"""Structured-output backend on outlines_core: each grammar is a regular expression with an index.
 
-Two habits of outlines_core are worked around with a NUL before and behind each expression, spelled
-by the model's end-of-text tokens. A matcher starts behind the first one; where the second may come,
-the answer may end. No other token has a NUL in it, and no expression matches one.
+Two properties of outlines_core need a workaround: a NUL before and after each expression, whose
+token ids are the EOS tokens of the model. A matcher starts after the first NUL, and a completion
+may end where the second one is allowed. No other token has a NUL in it, and no expression matches
+one.
 
-* It determinizes for searches as well: a match may begin at every byte. Where an expression can
-  begin again inside itself (a string that holds an escaped quote), each repetition doubles the
-  automaton: minutes and gigabytes for a string of at most 20 characters. Now it begins once.
-* From a state where the text may end, it drops tokens that lead to one where it may not: after `1`,
-  the `.` of 1.5. Now no text ends before its NUL.
+* outlines_core determinizes the automaton for searches, so a match may begin at every byte. If an
+  expression can begin again inside itself (a string with an escaped quote), each repetition
+  doubles the automaton: minutes and gigabytes for a string of at most 20 characters. With the NUL
+  a match begins only once.
+* From a state where the text may end, outlines_core drops tokens that lead to a state where it may
+  not: after `1`, the `.` of 1.5. With the NUL no text ends before it.
 
-Only `outlines_core` is imported. The `outlines` package would load transformers and its disk
-cache, which reads pickles; nothing of it is needed here.
+Only `outlines_core` is imported. The `outlines` package is not needed; it would load transformers
+and a disk cache that reads pickles.
 """
 
 import re
@@ -40,8 +42,8 @@ from quire_structured_output.regex_syntax import (
 
 MAX_CHOICES = 2_000
 MAX_CHOICE_LENGTH = 128 * 1024  # of all choices together
-MAX_ROLLBACK = 1 << 20  # tokens; as long as any answer
-END = r"\x00"  # stands before and behind every expression
+MAX_ROLLBACK = 1 << 20  # tokens; more than any completion has
+END = r"\x00"  # before and after every expression
 NEEDS_ESCAPE = frozenset({*range(1, 0x20), ord('"'), ord("\\")})  # in a JSON string
 
 
@@ -51,17 +53,19 @@ class OutlinesBackend(StructuredOutputBackend):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         if not vocabulary.eos_token_ids:
-            raise GrammarError("the model has no end-of-text token, so no grammar could ever end")
+            raise GrammarError(
+                "structured output needs an EOS token to end a completion, and the model has none"
+            )
         tokens = {token: list(ids) for token, ids in vocabulary.tokens.items() if _is_text(token)}
         tokens[b"\0"] = list(vocabulary.eos_token_ids)
         self._core = CoreVocabulary(vocabulary.size, tokens)
 
     @classmethod
     def check(cls, params: StructuredOutputsParams) -> None:
-        """Look at the grammar without compiling it.
+        """Check the grammar without compiling it.
 
         Raises:
-            GrammarError: A part of it cannot be honoured; the message names it.
+            GrammarError: A part of it is not supported; the message names it.
         """
         if params.json is not None:
             schema_regex(params.json)
@@ -72,40 +76,42 @@ class OutlinesBackend(StructuredOutputBackend):
         elif params.calls is not None:
             calls_regex(params.calls)
         elif params.grammar is not None:
-            raise GrammarError("the outlines backend has no context-free grammars: use json, regex")
+            raise GrammarError(
+                "the outlines backend does not support context-free grammars; use json or regex"
+            )
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Build the index: for each state of the automaton, the tokens that may follow.
 
         Raises:
-            GrammarError: It cannot be built; the message says why.
+            GrammarError: The grammar cannot be compiled; the message has the reason.
         """
         self.check(params)
         return OutlinesGrammar(_index(self._expression(params), self._core), self.vocabulary)
 
     def _expression(self, params: StructuredOutputsParams) -> str:
         if params.regex is not None:
-            return _ended(without_nul(without_anchors(params.regex)))
+            return _delimited(without_nul(without_anchors(params.regex)))
         if params.choice is not None:
-            return _ended("|".join(re.escape(choice) for choice in params.choice))
+            return _delimited("|".join(re.escape(choice) for choice in params.choice))
         if params.calls is not None:
             translated = calls_regex(params.calls)
         elif params.json is not None:
             translated = schema_regex(params.json)
         else:
-            return _ended(any_object_regex())
+            return _delimited(any_object_regex())
         for path, pattern in translated.patterns:
             self._check_pattern(path, pattern)
-        return _ended(translated.expression)
+        return _delimited(translated.expression)
 
     def _check_pattern(self, path: str, pattern: str) -> None:
-        """Refuse a pattern that matches what a JSON string must escape, by its own automaton."""
-        index = _index(_ended(pattern), self._bytes, f"'pattern' at {path}")
+        """Refuse a pattern whose automaton accepts characters that a JSON string must escape."""
+        index = _index(_delimited(pattern), self._bytes, f"'pattern' at {path}")
         used = {byte for follows in index.get_transitions().values() for byte in follows}
         if used & NEEDS_ESCAPE:
             raise GrammarError(
                 f"'pattern' at {path} may match a double quote, a backslash or a control "
-                r"character, which JSON would have to escape; rule them out, as in [^\"\\\x00-\x1f]"
+                r"character, which JSON must escape; exclude them, as in [^\"\\\x00-\x1f]"
             )
 
     @cached_property
@@ -123,11 +129,11 @@ class OutlinesGrammar(CompiledGrammar):
         self._ends: dict[int, bool] = {}
 
     def may_end(self, state: int) -> bool:
-        """Whether the answer may end in a state."""
+        """Return whether the completion may end in a state."""
         return self.index.get_next_state(state, self.eos_token_ids[0]) is not None
 
     def must_end(self, state: int) -> bool:
-        """Whether nothing else may follow; looked up once a state."""
+        """Return whether only EOS tokens may follow; cached per state."""
         if state not in self._ends:
             num_allowed = len(self.index.get_allowed_tokens(state) or ())
             self._ends[state] = self.may_end(state) and num_allowed == len(self.eos_token_ids)
@@ -139,16 +145,16 @@ class OutlinesGrammar(CompiledGrammar):
 
 
 class OutlinesMatcher(Matcher):
-    """A walk over the index. End-of-text tokens are counted here; the index knows only one."""
+    """State of one completion in the index. EOS tokens are counted here; the index has only one."""
 
     def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
         self._guide = Guide(grammar.index, MAX_ROLLBACK)
-        self._guide.advance(grammar.eos_token_ids[0], False)  # behind the first NUL
+        self._guide.advance(grammar.eos_token_ids[0], False)  # after the first NUL
         self._num_ends = 0
 
     def accept(self, token_id: int) -> bool:
-        """Take one drawn token; False if the grammar does not allow it."""
+        """Accept one sampled token; return False if the grammar does not allow it."""
         state = self._guide.get_state()
         if token_id in self._grammar.eos_token_ids:
             may_end = self._grammar.may_end(state)
@@ -162,7 +168,7 @@ class OutlinesMatcher(Matcher):
         return True
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Write which tokens may follow."""
+        """Write the bitmask of the tokens that may follow."""
         array = (c_int32 * (words.nbytes // 4)).from_buffer(words)
         if not self._num_ends:
             self._guide.write_mask_into(addressof(array), len(array), 4)
@@ -172,37 +178,38 @@ class OutlinesMatcher(Matcher):
             array[token_id // 32] |= _signed(1 << token_id % 32)
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens."""
+        """Undo the last accepted tokens."""
         ends = min(self._num_ends, num_tokens)
         self._num_ends -= ends
         if num_tokens > ends:
             self._guide.rollback_state(num_tokens - ends)
 
     def is_finished(self) -> bool:
-        """Whether nothing but the end of the answer may follow."""
+        """Return whether only an EOS token may follow."""
         return self._num_ends > 0 or self._grammar.must_end(self._guide.get_state())
 
 
 def _check_choice(choices: tuple[str, ...]) -> None:
     if not choices:
-        raise GrammarError("choice is empty; give at least one string")
+        raise GrammarError("choice is empty; it must have at least one string")
     if not all(isinstance(choice, str) for choice in choices):
-        raise GrammarError("choice takes strings only")
+        raise GrammarError("choice must have strings only")
     if len(choices) > MAX_CHOICES or sum(map(len, choices)) > MAX_CHOICE_LENGTH:
         raise GrammarError(
-            f"choice takes at most {MAX_CHOICES} strings of {MAX_CHOICE_LENGTH} characters together"
+            f"choice may have at most {MAX_CHOICES} strings of {MAX_CHOICE_LENGTH} characters in "
+            "total"
         )
     for choice in choices:
         check_text(choice, "choice")
         if "\0" in choice:
-            raise GrammarError("choice holds the character U+0000, which no answer may hold")
+            raise GrammarError("choice has the character U+0000, which is not supported")
 
 
 def _is_text(token: bytes) -> bool:
     return len(token) > 0 and 0 not in token
 
 
-def _ended(expression: str) -> str:
+def _delimited(expression: str) -> str:
     return f"{END}(?:{expression}){END}"
 
 
@@ -210,15 +217,15 @@ def _index(expression: str, vocabulary: CoreVocabulary, what: str = "the grammar
     try:
         return Index(expression, vocabulary)
     except ValueError as error:
-        raise GrammarError(f"{what} cannot be compiled: {_reason(str(error))}") from None
+        raise GrammarError(f"{what} cannot be compiled: {_plain_reason(str(error))}") from None
 
 
-def _reason(message: str) -> str:
-    """Say in plain words what outlines_core means."""
+def _plain_reason(message: str) -> str:
+    """Return the reason of an outlines_core error in plain words."""
     if "error building NFA" in message:
         return "it is not a valid regular expression in the syntax of Rust's regex crate"
     if "incompatible with the regex" in message:
-        return "nothing matches it, or the model's tokens cannot spell what does"
+        return "nothing matches it, or no sequence of the model's tokens does"
     return message.splitlines()[0]
 
 

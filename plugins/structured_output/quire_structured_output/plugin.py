@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the structured-output backends of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.structured_output import GrammarCapabilities, StructuredOutputBackend
@@ -6,7 +6,7 @@ from quire.interfaces.structured_output import GrammarCapabilities, StructuredOu
 
 @hookimpl
 def register_structured_output(registry: Registrar[type[StructuredOutputBackend]]) -> None:
-    """Offer the structured-output backends below."""
+    """Register the structured-output backends."""
     registry.add(
         "outlines",
         "quire_structured_output.outlines:OutlinesBackend",

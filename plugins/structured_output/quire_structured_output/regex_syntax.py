@@ -1,10 +1,10 @@
-"""What a client's regular expression may not hold: it is refused here, with its name.
+"""Syntax checks of a client's regular expression. Unsupported syntax is refused by name.
 
 The dialect is that of Rust's `regex` crate. An automaton has no memory, so lookaround and
-backreferences are out; and where Rust reads a character class otherwise than the rest of the world
-(`&&`, `--`, `~~` and a nested `[`), the writer is asked to escape. The whole answer must match, so
-an anchor at either end says nothing and is taken off; anywhere else it is refused. Its groups and
-classes are closed where it ends: it is put between other expressions, and must not reach into them.
+backreferences are not supported. Where Rust parses a character class differently from other
+dialects (`&&`, `--`, `~~` and a nested `[`), the characters must be escaped. The whole completion
+must match, so an anchor at either end is redundant and removed; anywhere else it is refused. All
+groups and classes must be closed, because the expression is embedded in others.
 """
 
 import re
@@ -27,22 +27,22 @@ _GROUPS = {
 _CLASS_OPERATORS = ("&&", "--", "~~")
 _TOKEN = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|[\s\S]", re.DOTALL)
 _ANCHORS = ("^", "$", r"\A", r"\z", r"\Z")
-_MANY = (r"\D", r"\S", r"\W", r"\p", r"\P")  # escapes that stand for many characters
+_MANY = (r"\D", r"\S", r"\W", r"\p", r"\P")  # escapes that match many characters
 _LEADING_FLAGS = re.compile(r"\(\?[is]+\)")
 _FLAGS_BESIDES_I = re.compile(r"\(\?[a-zA-Z-]*[a-hj-zA-Z-][a-zA-Z-]*[:)]")
 _NUL = re.compile(r"\\x00|\\x\{0+\}|\\u0000|\\u\{0+\}|\\U00000000|\x00")
 
 
 def check_regex(expression: str, where: str) -> None:
-    """Look for what cannot be honoured; linear in the expression's length.
+    """Check that an expression is supported; linear in its length.
 
     Args:
-        expression: The client's regular expression.
-        where: What to call it in the message.
+        expression: Regular expression of a client.
+        where: Name of the expression in error messages.
 
     Raises:
-        GrammarError: It is too long, not text, or uses something that an automaton cannot do; or
-            it does not close what it opens, and would mix with the grammar that it becomes part of.
+        GrammarError: It is too long, not valid text, uses unsupported syntax, or has an unclosed
+            group or class, which would extend into the expression around it.
     """
     if len(expression) > MAX_REGEX_LENGTH:
         raise GrammarError(
@@ -52,7 +52,8 @@ def check_regex(expression: str, where: str) -> None:
     flags = _FLAGS_BESIDES_I.search(expression, _end_of_leading_flags(expression))
     if flags:
         raise GrammarError(
-            f"{where} uses the flags '{flags.group()}'; only (?i) works anywhere, and (?s) in front"
+            f"{where} uses the flags '{flags.group()}'; only (?i), and (?s) at the start, are "
+            "supported"
         )
     in_class = False
     depth = 0
@@ -61,9 +62,9 @@ def check_regex(expression: str, where: str) -> None:
         if token == "\\":
             raise _malformed(where, "it ends with a backslash")
         if token in _ANCHORS and not in_class:
-            raise GrammarError(f"{where} has the anchor {token}, possible only at its two ends")
+            raise GrammarError(f"{where} has the anchor {token}, supported only at its two ends")
         if not in_class and _NUL.match(expression, match.start()):
-            raise GrammarError(f"{where} asks for the character U+0000, which no answer may hold")
+            raise GrammarError(f"{where} has the character U+0000, which is not supported")
         if token[0] == "\\":
             _check_escape(token, in_class, where)
         elif in_class:
@@ -83,15 +84,15 @@ def check_regex(expression: str, where: str) -> None:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise a GrammarError if the text has half a surrogate pair, which no UTF-8 text can have."""
+    """Raise a GrammarError if the text has a lone surrogate, which is not valid in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise GrammarError(f"{where} contains half a surrogate pair, which is no text") from None
+        raise GrammarError(f"{where} has a lone surrogate, which is not valid text") from None
 
 
 def without_anchors(expression: str) -> str:
-    r"""Take `^` or `\A` off the start and `$`, `\z` or `\Z` off the end."""
+    r"""Remove `^` or `\A` from the start and `$`, `\z` or `\Z` from the end."""
     expression = expression.removeprefix("^").removeprefix(r"\A")
     for end in ("$", r"\Z", r"\z"):
         body = expression.removesuffix(end)
@@ -102,10 +103,9 @@ def without_anchors(expression: str) -> str:
 
 
 def without_nul(expression: str) -> str:
-    r"""Return the expression without the texts that hold the character U+0000.
+    r"""Return the expression so that it does not match the character U+0000.
 
-    What stands for many characters (a class, `.`, `\D`) is rewritten so that this one is not
-    among them.
+    Parts that match many characters (a class, `.`, `\D`) are rewritten to exclude it.
     """
     start = _end_of_leading_flags(expression)
     leading = expression[:start]
@@ -137,13 +137,13 @@ def _without_nul(expression: str, dot: str) -> Iterator[str]:
 
 
 def _malformed(where: str, why: str) -> GrammarError:
-    """Return the error of what would end the group that an expression is put into."""
+    """Return the error of an expression that is not valid by itself."""
     return GrammarError(f"{where} is not a valid regular expression: {why}")
 
 
 def _check_escape(token: str, in_class: bool, where: str) -> None:
     if not in_class and len(token) == 2 and token[1] in "123456789k":
-        raise GrammarError(f"{where} uses a backreference ({token}), which no automaton can follow")
+        raise GrammarError(f"{where} uses a backreference ({token}), which is not supported")
 
 
 def _check_group(expression: str, start: int, where: str) -> None:
@@ -151,7 +151,7 @@ def _check_group(expression: str, start: int, where: str) -> None:
         if expression.startswith(opening, start):
             raise GrammarError(
                 f"{where} uses {name} ('{opening}' at character {start}), which the outlines "
-                "backend cannot honour"
+                "backend does not support"
             )
 
 
@@ -160,5 +160,5 @@ def _check_in_class(expression: str, start: int, where: str) -> None:
     if pair in _CLASS_OPERATORS or pair[0] == "[":
         raise GrammarError(
             f"{where} has {pair if pair in _CLASS_OPERATORS else '['!r} inside a character class "
-            f"(at character {start}); put a backslash in front of each of its characters"
+            f"(at character {start}); escape each of its characters with a backslash"
         )

@@ -1,4 +1,4 @@
-"""Listed values: `enum` and `const`, written so that every reader of JSON finds them again."""
+"""Translation of `enum` and `const`, checked so that every JSON parser reads the same values."""
 
 import math
 from typing import Any
@@ -10,15 +10,15 @@ from quire_structured_output.disjoint import json_type_of, keeps_type
 from quire_structured_output.regex_syntax import check_text
 from quire_structured_output.schema_keywords import MAX_DEPTH, Schema, refusal, types_of
 
-MAX_VALUES = 2_000  # of an enum
-MAX_EXACT_INTEGER = 2**53  # beyond it, readers of JSON disagree
+MAX_VALUES = 2_000  # in one enum
+MAX_EXACT_INTEGER = 2**53  # beyond it, JSON parsers disagree
 
 
 def values_regex(word: str, schema: Schema, path: str, budget: Budget) -> str:
-    """Return any of the values of `enum` or `const` that also have the schema's type.
+    """Return the expression of the values of `enum` or `const` that have the schema's type.
 
     Raises:
-        GrammarError: There is none, there are too many, or one cannot be written exactly.
+        GrammarError: There are none or too many, or a value cannot be written exactly.
     """
     values = schema["enum"] if word == "enum" else [schema["const"]]
     if not isinstance(values, list) or not values:
@@ -37,7 +37,7 @@ def values_regex(word: str, schema: Schema, path: str, budget: Budget) -> str:
 
 
 def _check_value(value: Any, word: str, path: str, budget: Budget, depth: int = 0) -> None:
-    """Look for values that cannot be written so that every reader finds them again."""
+    """Check that every JSON parser reads the same value."""
     budget.list_value()
     where = f"'{word}' at {path or '/'}"
     if depth > MAX_DEPTH:
@@ -46,7 +46,7 @@ def _check_value(value: Any, word: str, path: str, budget: Budget, depth: int = 
     if kind == "string":
         check_text(value, where)
     elif kind == "integer" and abs(value) > MAX_EXACT_INTEGER:
-        raise refusal(word, path, f"with the number {value}, which is larger than 2**53")
+        raise refusal(word, path, f"with the number {value}, which is beyond 2**53")
     elif kind == "number" and not math.isfinite(value):
         raise refusal(word, path, "with a number that is not finite")
     elif kind == "array":

@@ -1,8 +1,7 @@
-"""One call's JSON object is read a character at a time, so that its arguments can be passed on.
+"""Incremental scanner for the JSON object of a tool call, to stream its arguments.
 
-The scanner looks for the ends of keys and values only; whether a value is JSON is for `json` to
-say, once it is complete. What can be seen to be broken earlier (a `<` between values, a line break
-in a string) ends the reading there.
+The scanner finds the ends of keys and values only; `json` checks each complete value. An error that
+is visible earlier (a `<` between values, a line break in a string) ends the scan at once.
 """
 
 import json
@@ -18,16 +17,16 @@ Characters = Generator[None, str, Any]
 
 
 class BrokenCallError(ValueError):
-    """What was read cannot become a call any more."""
+    """The text cannot become a call any more."""
 
 
 class CallObject:
-    """Reads `{"name": ..., "arguments": {...}}`, keys in any order, others allowed.
+    """Scanner for `{"name": ..., "arguments": {...}}`, keys in any order, others allowed.
 
     Attributes:
-        name: The tool's name, once it is certain.
-        is_complete: The closing brace was read, and there are a name and arguments.
-        is_broken: It cannot become a call any more.
+        name: Name of the tool; None until it is complete.
+        is_complete: True if the closing brace was read, and there are a name and arguments.
+        is_broken: True if the text cannot become a call any more.
     """
 
     def __init__(self) -> None:
@@ -41,9 +40,9 @@ class CallObject:
         next(self._reader)
 
     def feed(self, text: str) -> int:
-        """Read on; return how many characters were used up.
+        """Scan text; return the number of characters consumed.
 
-        The character that breaks the call is not used up: it may begin something else.
+        The character that breaks the call is not consumed: it may begin something else.
         """
         for i, character in enumerate(text):
             try:
@@ -57,7 +56,7 @@ class CallObject:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return the arguments' text that came in since the last time; none before the name."""
+        """Return the arguments' new text since the last call; empty before the name is complete."""
         if self.name is None:
             return ""
         text = "".join(self._arguments[self._num_taken :])
@@ -67,7 +66,7 @@ class CallObject:
     def _read_object(self) -> Characters:
         character = yield from _after_blanks()
         if character != "{":
-            _break("a call is a JSON object")
+            _break("a call must be a JSON object")
         character = yield from _after_blanks()
         while True:
             key = yield from self._read_key(character)
@@ -81,17 +80,17 @@ class CallObject:
                 _break("a comma is missing")
             character = yield from _after_blanks()
         if self.name is None or not self._has_arguments:
-            _break("a call has a name and arguments")
+            _break("a call must have a name and arguments")
 
     def _read_key(self, first: str) -> Characters:
         if first != '"':
-            _break("a key is a string")
+            _break("a key must be a string")
         literal: list[str] = []
         yield from _read_string(literal)
         return _parse(literal)
 
     def _read_member(self, key: str, first: str) -> Characters:
-        """Read a value; return the first character behind it that is not blank."""
+        """Read a value; return the first non-blank character after it."""
         if key == "arguments":
             return (yield from self._read_arguments(first))
         literal: list[str] = []
@@ -105,7 +104,7 @@ class CallObject:
 
     def _read_arguments(self, first: str) -> Characters:
         if self._has_arguments or first != "{":
-            _break("arguments are one JSON object")
+            _break("arguments must be one JSON object")
         yield from _read_value(first, self._arguments)
         _parse(self._arguments)
         self._has_arguments = True
@@ -113,19 +112,19 @@ class CallObject:
 
     def _set_name(self, name: object) -> None:
         if self.name is not None or not isinstance(name, str) or not name:
-            _break("a name is one string")
+            _break("a name must be one string")
         self.name = name
 
 
 def _after_blanks() -> Characters:
-    """Return the next character that is not blank."""
+    """Return the next non-blank character."""
     while (character := (yield)) in BLANKS:
         pass
     return character
 
 
 def _read_value(first: str, literal: list[str]) -> Characters:
-    """Append a value's text; return the character behind it if that had to be read, else None."""
+    """Append a value's text; return the character after it if that was read, else None."""
     if first == '"':
         return (yield from _read_string(literal))
     if first in CLOSERS:
@@ -138,12 +137,12 @@ def _read_value(first: str, literal: list[str]) -> Characters:
 
 
 def _read_string(literal: list[str]) -> Characters:
-    """Append a string's text, from its opening quote, which was read, to the closing one."""
+    """Append a string's text, from its opening quote, already read, to the closing one."""
     literal.append('"')
     while True:
         character = yield
         if character < " ":
-            _break("a string holds a control character")
+            _break("a string has a control character")
         literal.append(character)
         if character == '"':
             return
@@ -152,7 +151,7 @@ def _read_string(literal: list[str]) -> Characters:
 
 
 def _read_container(first: str, literal: list[str]) -> Characters:
-    """Append the text of an object or a list, whose opening bracket was read."""
+    """Append the text of an object or a list, whose opening bracket was already read."""
     literal.append(first)
     expected = [CLOSERS[first]]
     while expected:
@@ -166,7 +165,7 @@ def _read_container(first: str, literal: list[str]) -> Characters:
             if character != expected.pop():
                 _break("brackets do not match")
         elif character not in BARE and character not in BLANKS and character not in ",:":
-            _break("this is not JSON")
+            _break("the text is not JSON")
         if len(expected) > MAX_DEPTH:
             _break("values are nested too deeply")
         literal.append(character)

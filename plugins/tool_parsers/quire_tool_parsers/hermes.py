@@ -1,16 +1,15 @@
-"""Calls as Hermes and Qwen write them: a JSON object between `<tool_call>` and `</tool_call>`.
+"""Tool calls of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`.
 
     <tool_call>
     {"name": "find", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-A call is announced when its name is certain, and its arguments are passed on as they are written,
-character by character. What the announcement cannot foresee, the end decides: a call that breaks
-later has no end event, and all of its text follows as text. So joined texts and ended calls are the
-same at every split.
+A call starts when its name is complete, and its arguments are streamed character by character. If
+the call breaks later, it has no end event, and all of its text follows as text. So joined text and
+finished calls are the same for every split of the stream.
 
-Blanks before a call are dropped, so are those behind one, unless the text before the call goes on
-there. A call whose object is complete counts, also where `</tool_call>` is missing.
+Blanks before a call are dropped. Blanks after one are dropped too, unless the text before the call
+continues there. A call with a complete object is valid even if `</tool_call>` is missing.
 """
 
 import json
@@ -34,15 +33,15 @@ from quire_tool_parsers.call_object import BLANKS, CallObject
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
-MADE_OF_OTHERS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # no `type` may stand beside them
+COMBINING_KEYWORDS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # refused beside `type`
 
 
 class HermesToolParser(ToolParser):
-    """Reads text, then a call, then what closes it, then text again."""
+    """Parser with three states: text, inside a call, and the closing tag after a call."""
 
     def __init__(self) -> None:
-        self._blanks = ""  # behind the text so far; dropped if a call follows
-        self._tag = ""  # what may become a tag
+        self._blanks = ""  # after the text so far; dropped if a call follows
+        self._tag = ""  # possible start of a tag
         self._has_text = False
         self._is_behind_call = False
         self._index = 0
@@ -52,24 +51,24 @@ class HermesToolParser(ToolParser):
         self._is_closing = False
 
     def feed(self, delta: str) -> list[ToolEvent]:
-        """Take the next piece of output; return what is certain by now."""
+        """Parse the next piece of output; return the events that are certain by now."""
         return _joined(self._read(delta))
 
     def close(self) -> list[ToolEvent]:
-        """Return what was held back; half a call is text."""
+        """Return what was held back; an unfinished call is text."""
         return _joined(self._end())
 
     @classmethod
     def call_grammar(
         cls, tools: Sequence[dict[str, Any]], *, at_least_one: bool
     ) -> CallGrammar | None:
-        """Return the shape of one or more calls of `tools` and nothing else.
+        """Return a grammar of one or more calls of `tools` and nothing else.
 
-        Without `at_least_one` there is none: free text and calls are told apart by the parser, not
-        by a grammar.
+        Without `at_least_one` return None: the parser separates free text from calls, without a
+        grammar.
 
         Raises:
-            GrammarError: A tool's parameters are not an object.
+            GrammarError: The parameters of a tool are not an object.
         """
         if not tools or not at_least_one:
             return None
@@ -85,13 +84,13 @@ class HermesToolParser(ToolParser):
                 text = yield from self._read_text(text)
 
     def _read_text(self, text: str) -> Generator[ToolEvent, None, str]:
-        """Give text up to the next call; return what is left."""
+        """Yield the text up to the next call; return the rest."""
         text, self._tag = self._tag + text, ""
         start = text.find("<")
         if start < 0:
-            yield from self._pass_on(text)
+            yield from self._emit_text(text)
             return ""
-        yield from self._pass_on(text[:start])
+        yield from self._emit_text(text[:start])
         rest = text[start:]
         if rest.startswith(OPEN):
             self._begin_call()
@@ -99,20 +98,20 @@ class HermesToolParser(ToolParser):
         if OPEN.startswith(rest):
             self._tag = rest
             return ""
-        yield from self._pass_on("<")
+        yield from self._emit_text("<")
         return rest[1:]
 
-    def _pass_on(self, text: str) -> Iterator[ToolEvent]:
-        """Give text to the user, but hold back the blanks at its end."""
+    def _emit_text(self, text: str) -> Iterator[ToolEvent]:
+        """Yield text, but hold back the blanks at its end."""
         end = len(text.rstrip(BLANKS))
         if not end:
             self._blanks += text
             return
-        words, self._blanks = self._blanks + text[:end], text[end:]
+        content, self._blanks = self._blanks + text[:end], text[end:]
         if self._is_behind_call and not self._has_text:
-            words = words.lstrip(BLANKS)
+            content = content.lstrip(BLANKS)
         self._has_text, self._is_behind_call = True, False
-        yield TextDelta(words)
+        yield TextDelta(content)
 
     def _begin_call(self) -> None:
         self._call = CallObject()
@@ -120,10 +119,10 @@ class HermesToolParser(ToolParser):
         self._is_announced = False
 
     def _read_call(self, call: CallObject, text: str) -> Generator[ToolEvent, None, str]:
-        """Give what the call's text tells; return what is left."""
+        """Yield the events of a call's text; return the rest."""
         num_used = call.feed(text)
         self._call_text.append(text[:num_used])
-        yield from self._announce(call)
+        yield from self._emit_new(call)
         if call.is_complete:
             yield ToolCallEnd(self._index)
             self._leave_call()
@@ -132,7 +131,7 @@ class HermesToolParser(ToolParser):
             yield from self._break_call()
         return text[num_used:]
 
-    def _announce(self, call: CallObject) -> Iterator[ToolEvent]:
+    def _emit_new(self, call: CallObject) -> Iterator[ToolEvent]:
         if call.name is None:
             return
         if not self._is_announced:
@@ -142,10 +141,10 @@ class HermesToolParser(ToolParser):
             yield ToolCallArguments(self._index, piece)
 
     def _break_call(self) -> Iterator[ToolEvent]:
-        """Give back the text of a call that is none."""
+        """Yield the text of a broken call as text."""
         text = "".join(self._call_text)
         self._leave_call()
-        yield from self._pass_on(text)
+        yield from self._emit_text(text)
 
     def _leave_call(self) -> None:
         self._index += self._is_announced
@@ -153,7 +152,7 @@ class HermesToolParser(ToolParser):
         self._call_text = []
 
     def _read_closing(self, text: str) -> str:
-        """Skip the closing tag, if it is there; return what is left."""
+        """Skip the closing tag if there is one; return the rest."""
         text, self._tag = self._tag + text, ""
         rest = text.lstrip(BLANKS)
         if rest.startswith(CLOSE):
@@ -167,11 +166,11 @@ class HermesToolParser(ToolParser):
 
     def _end(self) -> Iterator[ToolEvent]:
         if self._is_closing:
-            self._tag = ""  # half a closing tag is no text
+            self._tag = ""  # an incomplete closing tag is not text
         if self._call is not None:
             yield from self._break_call()
         if self._tag:
-            yield from self._pass_on(self._tag)
+            yield from self._emit_text(self._tag)
             self._tag = ""
         if self._blanks and not self._is_behind_call:
             yield TextDelta(self._blanks)
@@ -179,7 +178,7 @@ class HermesToolParser(ToolParser):
 
 
 def _joined(events: Iterator[ToolEvent]) -> list[ToolEvent]:
-    """Return the events, neighbouring texts as one."""
+    """Return the events with adjacent text deltas joined."""
     joined: list[ToolEvent] = []
     for event in events:
         last = joined[-1] if joined else None
@@ -203,7 +202,7 @@ def _call_shape(tool: dict[str, Any]) -> CallShape:
 
 
 def _arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of the arguments, which are an object whatever else the tool says of them."""
+    """Return the schema of the arguments, which is always one of an object."""
     parameters = tool.get("parameters")
     if parameters is None:
         return NO_ARGUMENTS
@@ -212,6 +211,6 @@ def _arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
             f"the parameters of the tool {tool['name']!r} must be a schema of type object",
             param="tools",
         )
-    if parameters.keys() & MADE_OF_OTHERS:
+    if parameters.keys() & COMBINING_KEYWORDS:
         return parameters
     return {"type": "object"} | parameters

@@ -1,4 +1,4 @@
-"""The table of contents of this plugin. Imports nothing heavy."""
+"""Registration of the tool-call parsers of this package. Imports nothing heavy."""
 
 from quire import Registrar, hookimpl
 from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
@@ -6,7 +6,7 @@ from quire.interfaces.tool_parsing import ToolParser, ToolParserCapabilities
 
 @hookimpl
 def register_tool_parsers(registry: Registrar[type[ToolParser]]) -> None:
-    """Offer the tool-call parsers below."""
+    """Register the tool-call parsers."""
     registry.add(
         "hermes",
         "quire_tool_parsers.hermes:HermesToolParser",

@@ -22,13 +22,13 @@ def test_a_conversation_goes_line_by_line_until_an_empty_one():
 
 
 def talk(monkeypatch, capsys, lines, *argv):
-    """Say some lines; return the status, what was answered, and what went wrong."""
+    """Type some lines; return the status, the completions, and the number of refusals."""
     said = iter([*lines, ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(said))
     flags = ("--max-model-len", "96", "--max-tokens", "8", "--temperature", "0")
     status = main(["chat", "demo", *flags, *argv])
-    told = capsys.readouterr()
-    return status, told.out.split("\n")[:-1], told.err.count("[context_length_exceeded]")
+    captured = capsys.readouterr()
+    return status, captured.out.split("\n")[:-1], captured.err.count("[context_length_exceeded]")
 
 
 class HoldsBack:
@@ -47,18 +47,18 @@ class HoldsBack:
 
 def test_what_a_parser_held_back_is_shown_at_the_end(monkeypatch, capsys):
     monkeypatch.setattr(CompletionParsers, "__call__", lambda *_, **__: HoldsBack())
-    _, answers, _ = talk(monkeypatch, capsys, ["What is quire?"])
-    assert "quire is" in answers[0]
+    _, completions, _ = talk(monkeypatch, capsys, ["What is quire?"])
+    assert "quire is" in completions[0]
 
 
 LONG = "What is a KV cache? " * 40
 
 
 def test_a_message_that_is_refused_is_no_part_of_the_conversation(monkeypatch, capsys):
-    status, answers, num_refused = talk(monkeypatch, capsys, [LONG, "What is quire?"])
+    status, completions, num_refused = talk(monkeypatch, capsys, [LONG, "What is quire?"])
     assert (status, num_refused) == (0, 1)
-    assert len(answers) == 1
-    assert "quire is" in answers[0]
+    assert len(completions) == 1
+    assert "quire is" in completions[0]
 
 
 def test_the_system_message_is_part_of_every_prompt(monkeypatch, capsys):
@@ -67,7 +67,7 @@ def test_the_system_message_is_part_of_every_prompt(monkeypatch, capsys):
     assert talk(monkeypatch, capsys, questions, "--system", "Be brief.")[2] == 0
 
 
-def test_every_answer_goes_through_the_adapter(monkeypatch, capsys):
+def test_every_completion_goes_through_the_adapter(monkeypatch, capsys):
     asked = []
     generate = AsyncEngine.generate
 

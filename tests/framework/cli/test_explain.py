@@ -36,11 +36,11 @@ def memory_of(capsys, *argv):
     return status, json.loads(out)["memory"]
 
 
-def test_the_plan_is_told_before_anything_is_loaded(mixed, capsys):
+def test_the_plan_is_printed_before_anything_is_loaded(mixed, capsys):
     status, out = explained(capsys, mixed, "--num-kv-blocks", "1001", "--block-size", "8")
     assert status == 0
     assert "1,000 blocks of 8 tokens" in out
-    assert "as num_kv_blocks says" in out
+    assert "the size that num_kv_blocks sets" in out
     assert "sliding_window (window 32)" in out
     assert "requests of 1,024 tokens fit at the same time" in out
     assert "run at the same time, at most (max_num_seqs)" in out
@@ -64,11 +64,11 @@ def test_the_numbers_add_up(mixed, capsys):
     assert {"tokens": 1024, "requests": 13} in memory["fits"]
 
 
-def test_a_length_that_the_cache_does_not_hold_is_told_as_it_will_be(mixed, capsys):
+def test_a_length_that_the_cache_does_not_hold_is_shown_as_it_will_be(mixed, capsys):
     _, out = explained(capsys, mixed, "--num-kv-blocks", "101", "--json")
-    told = json.loads(out)
-    assert 0 < told["max_model_len"] < told["model_length"] == 4096
-    assert told["memory"]["max_model_len"] == told["max_model_len"]
+    result = json.loads(out)
+    assert 0 < result["max_model_len"] < result["model_length"] == 4096
+    assert result["memory"]["max_model_len"] == result["max_model_len"]
 
 
 def test_what_the_user_sets_is_followed(mixed, capsys):
@@ -91,7 +91,7 @@ def test_what_limits_the_cache_is_named(mixed, capsys):
     )
     assert "as much as 2 requests can use (max_num_seqs)\n" in out
     _, out = explained(capsys, mixed, "--kv-cache-memory-bytes", "5000000")
-    assert "all that it may take" in out
+    assert "all the memory that it may use" in out
 
 
 def test_a_cache_that_does_not_fit_names_the_option_that_helps(mixed, capsys):
@@ -101,7 +101,7 @@ def test_a_cache_that_does_not_fit_names_the_option_that_helps(mixed, capsys):
     assert "does not fit" in out
     assert "set max_model_len to at most" in out
     assert "(kv_cache_memory_bytes)" in out
-    assert "attention backend" in out, "the parts are told all the same"
+    assert "attention backend" in out, "the parts are shown all the same"
     status, memory = memory_of(capsys, *argv)
     assert status == 1
     assert memory["num_blocks"] is None
@@ -109,7 +109,7 @@ def test_a_cache_that_does_not_fit_names_the_option_that_helps(mixed, capsys):
     status, memory = memory_of(
         capsys, mixed, "--kv-cache-memory-bytes", needed.replace(",", ""), *argv[3:]
     )
-    assert (status, memory["problem"]) == (0, None), "what it says does help"
+    assert (status, memory["problem"]) == (0, None), "the advice works"
     assert memory["max_model_len"] == 4000
 
 
@@ -141,18 +141,18 @@ def driver(tmp_path_factory):
 
 
 def explained_on_gpu(driver, visible, *argv):
-    """Explain for a machine whose driver knows two GPUs, with 70 and 7 of 80 GiB free."""
+    """Explain for a machine with a driver of two GPUs, with 70 and 7 of 80 GiB free."""
     there = {"LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": visible}
     command = [sys.executable, "-m", "quire.cli", "explain", *argv, "--device", "cuda"]
-    told = subprocess.run(command, env=os.environ | there, capture_output=True, text=True)
-    assert told.returncode in (0, 1), told.stderr
-    return told.returncode, told.stdout
+    result = subprocess.run(command, env=os.environ | there, capture_output=True, text=True)
+    assert result.returncode in (0, 1), result.stderr
+    return result.returncode, result.stdout
 
 
 def test_on_a_gpu_all_parts_of_its_memory_are_estimated(driver, mixed):
     status, out = explained_on_gpu(driver, "0", mixed)
     assert status == 0
-    assert "gpu_memory_utilization 0.9, and what else the GPU's memory is for" in out
+    assert "gpu_memory_utilization 0.9, and the other uses of the GPU's memory" in out
     for part in ("others", "largest step", "slot tables"):
         (line,) = [line for line in out.splitlines() if line.startswith(part)]
         assert line.endswith(", estimated")
@@ -166,14 +166,14 @@ def test_on_a_gpu_all_parts_of_its_memory_are_estimated(driver, mixed):
     assert memory["max_cache_bytes"] - 10**5 < memory["cache_bytes"] <= memory["max_cache_bytes"]
 
 
-def test_a_gpu_that_others_fill_needs_a_larger_share_and_is_told_which(driver, mixed):
+def test_a_gpu_that_others_fill_needs_a_larger_fraction_which_is_shown(driver, mixed):
     status, out = explained_on_gpu(driver, "1", mixed, "--json")
     problem = json.loads(out)["memory"]["problem"]
     assert status == 1
     assert "by an estimate of what a step takes" in problem
-    share = problem.rpartition("set gpu_memory_utilization to at least ")[2]
-    status, _ = explained_on_gpu(driver, "1", mixed, "--gpu-memory-utilization", share)
-    assert status == 0, "what it says does help"
+    fraction = problem.rpartition("set gpu_memory_utilization to at least ")[2]
+    status, _ = explained_on_gpu(driver, "1", mixed, "--gpu-memory-utilization", fraction)
+    assert status == 0, "the advice works"
 
 
 def test_a_cache_of_a_given_size_must_fit_beside_the_rest(driver, mixed):
@@ -182,13 +182,13 @@ def test_a_cache_of_a_given_size_must_fit_beside_the_rest(driver, mixed):
     problem = json.loads(out)["memory"]["problem"]
     assert status == 1
     most = problem.rpartition("set kv_cache_memory_bytes to at most ")[2].replace(",", "")
-    assert explained_on_gpu(driver, "1", *argv, most)[0] == 0, "what it says does help"
+    assert explained_on_gpu(driver, "1", *argv, most)[0] == 0, "the advice works"
     status, out = explained_on_gpu(driver, "1", mixed, "--num-kv-blocks", "1000000")
     assert status == 1
     assert "set a smaller num_kv_blocks" in out
 
 
-def test_kernels_kv_type_and_graphs_are_told(driver, mixed, capsys):
+def test_kernels_kv_type_and_graphs_are_shown(driver, mixed, capsys):
     argv = (mixed, "--kv-cache-dtype", "int8", "--device", "cpu", "--kernels", "torch")
     _, out = explained(capsys, *argv)
     facts = [line.split(maxsplit=3) for line in out.splitlines()[:15]]
@@ -199,7 +199,7 @@ def test_kernels_kv_type_and_graphs_are_told(driver, mixed, capsys):
     assert "cuda graphs        none: --enforce-eager" in out
 
 
-def test_how_weights_are_kept_is_told_and_counted(mixed, capsys):
+def test_how_weights_are_kept_is_shown_and_counted(mixed, capsys):
     """The model's embedding is its head as well."""
     _, plain = explained(capsys, mixed, "--quantization", "none", "--json")
     _, packed = explained(capsys, mixed, "--quantization", "int8", "--json")
@@ -231,7 +231,7 @@ def test_a_cache_that_is_larger_than_what_is_free_does_not_fit(capsys, option):
     assert f"set a smaller {option[2:].replace('-', '_')}" in memory["problem"]
     room = memory["problem"].partition(" blocks; set")[0].split()[-1].replace(",", "")
     fewer = str(int(room) // 2)  # others use this machine too
-    assert explained(capsys, "demo", "--num-kv-blocks", fewer)[0] == 0, "what it says does help"
+    assert explained(capsys, "demo", "--num-kv-blocks", fewer)[0] == 0, "the advice works"
 
 
 def test_no_more_run_than_a_step_has_tokens(capsys):
@@ -273,7 +273,7 @@ OFFERS_OURS = """
 """
 
 
-def test_who_ships_the_checkpoint_and_whose_offers_were_passed_over_is_told(site, capsys):
+def test_the_plugin_that_ships_the_checkpoint_and_the_offers_passed_over_are_shown(site, capsys):
     site.install("acme", OFFERS_OURS)
     status, out = explained(capsys, "demo")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -298,6 +298,6 @@ def test_who_ships_the_checkpoint_and_whose_offers_were_passed_over_is_told(site
     assert "would use it" not in out
 
 
-def test_a_folder_is_shipped_by_nobody(mixed, capsys):
+def test_a_folder_is_shipped_by_no_plugin(mixed, capsys):
     _, out = explained(capsys, mixed)
     assert "shipped by" not in out

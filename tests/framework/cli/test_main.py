@@ -17,7 +17,7 @@ def test_help_names_every_command(capsys):
     assert all(f"  {name} " in shown for name in COMMANDS)
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("quire 0.")
@@ -31,7 +31,7 @@ def test_every_command_explains_itself(command, capsys):
     assert f"usage: quire {command}" in capsys.readouterr().out
 
 
-def test_an_unknown_flag_is_wrong_usage_and_the_nearest_is_told(capsys):
+def test_an_unknown_flag_is_wrong_usage_and_the_nearest_is_suggested(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["explain", "--max-num-seq", "3"])
     assert caught.value.code == 2
@@ -93,3 +93,19 @@ def test_the_reader_of_a_pipe_may_stop_early():
 def test_a_command_that_is_interrupted_has_the_status_of_a_shell(site):
     site.install("acme", "raise KeyboardInterrupt")
     assert main(["plugins", "list"]) == 130
+
+
+def test_a_command_prints_its_stacks_on_a_signal_and_goes_on():
+    code = """
+import os, signal, sys
+from quire.cli import plugins
+from quire.cli.main import main
+
+listed = plugins.run
+plugins.run = lambda arguments: (os.kill(os.getpid(), signal.SIGUSR1), listed(arguments))[1]
+sys.exit(main(["plugins", "list"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Current thread" in done.stderr
+    assert "quire_samplers" in done.stdout

@@ -140,10 +140,13 @@ def test_a_wrong_variable_is_named(monkeypatch, variable, value, message):
         settings_of()
 
 
-def test_a_variable_that_is_no_option_is_told_with_the_nearest(monkeypatch, caplog):
+def test_a_variable_that_is_no_option_is_logged_with_the_nearest(monkeypatch, caplog):
     monkeypatch.setenv("QUIRE_MAX_NUM_SEQ", "3")
     settings_of()
-    assert "QUIRE_MAX_NUM_SEQ is no option; did you mean 'QUIRE_MAX_NUM_SEQS'?" in caplog.text
+    assert (
+        "QUIRE_MAX_NUM_SEQ, which is not an option; did you mean 'QUIRE_MAX_NUM_SEQS'?"
+        in caplog.text
+    )
 
 
 def test_variables_that_the_docs_name_are_known(monkeypatch, caplog):
@@ -153,7 +156,7 @@ def test_variables_that_the_docs_name_are_known(monkeypatch, caplog):
     for variable in ours:
         monkeypatch.setenv(variable, "x")
     settings_of()
-    assert "is no option" not in caplog.text
+    assert "is not an option" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_variables_that_the_docs_name_are_known(monkeypatch, caplog):
         ("max-num-seqs: many", "quire.yaml: max_num_seqs must be a whole number, got 'many'"),
         ("samplers: {a: 1}", "quire.yaml: samplers must be a list"),
         ("max-num-seq: 3", "quire.yaml: there is no option 'max-num-seq'; did you mean"),
-        ("[1, 2]", "must hold keys and values"),
+        ("[1, 2]", "must contain keys and values"),
         ("a: [", "is not YAML"),
         ("a: !!python/object/apply:os.system ['true']", "is not YAML"),
     ],
@@ -194,7 +197,7 @@ def test_a_flag_of_the_wrong_type_is_wrong_usage(capsys):
     assert "argument --max-num-seqs: invalid int value: 'many'" in capsys.readouterr().err
 
 
-def test_a_flag_that_says_no_or_zero_counts_before_everything_else(monkeypatch):
+def test_a_flag_of_no_or_zero_counts_before_everything_else(monkeypatch):
     monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "5")
     monkeypatch.setenv("QUIRE_ENABLE_LORA", "true")
     settings = settings_of("--max-num-seqs", "0", "--no-enable-lora")
@@ -230,5 +233,5 @@ def test_a_file_of_just_the_largest_size_is_read(config):
 
 @pytest.mark.parametrize("text", ["[1]", "3", "text"])
 def test_a_file_holds_keys_and_values(config, text):
-    with pytest.raises(SettingsError, match="must hold keys and values"):
+    with pytest.raises(SettingsError, match="must contain keys and values"):
         settings_of("--config", config(text))

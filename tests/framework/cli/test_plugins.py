@@ -99,7 +99,7 @@ def test_an_offered_name_is_shown_with_its_capabilities_and_its_file(quire):
         assert any(line.startswith("file ") and line.endswith("torch_sdpa.py") for line in lines)
 
 
-def test_a_contested_name_is_shown_once_for_each_who_offers_it(quire, site):
+def test_a_contested_name_is_shown_once_for_each_plugin_that_offers_it(quire, site):
     site.install("acme", OFFERS_APPLE)
     site.install("other", OFFERS_APPLE)
     found = json.loads(quire("show", "apple", "--json")[1])
@@ -141,7 +141,7 @@ def test_the_doctor_suggests_the_right_spelling_of_a_hook(quire, site):
     assert "did you mean 'register_lora_sources'" in problems(quire)["failed"]["what"]
 
 
-def test_the_doctor_names_who_contests_a_name_and_how_to_choose(quire, site):
+def test_the_doctor_names_the_plugins_that_contest_a_name_and_how_to_choose(quire, site):
     site.install("acme", OFFERS_APPLE)
     site.install("other", OFFERS_APPLE)
     problem = problems(quire)["contested"]
@@ -154,7 +154,7 @@ def test_the_doctor_names_who_contests_a_name_and_how_to_choose(quire, site):
 def test_the_doctor_finds_an_interface_version_that_is_not_served(quire, site):
     site.install("acme", OFFERS_APPLE.replace("api=1", "api=2"))
     problem = problems(quire)["api_version"]
-    assert "speaks version 2 of its interface; this quire serves 1" in problem["what"]
+    assert "has interface version 2; this quire supports 1" in problem["what"]
     assert "upgrade quire" in problem["way_out"]
 
 
@@ -226,7 +226,7 @@ def test_the_doctor_finds_a_distribution_that_is_installed_twice(
     site.install("acme", OFFERS_APPLE)
     monkeypatch.setattr(sys, "path", [*sys.path, str(stale)])
     problem = problems(quire)["shadowed"]
-    assert f"{site.folder} counts, {stale} does not" in problem["what"]
+    assert f"{site.folder} is used, {stale} is not" in problem["what"]
 
 
 def test_the_doctor_finds_a_distribution_whose_entry_points_cannot_be_read(quire, site):
@@ -245,7 +245,7 @@ def test_the_doctor_finds_a_name_that_leaves_nothing_out(quire):
 @pytest.mark.parametrize(
     "group",
     [
-        "quire.plugins.loading",
+        "quire.plugins",
         "quire_plugins",
         "quire-plugin",
         "Quire",
@@ -287,7 +287,7 @@ def test_a_plugin_may_have_groups_of_its_own(quire, site):
 @pytest.mark.parametrize(
     "requirement", ["quire", "Quire>=0.1", "quire[dev] (>=0.1)", 'quire ; python_version > "3"']
 )
-def test_the_doctor_notes_who_depends_on_quire_and_offers_nothing(quire, site, requirement):
+def test_the_doctor_notes_what_depends_on_quire_and_offers_nothing(quire, site, requirement):
     requires = ["torch", requirement]
     write_distribution(site.folder, "Acme.Parts", {}, "1.2", requires=requires)
     (site.folder / "Acme.Parts-1.2.dist-info" / "top_level.txt").write_text("acme\nother\n")
@@ -309,17 +309,17 @@ def test_without_a_list_of_modules_the_example_is_made_of_the_distributions_name
     "requirement",
     ["quire-tools", "squire", "quire.extras", 'quire; extra == "serving"', "torch (quire)"],
 )
-def test_who_does_not_need_quire_owes_no_entry_point(quire, site, requirement):
+def test_a_distribution_that_does_not_need_quire_needs_no_entry_point(quire, site, requirement):
     write_distribution(site.folder, "acme", {}, requires=[requirement])
     assert problems(quire) == {}
 
 
-def test_who_has_an_entry_point_is_not_told_to_have_one(quire, site):
+def test_a_distribution_with_an_entry_point_gets_no_note(quire, site):
     write_distribution(site.folder, "acme", {"acme": "acme"}, requires=["quire"], acme=OFFERS_APPLE)
     assert problems(quire) == {}
 
 
-def test_a_shadowed_copy_is_not_told_to_have_entry_points(quire, site, tmp_path, monkeypatch):
+def test_a_shadowed_copy_gets_no_note_about_entry_points(quire, site, tmp_path, monkeypatch):
     site.install("acme", OFFERS_APPLE)
     stale = write_distribution(tmp_path / "stale", "acme", {}, "0.9", requires=["quire"])
     monkeypatch.setattr(sys, "path", [*sys.path, str(stale)])
@@ -351,7 +351,7 @@ def test_a_broken_offer_of_a_name_that_another_serves_is_a_note(quire, site, cha
     assert set(found) == {code, "passed_over"}
     assert found[code]["is_fatal"] is False
     assert found[code]["way_out"].startswith(way_out)
-    assert "--prefer lora_sources:peft=acme gets an error" in found[code]["way_out"]
+    assert "--prefer lora_sources:peft=acme fails" in found[code]["way_out"]
     assert "select" not in found[code]["way_out"]
     preferred = problems(quire, "--prefer", "lora_sources:peft=acme")[code]
     assert preferred["is_fatal"] is True

@@ -46,7 +46,7 @@ def test_several_fields_are_all_kept():
 
 @pytest.mark.parametrize("text", ["a", "=1", ""])
 def test_a_field_without_a_name_or_a_value_is_refused(text):
-    with pytest.raises(SettingsError, match="--field must read NAME=VALUE, got"):
+    with pytest.raises(SettingsError, match="--field must be NAME=VALUE, got"):
         params_of("--field", text)
 
 
@@ -55,7 +55,7 @@ def test_a_value_out_of_range_is_refused_by_its_name():
         params_of("--top-p", "2")
 
 
-def test_forms_are_read_from_their_flags(tmp_path):
+def test_constraints_are_read_from_their_flags(tmp_path):
     path = tmp_path / "schema.json"
     path.write_text(json.dumps({"type": "object"}))
     constraints = {
@@ -63,11 +63,11 @@ def test_forms_are_read_from_their_flags(tmp_path):
         ("--regex", "a+"): StructuredOutputsParams(regex="a+"),
         ("--choice", "a", "--choice", "b"): StructuredOutputsParams(choice=("a", "b")),
     }
-    for argv, form in constraints.items():
-        assert params_of(*argv).structured_outputs == form
+    for argv, constraint in constraints.items():
+        assert params_of(*argv).structured_outputs == constraint
 
 
-def test_two_forms_are_wrong_usage(capsys):
+def test_two_constraints_are_wrong_usage(capsys):
     with pytest.raises(SystemExit):
         params_of("--regex", "a", "--choice", "b")
     assert "not allowed with" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A model may mix attention backends, and one that cannot serve is never taken."""
+"""Selection of attention backends, and models that mix several."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +72,7 @@ STATE = 'KVLayer("state.{}", "recurrent_state", 1, 1, (("state_shapes", ((8, 4),
 
 
 def composed(site, layers, backends, machine=HOPPER, device="tpu", **options):
-    """Compose a model of these layers on a device that only these backends know."""
+    """Compose a model of these layers on a device that only these backends support."""
     named = ", ".join(layer.format(index) for index, layer in enumerate(layers))
     site.install("acme", MODEL.replace("LAYERS", named))
     site.install("acme_backends", BACKENDS.replace("BACKENDS", backends))
@@ -80,20 +80,20 @@ def composed(site, layers, backends, machine=HOPPER, device="tpu", **options):
 
 
 def composed_again(machine=HOPPER, device="tpu", **options):
-    """Compose what is installed already."""
+    """Compose with the plugins that are installed already."""
     settings = Settings.from_options({"device": device} | options)
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG)
     return compose(settings, load_plugins(settings.plugins), checkpoint, "", machine)
 
 
 def offers(**backends):
-    """The source of a dict of backends, each with what it declares besides."""
+    """Return the source of a dict of backends, each with its additional capabilities."""
     every = (f"{name!r}: dict({declared})" for name, declared in backends.items())
     return "{" + ", ".join(every) + "}"
 
 
 def served(composition):
-    """Who serves each layer, by its name."""
+    """Return the name of each layer's backend."""
     layers = composition.description.kv_layers
     return {layer.name: composition.attention_backend_of(layer).name for layer in layers}
 
@@ -108,10 +108,10 @@ def test_one_backend_that_serves_all_goes_before_a_better_one_that_does_not(site
     composition = composed(site, [FULL, WINDOW, FULL], backends)
     (choice,) = composition.attention_backends
     assert (choice.name, choice.why) == ("able", "auto: the highest priority of those that can")
-    told = reasons(choice)
-    assert told["quick"] == "it does not support sliding windows"
-    assert told["slow"] == "it can; able was preferred"
-    assert told["torch_sdpa"] == "device tpu is not among cpu, cuda"
+    rejected = reasons(choice)
+    assert rejected["quick"] == "it does not support sliding windows"
+    assert rejected["slow"] == "supported, but able has priority"
+    assert rejected["torch_sdpa"] == "device tpu is not among cpu, cuda"
 
 
 def test_where_none_serves_all_each_kind_of_layer_has_the_best_that_can(site):
@@ -160,15 +160,15 @@ def test_a_named_backend_leaves_other_layouts_to_the_best_that_can(site):
 
 def test_a_named_backend_that_speaks_no_layout_of_the_model_is_refused(site):
     backends = offers(kv="", state=STATES)
-    with pytest.raises(RefusedError, match=r"'state' .* layout kv is not among state; can: kv"):
+    with pytest.raises(RefusedError, match=r"'state' .* layout kv is not among state; .* can: kv"):
         composed(site, [FULL], backends, attention_backend="state")
 
 
-def test_layers_that_nobody_serves_are_named_with_every_reason(site):
+def test_layers_without_a_backend_are_named_with_every_reason(site):
     with pytest.raises(RefusedError) as caught:
         composed(site, [FULL, STATE, STATE], offers(kv=""))
     message = str(caught.value)
-    assert "the 2 layer(s) of this model that keep recurrent_state" in message
+    assert "the 2 layer(s) of this model with KV-cache spec recurrent_state" in message
     assert "kv: layout state is not among kv" in message
 
 
@@ -196,7 +196,7 @@ def test_a_backend_that_cannot_is_never_chosen_and_refused_by_name(site, reason)
         composed_again(device="cuda", attention_backend="unable")
     assert "attention backend 'unable' cannot serve this model" in str(caught.value)
     assert reason in str(caught.value)
-    assert "able" in str(caught.value).partition("; can: ")[2].split(", ")
+    assert "able" in str(caught.value).partition("; backends that can: ")[2].split(", ")
 
 
 def test_a_gpu_that_says_nothing_of_its_kind_is_given_the_benefit_of_the_doubt(site):
@@ -256,12 +256,12 @@ def test_cuda_graphs_are_captured_up_to_a_size_or_not_for_a_reason(site, options
         ("graphs='full'", {}, None),
         ("graphs='decode'", {"enforce_eager": True}, "--enforce-eager"),
         ("graphs='decode'", {"kernels": "torch"}, "--kernels torch"),
-        ("graphs='decode'", {"quantization": "none"}, "torch multiplies"),
-        ("graphs='none'", {}, "attention backend 'able' needs the host"),
+        ("graphs='decode'", {"quantization": "none"}, "torch computes linear layers"),
+        ("graphs='none'", {}, "attention backend 'able' does not support them"),
     ],
     ids=str,
 )
-def test_steps_of_a_cpu_are_recorded_or_not_for_a_reason(site, backend, options, reason):
+def test_decode_steps_on_a_cpu_have_cpu_graphs_or_a_reason_why_not(site, backend, options, reason):
     types = "dtypes=frozenset({'float32'}), kv_dtypes=frozenset({'float32'})"
     backends = offers(able=f"devices=frozenset({{'cpu'}}), {types}, priority=99, {backend}")
     machine = replace(HOPPER, native_unavailable_reason=None)
@@ -269,11 +269,11 @@ def test_steps_of_a_cpu_are_recorded_or_not_for_a_reason(site, backend, options,
         site, [FULL], backends, machine, device="cpu", dtype="float32", **options
     )
     assert composition.tracing_unavailable_reason == reason
-    told = "recorded and repeated" if reason is None else f"through Python ({reason})"
-    assert composition.decode_steps == told
+    steps = "replayed from CPU graphs" if reason is None else f"without CPU graphs ({reason})"
+    assert composition.decode_steps == steps
 
 
-def test_only_a_cpu_records_steps(site):
+def test_only_a_cpu_has_cpu_graphs(site):
     composition = composed(site, [FULL], GRAPHS, device="cuda")
     assert composition.tracing_unavailable_reason == "the device is cuda"
 
@@ -282,7 +282,7 @@ def test_a_backend_that_cannot_run_in_a_graph_keeps_every_step_out_of_one(site):
     backends = offers(able=f"{ABLE}, priority=99")
     composition = composed(site, [FULL], backends, device="cuda")
     assert composition.max_graph_requests == 0
-    assert composition.graphs_why == "none: attention backend 'able' cannot run in one"
+    assert composition.graphs_why == "none: attention backend 'able' does not support them"
 
 
 LAYER = KVLayer("layer", "full_attention", 8, 64)

@@ -98,7 +98,7 @@ def parser(markers="'<acme>',", priority="0"):
 
 
 def backend_of(composition):
-    """The one backend that serves every layer."""
+    """Return the one backend that serves every layer."""
     (choice,) = composition.attention_backends
     assert all(
         composition.attention_backend_of(layer) is choice
@@ -129,7 +129,7 @@ def test_every_part_is_chosen_with_its_source_and_a_reason():
         assert choice.entry.source.distribution == "quire"
 
 
-def test_a_composition_as_data_says_who_serves_what_and_why():
+def test_a_composition_as_data_has_plugins_and_reasons():
     data = backend_of(composed()).as_dict()
     assert data["kind"] == "attention_backends"
     assert data["name"] == "torch_sdpa"
@@ -162,7 +162,7 @@ def test_the_dtype_is_what_the_machine_is_good_at_and_says_why():
 def test_the_models_length_is_taken_or_a_shorter_one():
     assert composed().max_model_len == 128
     assert composed(max_model_len=64).max_model_len == 64
-    with pytest.raises(SettingsError, match=r"max_model_len is 129, .* end at 128"):
+    with pytest.raises(SettingsError, match=r"max_model_len is 129, .* maximum length is 128"):
         composed(max_model_len=129)
 
 
@@ -242,7 +242,7 @@ def test_a_model_that_keeps_nothing_is_composed(site):
     assert composition.block_size == 16
 
 
-def test_a_spec_that_nobody_offers_is_named(site):
+def test_a_spec_that_no_plugin_offers_is_named(site):
     with pytest.raises(UnknownNameError, match="unknown KV-cache spec 'ful_attention'"):
         layered(site, 'KVLayer("f", "ful_attention", 2, 16)')
 
@@ -255,7 +255,7 @@ def test_an_unknown_architecture_names_the_nearest_and_how_to_add_it():
     assert "register_models" in message
 
 
-def test_a_quantization_that_nobody_serves_is_refused():
+def test_a_quantization_that_no_plugin_offers_is_refused():
     config = {"quantization_config": {"quant_method": "acme4"}}
     with pytest.raises(
         UnknownNameError, match="are quantized by 'acme4', and no installed plugin offers"
@@ -273,7 +273,7 @@ def test_a_description_that_fails_names_its_plugin(site):
 
 def test_a_description_of_the_wrong_type_is_refused(site):
     site.install("acme", MODEL.replace("OPTIONS", "").replace("describe_llama(config)", "config"))
-    with pytest.raises(PluginLoadError, match="gave a dict, no ModelDescription"):
+    with pytest.raises(PluginLoadError, match="returned a dict, not a ModelDescription"):
         composed(config={"architectures": ["AcmeForCausalLM"]})
 
 
@@ -287,7 +287,7 @@ def test_auto_takes_the_attention_backend_of_the_highest_priority(site):
     composition = composed()
     assert backend_of(composition).name == "acme"
     assert backend_of(composition).why == "auto: the highest priority of those that can"
-    assert reasons(backend_of(composition))["torch_sdpa"] == "it can; acme was preferred"
+    assert reasons(backend_of(composition))["torch_sdpa"] == "supported, but acme has priority"
     assert composition.block_size == 32
 
 
@@ -296,11 +296,11 @@ def test_where_kernels_can_be_compiled_attention_and_sampling_run_them():
     assert backend_of(composition).name == "cpu"
     assert composition.samplers[-1].name == "cpu_gumbel"
     assert reasons(backend_of(composed()))["cpu"] == (
-        "it runs compiled kernels: nobody has looked for a compiler"
+        "it runs compiled kernels: the compiler was not looked for"
     )
 
 
-def test_who_turns_kernels_off_gets_the_compiled_backend_only_by_its_name():
+def test_with_kernels_off_the_compiled_backend_is_only_chosen_by_its_name():
     composition = composed(machine=COMPILES, kernels="torch")
     assert backend_of(composition).name == "torch_sdpa"
     assert reasons(backend_of(composition))["cpu"] == "it runs compiled kernels: --kernels torch"
@@ -320,7 +320,7 @@ def test_auto_passes_over_a_backend_that_cannot_and_says_why(site):
 def test_auto_passes_over_another_version_of_the_interface(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5").replace("api=1", "api=7"))
     choice = backend_of(composed())
-    assert reasons(choice)["acme"] == "it speaks version 7 of the interface"
+    assert reasons(choice)["acme"] == "interface version 7 is not supported"
 
 
 def test_auto_passes_over_a_contested_backend(site):
@@ -343,19 +343,20 @@ def test_a_backend_is_taken_by_name_though_another_has_a_higher_priority(site):
     assert (choice.name, choice.why) == ("acme", "asked for")
 
 
-def test_a_named_backend_that_cannot_stops_with_the_reason_and_who_can(site):
+def test_a_named_backend_that_cannot_stops_with_the_reason_and_those_that_can(site):
     site.install("acme", BACKEND.replace("OPTIONS", "block_sizes=frozenset({64})"))
     with pytest.raises(RefusedError) as caught:
         composed(attention_backend="acme", block_size=16)
     message = str(caught.value)
     assert (
-        "'acme' cannot serve this model: block size 16 is not among 64; can: torch_sdpa" in message
+        "'acme' cannot serve this model: block size 16 is not among 64; backends that can: "
+        "torch_sdpa" in message
     )
 
 
 def test_a_named_part_of_another_interface_version_stops(site):
     site.install("acme", BACKEND.replace("OPTIONS", "").replace("api=1", "api=7"))
-    with pytest.raises(ApiVersionError, match="speaks version 7"):
+    with pytest.raises(ApiVersionError, match="has interface version 7"):
         composed(attention_backend="acme")
 
 
@@ -380,14 +381,14 @@ def test_a_named_part_that_is_contested_stops_until_the_user_decides(site):
         ("executor", "executor", "in_process"),
     ],
 )
-def test_an_unknown_name_of_each_kind_is_told_with_the_nearest(option, title, near):
+def test_an_unknown_name_of_each_kind_is_refused_with_the_nearest(option, title, near):
     wrong = near[:-1] + "x"
     with pytest.raises(UnknownNameError) as caught:
         composed(**{option: wrong}, enable_lora=True)
     assert f"unknown {title} {wrong!r}; did you mean {near!r}?" in str(caught.value)
 
 
-def test_an_unknown_sampler_is_told_with_the_nearest():
+def test_an_unknown_sampler_is_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match="unknown sampler 'temperatur'; did you mean 'temp"):
         composed(samplers=["default", "temperatur"])
 
@@ -422,11 +423,11 @@ def test_two_samplers_must_mean_the_same_by_a_request_field(site):
 
 
 @pytest.mark.parametrize(
-    ("names", "draws"), [(["temperature"], "none"), (["default", "acme"], "acme, categorical")]
+    ("names", "samplers"), [(["temperature"], "none"), (["default", "acme"], "acme, categorical")]
 )
-def test_exactly_one_sampler_draws(site, names, draws):
+def test_exactly_one_step_samples(site, names, samplers):
     site.install("acme", sampler(stage="sample"))
-    with pytest.raises(SettingsError, match=f"exactly one step that draws, got {draws};"):
+    with pytest.raises(SettingsError, match=f"exactly one step that samples, got {samplers};"):
         composed(samplers=names)
 
 
@@ -443,14 +444,14 @@ def test_among_parsers_that_match_the_priority_decides(site):
     site.install("acme", parser(priority="9"))
     choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
     assert choice.name == "acme"
-    assert reasons(choice) == {"hermes": "acme was preferred"}
+    assert reasons(choice) == {"hermes": "acme has priority"}
 
 
 def test_a_parser_of_lower_priority_is_not_taken_for_its_name(site):
     site.install("acme", parser(priority="-1"))
     choice = composed(HERMES_TEMPLATE + "<acme>").tool_parser
     assert choice.name == "hermes"
-    assert reasons(choice) == {"acme": "hermes was preferred"}
+    assert reasons(choice) == {"acme": "hermes has priority"}
 
 
 def test_no_parser_is_taken_when_none_matches():
@@ -500,16 +501,16 @@ EXECUTOR = """
 """
 
 
-def test_an_executor_with_too_few_devices_is_refused_and_who_can_is_named(site):
+def test_an_executor_with_too_few_devices_is_refused_with_those_that_can(site):
     site.install("acme", EXECUTOR)
-    with pytest.raises(RefusedError, match=r"'in_process' runs at most 1 .*; can: acme"):
+    with pytest.raises(RefusedError, match=r"'in_process' supports .* at most 1, .* it: acme"):
         composed(tensor_parallel_size=2)
 
 
 def test_a_contested_executor_hides_no_refusal(site):
     site.install("acme", EXECUTOR)
     site.install("other", EXECUTOR)
-    with pytest.raises(RefusedError, match=r"can: acme$"):
+    with pytest.raises(RefusedError, match=r"that support it: acme$"):
         composed(tensor_parallel_size=2)
 
 
@@ -534,7 +535,7 @@ def test_a_model_without_tensor_parallelism_is_refused(site):
         )
 
 
-def test_a_broken_plugin_that_nobody_selected_stops_nothing(site):
+def test_a_broken_plugin_that_was_not_selected_stops_nothing(site):
     site.install("broken", "import no_such_module")
     assert composed().model.name == "LlamaForCausalLM"
 
@@ -580,19 +581,19 @@ GPU = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90
 def test_kernels_run_where_there_is_a_gpu_and_triton(machine, wanted, kernels):
     composition = composed(machine=machine, kernels=wanted)
     assert composition.kernels == kernels
-    draws = {"torch": "categorical", "triton": "gumbel"}
-    assert composition.samplers[-1].name == draws[kernels]
+    samplers = {"torch": "categorical", "triton": "gumbel"}
+    assert composition.samplers[-1].name == samplers[kernels]
 
 
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
         (MACHINE, "the package triton is not installed"),
-        (TRITON, "the device is cpu, where only Triton's interpreter runs them"),
+        (TRITON, "the device is cpu, where only Triton's interpreter can run them"),
     ],
 )
 def test_kernels_that_cannot_run_are_refused_with_the_reason(machine, reason):
-    with pytest.raises(RefusedError, match=f"{reason}; take --kernels torch"):
+    with pytest.raises(RefusedError, match=f"{reason}; use --kernels torch"):
         composed(machine=machine, kernels="triton")
 
 
@@ -640,7 +641,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("options", [{}, NAMED], ids=["chosen", "named"])
-def test_who_offers_all_of_quires_names_changes_nothing(site, options):
+def test_a_plugin_that_offers_all_of_quires_names_changes_nothing(site, options):
     before = composed(HERMES_TEMPLATE, machine=COMPILES, **options)
     site.install("acme", RIVAL)
     composition = composed(HERMES_TEMPLATE, machine=COMPILES, **options)
@@ -662,8 +663,8 @@ def test_of_names_that_others_offer_the_log_warns_once_each_and_says_the_way(sit
     of_specs = [line for line in warnings if line.startswith("KV-cache spec 'full_attention'")]
     assert of_specs == [
         "KV-cache spec 'full_attention' is also offered by acme (acme 1.0) and other (other 1.0); "
-        "quire's own is used, and --prefer kv_cache_specs:full_attention=acme or --prefer "
-        "kv_cache_specs:full_attention=other would use another"
+        "quire's own is used; to use another, set --prefer kv_cache_specs:full_attention=acme or "
+        "--prefer kv_cache_specs:full_attention=other"
     ]
     contested = [line for line in warnings if "is also offered by" in line]
     assert len(contested) == len(composition.choices)
@@ -677,7 +678,7 @@ def test_a_choice_says_whose_offer_of_its_name_was_passed_over(site):
     assert other["reason"].endswith("--prefer models:LlamaForCausalLM=acme would use it")
 
 
-def test_a_preference_takes_the_strangers_part_and_warns_of_nothing(site):
+def test_a_preference_takes_the_third_partys_part_and_warns_of_nothing(site):
     site.install("acme", RIVAL)
     composition = composed(prefer=["models:LlamaForCausalLM=acme", "samplers:min_p=acme"])
     assert composition.model.entry.source.plugin == "acme"
@@ -687,7 +688,7 @@ def test_a_preference_takes_the_strangers_part_and_warns_of_nothing(site):
     assert by_name["temperature"].source.is_ours
 
 
-def test_without_quires_own_a_name_that_is_needed_is_contested_by_strangers(site):
+def test_without_quires_own_a_name_that_is_needed_is_contested_by_third_parties(site):
     site.install("acme", SPEC)
     site.install("other", SPEC)
     with pytest.raises(ContestedNameError, match=r"KV-cache spec 'full_attention' is offered by"):
@@ -708,14 +709,14 @@ SPEC = """
 
 
 def of_ours(registries, template="", config=(), machine=MACHINE, **options):
-    """Compose from what ships with quire; nothing is discovered anew."""
+    """Compose from the registries of quire's own plugins, without discovery."""
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
     settings = Settings.from_options(options)
     return compose(settings, Plugins(registries), checkpoint, template, machine)
 
 
 def with_entries(registries, **entries):
-    """The registries of quire with some entries changed, by KIND__NAME."""
+    """Return the registries of quire with some entries changed, by KIND__NAME."""
     changed = Registries()
     for registry in registries:
         for entry in registry.offers():
@@ -731,7 +732,9 @@ def test_every_length_up_to_the_models_is_taken(quire_registries, length):
 
 @pytest.mark.parametrize("length", [129, 130, 1000])
 def test_a_length_beyond_the_models_is_refused(quire_registries, length):
-    with pytest.raises(SettingsError, match=f"max_model_len is {length}, but .* end at 128"):
+    with pytest.raises(
+        SettingsError, match=f"max_model_len is {length}, but .* maximum length is 128"
+    ):
         of_ours(quire_registries, max_model_len=length)
 
 
@@ -755,7 +758,7 @@ PARTS = {
 def test_every_part_that_is_used_must_speak_its_interface(quire_registries, part):
     registries = with_entries(quire_registries, **{part: {"api": 7}})
     with pytest.raises(
-        ApiVersionError, match=rf"{part.partition('__')[2]}' of .* speaks version 7"
+        ApiVersionError, match=rf"{part.partition('__')[2]}' of .* has interface version 7"
     ):
         of_ours(registries, **PARTS[part])
 
@@ -784,7 +787,7 @@ def executes(registries, most):
 def test_an_executor_runs_as_many_devices_as_it_says(quire_registries):
     registries = executes(quire_registries, 2)
     assert of_ours(registries, tensor_parallel_size=2).executor.name == "in_process"
-    with pytest.raises(RefusedError, match="runs at most 2 device"):
+    with pytest.raises(RefusedError, match="of at most 2, and 3 is set"):
         of_ours(registries, tensor_parallel_size=3)
 
 
@@ -797,14 +800,14 @@ def test_it_is_the_heads_that_devices_share(quire_registries):
 
 
 def test_a_dtype_that_was_asked_for_gives_way_to_nothing(quire_registries):
-    with pytest.raises(RefusedError, match="the compute type is bfloat16; take --dtype float32"):
+    with pytest.raises(RefusedError, match="the compute dtype is bfloat16; use --dtype float32"):
         of_ours(quire_registries, machine=COMPILES, dtype="bfloat16", kernels="native")
 
 
 AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_unavailable_reason=None)
 
 
-def test_a_dtype_that_nobody_asked_for_gives_way_to_a_named_part(quire_registries):
+def test_a_dtype_that_was_not_asked_for_gives_way_to_a_named_part(quire_registries):
     assert of_ours(quire_registries, machine=AMX).dtype == "bfloat16"
     native = of_ours(quire_registries, machine=AMX, kernels="native")
     assert (native.dtype, native.dtype_why) == ("float32", "--kernels native computes in it")
@@ -816,9 +819,9 @@ def test_a_dtype_that_nobody_asked_for_gives_way_to_a_named_part(quire_registrie
 
 def test_where_a_named_part_has_no_float32_either_the_machines_type_stays(quire_registries):
     entry = quire_registries.attention_backends.entry("torch_sdpa")
-    half = replace(entry.capabilities, dtypes=frozenset({"float16"}))
+    changed = replace(entry.capabilities, dtypes=frozenset({"float16"}))
     registries = with_entries(
-        quire_registries, attention_backends__torch_sdpa={"capabilities": half}
+        quire_registries, attention_backends__torch_sdpa={"capabilities": changed}
     )
     with pytest.raises(RefusedError, match="dtype bfloat16 is not among float16"):
         of_ours(registries, machine=AMX, attention_backend="torch_sdpa")
@@ -833,17 +836,17 @@ def test_a_part_that_failed_while_it_loaded_is_not_chosen_again(quire_registries
         return corrected(before, settings, quire_registries, LoadFailures(**failures))
 
     assert after() == before
-    assert after(samplers="no draw").samplers[-1].name == "categorical"
+    assert after(samplers="no sampler").samplers[-1].name == "categorical"
     other = backend_of(after(attention_backends={"cpu": "no attention"}))
     assert other.name == "torch_sdpa"
     assert reasons(other)["cpu"] == "no attention"
     without = after(quantization="no product\nand more")
     assert without.quantization is None
     assert without.weights == "float32 (bf16 has no kernels: no product)"
-    assert without.tracing_unavailable_reason == "torch multiplies"
+    assert without.tracing_unavailable_reason == "torch computes linear layers"
     torch = after(kernels="no layers")
     assert (torch.kernels, torch.kernels_why) == ("torch", "no layers")
-    assert backend_of(after(samplers="no draw")).name == "cpu"
+    assert backend_of(after(samplers="no sampler")).name == "cpu"
 
 
 def test_a_parser_needs_all_of_its_markers(quire_registries):

@@ -1,4 +1,4 @@
-"""Kernels run where they can, and a device that cannot run them is told why."""
+"""Selection of kernels and graphs, with the reasons."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def test_an_old_gpu_runs_torch(capability, chosen):
     assert kernels("torch", gpu(capability), "cuda", "bfloat16") == "torch"
 
 
-def test_a_gpu_that_nobody_can_ask_is_taken_for_a_new_one():
+def test_a_gpu_of_unknown_capability_is_taken_for_a_new_one():
     assert kernels("auto", gpu(None), "cuda", "bfloat16") == "triton"
 
 
@@ -64,18 +64,18 @@ def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
     assert kernels("auto", COMPILES, "cpu", "bfloat16") == "torch"
 
 
-def test_the_reason_for_the_kernels_is_told():
+def test_the_kernels_have_a_reason():
     assert choose_kernels("torch", COMPILES, "cpu", "float32") == ("torch", "asked for")
     assert choose_kernels("auto", NO_COMPILER, "cpu", "float32") == ("torch", "there is no g++")
     why = choose_kernels("auto", COMPILES, "cpu", "bfloat16")[1]
-    assert why == "they compute in float32, and the compute type is bfloat16"
+    assert why == "they compute in float32, and the compute dtype is bfloat16"
     assert choose_kernels("auto", gpu(75), "cuda", "float16")[1].endswith("this GPU has 7.5")
 
 
 def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
-    with pytest.raises(RefusedError, match=r"is bfloat16; take --dtype float32"):
+    with pytest.raises(RefusedError, match=r"is bfloat16; use --dtype float32"):
         choose_kernels("native", COMPILES, "cpu", "bfloat16")
-    with pytest.raises(RefusedError, match=r"the device is cuda.*; take --kernels torch"):
+    with pytest.raises(RefusedError, match=r"the device is cuda.*; use --kernels torch"):
         choose_kernels("native", gpu(80), "cuda", "bfloat16")
 
 
@@ -83,7 +83,7 @@ def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
     ("machine", "device", "dtype", "reason"),
     [
         (NO_COMPILER, "cpu", "float32", "there is no g"),
-        (COMPILES, "cpu", "bfloat16", "compute in float32, and the compute type is bfloat16"),
+        (COMPILES, "cpu", "bfloat16", "compute in float32, and the compute dtype is bfloat16"),
         (gpu(90), "cuda", "float32", "the device is cuda"),
     ],
 )
@@ -120,9 +120,9 @@ def reason(device="cpu", kernels="native", packs=True, **options):
     )
 
 
-def test_devices_that_share_layers_run_step_by_step():
-    assert graphs(tensor_parallel_size=2) == (0, "none: several devices share each layer")
-    assert reason(tensor_parallel_size=2) == "several devices share each layer"
+def test_sharded_layers_have_no_graphs():
+    assert graphs(tensor_parallel_size=2) == (0, "none: layers are sharded over several devices")
+    assert reason(tensor_parallel_size=2) == "layers are sharded over several devices"
     assert graphs(tensor_parallel_size=1)[0] == 256
     assert reason(tensor_parallel_size=1) is None
 

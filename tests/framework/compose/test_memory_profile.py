@@ -1,4 +1,4 @@
-"""What is left of a GPU is arithmetic, and so is the flag that would leave more."""
+"""Memory profile of a GPU: bytes left for the cache, and options that would leave more."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_the_cache_has_a_share_of_the_device_without_all_else():
     assert PROFILE.kv_bytes(0.2) == -5 * GB
 
 
-def test_a_forward_pass_and_its_draw_use_the_same_memory_after_each_other():
+def test_a_forward_pass_and_its_sampling_use_the_same_memory_after_each_other():
     assert PROFILE.step_bytes == 3 * GB
     assert replace(PROFILE, sampling_bytes=7 * GB).kv_bytes(0.9) == 47 * GB
 
@@ -64,40 +64,40 @@ def test_what_fits_is_no_misfit():
 
 
 def test_a_larger_share_is_named_before_anything_else():
-    told = misfit(PROFILE, settings(), 55 * GB)
-    assert "needs 55,000,000,000 bytes, and 51,000,000,000 are left" in told
-    assert "80.00 GB, of which 0.9 may be used" in told
-    assert "weights 16.00, largest step 3.00" in told
-    assert told.endswith("set gpu_memory_utilization to at least 0.95")
-    assert "estimate" not in told
+    reason = misfit(PROFILE, settings(), 55 * GB)
+    assert "needs 55,000,000,000 bytes, and 51,000,000,000 are left" in reason
+    assert "80.00 GB, of which 0.9 may be used" in reason
+    assert "weights 16.00, largest step 3.00" in reason
+    assert reason.endswith("set gpu_memory_utilization to at least 0.95")
+    assert "estimate" not in reason
     assert "by an estimate" in misfit(replace(PROFILE, is_estimated=True), settings(), 55 * GB)
 
 
 def test_smaller_steps_are_named_where_no_share_is_enough():
     large = replace(PROFILE, forward_bytes=40 * GB, sampling_bytes=30 * GB)
     given = settings(max_num_batched_tokens=8192, max_num_seqs=256)
-    told = misfit(large, given, 30 * GB)
+    reason = misfit(large, given, 30 * GB)
     # 24 GB are left for a step: 8192 * 24 / 40 = 4,915 tokens, and 256 * 24 / 30 = 204 requests.
-    assert "set max_num_batched_tokens to 4096 and max_num_seqs to 128, or take a smaller" in told
-    told = misfit(replace(large, sampling_bytes=GB), given, 30 * GB)
-    assert "set max_num_batched_tokens to 4096, or take a smaller dtype" in told
+    assert "set max_num_batched_tokens to 4096 and max_num_seqs to 128, or use a smaller" in reason
+    reason = misfit(replace(large, sampling_bytes=GB), given, 30 * GB)
+    assert "set max_num_batched_tokens to 4096, or use a smaller dtype" in reason
 
 
 def test_where_the_weights_leave_nothing_smaller_ones_are_named():
-    told = misfit(replace(PROFILE, weight_bytes=90 * GB), settings(), GB)
-    assert "and 0 are left" in told
-    assert "; take a smaller dtype or kv_cache_dtype, a shorter max_model_len" in told
-    assert "tensor_parallel_size" in told
-    assert "max_num_batched_tokens" not in told
+    reason = misfit(replace(PROFILE, weight_bytes=90 * GB), settings(), GB)
+    assert "and 0 are left" in reason
+    assert "; use a smaller dtype or kv_cache_dtype, a shorter max_model_len" in reason
+    assert "tensor_parallel_size" in reason
+    assert "max_num_batched_tokens" not in reason
 
 
 def test_a_cache_of_a_given_size_may_have_all_that_there_is():
     given = settings(kv_cache_memory_bytes=59 * GB)
     assert misfit(PROFILE, given, 59 * GB) is None
-    told = misfit(PROFILE, given, 60 * GB)
-    assert "set kv_cache_memory_bytes to at most 59,000,000,000" in told
+    reason = misfit(PROFILE, given, 60 * GB)
+    assert "set kv_cache_memory_bytes to at most 59,000,000,000" in reason
     hopeless = misfit(replace(PROFILE, weight_bytes=90 * GB), given, 60 * GB)
-    assert "take a smaller dtype" in hopeless
+    assert "use a smaller dtype" in hopeless
 
 
 def test_a_cache_must_hold_the_request_that_was_asked_for():
@@ -132,10 +132,10 @@ def test_a_model_has_at_most_so_many_groups():
 
 def test_of_two_limits_of_a_step_the_one_is_named_whose_memory_is_too_much():
     forward = replace(PROFILE, forward_bytes=60 * GB, sampling_bytes=GB)
-    told = misfit(forward, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
-    assert "set max_num_batched_tokens to" in told
-    assert "max_num_seqs" not in told
+    reason = misfit(forward, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
+    assert "set max_num_batched_tokens to" in reason
+    assert "max_num_seqs" not in reason
     sampling = replace(PROFILE, forward_bytes=GB, sampling_bytes=60 * GB)
-    told = misfit(sampling, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
-    assert "set max_num_seqs to" in told
-    assert "max_num_batched_tokens" not in told
+    reason = misfit(sampling, settings(max_num_batched_tokens=8192, max_num_seqs=64), 30 * GB)
+    assert "set max_num_seqs to" in reason
+    assert "max_num_batched_tokens" not in reason

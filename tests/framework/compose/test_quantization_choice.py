@@ -1,4 +1,4 @@
-"""How linear layers keep their weights: as the checkpoint, the user, or exactness says."""
+"""Selection of the quantization method by the checkpoint, the user, or losslessness."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -84,9 +84,9 @@ def test_bfloat16_weights_stay_as_they_are_where_compiled_kernels_multiply_them(
     composition = composed()
     assert composition.quantization.name == "bf16"
     assert composition.dtype == "float32"
-    assert composition.weights == "bf16 (auto: it keeps bfloat16 weights as they are)"
+    assert composition.weights == "bf16 (auto: it is lossless for bfloat16 weights)"
     rejected = reasons(composition.quantization)
-    assert rejected["int8"] == "it does not keep bfloat16 weights as they are"
+    assert rejected["int8"] == "it is not lossless for bfloat16 weights"
     assert ("quantizations", "bf16", "quire", composition.quire_version) in (
         composition.fingerprint()
     )
@@ -105,18 +105,19 @@ def test_without_compiled_kernels_weights_are_kept_in_the_compute_type(machine, 
     assert composition.quantization is None
     assert composition.dtype == "float32"
     assert composition.weights == (
-        f"float32 (auto: float32 holds all bfloat16 numbers; bf16: it needs native kernels: {why})"
+        "float32 (auto: float32 represents all bfloat16 values; "
+        f"bf16: it needs native kernels: {why})"
     )
 
 
 def test_a_compute_type_that_rounds_is_said_to():
     composition = composed(GPU, dtype="float16")
-    assert composition.weights.startswith("float16 (auto: float16 rounds all bfloat16 numbers")
+    assert composition.weights.startswith("float16 (auto: float16 rounds all bfloat16 values")
 
 
 def test_weights_in_the_compute_type_need_no_method():
     composition = composed(GPU)
-    assert composition.weights == "bfloat16 (auto: the checkpoint's own type)"
+    assert composition.weights == "bfloat16 (auto: the checkpoint's own dtype)"
     assert all(choice.entry.kind.name != "quantizations" for choice in composition.choices)
 
 
@@ -138,21 +139,23 @@ def test_what_costs_accuracy_is_taken_only_when_it_is_asked_for(name):
 @pytest.mark.parametrize("name", ["int8", "int4", "bf16"])
 def test_packed_weights_need_native_kernels(name):
     with pytest.raises(
-        RefusedError, match=r"it needs native kernels: there is no g\+\+; can: none"
+        RefusedError, match=r"needs native kernels: there is no g\+\+; methods that can: none"
     ):
         composed(NO_COMPILER, quantization=name)
-    with pytest.raises(RefusedError, match="it needs native kernels: --kernels torch; can: none"):
+    with pytest.raises(
+        RefusedError, match="needs native kernels: --kernels torch; methods that can: none"
+    ):
         composed(quantization=name, kernels="torch")
 
 
 def test_a_method_that_cannot_serve_is_refused_with_those_that_can():
-    with pytest.raises(RefusedError, match=r"device cuda is not among cpu; can: none of the inst"):
+    with pytest.raises(RefusedError, match=r"cuda is not among cpu; methods that can: none of"):
         composed(GPU, quantization="int8")
     with pytest.raises(RefusedError, match=r"bfloat16 is not among float32; set --dtype float32;"):
         composed(quantization="int8", dtype="bfloat16")
 
 
-def test_a_method_that_nobody_offers_is_refused_with_a_hint():
+def test_an_unknown_method_is_refused_with_a_hint():
     with pytest.raises(UnknownNameError, match=r"unknown quantization method 'int9'; did you mean"):
         composed(quantization="int9")
 
@@ -160,8 +163,8 @@ def test_a_method_that_nobody_offers_is_refused_with_a_hint():
 @pytest.mark.parametrize(
     ("name", "error", "why"),
     [
-        ("acme_new", ApiVersionError, "speaks version 99 of its interface"),
-        ("acme_gone", PluginLoadError, "points at 'acme_gone:Nothing', and there is no such"),
+        ("acme_new", ApiVersionError, "has interface version 99;"),
+        ("acme_gone", PluginLoadError, "refers to 'acme_gone:Nothing', and there is no such"),
     ],
 )
 def test_what_a_method_can_is_not_asked_where_its_code_is_of_no_use(site, name, error, why):
@@ -175,7 +178,7 @@ def test_auto_takes_the_highest_priority_of_those_that_keep_weights_exactly(site
     composition = composed(config={"torch_dtype": "float32"})
     assert composition.quantization.name == "acme_high"
     rejected = reasons(composition.quantization)
-    assert rejected["acme_low"] == "it can; acme_high was preferred"
+    assert rejected["acme_low"] == "supported, but acme_high has priority"
     assert rejected["acme_gone"] == "there is no module for 'acme_gone:Nothing'"
     assert "acme4" in rejected
 
@@ -192,7 +195,7 @@ def test_the_checkpoints_own_method_is_taken_and_no_other(site):
 
 def test_the_checkpoints_own_method_must_be_able_to_serve(site):
     site.install("acme", METHODS)
-    with pytest.raises(RefusedError, match=r"'acme4' of .* cannot serve here: device cuda is not"):
+    with pytest.raises(RefusedError, match=r"'acme4' of .* cannot be used here: device cuda"):
         composed(GPU, own("acme4"))
 
 
@@ -204,15 +207,15 @@ def test_a_method_for_prepared_checkpoints_is_refused_for_an_ordinary_one(site):
 
 @pytest.mark.parametrize("own_method", ["int8", "bf16"])
 def test_a_method_for_ordinary_checkpoints_reads_no_prepared_one(own_method):
-    with pytest.raises(RefusedError, match=f"{own_method!r} of .* ordinary checkpoints only"):
+    with pytest.raises(RefusedError, match=f"{own_method!r} of .* only unquantized checkpoints"):
         composed(config=own(own_method))
 
 
-def test_a_checkpoint_of_a_method_that_nobody_has_says_who_reads_any(site):
+def test_a_checkpoint_of_an_unknown_method_is_refused_with_the_known_ones(site):
     with pytest.raises(UnknownNameError, match=r"'gptq', and no installed plugin .*: none of the"):
         composed(config=own("gptq"))
     site.install("acme", METHODS)
-    with pytest.raises(UnknownNameError, match=r"are read by: acme4, acme_gone"):
+    with pytest.raises(UnknownNameError, match=r"read quantized checkpoints: acme4, acme_gone"):
         composed(config=own("gptq"))
 
 
@@ -249,28 +252,27 @@ FAILURE = LoadFailures(quantization="g++ failed: oh\nmore")
         (
             "int8",
             "int8",
-            "int8 (asked for; its numbers are kept in float32, for int8 has no kernels: g++ "
-            "failed: oh)",
+            "int8 (asked for; dequantized to float32, because int8 has no kernels: g++ failed: oh)",
         ),
     ],
 )
-def test_weights_whose_kernels_failed_are_told_as_they_are(name, kept, weights):
+def test_weights_are_described_without_kernels_that_failed(name, kept, weights):
     settings = Settings.from_options({"quantization": name})
     registries = load_plugins(settings.plugins).registries
-    told = corrected(composed(quantization=name), settings, registries, FAILURE)
-    assert told.weights == weights
-    assert (told.quantization and told.quantization.name) == kept
-    assert told.kernels == "native"
-    assert told.tracing_unavailable_reason == "torch multiplies"
+    after = corrected(composed(quantization=name), settings, registries, FAILURE)
+    assert after.weights == weights
+    assert (after.quantization and after.quantization.name) == kept
+    assert after.kernels == "native"
+    assert after.tracing_unavailable_reason == "torch computes linear layers"
 
 
 def test_a_method_that_rounds_keeps_its_name_where_its_kernels_failed():
     settings = Settings.from_options({"quantization": "bf16"})
     registries = load_plugins(settings.plugins).registries
     chosen = composed(config={"torch_dtype": "float32"}, quantization="bf16")
-    told = corrected(chosen, settings, registries, FAILURE)
-    assert told.quantization.name == "bf16", "its numbers are not the checkpoint's"
-    assert told.weights.startswith("bf16 (asked for; its numbers are kept in float32")
+    after = corrected(chosen, settings, registries, FAILURE)
+    assert after.quantization.name == "bf16", "its values are not the checkpoint's"
+    assert after.weights.startswith("bf16 (asked for; dequantized to float32")
 
 
 def test_only_what_failed_is_chosen_anew():
@@ -281,10 +283,10 @@ def test_only_what_failed_is_chosen_anew():
     layers = corrected(before, settings, registries, LoadFailures(kernels="no layers"))
     assert (layers.kernels, layers.kernels_why) == ("torch", "no layers")
     assert layers.quantization.name == "bf16"
-    draws = corrected(before, settings, registries, LoadFailures(samplers="no draws"))
-    assert [step.name for step in draws.samplers][-1] == "categorical"
+    sampler = corrected(before, settings, registries, LoadFailures(samplers="no sampler"))
+    assert [step.name for step in sampler.samplers][-1] == "categorical"
     assert before.samplers[-1].name == "cpu_gumbel"
-    assert draws.kernels == "native"
+    assert sampler.kernels == "native"
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -299,7 +301,7 @@ def test_whether_the_head_is_the_embedding_is_the_models_word(is_tied):
 
 
 def weighed(registries, tp_size=1, num_params=1000, is_tied=False, **capabilities):
-    """The bytes of a model with a head of 10 times 8 numbers, in float32 or by a method."""
+    """The bytes of a model with a head of 10 times 8 elements, in float32 or by a method."""
     settings = Settings.from_options({"dtype": "float32", "quantization": "none"})
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG)
     composition = compose(settings, Plugins(registries), checkpoint, "", COMPILES)

@@ -54,8 +54,8 @@ def test_a_missing_folder_is_named():
         LLM("./nowhere")
 
 
-def test_a_name_that_nobody_has_says_what_there_is():
-    with pytest.raises(CheckpointNotFoundError, match=r"'demoo' is no folder, .*known: demo"):
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(CheckpointNotFoundError, match=r"'demoo' is neither a folder .*known: demo"):
         LLM("demoo")
 
 
@@ -65,7 +65,7 @@ def test_a_folder_without_a_config_is_incomplete(copy):
         LLM(str(copy))
 
 
-def test_a_half_copied_model_names_what_is_missing(tmp_path):
+def test_an_incomplete_copy_of_a_model_names_what_is_missing(tmp_path):
     folder = write_checkpoint(tmp_path / "m", "Qwen3ForCausalLM", num_shards=3).folder
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
@@ -94,7 +94,7 @@ def test_a_pickle_is_refused_and_never_opened(copy):
         LLM(str(copy))
 
 
-def test_an_unknown_architecture_names_the_nearest_and_the_way_to_add_it(copy):
+def test_an_unknown_architecture_names_the_nearest_and_how_to_add_it(copy):
     config = json.loads((copy / "config.json").read_text())
     config["architectures"] = ["Qwen33ForCausalLM"]
     (copy / "config.json").write_text(json.dumps(config))
@@ -124,20 +124,20 @@ def test_a_checkpoint_with_wrong_shapes_names_the_tensor(copy):
         ("executor", "executor"),
     ],
 )
-def test_an_unknown_plugin_name_says_what_is_known(folder, option, title):
+def test_an_unknown_plugin_name_lists_the_known_ones(folder, option, title):
     with pytest.raises(UnknownNameError, match=rf"unknown {title} 'nonesuch'.*\(known: \w+"):
         LLM(str(folder), **{option: "nonesuch"})
 
 
-def test_an_unknown_sampler_and_lora_source_say_what_is_known(folder):
+def test_an_unknown_sampler_and_lora_source_list_the_known_ones(folder):
     with pytest.raises(UnknownNameError, match=r"unknown sampler 'min_q'; did you mean 'min_p'"):
         LLM(str(folder), samplers=("default", "min_q"))
     with pytest.raises(UnknownNameError, match=r"unknown LoRA source 'peff'; did you mean 'peft'"):
         LLM(str(folder), enable_lora=True, lora_source="peff")
 
 
-def test_a_backend_that_cannot_serve_says_why_and_who_can(folder):
-    with pytest.raises(RefusedError, match=r"in_process.*tensor_parallel_size is 2"):
+def test_an_unsupported_backend_is_refused_with_the_reason_and_the_alternatives(folder):
+    with pytest.raises(RefusedError, match=r"in_process.*tensor_parallel_size of at most 1, and 2"):
         LLM(str(folder), tensor_parallel_size=2)
 
 
@@ -147,7 +147,7 @@ def test_an_option_that_does_not_exist_names_the_nearest():
 
 
 def test_a_length_beyond_the_model_is_refused(folder):
-    with pytest.raises(SettingsError, match=r"max_model_len is 100000, .* end at 512"):
+    with pytest.raises(SettingsError, match=r"max_model_len is 100000, .* maximum length is 512"):
         LLM(str(folder), max_model_len=100_000)
 
 
@@ -209,7 +209,7 @@ def test_a_field_that_no_sampler_declares_is_refused(llm):
         ({"json": "{not json"}, "JSON"),
         ({"regex": "(unclosed"}, "regex"),
         ({"choice": ()}, "choice"),
-        ({"grammar": "start: x"}, "the outlines backend cannot do the form 'grammar'"),
+        ({"grammar": "start: x"}, "the outlines backend does not support the constraint 'grammar'"),
     ],
 )
 def test_an_impossible_form_is_refused_by_name(llm, form, message):
@@ -271,7 +271,7 @@ def test_every_request_error_is_one(llm):
         llm.generate("x", GREEDY, lora_request="nobody")
 
 
-def test_a_cache_that_is_too_small_for_the_model_shortens_it_or_says_what_fits(folder):
+def test_a_cache_that_is_too_small_for_the_model_shortens_it_or_names_the_size_that_fits(folder):
     with LLM(str(folder), num_kv_blocks=9) as llm:  # eight usable blocks of 16 tokens
         assert llm.max_model_len == llm.composition.max_model_len == 129
         assert len(llm.generate("x" * 20, SamplingParams(max_tokens=None))[0].outputs) == 1
@@ -282,6 +282,6 @@ def test_a_cache_that_is_too_small_for_the_model_shortens_it_or_says_what_fits(f
 def test_a_grammar_comes_before_min_tokens(llm):
     form = StructuredOutputsParams(choice=("yes", "no"))
     params = SamplingParams(temperature=0, max_tokens=30, min_tokens=20, structured_outputs=form)
-    answer = llm.generate("x", params)[0].outputs[0]
-    assert answer.text in ("yes", "no")
-    assert answer.finish_reason == "stop"
+    completion = llm.generate("x", params)[0].outputs[0]
+    assert completion.text in ("yes", "no")
+    assert completion.finish_reason == "stop"

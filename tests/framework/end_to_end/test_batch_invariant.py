@@ -45,8 +45,8 @@ class Subject:
     def __init__(self, folder: Any, architecture: str, config: dict[str, Any]) -> None:
         self.architecture = architecture
         self.checkpoint = write_checkpoint(folder, architecture, seed=3, **config)
-        draw = random.Random(5)
-        self.prompts = [[draw.randrange(3, 320) for _ in range(n)] for n in PROMPT_LENGTHS]
+        rng = random.Random(5)
+        self.prompts = [[rng.randrange(3, 320) for _ in range(n)] for n in PROMPT_LENGTHS]
         with self.llm(enable_prefix_caching=False) as llm:
             self.alone = [fingerprints(llm, [prompt])[0] for prompt in self.prompts]
 
@@ -77,37 +77,37 @@ def _threads():
 
 
 def fingerprints(llm, prompts, params=GREEDY, **options):
-    """Tokens and all log probabilities of each answer."""
+    """Tokens and all log probabilities of each completion."""
     outputs = llm.generate(prompts, params, **options)
-    return [[_fingerprint(answer) for answer in output.outputs] for output in outputs]
+    return [[_fingerprint(completion) for completion in output.outputs] for output in outputs]
 
 
-def _fingerprint(answer):
-    rows = [{token: one.logprob for token, one in row.items()} for row in answer.logprobs]
-    return (answer.token_ids, rows)
+def _fingerprint(completion):
+    rows = [{token: one.logprob for token, one in row.items()} for row in completion.logprobs]
+    return (completion.token_ids, rows)
 
 
-def test_the_answers_are_worth_comparing(subject):
-    answers = [answer for ((answer, _),) in subject.alone]
-    assert len({tuple(answer) for answer in answers}) == len(answers)
-    assert all(len(set(answer)) >= NUM_TOKENS // 3 for answer in answers)
+def test_the_completions_are_worth_comparing(subject):
+    completions = [completion for ((completion, _),) in subject.alone]
+    assert len({tuple(completion) for completion in completions}) == len(completions)
+    assert all(len(set(completion)) >= NUM_TOKENS // 3 for completion in completions)
 
 
 def test_in_batches_of_any_size_and_order(subject):
-    draw = random.Random(0)
+    rng = random.Random(0)
     with subject.llm(enable_prefix_caching=False) as llm:
         for size in (2, 3, 8, 16):
-            order = draw.sample(range(len(subject.prompts)), size)
-            answers = fingerprints(llm, [subject.prompts[i] for i in order])
-            assert answers == [subject.alone[i] for i in order], f"in a batch of {size}"
+            order = rng.sample(range(len(subject.prompts)), size)
+            completions = fingerprints(llm, [subject.prompts[i] for i in order])
+            assert completions == [subject.alone[i] for i in order], f"in a batch of {size}"
 
 
 def test_after_preemption(subject):
     order = [i for i, length in enumerate(PROMPT_LENGTHS) if length <= 40]  # they grow together
     num_blocks = 140 if subject.architecture == "Gemma3ForCausalLM" else 50  # three block tables
     with subject.llm(num_kv_blocks=num_blocks, block_size=4, max_model_len=176) as llm:
-        answers = fingerprints(llm, [subject.prompts[i] for i in order])
-        assert answers == [subject.alone[i] for i in order]
+        completions = fingerprints(llm, [subject.prompts[i] for i in order])
+        assert completions == [subject.alone[i] for i in order]
         assert llm.stats().num_preemptions > 1
 
 
@@ -128,8 +128,8 @@ def test_on_a_prefix_hit(subject):
 
 
 def test_the_next_turn_reads_what_the_first_one_generated(one_subject):
-    prompt, ((answer, _),) = one_subject.prompts[4], one_subject.alone[4]
-    turn = [*prompt, *answer, 9, 10, 11]
+    prompt, ((completion, _),) = one_subject.prompts[4], one_subject.alone[4]
+    turn = [*prompt, *completion, 9, 10, 11]
     with one_subject.llm(enable_prefix_caching=False) as llm:
         computed = fingerprints(llm, [turn])
     with one_subject.llm() as llm:
@@ -176,12 +176,12 @@ def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
 
 @pytest.mark.slow
 def test_batches_of_every_size_in_many_orders(subject):
-    draw = random.Random(1)
+    rng = random.Random(1)
     with subject.llm(enable_prefix_caching=False) as llm:
         for size in list(range(1, 17)) * 3:
-            order = draw.sample(range(len(subject.prompts)), size)
-            answers = fingerprints(llm, [subject.prompts[i] for i in order])
-            assert answers == [subject.alone[i] for i in order], f"in a batch of {size}"
+            order = rng.sample(range(len(subject.prompts)), size)
+            completions = fingerprints(llm, [subject.prompts[i] for i in order])
+            assert completions == [subject.alone[i] for i in order], f"in a batch of {size}"
 
 
 def test_sampled_rows_of_different_settings_do_not_see_each_other(one_subject):

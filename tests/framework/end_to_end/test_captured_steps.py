@@ -1,7 +1,7 @@
-"""Steps as on a GPU, kernel for kernel: captured ones answer as those of plain torch do.
+"""Steps as on a GPU, kernel for kernel: captured ones generate the same as plain torch.
 
-A captured step is recorded here operator by operator, with the numbers that it had before there was
-a request, and repeated to the letter; so one that depends on a number of the host answers wrongly.
+A captured step is recorded here operator by operator, with the values before the first request, and
+replayed exactly; so one that depends on a host-side value generates wrong tokens.
 """
 
 import gc
@@ -22,11 +22,11 @@ from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker import assembling
 from quire.worker import worker as worker_module
-from quire.worker.graphs.graph_capture import RepeatedRuns, StepCapture
+from quire.worker.graphs.graph_capture import EagerRuns, StepCapture
 
 pytestmark = [
     pytest.mark.skipif(not interprets_kernels(), reason="kernels run on the GPU: see tests/gpu"),
-    # Rows of padding hold anything, and numpy says so where a kernel multiplies it.
+    # Rows of padding hold anything, and numpy warns where a kernel multiplies it.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -38,7 +38,7 @@ def greedy(max_tokens, **params):
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **params)
 
 
-def drawn(max_tokens, **params):
+def sampled(max_tokens, **params):
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
     ).folder
 
 
-def answers(llm, prompts, params):
+def completions(llm, prompts, params):
     return [output.outputs[0] for output in llm.generate(prompts, params)]
 
 
@@ -72,52 +72,52 @@ def assert_alike(found, expected):
                 assert abs(each.logprob - wanted[token_id].logprob) < 1e-4
 
 
-def test_captured_steps_answer_as_plain_torch_does(folder):
+def test_captured_steps_generate_what_plain_torch_does(folder):
     """Requests join and leave, so steps have three, two and one of them, in two sizes."""
     params = [greedy(7), greedy(3), greedy(2), greedy(4)]
     with LLM(str(folder), kernels="torch", device="cpu", dtype="float32", **SIZES) as llm:
-        expected = answers(llm, PROMPTS, params)
-    with recorded_engine(folder, [2, 3], **SIZES) as (llm, way):
-        assert_alike(answers(llm, PROMPTS, params), expected)
-    of_three, draws_of_three, of_two, draws_of_two = way.num_repeated
+        expected = completions(llm, PROMPTS, params)
+    with recorded_engine(folder, [2, 3], **SIZES) as (llm, runs):
+        assert_alike(completions(llm, PROMPTS, params), expected)
+    of_three, samplings_of_three, of_two, samplings_of_two = runs.num_replays
     assert of_three >= 1
     assert of_two >= 3
-    assert (draws_of_three, draws_of_two) == (of_three, of_two), "greedy draws are absorbed"
-    assert way.is_finished
+    assert (samplings_of_three, samplings_of_two) == (of_three, of_two), "greedy sampling is fused"
+    assert runs.is_finished
 
 
-def test_a_draw_that_looks_at_more_than_logits_is_made_of_the_same_logits(folder):
-    """Log probabilities and short answers' masks come between the captured step and the draw."""
+def test_eager_sampling_uses_the_logits_of_the_captured_step(folder):
+    """Log probabilities and min_tokens masks come between the captured step and sampling."""
     params = [
         greedy(4, logprobs=2),
         greedy(4, min_tokens=3, stop_token_ids=tuple(range(0, 320, 2))),
     ]
     with LLM(str(folder), kernels="torch", device="cpu", dtype="float32", **SIZES) as llm:
-        expected = answers(llm, PROMPTS[:2], params)
-    with recorded_engine(folder, [2], **SIZES) as (llm, way):
-        assert_alike(answers(llm, PROMPTS[:2], params), expected)
-    steps, draws = way.num_repeated
+        expected = completions(llm, PROMPTS[:2], params)
+    with recorded_engine(folder, [2], **SIZES) as (llm, runs):
+        assert_alike(completions(llm, PROMPTS[:2], params), expected)
+    steps, samplings = runs.num_replays
     assert steps >= 2
-    assert draws == 0
+    assert samplings == 0
 
 
 @pytest.mark.slow
-def test_what_is_drawn_by_chance_is_the_same_in_captured_and_eager_steps(folder):
+def test_random_sampling_is_the_same_in_captured_and_eager_steps(folder):
     params = [
-        drawn(5, temperature=0.9, seed=1),
-        drawn(4, temperature=1.2, top_p=0.9, top_k=20, seed=2),
+        sampled(5, temperature=0.9, seed=1),
+        sampled(4, temperature=1.2, top_p=0.9, top_k=20, seed=2),
         greedy(5),
     ]
     with LLM(str(folder), enforce_eager=True, **AS_ON_A_GPU, **SIZES) as llm:
         assert runner_of(llm).graphs is None
-        expected = answers(llm, PROMPTS[:3], params)
-    with recorded_engine(folder, [3], **SIZES) as (llm, way):
-        assert tokens_of(answers(llm, PROMPTS[:3], params)) == tokens_of(expected)
-    assert way.num_repeated[1] >= 3
+        expected = completions(llm, PROMPTS[:3], params)
+    with recorded_engine(folder, [3], **SIZES) as (llm, runs):
+        assert tokens_of(completions(llm, PROMPTS[:3], params)) == tokens_of(expected)
+    assert runs.num_replays[1] >= 3
 
 
 @pytest.mark.parametrize(
-    "async_scheduling", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "ahead"]
+    "async_scheduling", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "async"]
 )
 def test_preemption_and_prefix_hits_change_nothing(folder, async_scheduling):
     """Two requests need four blocks and there are three; the second round finds the first's."""
@@ -128,20 +128,20 @@ def test_preemption_and_prefix_hits_change_nothing(folder, async_scheduling):
     }
     prompts, params = [list(range(40, 54)), list(range(90, 103))], [greedy(5), greedy(5)]
     with LLM(str(folder), kernels="torch", device="cpu", dtype="float32", **SIZES) as llm:
-        expected = answers(llm, prompts, params)
-    with recorded_engine(folder, [1, 2], **options) as (llm, way):
+        expected = completions(llm, prompts, params)
+    with recorded_engine(folder, [1, 2], **options) as (llm, runs):
         for _ in range(2):
-            assert tokens_of(answers(llm, prompts, params)) == tokens_of(expected)
-        again = answers(llm, [prompts[0] + expected[0].token_ids[:4]], greedy(1))
+            assert tokens_of(completions(llm, prompts, params)) == tokens_of(expected)
+        again = completions(llm, [prompts[0] + expected[0].token_ids[:4]], greedy(1))
         assert tokens_of(again) == [expected[0].token_ids[4:]]
         stats = llm.stats()
     assert async_scheduling or stats.num_preemptions > 0
     assert stats.num_prefix_hits > 0
-    assert min(way.num_repeated) > 0
+    assert min(runs.num_replays) > 0
 
 
 class TwoAdapters(LoRASource):
-    """Adapters of the first layer, drawn from their names."""
+    """Random adapters of the first layer, seeded by their names."""
 
     def resolve(self, name):
         raise NotImplementedError
@@ -150,19 +150,19 @@ class TwoAdapters(LoRASource):
         raise NotImplementedError
 
     def read(self, folder, max_rank):
-        draw = torch.Generator().manual_seed(sum(folder.name.encode()))
+        rng = torch.Generator().manual_seed(sum(folder.name.encode()))
         module = AdapterModule(
-            torch.randn(2, 64, generator=draw), torch.randn(64, 2, generator=draw) * 0.3, 1.0
+            torch.randn(2, 64, generator=rng), torch.randn(64, 2, generator=rng) * 0.3, 1.0
         )
         return Adapter({"model.layers.0.self_attn.q_proj": module}, None, folder.name)
 
 
-def adapted(llm, wishes):
+def adapted(llm, requests):
     """Tokens by adapter and prompt, run together."""
     core, intake = llm._running.core, llm._running.intake
     runner_of(llm).adapters.source = TwoAdapters()
     found = {}
-    for name, num_tokens in wishes:
+    for name, num_tokens in requests:
         adapter = AdapterRef(name, name, name) if name else None
         (request,) = intake.admit(PROMPTS[0], greedy(num_tokens), adapter=adapter).requests
         found[request.request_id] = []
@@ -178,17 +178,17 @@ def test_each_row_of_a_captured_step_has_its_own_adapter(folder):
     options = SIZES | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
     first, second = [("a", 5), (None, 4), ("b", 3)], [("b", 4), (None, 2), ("c", 3)]
     with LLM(str(folder), kernels="torch", device="cpu", dtype="float32", **options) as llm:
-        expected = [adapted(llm, wishes) for wishes in (first, second)]
-    assert len(set(map(tuple, expected[0]))) == 3, "every adapter says something else"
-    with recorded_engine(folder, [3], **options) as (llm, way):
-        assert [adapted(llm, wishes) for wishes in (first, second)] == expected
-        num_plain = way.num_repeated[0]
-        assert way.num_repeated[2] >= 3
+        expected = [adapted(llm, requests) for requests in (first, second)]
+    assert len(set(map(tuple, expected[0]))) == 3, "every adapter gives other tokens"
+    with recorded_engine(folder, [3], **options) as (llm, runs):
+        assert [adapted(llm, requests) for requests in (first, second)] == expected
+        num_plain = runs.num_replays[0]
+        assert runs.num_replays[2] >= 3
         assert adapted(llm, [(None, 3)]) == [expected[0][1][:3]]
-        assert way.num_repeated[0] > num_plain, "nobody used an adapter"
+        assert runs.num_replays[0] > num_plain, "no request used an adapter"
 
 
-def test_padding_writes_to_the_spare_slot_and_the_null_block_only(folder):
+def test_padding_writes_to_the_padding_slot_and_the_null_block_only(folder):
     with recorded_engine(folder, [3], **SIZES, num_kv_blocks=9) as (llm, _):
         runner = runner_of(llm)
         core, intake = llm._running.core, llm._running.intake
@@ -213,21 +213,21 @@ def test_padding_writes_to_the_spare_slot_and_the_null_block_only(folder):
 
 @pytest.mark.slow
 def test_only_steps_of_one_token_for_each_of_some_requests_are_captured(folder):
-    with recorded_engine(folder, [1, 2], **SIZES) as (llm, way):
-        answers(llm, [PROMPTS[1]], greedy(1))
-        assert not any(way.num_repeated), "a prompt is not such a step"
-        answers(llm, [PROMPTS[1]], [greedy(1, prompt_logprobs=1)])
-        assert not any(way.num_repeated)
-        answers(llm, PROMPTS[:3], [greedy(2), greedy(2), greedy(2)])
-        assert not any(way.num_repeated), "three requests are too many"
-        answers(llm, [PROMPTS[1]], [greedy(2, prompt_logprobs=1)])
-        assert way.num_repeated == [0, 0, 1, 1], "its prompt is over"
+    with recorded_engine(folder, [1, 2], **SIZES) as (llm, runs):
+        completions(llm, [PROMPTS[1]], greedy(1))
+        assert not any(runs.num_replays), "a prompt is not such a step"
+        completions(llm, [PROMPTS[1]], [greedy(1, prompt_logprobs=1)])
+        assert not any(runs.num_replays)
+        completions(llm, PROMPTS[:3], [greedy(2), greedy(2), greedy(2)])
+        assert not any(runs.num_replays), "three requests are too many"
+        completions(llm, [PROMPTS[1]], [greedy(2, prompt_logprobs=1)])
+        assert runs.num_replays == [0, 0, 1, 1], "its prompt is over"
 
 
 def test_a_captured_step_that_fails_is_computed_eagerly(folder, caplog):
-    with recorded_engine(folder, [2], **SIZES) as (llm, way):
-        expected = tokens_of(answers(llm, PROMPTS[:2], greedy(3)))
-        num_steps = way.num_repeated[0]
+    with recorded_engine(folder, [2], **SIZES) as (llm, runs):
+        expected = tokens_of(completions(llm, PROMPTS[:2], greedy(3)))
+        num_steps = runs.num_replays[0]
 
         def fails(num_requests, *, uses_adapters):
             step = step_of(num_requests, uses_adapters=uses_adapters)
@@ -235,17 +235,22 @@ def test_a_captured_step_that_fails_is_computed_eagerly(folder, caplog):
 
         graphs = runner_of(llm).graphs
         step_of, graphs.step_of = graphs.step_of, fails
-        assert tokens_of(answers(llm, PROMPTS[:2], greedy(3))) == expected
-        assert way.num_repeated[0] == num_steps
-    assert Counter(r.message for r in caplog.records)["a captured step of 2 request(s) failed"] == 2
+        assert tokens_of(completions(llm, PROMPTS[:2], greedy(3))) == expected
+        assert runs.num_replays[0] == num_steps
+    assert (
+        Counter(r.message for r in caplog.records)[
+            "a captured step of 2 request(s) failed; it is computed eagerly"
+        ]
+        == 2
+    )
 
 
 def _fail():
     raise RuntimeError("no such graph")
 
 
-def test_a_row_that_is_not_a_number_fails_its_request_only(folder):
-    with recorded_engine(folder, [2], **SIZES) as (llm, way):
+def test_a_row_of_nan_fails_its_request_only(folder):
+    with recorded_engine(folder, [2], **SIZES) as (llm, runs):
         runner = runner_of(llm)
         core, intake = llm._running.core, llm._running.intake
         requests = [intake.admit(prompt, greedy(3)).requests[0] for prompt in PROMPTS[:2]]
@@ -262,19 +267,19 @@ def test_a_row_that_is_not_a_number_fails_its_request_only(folder):
                 if output.finish_reason:
                     reasons[output.request_id] = output.finish_reason
         assert list(map(reasons.get, [r.request_id for r in requests])) == ["error", "length"]
-    assert way.num_repeated[0] >= 1
+    assert runs.num_replays[0] >= 1
 
 
-@pytest.mark.parametrize("way", [RecordedRuns, RepeatedRuns])
-def test_a_closed_engine_is_freed_without_a_garbage_collection(folder, way, monkeypatch):
-    monkeypatch.setattr(worker_module, "give_back", lambda device: None)
+@pytest.mark.parametrize("runs", [RecordedRuns, EagerRuns])
+def test_a_closed_engine_is_freed_without_a_garbage_collection(folder, runs, monkeypatch):
+    monkeypatch.setattr(worker_module, "free_unused_memory", lambda device: None)
     gc.collect()
     gc.disable()
     try:
         with LLM(str(folder), enforce_eager=True, **AS_ON_A_GPU, **SIZES) as llm:
-            capture(llm, [1, 2], way())
+            capture(llm, [1, 2], runs())
             runner = runner_of(llm)
-            assert answers(llm, PROMPTS[:2], greedy(2))
+            assert completions(llm, PROMPTS[:2], greedy(2))
             kept = [weakref.ref(each) for each in (runner, runner.graphs, runner.model)]
             kept += [weakref.ref(each) for each in (runner.tables, runner.graphs._logits)]
             del runner
@@ -308,13 +313,13 @@ def test_a_part_that_cannot_be_captured_is_launched_kernel_by_kernel(folder, fai
     failing(KeyError("a part that asks"))
     with LLM(str(folder), **AS_ON_A_GPU, **SIZES) as llm:
         assert runner_of(llm).graphs is None
-        assert answers(llm, PROMPTS[:1], greedy(1))
+        assert completions(llm, PROMPTS[:1], greedy(1))
     (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
     for part in ("kernel by kernel", "capture_end failed", "KeyError: 'a part that asks'"):
         assert part in warning
 
 
-def test_graphs_that_were_asked_for_must_be_captured(folder, failing):
+def test_required_graphs_must_be_captured(folder, failing):
     failing(KeyError("a part that asks"))
     with pytest.raises(RefusedError, match=r"before that, KeyError: 'a part that asks'.*eager"):
         LLM(str(folder), max_cuda_graph_size=2, **AS_ON_A_GPU, **SIZES)

@@ -1,4 +1,4 @@
-"""Ctrl-C during a step ends that call; the next one gets its answers, from a clean engine."""
+"""Ctrl-C during a step ends that call; the next one gets its completions from a clean engine."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def expected():
         return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "async"])
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
 def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, async_scheduling):
     cores = []
@@ -44,7 +44,7 @@ def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, asyn
         interrupt_once(core.executor, verb, call=5)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY)
-        answers = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
-        assert answers == expected
+        completions = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
+        assert completions == expected
         assert not core.has_work()
         assert llm.stats().num_used_blocks == 0

@@ -13,7 +13,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkpoint whose config says bfloat16, with float32 tensors that bfloat16 would round."""
+    """A checkpoint with bfloat16 in its config, and float32 tensors that bfloat16 would round."""
     folder = tmp_path_factory.mktemp("m")
     return str(write_checkpoint(folder, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder)
 

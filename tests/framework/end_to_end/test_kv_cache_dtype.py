@@ -1,4 +1,4 @@
-"""A cache of fewer bits holds more tokens and answers nearly the same, whoever reads it."""
+"""A cache of fewer bits holds more tokens and gives nearly the same output with each backend."""
 
 import pytest
 from cpp_compilers import NEEDS_COMPILER
@@ -60,7 +60,7 @@ def test_some_backend_serves_each_quantized_type():
 
 
 @pytest.mark.parametrize(("backend", "wanted"), served_pairs())
-def test_a_quantized_cache_answers_nearly_the_same(folder, exact, backend, wanted):
+def test_a_quantized_cache_gives_nearly_the_same_completions(folder, exact, backend, wanted):
     with LLM(folder) as llm:
         ids = llm.get_tokenizer().encode(PROMPT)
         every = [*ids, *exact.token_ids]
@@ -106,7 +106,7 @@ def test_the_same_memory_holds_as_many_more_tokens_as_they_are_smaller(folder, w
         assert llm.stats().num_blocks == 10**6 // block_bytes - 1
 
 
-def test_a_type_that_does_not_exist_is_told_with_those_that_do():
+def test_an_unknown_type_is_refused_with_the_known_ones():
     with pytest.raises(SettingsError, match=r"kv_cache_dtype must be one of auto, .*fp8.*'fp4'"):
         Settings.from_options({"kv_cache_dtype": "fp4"})
 
@@ -132,7 +132,7 @@ def test_a_type_that_the_named_backend_does_not_read_is_refused(folder, tmp_path
         """,
     )
     with pytest.raises(
-        RefusedError, match=r"KV dtype int8 is not among float32; can: .*torch_sdpa"
+        RefusedError, match=r"KV dtype int8 is not among float32; .* can: .*torch_sdpa"
     ):
         LLM(folder, attention_backend="narrow", kv_cache_dtype="int8")
     with LLM(folder, kv_cache_dtype="int8") as llm:

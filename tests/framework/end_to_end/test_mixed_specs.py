@@ -43,18 +43,18 @@ STEPS_OF_32: dict[str, Any] = {"max_num_batched_tokens": 32}
 
 
 class Subject:
-    """A checkpoint, prompts, and what transformers answers to each."""
+    """A checkpoint, prompts, and the completion by transformers for each."""
 
     def __init__(self, folder: Path, config: dict[str, Any], block_size: int) -> None:
         from transformers import AutoModelForCausalLM
 
         self.block_size = block_size
         self.checkpoint = write_checkpoint(folder, "Gemma3ForCausalLM", seed=5, **config)
-        draw = random.Random(5)
-        self.prompts = [[draw.randrange(3, 320) for _ in range(n)] for n in PROMPT_LENGTHS]
+        rng = random.Random(5)
+        self.prompts = [[rng.randrange(3, 320) for _ in range(n)] for n in PROMPT_LENGTHS]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model = model.eval()
-        self.expected = [self.ask_transformers(prompt) for prompt in self.prompts]
+        self.expected = [self.run_transformers(prompt) for prompt in self.prompts]
 
     def llm(self, **options: Any) -> LLM:
         defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "threads": 1}
@@ -62,9 +62,9 @@ class Subject:
         return LLM(str(self.checkpoint.folder), **(defaults | options))
 
     def pool(self, percent: int, block_size: int | None = None, budget: int = 32) -> int:
-        """Blocks of a pool with a share of what all requests hold together at their ends.
+        """Blocks of a pool with a fraction of what all requests hold together at their ends.
 
-        It has room for one request in any case.
+        The pool fits one request in any case.
         """
         layers = describe_gemma3(self.checkpoint.config).kv_layers
         size = block_size or self.block_size
@@ -73,7 +73,7 @@ class Subject:
         return 1 + max(need * percent // 100, blocks_held(plan, MAX_MODEL_LEN, budget))
 
     @torch.inference_mode()
-    def ask_transformers(self, prompt: list[int]) -> list[int]:
+    def run_transformers(self, prompt: list[int]) -> list[int]:
         token_ids = torch.tensor([prompt])
         out = self._model.generate(
             token_ids,
@@ -83,13 +83,13 @@ class Subject:
             eos_token_id=None,
             pad_token_id=0,
         )
-        answer: list[int] = out[0, len(prompt) :].tolist()
-        return answer
+        completion: list[int] = out[0, len(prompt) :].tolist()
+        return completion
 
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory):
-    """Each case, made when it is first asked for."""
+    """Each case, made on first use."""
     return cache(lambda name: Subject(tmp_path_factory.mktemp(name), *CASES[name]))
 
 
@@ -110,13 +110,13 @@ def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_the_reference_says_many_different_things(subject):
-    assert all(len(set(answer)) >= 32 for answer in subject.expected)
+def test_the_reference_completions_are_varied(subject):
+    assert all(len(set(completion)) >= 32 for completion in subject.expected)
 
 
 @BY_EITHER
-def test_alone_each_answer_is_that_of_transformers(subject, ways):
-    with subject.llm(**ways) as llm:
+def test_alone_each_completion_is_that_of_transformers(subject, mode):
+    with subject.llm(**mode) as llm:
         for prompt, expected in zip(subject.prompts, subject.expected, strict=True):
             assert tokens(llm.generate(prompt, GREEDY)) == [expected]
 
@@ -131,25 +131,25 @@ def test_without_a_prefix_cache_nothing_is_found_and_nothing_changes(subject):
 
 @BY_EITHER
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling, ways):
-    draw = random.Random(2)
-    with subject.llm(async_scheduling=async_scheduling, **ways) as llm:
+def test_in_a_batch_of_any_order_nothing_changes(subject, async_scheduling, mode):
+    rng = random.Random(2)
+    with subject.llm(async_scheduling=async_scheduling, **mode) as llm:
         for size in (3, len(PROMPT_LENGTHS)):
-            order = draw.sample(range(len(subject.prompts)), size)
-            answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
-            assert answers == [subject.expected[i] for i in order]
+            order = rng.sample(range(len(subject.prompts)), size)
+            completions = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
+            assert completions == [subject.expected[i] for i in order]
 
 
 @pytest.mark.parametrize(
-    ("percent", "async_scheduling", "ways"),
+    ("percent", "async_scheduling", "mode"),
     [
         (25, True, {}), (25, True, TORCH), (25, False, {}), (50, True, {}), (50, True, TORCH),
         (100, False, {}),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_small_pool_changes_nothing(subject, percent, async_scheduling, ways):
-    options = {"async_scheduling": async_scheduling, "num_kv_blocks": subject.pool(percent)} | ways
+def test_a_small_pool_changes_nothing(subject, percent, async_scheduling, mode):
+    options = {"async_scheduling": async_scheduling, "num_kv_blocks": subject.pool(percent)} | mode
     with subject.llm(**options, **STEPS_OF_32) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
         stats = llm.stats()
@@ -159,10 +159,10 @@ def test_a_small_pool_changes_nothing(subject, percent, async_scheduling, ways):
 
 
 @BY_EITHER
-def test_a_prompt_in_chunks_of_many_sizes(one_subject, ways):
+def test_a_prompt_in_chunks_of_many_sizes(one_subject, mode):
     prompt, expected = one_subject.prompts[4], one_subject.expected[4]
     for chunk in (1, 7, 8, 20, 127, 128):
-        with one_subject.llm(max_num_batched_tokens=chunk, **ways) as llm:
+        with one_subject.llm(max_num_batched_tokens=chunk, **mode) as llm:
             assert tokens(llm.generate(prompt, GREEDY)) == [expected], f"chunks of {chunk}"
 
 
@@ -180,8 +180,8 @@ def test_blocks_of_any_size_hold_the_same(one_subject, block_size):
 
 
 @BY_EITHER
-def test_the_same_prompt_again_is_found_in_the_cache(subject, ways):
-    with subject.llm(async_scheduling=True, **ways) as llm:
+def test_the_same_prompt_again_is_found_in_the_cache(subject, mode):
+    with subject.llm(async_scheduling=True, **mode) as llm:
         for prompt, expected in zip(subject.prompts[:5], subject.expected[:5], strict=True):
             first, again = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
             assert tokens([first, again]) == [expected, expected]
@@ -195,37 +195,37 @@ def test_the_same_prompt_again_is_found_in_the_cache(subject, ways):
 def test_the_next_turn_of_a_conversation_is_found_in_the_cache(subject):
     question = [7, 8, 9, 10, 11]
     with subject.llm() as llm:
-        for prompt, answer in zip(subject.prompts[1:3], subject.expected[1:3], strict=True):
+        for prompt, completion in zip(subject.prompts[1:3], subject.expected[1:3], strict=True):
             llm.generate(prompt, GREEDY)
-            turn = [*prompt, *answer, *question]
+            turn = [*prompt, *completion, *question]
             output = llm.generate(turn, GREEDY)[0]
-            assert tokens([output]) == [subject.ask_transformers(turn)]
+            assert tokens([output]) == [subject.run_transformers(turn)]
             assert output.num_cached_tokens > len(prompt)
 
 
-def test_a_prompt_that_leaves_the_cached_one_half_way_finds_its_windows_there(subject):
+def test_a_prompt_that_diverges_from_the_cached_one_finds_its_windows_there(subject):
     prompt, block_size = subject.prompts[-1], subject.block_size
     with subject.llm() as llm:
         llm.generate(prompt, GREEDY)
         for length in (50, 101):
             branch = [*prompt[:length], 9, 8, 7]
             output = llm.generate(branch, GREEDY)[0]
-            assert tokens([output]) == [subject.ask_transformers(branch)]
+            assert tokens([output]) == [subject.run_transformers(branch)]
             assert output.num_cached_tokens == length // block_size * block_size
 
 
 def come_and_go(subject: Subject) -> tuple[int, EngineStats]:
-    """Ask each long prompt twice, something else between, in a pool that cannot keep everything.
+    """Run each long prompt twice, another one between, in a pool that cannot keep everything.
 
     Returns:
-        How many answers were wrong, and the numbers at the end.
+        Number of wrong completions, and the statistics at the end.
     """
     num_wrong = 0
     with subject.llm(num_kv_blocks=subject.pool(35), **STEPS_OF_32) as llm:
         for long in range(2, len(PROMPT_LENGTHS)):
             for i in (long, long % 2, long):
-                answer = tokens(llm.generate(subject.prompts[i], GREEDY))
-                num_wrong += answer != [subject.expected[i]]
+                completion = tokens(llm.generate(subject.prompts[i], GREEDY))
+                num_wrong += completion != [subject.expected[i]]
         return num_wrong, llm.stats()
 
 
@@ -245,22 +245,22 @@ def test_a_window_gives_blocks_back_while_the_request_runs(one_subject):
         assert llm.stats().num_preemptions == 0
 
 
-def test_an_engine_in_a_process_of_its_own_says_the_same(one_subject):
+def test_an_engine_in_a_separate_process_generates_the_same(one_subject):
     with one_subject.llm(
         engine_process=True, num_kv_blocks=one_subject.pool(25), **STEPS_OF_32
     ) as llm:
         assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
-def test_several_answers_to_one_prompt_share_its_blocks(one_subject):
+def test_several_completions_of_one_prompt_share_its_blocks(one_subject):
     params = SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=40, ignore_eos=True)
     prompt = one_subject.prompts[5]
     with one_subject.llm() as llm:
-        together = [answer.token_ids for answer in llm.generate(prompt, params)[0].outputs]
+        together = [completion.token_ids for completion in llm.generate(prompt, params)[0].outputs]
     with one_subject.llm(enable_prefix_caching=False, max_num_seqs=1) as llm:
-        alone = [answer.token_ids for answer in llm.generate(prompt, params)[0].outputs]
+        alone = [completion.token_ids for completion in llm.generate(prompt, params)[0].outputs]
     assert together == alone
-    assert len({tuple(answer) for answer in together}) == 3
+    assert len({tuple(completion) for completion in together}) == 3
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False])
@@ -277,13 +277,13 @@ def test_logprobs_are_the_same_however_the_work_is_cut(one_subject, batch_invari
 
 
 def logprobs(llm: LLM, prompts: list[list[int]]) -> list[float]:
-    """Of every token of every answer."""
+    """Of every token of every completion."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
-    answers = [output.outputs[0] for output in llm.generate(prompts, params)]
+    completions = [output.outputs[0] for output in llm.generate(prompts, params)]
     return [
         row[token_id].logprob
-        for answer in answers
-        for token_id, row in zip(answer.token_ids, answer.logprobs or [], strict=True)
+        for completion in completions
+        for token_id, row in zip(completion.token_ids, completion.logprobs or [], strict=True)
     ]
 
 
@@ -297,8 +297,8 @@ def test_a_wrong_window_would_be_seen(one_subject, tmp_path, wrong):
     config = {**one_subject.checkpoint.config, **wrong}
     (folder / "config.json").write_text(json.dumps(config))
     with LLM(str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN, threads=1) as llm:
-        answers = tokens(llm.generate(one_subject.prompts, GREEDY))
-    assert sum(a != b for a, b in zip(answers, one_subject.expected, strict=True)) >= 6
+        completions = tokens(llm.generate(one_subject.prompts, GREEDY))
+    assert sum(a != b for a, b in zip(completions, one_subject.expected, strict=True)) >= 6
 
 
 def frees_one_block_early(spec: SlidingWindowSpec, num_computed_tokens: int) -> range:
@@ -306,7 +306,7 @@ def frees_one_block_early(spec: SlidingWindowSpec, num_computed_tokens: int) -> 
 
 
 def hits_without_the_window(spec: SlidingWindowSpec, is_cached: Sequence[bool]) -> int:
-    del spec  # the other layers say how many blocks are cached in a row
+    del spec  # the other layers determine how many blocks are cached in a row
     return len(is_cached)
 
 
@@ -338,6 +338,6 @@ def test_everything_at_once_in_every_combination(subject, percent):
         }
         with subject.llm(**options) as llm:
             for _ in range(2):
-                answers = tokens(llm.generate(subject.prompts, GREEDY))
-                assert answers == subject.expected, options
+                completions = tokens(llm.generate(subject.prompts, GREEDY))
+                assert completions == subject.expected, options
             assert llm.stats().num_used_blocks == 0, options

@@ -1,4 +1,4 @@
-"""A model whose layers keep nothing is served too: no KV groups, no blocks but the null block."""
+"""A model without a KV cache is served too: no KV groups, no blocks but the null block."""
 
 import json
 
@@ -65,7 +65,7 @@ def expected(prompt, count):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16}, {"num_kv_blocks": 9}])
-def test_it_answers_in_batches_and_in_chunks(folder, options):
+def test_it_generates_in_batches_and_in_chunks(folder, options):
     with LLM(folder, load_format="dummy", **options) as llm:
         prompts = [[5, 6, 7], list(range(40, 90)), [300]]
         outputs = llm.generate(prompts, GREEDY)
@@ -74,9 +74,9 @@ def test_it_answers_in_batches_and_in_chunks(folder, options):
         assert list(output.outputs[0].token_ids) == expected(prompt, 20)
 
 
-def test_explain_says_that_nothing_is_kept(folder, capsys):
+def test_explain_reports_that_there_is_no_kv_cache(folder, capsys):
     assert main(["explain", folder, "--load-format", "dummy"]) == 0
-    assert "none: no layer of this model keeps anything" in capsys.readouterr().out
+    assert "none: no layer of this model has a KV cache" in capsys.readouterr().out
     assert main(["explain", folder, "--load-format", "dummy", "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert (memory["cache_bytes"], memory["num_blocks"], memory["groups"]) == (0, 0, [])

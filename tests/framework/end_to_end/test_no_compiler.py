@@ -1,4 +1,4 @@
-"""A machine on which kernels cannot be compiled serves all the same, and says once why and how."""
+"""A machine on which kernels cannot be compiled serves with torch, and logs the reason once."""
 
 import json
 
@@ -9,9 +9,9 @@ from quire import LLM, SamplingParams
 from quire.machine.machine import Machine
 from quire.testing.checkpoints import write_checkpoint
 
-pytestmark = NEEDS_COMPILER  # the machine has one that works; each process here is told of another
+pytestmark = NEEDS_COMPILER  # the machine has one that works; each process here is given another
 
-ANSWER = """
+SCRIPT = """
 import json, logging, sys
 from quire import LLM, SamplingParams
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -30,61 +30,61 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth(folder):
-    """What torch's operators answer."""
+    """The completion by torch's operators."""
     with LLM(folder, max_model_len=64, kernels="torch") as llm:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         (output,) = llm.generate("hello", params)
         return output.outputs[0].token_ids
 
 
-def answered(folder, compiler, tmp_path, options=""):
+def completed(folder, compiler, tmp_path, options=""):
     environment = {"QUIRE_CACHE_DIR": str(tmp_path / "cache"), "CXX": compiler}
-    return run_python(ANSWER.format(folder=folder, options=options), environment)
+    return run_python(SCRIPT.format(folder=folder, options=options), environment)
 
 
 def warnings(log):
     return [line for line in log.splitlines() if line.startswith("WARNING")]
 
 
-def test_without_a_compiler_torch_answers_and_the_log_says_why(folder, truth, tmp_path):
-    done = answered(folder, "/nonexistent/c++", tmp_path)
+def test_without_a_compiler_torch_is_used_and_the_reason_is_logged(folder, truth, tmp_path):
+    done = completed(folder, "/nonexistent/c++", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(truth)
-    (said,) = warnings(done.stderr)
-    assert "torch's operators run" in said
-    assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
+    (warning,) = warnings(done.stderr)
+    assert "torch operators are used instead" in warning
+    assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in warning
 
 
 @pytest.mark.skipif(
     Machine.here().cpu_has_matrix_bf16, reason="torch runs bfloat16 here whether or not"
 )
-def test_a_bfloat16_checkpoint_is_told_the_same(tmp_path):
+def test_a_bfloat16_checkpoint_gets_the_same_warning(tmp_path):
     """Where the processor has bfloat16, torch's operators then compute in it."""
     folder = write_checkpoint(tmp_path, "Qwen3ForCausalLM", torch_dtype="bfloat16").folder
-    done = answered(str(folder), "/nonexistent/c++", tmp_path)
+    done = completed(str(folder), "/nonexistent/c++", tmp_path)
     assert done.returncode == 0, done.stderr
-    (said,) = warnings(done.stderr)
-    assert "torch's operators run" in said
-    assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in said
-    named = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="float32"')
+    (warning,) = warnings(done.stderr)
+    assert "torch operators are used instead" in warning
+    assert "looked for '/nonexistent/c++' of the variable CXX; install g++" in warning
+    named = completed(str(folder), "/nonexistent/c++", tmp_path, 'dtype="float32"')
     assert len(warnings(named.stderr)) == 1
-    named = answered(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
-    assert warnings(named.stderr) == [], "who names another type than the kernels' knows"
+    named = completed(str(folder), "/nonexistent/c++", tmp_path, 'dtype="bfloat16"')
+    assert warnings(named.stderr) == [], "no warning where the user names a dtype without kernels"
 
 
 @pytest.mark.parametrize("how", ["fails to compile", "makes garbage"])
-def test_a_compiler_that_fails_is_one_warning_and_torch_answers(folder, truth, tmp_path, how):
-    done = answered(folder, broken_compiler(how, tmp_path), tmp_path)
+def test_a_compiler_that_fails_is_one_warning_and_torch_is_used(folder, truth, tmp_path, how):
+    done = completed(folder, broken_compiler(how, tmp_path), tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(truth)
-    (said,) = warnings(done.stderr)
-    assert "torch's operators run" in said
-    assert "broken-c++" in said
+    (warning,) = warnings(done.stderr)
+    assert "torch operators are used instead" in warning
+    assert "broken-c++" in warning
     assert done.stderr.count(COMPLAINT) == (how == "fails to compile")
 
 
-def test_who_asks_for_compiled_kernels_is_told_that_there_are_none(folder, tmp_path):
+def test_named_kernels_that_cannot_be_compiled_are_an_error(folder, tmp_path):
     compiler = broken_compiler("fails to compile", tmp_path)
-    done = answered(folder, compiler, tmp_path, 'kernels="native"')
+    done = completed(folder, compiler, tmp_path, 'kernels="native"')
     assert done.returncode != 0
     assert COMPLAINT in done.stderr.splitlines()[-1]

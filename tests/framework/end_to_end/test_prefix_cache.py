@@ -32,31 +32,31 @@ def llm(checkpoint):
 
 
 def prompt(length, seed=0):
-    draw = random.Random(seed)
-    return [draw.randrange(3, 300) for _ in range(length)]
+    rng = random.Random(seed)
+    return [rng.randrange(3, 300) for _ in range(length)]
 
 
-def ask(llm, token_ids, **options):
+def complete(llm, token_ids, **options):
     (result,) = llm.generate({"prompt_token_ids": list(token_ids)} | options, GREEDY)
     return result
 
 
 @pytest.mark.parametrize(("length", "found"), [(7, 0), (8, 0), (9, 8), (16, 8), (17, 16), (70, 64)])
 def test_a_hit_is_whole_blocks_strictly_below_the_prompt(llm, length, found):
-    first = ask(llm, prompt(length))
-    again = ask(llm, prompt(length))
+    first = complete(llm, prompt(length))
+    again = complete(llm, prompt(length))
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, found)
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_the_next_turn_of_a_conversation_finds_the_answer_too(llm):
-    first = ask(llm, prompt(20))
+def test_the_next_turn_of_a_conversation_finds_the_completion_too(llm):
+    first = complete(llm, prompt(20))
     turn = prompt(20) + first.outputs[0].token_ids + prompt(9, seed=1)
-    # 20 + 12 tokens, of which the last was drawn and never computed: three blocks of eight.
-    assert ask(llm, turn).num_cached_tokens == 24
+    # 20 + 12 tokens, of which the last was sampled and never computed: three blocks of eight.
+    assert complete(llm, turn).num_cached_tokens == 24
 
 
-def test_n_answers_compute_their_prompt_once(checkpoint):
+def test_n_completions_compute_their_prompt_once(checkpoint):
     with engine(checkpoint, num_kv_blocks=60) as llm:
         params = SamplingParams(n=8, max_tokens=4, seed=1)
         (result,) = llm.generate({"prompt_token_ids": prompt(100)}, params)
@@ -67,29 +67,29 @@ def test_n_answers_compute_their_prompt_once(checkpoint):
 
 
 def test_a_salt_keeps_callers_apart(llm):
-    ask(llm, prompt(40), cache_salt="alice")
-    assert ask(llm, prompt(40), cache_salt="bob").num_cached_tokens == 0
-    assert ask(llm, prompt(40)).num_cached_tokens == 0
-    assert ask(llm, prompt(40), cache_salt="alice").num_cached_tokens == 32
+    complete(llm, prompt(40), cache_salt="alice")
+    assert complete(llm, prompt(40), cache_salt="bob").num_cached_tokens == 0
+    assert complete(llm, prompt(40)).num_cached_tokens == 0
+    assert complete(llm, prompt(40), cache_salt="alice").num_cached_tokens == 32
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 129, "tab\t", "nul\0", "\ud800"])
 def test_an_odd_salt_is_refused_by_name(llm, salt):
     with pytest.raises(InvalidRequestError, match="cache_salt"):
-        ask(llm, prompt(9), cache_salt=salt)
+        complete(llm, prompt(9), cache_salt=salt)
 
 
 def test_after_a_reset_nothing_is_found(llm):
-    ask(llm, prompt(40))
+    complete(llm, prompt(40))
     llm.reset_prefix_cache()
-    assert ask(llm, prompt(40)).num_cached_tokens == 0
-    assert ask(llm, prompt(40)).num_cached_tokens == 32
+    assert complete(llm, prompt(40)).num_cached_tokens == 0
+    assert complete(llm, prompt(40)).num_cached_tokens == 32
 
 
 def test_it_can_be_switched_off(checkpoint):
     with engine(checkpoint, enable_prefix_caching=False) as llm:
-        ask(llm, prompt(40))
-        assert ask(llm, prompt(40)).num_cached_tokens == 0
+        complete(llm, prompt(40))
+        assert complete(llm, prompt(40)).num_cached_tokens == 0
         assert llm.stats().num_cached_blocks == 0
 
 
@@ -99,18 +99,18 @@ def test_a_request_for_prompt_logprobs_computes_all_and_is_found_by_others(llm):
         (result,) = llm.generate({"prompt_token_ids": prompt(40)}, params)
         assert result.num_cached_tokens == 0
         assert len(result.prompt_logprobs) == 40
-    assert ask(llm, prompt(40)).num_cached_tokens == 32
+    assert complete(llm, prompt(40)).num_cached_tokens == 32
 
 
-def test_what_is_kept_longest_without_use_goes_first(checkpoint):
+def test_the_least_recently_used_blocks_are_evicted_first(checkpoint):
     with engine(checkpoint, num_kv_blocks=17, max_model_len=120) as llm:  # two of 48 + 12
-        ask(llm, prompt(48, seed=1))
-        ask(llm, prompt(48, seed=2))
-        ask(llm, prompt(48, seed=1))
-        ask(llm, prompt(48, seed=3))
+        complete(llm, prompt(48, seed=1))
+        complete(llm, prompt(48, seed=2))
+        complete(llm, prompt(48, seed=1))
+        complete(llm, prompt(48, seed=3))
         assert llm.stats().num_evictions > 0
-        assert ask(llm, prompt(48, seed=1)).num_cached_tokens == 40
-        assert ask(llm, prompt(48, seed=2)).num_cached_tokens < 16
+        assert complete(llm, prompt(48, seed=1)).num_cached_tokens == 40
+        assert complete(llm, prompt(48, seed=2)).num_cached_tokens < 16
 
 
 def test_an_adapter_swapped_under_its_name_is_another_one(checkpoint, tmp_path):
@@ -119,15 +119,15 @@ def test_an_adapter_swapped_under_its_name_is_another_one(checkpoint, tmp_path):
     served = LoRARequest("mine", 1, str(shutil.copytree(folder, tmp_path / "served")))
     with engine(checkpoint, enable_lora=True) as llm:
 
-        def answer():
+        def completion():
             prompts = {"prompt_token_ids": prompt(40)}
             return llm.generate(prompts, GREEDY, lora_request=served)[0]
 
-        before, again = answer(), answer()
+        before, again = completion(), completion()
         assert (before.num_cached_tokens, again.num_cached_tokens) == (0, 32)
-        assert ask(llm, prompt(40)).num_cached_tokens == 0  # the base model is another one too
+        assert complete(llm, prompt(40)).num_cached_tokens == 0  # the base model is another one too
         swap(model, folder, tmp_path / "served")
-        after = answer()
+        after = completion()
     assert after.num_cached_tokens == 0
     with engine(checkpoint, enable_lora=True) as fresh:
         prompts = {"prompt_token_ids": prompt(40)}
@@ -137,7 +137,7 @@ def test_an_adapter_swapped_under_its_name_is_another_one(checkpoint, tmp_path):
 
 
 def swap(model, folder, served):
-    """Write other numbers under the same names."""
+    """Write other values under the same names."""
     for parameter in model.parameters():
         parameter.data.mul_(-1.5) if parameter.dim() == 2 else None
     randomise(model, "first")

@@ -8,7 +8,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
 
-ASK = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=3)
+WITH_LOGPROBS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=3)
 PLAIN = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LENGTHS = (1, 2, 15, 16, 17, 33, 70, 100)
 
@@ -18,16 +18,16 @@ class Subject:
 
     def __init__(self, folder):
         self.checkpoint = write_checkpoint(folder, "Qwen3ForCausalLM", seed=3, head_dim=32)
-        draw = random.Random(5)
+        rng = random.Random(5)
         vocab_size = self.checkpoint.config["vocab_size"]
-        self.prompts = [[draw.randrange(3, vocab_size) for _ in range(n)] for n in LENGTHS]
-        self.expected = self._ask_transformers()
+        self.prompts = [[rng.randrange(3, vocab_size) for _ in range(n)] for n in LENGTHS]
+        self.expected = self._run_transformers()
 
     def llm(self, **options):
         return LLM(str(self.checkpoint.folder), dtype="float32", max_model_len=160, **options)
 
     @torch.inference_mode()
-    def _ask_transformers(self):
+    def _run_transformers(self):
         from transformers import AutoModelForCausalLM
 
         folder = self.checkpoint.folder
@@ -58,16 +58,16 @@ def subject(tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("subject"))
 
 
-def answers(outputs):
+def completions(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("budget", [1, 7, 16, 61, 2048])
-def test_chunks_of_every_size_tell_the_same(subject, budget):
+def test_chunks_of_every_size_report_the_same(subject, budget):
     with subject.llm(max_num_batched_tokens=budget) as llm:
-        outputs = llm.generate(subject.prompts, ASK)
+        outputs = llm.generate(subject.prompts, WITH_LOGPROBS)
         subject.check(outputs)
-        assert answers(outputs) == answers(llm.generate(subject.prompts, PLAIN))
+        assert completions(outputs) == completions(llm.generate(subject.prompts, PLAIN))
 
 
 @pytest.mark.parametrize("budget", [13, 2048])
@@ -84,7 +84,7 @@ def test_a_preemption_neither_loses_nor_repeats_a_token(subject, budget, async_s
 def test_a_prompt_that_is_cached_is_computed_all_the_same(subject):
     with subject.llm() as llm:
         llm.generate(subject.prompts, PLAIN)
-        outputs = llm.generate(subject.prompts, ASK)
+        outputs = llm.generate(subject.prompts, WITH_LOGPROBS)
         subject.check(outputs)
         assert [output.num_cached_tokens for output in outputs] == [0] * len(outputs)
         hits = [output.num_cached_tokens for output in llm.generate(subject.prompts, PLAIN)]
@@ -93,12 +93,12 @@ def test_a_prompt_that_is_cached_is_computed_all_the_same(subject):
 
 def test_it_fills_the_cache_for_others(subject):
     with subject.llm() as llm:
-        llm.generate(subject.prompts[-1], ASK)
+        llm.generate(subject.prompts[-1], WITH_LOGPROBS)
         (output,) = llm.generate(subject.prompts[-1], PLAIN)
         assert output.num_cached_tokens == 96
 
 
-def test_several_answers_share_one_report(subject):
+def test_several_completions_share_one_report(subject):
     params = SamplingParams(seed=1, n=3, max_tokens=4, ignore_eos=True, prompt_logprobs=3)
     with subject.llm() as llm:
         outputs = llm.generate(subject.prompts, params)
@@ -106,27 +106,27 @@ def test_several_answers_share_one_report(subject):
         assert [len(output.outputs) for output in outputs] == [3] * len(outputs)
 
 
-def test_who_asks_and_who_does_not_share_a_batch(subject):
-    mixed = [ASK if index % 2 else PLAIN for index in range(len(subject.prompts))]
+def test_requests_with_and_without_prompt_logprobs_share_a_batch(subject):
+    mixed = [WITH_LOGPROBS if index % 2 else PLAIN for index in range(len(subject.prompts))]
     with subject.llm(max_num_batched_tokens=24) as llm:
         outputs = llm.generate(subject.prompts, mixed)
-        whole = llm.generate(subject.prompts, ASK)
+        whole = llm.generate(subject.prompts, WITH_LOGPROBS)
     assert [output.prompt_logprobs is None for output in outputs] == [True, False] * 4
     for mine, theirs in zip(outputs[1::2], whole[1::2], strict=True):
         assert [row and set(row) for row in mine.prompt_logprobs] == [
             row and set(row) for row in theirs.prompt_logprobs
         ]
-    assert answers(outputs) == answers(whole)
+    assert completions(outputs) == completions(whole)
 
 
 def test_the_test_can_fail(subject):
     with subject.llm() as llm:
-        outputs = llm.generate(subject.prompts, ASK)
+        outputs = llm.generate(subject.prompts, WITH_LOGPROBS)
     outputs[-1].prompt_logprobs = [None, *outputs[-1].prompt_logprobs[2:], {5: None}]
     with pytest.raises(AssertionError):
         subject.check(outputs)
 
 
-def test_an_engine_in_another_process_tells_the_same(subject):
+def test_an_engine_in_another_process_reports_the_same(subject):
     with subject.llm(engine_process=True, max_num_batched_tokens=40) as llm:
-        subject.check(llm.generate(subject.prompts, ASK))
+        subject.check(llm.generate(subject.prompts, WITH_LOGPROBS))

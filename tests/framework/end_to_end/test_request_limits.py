@@ -62,7 +62,7 @@ def test_priorities_of_a_batch_are_one_for_each_prompt_or_one_for_all(folder, ll
         assert caught.value.param == "priority"
 
 
-def test_a_list_of_another_length_is_told_by_its_public_name(llm):
+def test_a_list_of_another_length_is_named_by_its_public_name(llm):
     for name, value in (
         ("sampling_params", [SHORT]),
         ("lora_request", [None]),
@@ -74,7 +74,7 @@ def test_a_list_of_another_length_is_told_by_its_public_name(llm):
         assert caught.value.param == name
 
 
-def test_a_priority_that_nobody_reads_is_refused(llm):
+def test_a_priority_without_the_priority_policy_is_refused(llm):
     with pytest.raises(PromptsError, match=r"prompt 1: .*--scheduling-policy priority"):
         llm.generate(["a", "b"], SHORT, priority=[0, 1])
     assert llm.generate("a", SHORT, priority=0)[0].finished

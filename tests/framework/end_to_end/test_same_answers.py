@@ -1,8 +1,8 @@
-"""Whatever the engine does to be quick, the same request gets the same answer.
+"""The same request gets the same completion in every mode of the engine.
 
 Tokens are equal and log probabilities within 1e-4, with the pool at a quarter, a half and all of
-what is needed, with prefix caching and without, in chunks, one step ahead, in a process of its own,
-behind a KV store, and in mixtures of these. `test_truth` holds the answers against transformers.
+what is needed, with and without prefix caching, in chunks, with async scheduling, in a separate
+process, with a KV store, and in mixtures of these. `test_truth` compares with transformers.
 """
 
 import random
@@ -17,7 +17,7 @@ MAX_TOKENS = 32
 BLOCK_SIZE = 8
 NEEDED = 12 * 12  # blocks: twelve requests of up to 8 x 12 tokens
 PLAIN = {"enable_prefix_caching": False}
-WAYS = {
+MODES = {
     "quarter": {"num_kv_blocks": NEEDED // 4 + 1},
     "half": {"num_kv_blocks": NEEDED // 2 + 1},
     "whole": {"num_kv_blocks": NEEDED + 1},
@@ -26,32 +26,32 @@ WAYS = {
     "chunks-of-7": {"max_num_batched_tokens": 7},
     "chunks-of-33-shared": {"max_num_batched_tokens": 33, "max_num_partial_prefills": 4},
     "no-chunks": {"enable_chunked_prefill": False, "max_num_batched_tokens": 80},
-    "ahead": {"async_scheduling": True},
-    "ahead-quarter": {"async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1},
-    "ahead-chunks": {"async_scheduling": True, "max_num_batched_tokens": 19},
+    "async": {"async_scheduling": True},
+    "async-quarter": {"async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1},
+    "async-chunks": {"async_scheduling": True, "max_num_batched_tokens": 19},
     "few-at-once": {"max_num_seqs": 3},
     "priority": {"scheduling_policy": "priority", "num_kv_blocks": NEEDED // 4 + 1},
     "process": {"engine_process": True},
-    "process-ahead-quarter": {
+    "process-async-quarter": {
         "engine_process": True, "async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1,
     },
     "store-quarter": {"kv_store": "host_memory", "num_kv_blocks": NEEDED // 4 + 1},
-    "store-ahead-quarter": {
+    "store-async-quarter": {
         "kv_store": "host_memory", "async_scheduling": True, "num_kv_blocks": NEEDED // 4 + 1,
     },
 }  # fmt: skip
 
 # Each of these is between two of the others, or a part of one of them.
-SLOW = ("half", "whole", "ahead", "process")
+SLOW = ("half", "whole", "async", "process")
 
 # What is not in this list runs the kernels that auto takes.
-BY_TORCH = ("quarter", "chunks-of-7", "ahead-chunks", "store-ahead-quarter")
-BIT_BY_BIT = ("quarter-uncached", "chunks-of-7", "ahead-chunks", "store-ahead-quarter")
-BIT_BY_BIT_SLOW = ("quarter", "half-uncached", "whole", "ahead-quarter", "process-ahead-quarter")
+BY_TORCH = ("quarter", "chunks-of-7", "async-chunks", "store-async-quarter")
+BIT_BY_BIT = ("quarter-uncached", "chunks-of-7", "async-chunks", "store-async-quarter")
+BIT_BY_BIT_SLOW = ("quarter", "half-uncached", "whole", "async-quarter", "process-async-quarter")
 
 
 def cases(quick, slow):
-    return [*quick, *(pytest.param(way, marks=pytest.mark.slow) for way in slow)]
+    return [*quick, *(pytest.param(mode, marks=pytest.mark.slow) for mode in slow)]
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prompts(checkpoint):
     """Twelve prompts of which most begin alike, one of whole blocks among them."""
-    draw = random.Random(3)
+    rng = random.Random(3)
     vocab_size = checkpoint.config["vocab_size"]
 
     def some(count):
-        return [draw.randrange(3, vocab_size) for _ in range(count)]
+        return [rng.randrange(3, vocab_size) for _ in range(count)]
 
     system, turn = some(24), some(13)
     beginnings = [system, system, system, system + turn, system + turn, [], []]
@@ -77,7 +77,7 @@ def prompts(checkpoint):
 
 
 def params():
-    """Half of them greedy, half drawn; two end at a token that they are likely to meet."""
+    """Half of them greedy, half random; two end at a token that they are likely to meet."""
     return [
         SamplingParams(
             max_tokens=MAX_TOKENS,
@@ -92,8 +92,8 @@ def params():
     ]
 
 
-def answers(checkpoint, prompts, **options):
-    """Ask everything twice, so that the second round may find what the first has left."""
+def completions(checkpoint, prompts, **options):
+    """Run everything twice, so that the second round may find what the first has left."""
     options = {"block_size": BLOCK_SIZE, "max_model_len": 120} | options
     with LLM(str(checkpoint.folder), dtype="float32", **options) as llm:
         rounds = [llm.generate(prompts, params()) for _ in range(2)]
@@ -103,7 +103,7 @@ def answers(checkpoint, prompts, **options):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint, prompts):
-    (first, second), _ = answers(checkpoint, prompts, **PLAIN)
+    (first, second), _ = completions(checkpoint, prompts, **PLAIN)
     assert [a.token_ids for a in first] == [a.token_ids for a in second]
     assert any(a.finish_reason == "stop" for a in first)
     assert len({token for a in first for token in a.token_ids}) > 100
@@ -112,8 +112,8 @@ def expected(checkpoint, prompts):
 
 @pytest.fixture(scope="module")
 def expected_of_torch(checkpoint, prompts, expected):
-    """What torch's operators answer; without a draw it is what the kernels of this machine do."""
-    (first, _), _ = answers(checkpoint, prompts, **PLAIN, **TORCH)
+    """Completions by torch's operators; greedy ones equal those of this machine's kernels."""
+    (first, _), _ = completions(checkpoint, prompts, **PLAIN, **TORCH)
     for wanted, one, other in zip(params(), first, expected, strict=True):
         if wanted.temperature == 0:
             assert_alike(one, other, 1e-4)
@@ -122,7 +122,7 @@ def expected_of_torch(checkpoint, prompts, expected):
 
 @pytest.fixture(scope="module")
 def expected_bits(checkpoint, prompts):
-    (first, _), _ = answers(checkpoint, prompts, batch_invariant=True, max_num_seqs=1, **PLAIN)
+    (first, _), _ = completions(checkpoint, prompts, batch_invariant=True, max_num_seqs=1, **PLAIN)
     return first
 
 
@@ -135,37 +135,37 @@ def assert_alike(one, other, tolerance):
             assert abs(found.logprob - theirs[token_id].logprob) <= tolerance
 
 
-@pytest.mark.parametrize("way", cases([way for way in WAYS if way not in SLOW], SLOW))
-def test_an_answer_does_not_depend_on_the_way(checkpoint, prompts, expected, way):
-    rounds, stats = answers(checkpoint, prompts, **WAYS[way])
-    check(way, rounds, stats, expected)
+@pytest.mark.parametrize("mode", cases([mode for mode in MODES if mode not in SLOW], SLOW))
+def test_a_completion_does_not_depend_on_the_mode(checkpoint, prompts, expected, mode):
+    rounds, stats = completions(checkpoint, prompts, **MODES[mode])
+    check(mode, rounds, stats, expected)
 
 
-@pytest.mark.parametrize("way", BY_TORCH)
-def test_with_torchs_operators_it_does_not_either(checkpoint, prompts, expected_of_torch, way):
-    rounds, stats = answers(checkpoint, prompts, **WAYS[way], **TORCH)
-    check(way, rounds, stats, expected_of_torch)
+@pytest.mark.parametrize("mode", BY_TORCH)
+def test_with_torchs_operators_it_does_not_either(checkpoint, prompts, expected_of_torch, mode):
+    rounds, stats = completions(checkpoint, prompts, **MODES[mode], **TORCH)
+    check(mode, rounds, stats, expected_of_torch)
 
 
-def check(way, rounds, stats, expected):
+def check(mode, rounds, stats, expected):
     for one_round in rounds:
         for one, other in zip(one_round, expected, strict=True):
             assert_alike(one, other, 1e-4)
-    if "store" not in way:  # which may hold what it saves until the next step
+    if "store" not in mode:  # which may hold what it saves until the next step
         assert stats.num_used_blocks == 0
-    if "quarter" in way:
+    if "quarter" in mode:
         assert stats.num_preemptions > 0
-    if WAYS[way].get("enable_prefix_caching", True):
+    if MODES[mode].get("enable_prefix_caching", True):
         assert stats.num_prefix_hits > 0
-    if "store" in way:
+    if "store" in mode:
         assert stats.num_store_hits > 0
 
 
-@pytest.mark.parametrize("way", cases(BIT_BY_BIT, BIT_BY_BIT_SLOW))
-def test_in_batch_invariant_mode_not_a_bit_depends_on_the_way(
-    checkpoint, prompts, expected_bits, way
+@pytest.mark.parametrize("mode", cases(BIT_BY_BIT, BIT_BY_BIT_SLOW))
+def test_in_batch_invariant_mode_not_a_bit_depends_on_the_mode(
+    checkpoint, prompts, expected_bits, mode
 ):
-    rounds, _ = answers(checkpoint, prompts, batch_invariant=True, **WAYS[way])
+    rounds, _ = completions(checkpoint, prompts, batch_invariant=True, **MODES[mode])
     for one_round in rounds:
         for one, other in zip(one_round, expected_bits, strict=True):
             assert_alike(one, other, 0.0)

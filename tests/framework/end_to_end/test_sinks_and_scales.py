@@ -1,4 +1,4 @@
-"""What a checkpoint says of attention, sinks and the scales of its cache, reaches the kernels."""
+"""A checkpoint's attention sinks and KV cache scales reach the kernels."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ site = pytest.fixture(sites)
 
 PROMPTS = ([5, 77, 130, 9, 211, 64, 300], [12] * 3, list(range(40, 75)))
 BACKENDS = ["torch_sdpa", pytest.param("cpu", marks=NEEDS_COMPILER), "triton"]
-CLIPPED = (0.002, 0.001)  # so small that large numbers are cut off: what was not scaled differs
+CLIPPED = (0.002, 0.001)  # so small that large values are clipped: unscaled ones differ
 NAMES = ["{}.attn.{}_scale", "{}.{}_scale", "{}.{}_proj.{}_scale"]
 
 
@@ -33,37 +33,37 @@ def scale_tensors(name="{}.attn.{}_scale", shape=(), scales=CLIPPED):
 
 
 def logprobs(folder, num_new=3, **options):
-    """Each prompt's answer, and the log probability of its tokens as the engine sees it."""
+    """Each prompt's completion, and the log probability of its tokens in the engine."""
     params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, logprobs=0)
     with LLM(str(folder), dtype="float32", threads=1, block_size=16, **options) as llm:
-        answers = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
+        completions = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
     return [
         [
             (token, row[token].logprob)
             for token, row in zip(out.token_ids, out.logprobs, strict=True)
         ]
-        for out in (answer.outputs[0] for answer in answers)
+        for out in (completion.outputs[0] for completion in completions)
     ]
 
 
-def differences(answers, scales=None, *, has_sinks=True):
+def differences(completions, scales=None, *, has_sinks=True):
     """How far the engine's log probabilities are from the definition's."""
     found = []
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        every = torch.tensor([*prompt, *(token for token, _ in answer)])
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        every = torch.tensor([*prompt, *(token for token, _ in completion)])
         true = logits_by_definition(every, scales, has_sinks=has_sinks).log_softmax(-1)
         found += [
             abs(float(true[len(prompt) - 1 + i, token]) - logprob)
-            for i, (token, logprob) in enumerate(answer)
+            for i, (token, logprob) in enumerate(completion)
         ]
     return found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sinks_of_a_checkpoint_take_their_share(write, backend):
-    answers = logprobs(write(), attention_backend=backend)
-    assert max(differences(answers)) < 1e-4
-    assert max(differences(answers, has_sinks=False)) > 0.1
+def test_sinks_of_a_checkpoint_take_part_in_attention(write, backend):
+    completions = logprobs(write(), attention_backend=backend)
+    assert max(differences(completions)) < 1e-4
+    assert max(differences(completions, has_sinks=False)) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_sinks_of_a_checkpoint_take_their_share(write, backend):
 )
 def test_scales_of_a_checkpoint_are_those_of_its_float8_cache(write, backend, name):
     folder = write(**scale_tensors(name))
-    answers = logprobs(folder, kv_cache_dtype="fp8", attention_backend=backend)
-    assert max(differences(answers, CLIPPED)) < 1e-3
-    assert max(differences(answers, (1.0, 1.0))) > 0.1
+    completions = logprobs(folder, kv_cache_dtype="fp8", attention_backend=backend)
+    assert max(differences(completions, CLIPPED)) < 1e-3
+    assert max(differences(completions, (1.0, 1.0))) > 0.1
 
 
 def test_without_scales_a_float8_cache_has_the_scale_one(write):
-    answers = logprobs(write(), kv_cache_dtype="fp8")
-    assert max(differences(answers, (1.0, 1.0))) < 1e-3
+    completions = logprobs(write(), kv_cache_dtype="fp8")
+    assert max(differences(completions, (1.0, 1.0))) < 1e-3
 
 
 def test_scales_do_not_matter_to_a_cache_that_is_not_float8(write):
-    answers = logprobs(write(**scale_tensors(shape=(1,))))
-    assert max(differences(answers)) < 1e-4
+    completions = logprobs(write(**scale_tensors(shape=(1,))))
+    assert max(differences(completions)) < 1e-4
 
 
 def test_a_backend_without_sinks_is_not_taken(write, site):

@@ -1,6 +1,6 @@
 """The whole engine against transformers: the same tokens, however the work is cut and mixed.
 
-What is not asked by either way runs the kernels that auto takes.
+Tests that do not name kernels run those that auto takes.
 """
 
 import random
@@ -52,21 +52,21 @@ PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 23, 31, 32, 33, 40, 47, 48, 49, 64, 70)
 
 
 class Subject:
-    """A checkpoint, prompts, and what transformers answers to each."""
+    """A checkpoint, prompts, and the completion by transformers for each."""
 
     def __init__(self, folder, architecture, config):
         self.checkpoint = write_checkpoint(folder, architecture, seed=3, **config)
-        draw = random.Random(5)
+        rng = random.Random(5)
         vocab_size = self.checkpoint.config["vocab_size"]
         self.prompts = [
-            [draw.randrange(3, vocab_size) for _ in range(length)] for length in PROMPT_LENGTHS
+            [rng.randrange(3, vocab_size) for _ in range(length)] for length in PROMPT_LENGTHS
         ]
-        self.expected = self._ask_transformers()
+        self.expected = self._run_transformers()
 
     def llm(self, **options: Any) -> LLM:
         return LLM(str(self.checkpoint.folder), dtype="float32", max_model_len=160, **options)
 
-    def _ask_transformers(self):
+    def _run_transformers(self):
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(self.checkpoint.folder, dtype=torch.float32)
@@ -75,7 +75,7 @@ class Subject:
 
 @torch.inference_mode()
 def greedy(model, prompt):
-    """What a model of transformers answers."""
+    """The completion by a model of transformers."""
     token_ids = torch.tensor([prompt])
     out = model.generate(
         input_ids=token_ids,
@@ -90,7 +90,7 @@ def greedy(model, prompt):
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory):
-    """Each model, made when it is first asked for."""
+    """Each model, made on first use."""
     return cache(lambda name: Subject(tmp_path_factory.mktemp(name), *MODELS[name]))
 
 
@@ -107,7 +107,7 @@ def subject(request, subjects):
     ],
 )
 def uncached(request, subject):
-    """An engine that several tests ask, each answer computed from its prompt's first token on."""
+    """An engine for several tests, without prefix caching."""
     with subject.llm(enable_prefix_caching=False, **request.param) as llm:
         yield llm
 
@@ -121,47 +121,47 @@ def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_the_reference_says_many_different_things(subject):
-    assert all(len(set(answer)) >= 32 for answer in subject.expected[8:])
+def test_the_reference_completions_are_varied(subject):
+    assert all(len(set(completion)) >= 32 for completion in subject.expected[8:])
 
 
-def test_unless_told_otherwise_the_kernels_of_this_machine_answer(one_subject):
+def test_by_default_the_kernels_of_this_machine_are_used(one_subject):
     with one_subject.llm() as llm:
         parts = {choice.role: choice.name for choice in llm.composition.choices}
     assert parts["attention backend"] == OWN_BACKEND
 
 
-def test_alone_each_answer_is_that_of_transformers(subject, uncached):
+def test_alone_each_completion_is_that_of_transformers(subject, uncached):
     """The shortest and the longest, and those around a block; batches have the others."""
     for length in (1, 15, 16, 17, 70):
         index = PROMPT_LENGTHS.index(length)
-        answers = tokens(uncached.generate(subject.prompts[index], GREEDY))
-        assert answers == [subject.expected[index]], f"a prompt of {length} tokens"
+        completions = tokens(uncached.generate(subject.prompts[index], GREEDY))
+        assert completions == [subject.expected[index]], f"a prompt of {length} tokens"
 
 
 def test_in_a_batch_of_any_order_nothing_changes(subject, uncached):
-    draw = random.Random(2)
+    rng = random.Random(2)
     for size in (2, 3, 8, 16):
-        order = draw.sample(range(len(subject.prompts)), size)
-        answers = tokens(uncached.generate([subject.prompts[i] for i in order], GREEDY))
-        assert answers == [subject.expected[i] for i in order]
+        order = rng.sample(range(len(subject.prompts)), size)
+        completions = tokens(uncached.generate([subject.prompts[i] for i in order], GREEDY))
+        assert completions == [subject.expected[i] for i in order]
 
 
 @BY_EITHER
 @pytest.mark.parametrize("model", ["llama-llama3-tied", "qwen3"])
-def test_a_preempted_answer_is_the_same(subjects, model, ways):
+def test_a_preempted_completion_is_the_same(subjects, model, mode):
     subject = subjects(model)
     # 16 requests of up to 134 tokens need 94 blocks of 16 at the end; 24 are a quarter of that.
-    with subject.llm(num_kv_blocks=25, **ways) as llm:
+    with subject.llm(num_kv_blocks=25, **mode) as llm:
         assert tokens(llm.generate(subject.prompts, GREEDY)) == subject.expected
         assert llm.stats().num_preemptions > 0
         assert llm.stats().num_used_blocks == 0
 
 
 @BY_EITHER
-def test_blocks_of_any_size_hold_the_same(one_subject, ways):
+def test_blocks_of_any_size_hold_the_same(one_subject, mode):
     for block_size in (1, 2, 8, 32, 64):
-        with one_subject.llm(block_size=block_size, **ways) as llm:
+        with one_subject.llm(block_size=block_size, **mode) as llm:
             assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
@@ -175,8 +175,8 @@ def test_a_prompt_in_chunks_of_many_sizes(one_subject, length, sizes):
     few = msgspec.structs.replace(GREEDY, max_tokens=len(expected))
     for chunk in sizes:
         with one_subject.llm(max_num_batched_tokens=chunk) as llm:
-            answers = tokens(llm.generate(prompt, few))
-            assert answers == [expected], f"chunks of {chunk}"
+            completions = tokens(llm.generate(prompt, few))
+            assert completions == [expected], f"chunks of {chunk}"
 
 
 @pytest.mark.slow
@@ -189,32 +189,32 @@ def test_every_prompt_of_every_model_in_chunks_of_every_size(subject):
 
 
 @BY_EITHER
-def test_chunks_and_decodes_mix_in_one_step(one_subject, ways):
+def test_chunks_and_decodes_mix_in_one_step(one_subject, mode):
     for budget in (3, 7, 19, 33):
-        with one_subject.llm(max_num_batched_tokens=budget, max_num_seqs=8, **ways) as llm:
+        with one_subject.llm(max_num_batched_tokens=budget, max_num_seqs=8, **mode) as llm:
             assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
 
 
 @pytest.mark.slow
 def test_batches_of_every_size_from_1_to_16(subject):
-    draw = random.Random(0)
+    rng = random.Random(0)
     with subject.llm() as llm:
         for size in range(1, 17):
-            order = draw.sample(range(len(subject.prompts)), size)
-            answers = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
-            assert answers == [subject.expected[i] for i in order]
+            order = rng.sample(range(len(subject.prompts)), size)
+            completions = tokens(llm.generate([subject.prompts[i] for i in order], GREEDY))
+            assert completions == [subject.expected[i] for i in order]
 
 
 @BY_EITHER
-def test_prompts_that_begin_like_cached_ones_have_the_same_answers(one_subject, ways):
-    with one_subject.llm(block_size=8, **ways) as llm:
+def test_prompts_that_begin_like_cached_ones_have_the_same_completions(one_subject, mode):
+    with one_subject.llm(block_size=8, **mode) as llm:
         for _ in range(2):
             assert tokens(llm.generate(one_subject.prompts, GREEDY)) == one_subject.expected
         assert llm.stats().num_prefix_hits > sum(PROMPT_LENGTHS) // 2
 
 
 @BY_EITHER
-def test_adapters_answer_like_peft_beside_requests_without(one_subject, tmp_path, ways):
+def test_adapters_generate_like_peft_beside_requests_without(one_subject, tmp_path, mode):
     model = peft_model(one_subject.checkpoint, "first", target_modules=["q_proj", "down_proj"])
     adapter = LoRARequest("first", 1, str(save_adapter(model, "first", tmp_path)))
     some = range(2, len(PROMPT_LENGTHS), 3)
@@ -224,22 +224,22 @@ def test_adapters_answer_like_peft_beside_requests_without(one_subject, tmp_path
     ]
     assert all(expected[index] != one_subject.expected[index] for index in some)
     adapters = [adapter if index in some else None for index in range(len(PROMPT_LENGTHS))]
-    with one_subject.llm(enable_lora=True, max_num_batched_tokens=40, **ways) as llm:
-        answers = llm.generate(one_subject.prompts, GREEDY, lora_request=adapters)
-    assert tokens(answers) == expected
+    with one_subject.llm(enable_lora=True, max_num_batched_tokens=40, **mode) as llm:
+        completions = llm.generate(one_subject.prompts, GREEDY, lora_request=adapters)
+    assert tokens(completions) == expected
 
 
 @BY_EITHER
-def test_logprobs_are_those_of_transformers(one_subject, ways):
+def test_logprobs_are_those_of_transformers(one_subject, mode):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(one_subject.checkpoint.folder, dtype=torch.float32)
-    prompt, answer = one_subject.prompts[7], one_subject.expected[7]
+    prompt, completion = one_subject.prompts[7], one_subject.expected[7]
     with torch.inference_mode():
-        logits = model.eval()(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        logits = model.eval()(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
-    with one_subject.llm(**ways) as llm:
+    with one_subject.llm(**mode) as llm:
         output = llm.generate([*one_subject.prompts[:5], prompt], params)[-1].outputs[0]
     assert output.logprobs is not None
     for row, candidates in zip(expected, output.logprobs, strict=True):
@@ -249,22 +249,22 @@ def test_logprobs_are_those_of_transformers(one_subject, ways):
 
 
 @BY_EITHER
-def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_preemption(one_subject, ways):
+def test_a_seed_gives_the_same_completion_alone_in_a_batch_and_after_preemption(one_subject, mode):
     params = SamplingParams(
         temperature=0.8, top_p=0.95, top_k=50, seed=11, max_tokens=40, ignore_eos=True
     )
-    with one_subject.llm(**ways) as llm:
+    with one_subject.llm(**mode) as llm:
         alone = [tokens(llm.generate(prompt, params))[0] for prompt in one_subject.prompts]
         assert tokens(llm.generate(one_subject.prompts, params)) == alone
-    with one_subject.llm(num_kv_blocks=20, max_num_batched_tokens=13, **ways) as llm:
+    with one_subject.llm(num_kv_blocks=20, max_num_batched_tokens=13, **mode) as llm:
         assert tokens(llm.generate(one_subject.prompts, params)) == alone
         assert llm.stats().num_preemptions > 0
 
 
-def test_n_answers_differ_and_are_those_of_their_seed(one_subject):
+def test_n_completions_differ_and_are_those_of_their_seed(one_subject):
     params = SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=20, ignore_eos=True)
     with one_subject.llm() as llm:
-        first = [answer.token_ids for answer in llm.generate("hello", params)[0].outputs]
-        again = [answer.token_ids for answer in llm.generate("hello", params)[0].outputs]
+        first = [completion.token_ids for completion in llm.generate("hello", params)[0].outputs]
+        again = [completion.token_ids for completion in llm.generate("hello", params)[0].outputs]
     assert first == again
-    assert len({tuple(answer) for answer in first}) == 3
+    assert len({tuple(completion) for completion in first}) == 3

@@ -3,8 +3,9 @@
 Trial k of a run with seed s has the seed s + k, so a failure is repeated alone, with the seed that
 it names and `--steps 300`. An event is one rule of the state machine; most are steps of the engine.
 
-Done: seed 9000000, 1,000,000 events on 2026-11-21, none failed: 1,021,700 steps, 120,040 answers,
-157,412 outputs of requests with a hit, 533,546 evictions, 2,312 preemptions, 7,136 drafts.
+Done: seed 9000000, 1,000,000 events on 2026-11-21, none failed: 1,021,700 steps,
+120,040 completions, 157,412 outputs of requests with a hit, 533,546 evictions, 2,312 preemptions,
+7,136 drafts.
 """
 
 import argparse

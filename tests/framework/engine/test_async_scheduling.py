@@ -1,4 +1,4 @@
-"""One step ahead: what is planned before the tokens of the step before are known."""
+"""Async scheduling: steps planned before the tokens of the previous step are known."""
 
 import pytest
 from engine_parts import make_core, make_message, run_to_end
@@ -6,14 +6,14 @@ from engine_parts import make_core, make_message, run_to_end
 from quire.sampling_params import StructuredOutputsParams
 
 
-def told(core):
+def emitted(core):
     return {output.request_id: output.token_ids for output in core.step().outputs}
 
 
 def test_tokens_come_one_step_later():
     core, _, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=[10], max_tokens=3))
-    assert [told(core) for _ in range(4)] == [{}, {"a": [11]}, {"a": [12]}, {"a": [13]}]
+    assert [emitted(core) for _ in range(4)] == [{}, {"a": [11]}, {"a": [12]}, {"a": [13]}]
     assert not core.has_work()
 
 
@@ -32,7 +32,7 @@ def test_a_stop_is_seen_one_step_late_and_the_surplus_is_dropped():
     assert executor.tokens[0] == [10, 11, 12, 13, 14]
 
 
-def test_blocks_and_slot_are_held_until_the_surplus_has_landed():
+def test_blocks_and_slot_are_held_until_the_surplus_has_completed():
     core, executor, _ = make_core(async_scheduling=True, max_num_seqs=1)
     core.add(make_message("a", prompt=[10], max_tokens=50, stop_token_ids=(12,)))
     core.add(make_message("b", prompt=[20], max_tokens=2))
@@ -45,35 +45,35 @@ def test_blocks_and_slot_are_held_until_the_surplus_has_landed():
     assert core.scheduler.kv.pool.num_used == 0
 
 
-def test_an_abort_while_a_step_is_in_flight_frees_when_it_has_landed():
+def test_an_abort_while_a_step_is_in_flight_frees_when_it_has_completed():
     core, _, _ = make_core(async_scheduling=True)
     core.add(make_message("a", prompt=range(10), max_tokens=50))
     core.step()
     core.abort(["a"])
     assert core.scheduler.kv.pool.num_used == 3
     assert core.has_work()
-    assert told(core) == {}
+    assert emitted(core) == {}
     assert core.scheduler.kv.pool.num_used == 0
     assert not core.has_work()
 
 
-def test_a_request_preempted_in_flight_keeps_the_token_that_was_on_its_way():
+def test_a_request_preempted_in_flight_keeps_the_token_in_flight():
     core, _, _ = make_core(num_blocks=9, async_scheduling=True)
     for index in range(4):
         start = 100 * index + 5
         core.add(make_message(f"r{index}", prompt=range(start, start + 6), max_tokens=14))
-    answers = run_to_end(core)
+    completions = run_to_end(core)
     assert core.scheduler.num_preemptions > 0
     for index in range(4):
         start = 100 * index + 11
-        assert answers[f"r{index}"] == list(range(start, start + 14))
+        assert completions[f"r{index}"] == list(range(start, start + 14))
 
 
 @pytest.mark.parametrize("budget", [3, 7, 100])
 @pytest.mark.parametrize("num_blocks", [9, 12, 100])
 @pytest.mark.parametrize("has_cache", [False, True])
-def test_answers_are_those_of_the_synchronous_engine(budget, num_blocks, has_cache):
-    answers = []
+def test_completions_are_those_of_the_synchronous_engine(budget, num_blocks, has_cache):
+    completions = []
     for async_scheduling in (False, True):
         core, _, _ = make_core(
             num_blocks=num_blocks,
@@ -84,22 +84,22 @@ def test_answers_are_those_of_the_synchronous_engine(budget, num_blocks, has_cac
         for index in range(9):
             prompt = range(5 + index % 2, 12 + index)
             core.add(make_message(f"r{index}", prompt=prompt, max_tokens=9))
-        answers.append(run_to_end(core))
-    assert answers[0] == answers[1]
-    assert all(len(answer) == 9 for answer in answers[0].values())
+        completions.append(run_to_end(core))
+    assert completions[0] == completions[1]
+    assert all(len(completion) == 9 for completion in completions[0].values())
 
 
-def test_a_form_is_followed_with_the_tokens_of_the_step_before():
+def test_a_grammar_is_followed_with_the_tokens_of_the_step_before():
     core, _, grammars = make_core(async_scheduling=True)
-    form = StructuredOutputsParams(choice=("yes", "no"))
-    core.add(make_message("bound", prompt=[20], max_tokens=4, structured_outputs=form))
+    grammar = StructuredOutputsParams(choice=("yes", "no"))
+    core.add(make_message("bound", prompt=[20], max_tokens=4, structured_outputs=grammar))
     grammars.ready = [("bound", None)]
     assert run_to_end(core) == {"bound": [21, 22, 23, 24]}
     assert grammars.accepted == {"bound": [21, 22, 23]}
     assert grammars.released == ["bound"]
 
 
-def test_a_failure_is_heard_of_once():
+def test_a_failure_is_reported_once():
     core, _, _ = make_core(async_scheduling=True, fail_on=52)
     core.add(make_message("bad", prompt=[50], max_tokens=9))
     errors = []

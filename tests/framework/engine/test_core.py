@@ -34,15 +34,15 @@ def test_requests_of_any_length_finish_with_their_own_tokens():
     core, executor, _ = make_core(max_num_batched_tokens=7, max_num_seqs=3)
     for index in range(9):
         core.add(make_message(f"r{index}", prompt=[100 * index + 1] * (index + 1), max_tokens=5))
-    answers = run_to_end(core)
+    completions = run_to_end(core)
     for index in range(9):
-        assert answers[f"r{index}"] == [100 * index + 2 + i for i in range(5)]
+        assert completions[f"r{index}"] == [100 * index + 2 + i for i in range(5)]
     assert max(executor.num_tokens_per_step) <= 7
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers():
     core, _, _ = make_core(num_blocks=3)
-    core.scheduler.kv.pool.take(1)  # what others hold is not among the numbers
+    core.scheduler.kv.pool.allocate(1)  # what others hold is not among the numbers
     core.add(make_message("big", prompt=range(8), max_tokens=4))
     (output,) = core.step().outputs
     assert output.finish_reason == "error"
@@ -64,18 +64,18 @@ def test_a_request_that_fails_in_the_worker_ends_alone():
     core.add(make_message("bad", prompt=[50], max_tokens=9))
     core.add(make_message("good", prompt=[60], max_tokens=9))
     errors = {}
-    answers = {}
+    completions = {}
     while core.has_work():
         for output in core.step().outputs:
-            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            completions.setdefault(output.request_id, []).extend(output.token_ids)
             if output.error:
                 errors[output.request_id] = output.error.message
     assert errors == {"bad": "token is cursed"}
-    assert answers["good"] == list(range(61, 70))
+    assert completions["good"] == list(range(61, 70))
     assert core.scheduler.kv.pool.num_used == 0
 
 
-def test_an_aborted_request_is_heard_of_no_more():
+def test_an_aborted_request_has_no_further_output():
     core, _, _ = make_core()
     core.add(make_message("a", max_tokens=50))
     core.step()
@@ -110,7 +110,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_only():
     assert outputs["free"].finish_reason == "length"
 
 
-def test_a_request_that_fails_in_a_chunk_gives_its_grammar_back():
+def test_a_request_that_fails_in_a_chunk_releases_its_grammar():
     class FailsAtOnce(CountingExecutor):
         def collect(self, plan_id):
             slot = self.plans[0].requests[0].slot
@@ -127,7 +127,7 @@ def test_a_request_that_fails_in_a_chunk_gives_its_grammar_back():
     assert grammars.released == ["bound"]
 
 
-def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
+def test_an_aborted_grammar_is_released_and_its_late_result_ignored():
     core, _, grammars = make_core()
     for name in ("bound", "other"):
         core.add(make_message(name, structured_outputs=CHOICE))
@@ -137,7 +137,7 @@ def test_an_aborted_grammar_is_released_and_its_late_answer_ignored():
     assert run_to_end(core).keys() == {"other"}
 
 
-def test_a_form_begins_behind_the_token_that_ends_the_thinking():
+def test_a_grammar_begins_after_the_token_that_ends_the_thinking():
     core, executor, grammars = make_core()
     message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
     core.add(msgspec.structs.replace(message, thinking_end_token_id=22))
@@ -152,7 +152,7 @@ def test_a_form_begins_behind_the_token_that_ends_the_thinking():
     assert grammars.released == ["bound"]
 
 
-def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_answer():
+def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_completion():
     core, _, grammars = make_core()
     core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
@@ -160,14 +160,14 @@ def test_the_token_that_ends_the_thinking_is_one_like_others_in_the_answer():
     assert grammars.accepted == {"bound": [21, 22]}
 
 
-def test_an_id_that_is_in_use_is_no_answer_to_whoever_has_it():
+def test_an_id_that_is_in_use_does_not_affect_its_request():
     core, _, _ = make_core(num_blocks=9)
     core.add(make_message("twice"))
     for max_tokens in (4, 10_000):  # the second could never fit, and would end the first
         with pytest.raises(InvalidRequestError, match="'twice' is in use"):
             core.add(make_message("twice", max_tokens=max_tokens))
-    answers = run_to_end(core)
-    assert len(answers["twice"]) == 4
+    completions = run_to_end(core)
+    assert len(completions["twice"]) == 4
 
 
 def test_an_adapter_without_content_fails_its_request_alone():
@@ -220,7 +220,7 @@ class Interrupted(CountingExecutor):
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 4])
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
-def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, async_scheduling):
+def test_after_an_interrupt_all_completions_are_the_same(verb, call, async_scheduling):
     scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=7)
     core = EngineCore(
         scheduler, Interrupted(verb, call), ScriptedGrammars(), async_scheduling=async_scheduling
@@ -228,20 +228,20 @@ def test_after_an_interrupt_everybody_gets_the_same_answer(verb, call, async_sch
     for index in range(3):
         prompt = range(100 * index + 1, 100 * index + 7)
         core.add(make_message(f"r{index}", prompt=prompt, max_tokens=5))
-    answers = {f"r{index}": [] for index in range(3)}
+    completions = {f"r{index}": [] for index in range(3)}
 
     def go_on():
         while True:
             for name, output in said(core).items():
-                answers[name] += output.token_ids
+                completions[name] += output.token_ids
 
     with pytest.raises(KeyboardInterrupt):
         go_on()
     assert list(scheduler.running) == []
     assert scheduler.is_quiescent
     for name, tokens in run_to_end(core).items():
-        answers[name] += tokens
-    assert answers == {f"r{i}": list(range(100 * i + 7, 100 * i + 12)) for i in range(3)}
+        completions[name] += tokens
+    assert completions == {f"r{i}": list(range(100 * i + 7, 100 * i + 12)) for i in range(3)}
     assert scheduler.kv.pool.num_used == 0
 
 
@@ -290,7 +290,7 @@ def test_a_refusal_of_an_aborted_request_is_not_said():
     assert said(core).keys() == {"b"}
 
 
-def test_a_step_says_how_many_tokens_it_computed():
+def test_a_step_reports_its_number_of_tokens():
     core, _, _ = make_core(max_num_batched_tokens=8)
     for name in "ab":
         core.add(make_message(name, prompt=range(1, 7)))
@@ -368,7 +368,7 @@ def test_an_engine_waits_for_a_grammar_if_there_is_nothing_else():
     assert grammars.num_waits == 2
     core.abort(["bound"])
     core.step()
-    assert grammars.num_waits == 2, "nobody waits for one"
+    assert grammars.num_waits == 2, "no step waits for one"
     assert not core.has_work()
 
 
@@ -380,7 +380,7 @@ def test_a_request_with_a_grammar_does_not_run_before_it_is_ready():
     assert core.scheduler.requests["bound"].status is Status.WAITING_FOR_GRAMMAR
 
 
-def test_rows_that_do_not_draw_have_no_mask():
+def test_rows_that_do_not_sample_have_no_mask():
     core, _, grammars = make_core(max_num_batched_tokens=4)
     core.add(make_message("bound", prompt=range(1, 7), max_tokens=2, structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
@@ -396,9 +396,9 @@ def test_rows_that_do_not_draw_have_no_mask():
 def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token(async_scheduling):
     core, _, grammars = bound_core("bad", "good", async_scheduling=async_scheduling)
     grammars.ready = [("bad", None), ("good", None)]
-    told = {"bad": [], "good": []}
+    emitted = {"bad": [], "good": []}
     for name, output in said(core).items():
-        told[name] += output.token_ids
+        emitted[name] += output.token_ids
     collect = grammars.collect_masks
 
     def fail():
@@ -410,16 +410,16 @@ def test_a_grammar_that_fails_while_masks_are_filled_gives_an_error_and_no_token
     errors = {}
     while core.has_work():
         for name, output in said(core).items():
-            told[name] += output.token_ids
+            emitted[name] += output.token_ids
             if output.error is not None:
                 errors[name] = output.error.message
     assert errors == {"bad": "not so"}
-    assert told == {"bad": [21], "good": [21, 22, 23]}
+    assert emitted == {"bad": [21], "good": [21, 22, 23]}
     assert grammars.released == ["bad", "good"]
     assert core._num_grammars == 0
 
 
-def test_a_step_ahead_draws_with_the_masks_of_the_tokens_before():
+def test_async_scheduling_samples_with_the_masks_of_the_tokens_before():
     core, executor, grammars = bound_core("bound", async_scheduling=True)
     grammars.ready = [("bound", None)]
     counts = []
@@ -445,7 +445,7 @@ def test_masks_are_not_asked_for_a_request_that_had_to_go():
     assert not core._request_masks(plan)
 
 
-def test_without_grammars_nobody_is_asked_for_masks():
+def test_without_grammars_no_masks_are_requested():
     core, _, grammars = make_core()
     grammars.request_masks = None
     core.add(make_message("free"))
@@ -456,7 +456,7 @@ def test_without_grammars_nobody_is_asked_for_masks():
     assert len(run_to_end(core)["free"]) == 4
 
 
-def test_a_late_request_gives_its_grammar_back():
+def test_an_expired_request_releases_its_grammar():
     core, _, grammars = make_core()
     late = make_message("late", structured_outputs=CHOICE)
     core.add(msgspec.structs.replace(late, arrival_s=-1e6, timeout_s=1.0))
@@ -466,7 +466,7 @@ def test_a_late_request_gives_its_grammar_back():
     assert not core.has_work()
 
 
-def test_only_the_token_that_ends_the_thinking_lets_the_form_begin():
+def test_only_the_token_that_ends_the_thinking_activates_the_grammar():
     core, _, grammars = make_core()
     message = make_message("bound", prompt=[20], max_tokens=5, structured_outputs=CHOICE)
     core.add(msgspec.structs.replace(message, thinking_end_token_id=23))
@@ -492,7 +492,7 @@ def take_rows(scheduler, *rows):
     return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
 
 
-def test_logprobs_come_with_their_tokens_and_end_with_the_answer():
+def test_logprobs_come_with_their_tokens_and_end_with_the_completion():
     scheduler = make_scheduler()
     scheduler.add(Request(make_message("a", prompt=[5], max_tokens=4, stop_token_ids=(9,)), 1))
     (first,) = take_rows(scheduler, SlotResult(0, [7], [LOGPROBS]))
@@ -511,21 +511,21 @@ def test_logprobs_of_the_prompt_come_once_in_chunks_and_with_a_token():
     assert (first.token_ids, first.prompt_logprobs) == ([], [LOGPROBS] * 4)
     (second,) = take_rows(scheduler, SlotResult(0, [7], prompt_logprobs=[LOGPROBS] * 2))
     assert (second.token_ids, second.prompt_logprobs) == ([7], [LOGPROBS] * 2)
-    scheduler.forget_steps()  # all is computed again
+    scheduler.discard_steps()  # all is computed again
     (third,) = take_rows(scheduler, SlotResult(0, [], prompt_logprobs=[LOGPROBS] * 4))
     (fourth,) = take_rows(scheduler, SlotResult(0, [8], prompt_logprobs=[LOGPROBS] * 2))
     assert (third.prompt_logprobs, fourth.prompt_logprobs) == ([], [])
     assert fourth.token_ids == [8]
 
 
-def test_a_result_for_a_slot_that_nobody_has_is_an_error_of_the_worker():
+def test_a_result_for_a_slot_without_request_is_an_error_of_the_worker():
     scheduler = make_scheduler()
     scheduler.add(Request(make_message("a"), 1))
     with pytest.raises(RuntimeError, match="slot 3 has a result and no request"):
         take_rows(scheduler, SlotResult(3, [7]))
 
 
-def test_an_answer_ends_at_its_length_also_within_a_stop_s_min_tokens():
+def test_a_completion_ends_at_its_length_also_within_a_stop_s_min_tokens():
     scheduler = make_scheduler()
     scheduler.add(Request(make_message("a", prompt=[5], max_tokens=2, min_tokens=2), 1))
     assert take_rows(scheduler, SlotResult(0, [0]))[0].finish_reason is None

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from engine_parts import make_core, make_message, run_to_end
 
-from quire.engine.deadlines import MIN_NOTES, Deadlines, report_of
+from quire.engine.deadlines import MIN_ENTRIES, Deadlines, timeout_report
 from quire.engine.request import Request, Status
 
 
@@ -22,24 +22,24 @@ def due(name, arrival_s, timeout_s=None):
 def test_the_shorter_limit_counts(default_s, timeout_s, limit_s):
     deadlines, request = Deadlines(default_s), due("a", 100.0, timeout_s)
     deadlines.add(request)
-    assert deadlines.late(100.0 + limit_s - 0.01) == []
-    assert deadlines.late(100.0 + limit_s) == [request]
-    assert deadlines.late(1e9) == [], "a request is late once"
+    assert deadlines.pop_expired(100.0 + limit_s - 0.01) == []
+    assert deadlines.pop_expired(100.0 + limit_s) == [request]
+    assert deadlines.pop_expired(1e9) == [], "a request is late once"
 
 
-def test_without_a_limit_nobody_is_late():
+def test_without_a_limit_no_request_expires():
     deadlines = Deadlines(None)
     deadlines.add(due("a", 0.0))
-    assert deadlines.late(1e9) == []
+    assert deadlines.pop_expired(1e9) == []
 
 
-def test_the_next_deadline_goes_first_and_who_is_over_is_left_out():
+def test_the_next_deadline_goes_first_and_finished_requests_are_left_out():
     deadlines = Deadlines(None)
     last, over, first = (due(n, 0.0, t) for n, t in (("c", 9.0), ("b", 5.0), ("a", 1.0)))
     for request in (last, over, first):
         deadlines.add(request)
     over.status = Status.FINISHED
-    assert deadlines.late(10.0) == [first, last]
+    assert deadlines.pop_expired(10.0) == [first, last]
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_the_next_deadline_goes_first_and_who_is_over_is_left_out():
         (None, 0.05, "this engine's request_timeout_s is 0.05 s"),
     ],
 )
-def test_the_report_says_how_long_how_far_and_whose_limit_it_was(own_s, engine_s, limit):
-    report = report_of(due("a", 10.0, own_s), 10.0521, engine_s)
+def test_the_report_contains_the_age_the_progress_and_the_limit(own_s, engine_s, limit):
+    report = timeout_report(due("a", 10.0, own_s), 10.0521, engine_s)
     assert report.code == "request_timeout"
-    assert f"not over 0.0521 s after its arrival, and {limit}; it had 0 of at" in report.message
+    assert f"not finished 0.0521 s after its arrival, and {limit}; it had 0 of at" in report.message
     assert ("Start the engine" in report.message) == ("engine" in limit)
 
 
@@ -70,7 +70,7 @@ def test_a_late_request_fails_and_leaves_nothing_behind(async_scheduling):
     assert core.scheduler.kv.pool.num_used == 0
 
 
-def test_who_is_over_is_not_kept_until_its_deadline():
+def test_a_finished_request_is_not_kept_until_its_deadline():
     deadlines, request = Deadlines(3600.0), due("a", 0.0)
     deadlines.add(request)
     seen = weakref.ref(request)
@@ -78,7 +78,7 @@ def test_who_is_over_is_not_kept_until_its_deadline():
     del request
     gc.collect()
     assert seen() is None
-    assert deadlines.late(1e9) == []
+    assert deadlines.pop_expired(1e9) == []
 
 
 def test_notes_are_no_more_than_a_multiple_of_those_that_are_not_over():
@@ -90,12 +90,12 @@ def test_notes_are_no_more_than_a_multiple_of_those_that_are_not_over():
         over = due(f"o{index}", 0.0)
         deadlines.add(over)
         over.status = Status.FINISHED
-        assert len(deadlines) <= 2 * len(alive) + MIN_NOTES
+        assert len(deadlines) <= 2 * len(alive) + MIN_ENTRIES
         lengths.append(len(deadlines))
     num_looks = sum(after < before for before, after in pairwise(lengths))
     assert num_looks < 20, "of a thousand that came, few looked at all"
     assert max(lengths) > 1.9 * len(alive), "and none before the notes had nearly doubled"
-    assert deadlines.late(1e9) == alive, "and none of those is lost"
+    assert deadlines.pop_expired(1e9) == alive, "and none of those is lost"
 
 
 def test_an_engine_with_a_timeout_keeps_nothing_of_those_that_are_over():

@@ -12,12 +12,12 @@ That it can fail was tried with the engine broken on purpose. Who sees what:
     a reset leaves running requests cacheable                  a read from before the reset
     a load under way survives a reset                          a read from before the reset
     a load or a step that failed is kept                       a block that is found holds garbage
-    a switched-off store gives back blocks it still writes     a transfer ends that is not open
+    a switched-off store frees blocks that it still writes     a transfer ends that is not open
     followers stay when their leader goes                      work waits and nothing happens
     a silent store is not asked again                          work waits and nothing happens
     a request preempts itself for what is still in flight      work is left after a bounded drain
     prompts in pieces, or tokens, beyond their limit           the plan is over a budget
-    the length is looked at one step late                      a share beyond the longest answer
+    the length is looked at one step late                      tokens beyond the longest completion
     prompt logprobs are sent again after a preemption          not those of the next position
     an adapter is not counted out                              work waits and nothing happens
     a late request keeps its grammar                           released and submitted differ
@@ -25,10 +25,11 @@ That it can fail was tried with the engine broken on purpose. Who sees what:
     a step leaves out one that could go on                     one stands still
     an aborted follower stays with its leader                  it is gone
     blocks of a step that was interrupted are kept             a block that is found holds garbage
-    what an interrupted step told a store is waited for        work is left after a bounded drain
+    messages lost in an interrupted step are waited for        work is left after a bounded drain
 
 Two are seen by tests of their own only, as the events for them are rare: groups that do not agree
-on the length of a hit (`test_kv_cache`), drafts beside a chunk in flight (`test_core_ahead`).
+on the length of a hit (`test_kv_cache_manager`), drafts beside a chunk in flight
+(`test_async_scheduling`).
 """
 
 from dataclasses import replace
@@ -46,7 +47,7 @@ from hypothesis.stateful import (
 )
 from random_trial import run_trial
 from trial_scene import MIXES, POLICIES, Scene
-from trial_wishes import ADAPTERS, SALTS, Wish
+from trial_wishes import ADAPTERS, SALTS, TrialRequest
 
 INDICES = st.integers(0, 9)
 FLAGS = st.booleans()
@@ -67,8 +68,8 @@ SCENES = st.builds(
     max_queued=st.sampled_from([10_000, 3]),
     store_timeout_s=st.sampled_from([1000.0, 0.0]),
 )
-WISHES = st.builds(
-    Wish,
+REQUESTS = st.builds(
+    TrialRequest,
     family=st.integers(0, 1),
     length=st.integers(0, 24),
     tail=st.lists(st.integers(1, 3), max_size=4).map(tuple),
@@ -81,7 +82,7 @@ WISHES = st.builds(
     has_timeout=FLAGS,
 )
 ODDITIES = st.sampled_from(
-    ["has_form", "has_old_name", "is_cursed", "has_other_stop", "has_prompt_logprobs"]
+    ["has_grammar", "has_old_name", "is_cursed", "has_other_stop", "has_prompt_logprobs"]
 )
 
 
@@ -94,13 +95,13 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, scene):
         self.trial = EngineTrial(scene)
 
-    @rule(wish=WISHES)
-    def add(self, wish):
-        self.trial.add(wish)
+    @rule(request=REQUESTS)
+    def add(self, request):
+        self.trial.add(request)
 
-    @rule(wish=WISHES, oddity=ODDITIES)
-    def add_an_odd_one(self, wish, oddity):
-        self.trial.add(replace(wish, **{oddity: True}))
+    @rule(request=REQUESTS, oddity=ODDITIES)
+    def add_an_odd_one(self, request, oddity):
+        self.trial.add(replace(request, **{oddity: True}))
 
     @rule(index=INDICES)
     def abort(self, index):

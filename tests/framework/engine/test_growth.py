@@ -15,12 +15,12 @@ from quire.cli.bench.null_engine import (
     BLOCK_SIZE,
     FULL_ATTENTION,
     EngineParts,
-    Scene,
-    begin,
+    Workload,
     compute,
     fill_pool,
     make_core,
     make_message,
+    start_decoding,
 )
 from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVLayer
@@ -77,8 +77,8 @@ class Cost:
     peak_bytes: int
 
 
-def cost_of_round(parts=PARTS, **scene):
-    core = running_core(parts, **scene)
+def cost_of_round(parts=PARTS, **workload):
+    core = running_core(parts, **workload)
 
     def one_round():
         for _ in range(BLOCK_SIZE):
@@ -90,10 +90,10 @@ def cost_of_round(parts=PARTS, **scene):
     return Cost(counted, min(peak_bytes(one_round) for _ in range(3)))
 
 
-def running_core(parts=PARTS, **scene):
-    scene = Scene(**scene, num_steps=8 * BLOCK_SIZE)
-    core, _ = make_core(parts, scene)
-    begin(core, scene)
+def running_core(parts=PARTS, **workload):
+    workload = Workload(**workload, num_steps=8 * BLOCK_SIZE)
+    core, _ = make_core(parts, workload)
+    start_decoding(core, workload)
     return core
 
 
@@ -158,8 +158,12 @@ def test_a_step_is_flat_in_the_context_for_layers_of_every_kind(async_scheduling
 @MODES
 @pytest.mark.parametrize("is_pool_full", [False, True], ids=["blank blocks", "cached blocks"])
 def test_a_step_is_flat_in_the_pool(async_scheduling, is_pool_full):
-    scene = {"num_running": 4, "async_scheduling": async_scheduling, "is_pool_full": is_pool_full}
-    small, large = (cost_of_round(num_blocks=size, **scene) for size in (1000, 20_000))
+    workload = {
+        "num_running": 4,
+        "async_scheduling": async_scheduling,
+        "is_pool_full": is_pool_full,
+    }
+    small, large = (cost_of_round(num_blocks=size, **workload) for size in (1000, 20_000))
     assert is_flat(small, large), (small, large)
 
 
@@ -273,7 +277,7 @@ def test_a_prompt_s_blocks_cost_the_same_in_any_pool():
 
 def cost_of_prompt(num_blocks, pool_size=1000):
     """Count what the blocks of a new prompt cost, in a pool that is full of other prefixes."""
-    core, _ = make_core(PARTS, Scene(1, num_blocks * BLOCK_SIZE, pool_size, num_steps=1))
+    core, _ = make_core(PARTS, Workload(1, num_blocks * BLOCK_SIZE, pool_size, num_steps=1))
     fill_pool(core)
     num_tokens = num_blocks * BLOCK_SIZE + 1
     compute(core, make_message("known", num_tokens, 1))
@@ -288,6 +292,6 @@ def cost_of_prompt(num_blocks, pool_size=1000):
     return {
         "find": instructions(lambda: kv.find_prefix(known)),
         "miss": instructions(lambda: kv.find_prefix(other)),
-        "adopt": instructions(lambda: kv.adopt(known, hit)),
-        "free": instructions(lambda: kv.give_back(kv.release(known))),
+        "adopt": instructions(lambda: kv.attach_prefix(known, hit)),
+        "free": instructions(lambda: kv.free(kv.detach_tables(known))),
     }

@@ -9,19 +9,19 @@ from quire.messages import SlotAssignment
 def test_one_token_is_next_whether_it_is_known_or_expected():
     request = make_request("a", prompt=[1, 2, 3])
     assert (request.num_pending_tokens, request.num_expected_tokens) == (3, 0)
-    request.num_computed_tokens = 3  # a launched step draws the fourth token
+    request.num_computed_tokens = 3  # a launched step samples the fourth token
     assert (request.num_pending_tokens, request.num_expected_tokens) == (0, 1)
     request.append([7])
     assert (request.num_pending_tokens, request.num_expected_tokens) == (1, 0)
 
 
-def test_the_last_token_of_an_answer_is_never_computed():
+def test_the_last_generated_token_is_never_computed():
     request = make_request("a", prompt=[1, 2, 3], max_tokens=4)
     assert (request.max_total_tokens, request.last_computed) == (7, 6)
 
 
 @pytest.mark.parametrize(
-    ("drawn", "taken", "reason", "stop_reason"),
+    ("sampled", "taken", "reason", "stop_reason"),
     [
         ([5, 6], [5, 6], None, None),
         ([5, EOS, 7], [5, EOS], "stop", None),
@@ -30,9 +30,9 @@ def test_the_last_token_of_an_answer_is_never_computed():
         ([5, 6, 7, 9], [5, 6, 7, 9], "stop", 9),
     ],
 )
-def test_what_comes_behind_the_end_is_left_out(drawn, taken, reason, stop_reason):
+def test_what_comes_behind_the_end_is_left_out(sampled, taken, reason, stop_reason):
     request = make_request("a", prompt=[1], max_tokens=4, stop_token_ids=(9,))
-    assert request.append(drawn) == (taken, reason, stop_reason)
+    assert request.append(sampled) == (taken, reason, stop_reason)
     assert request.token_ids == [1, *taken]
 
 
@@ -47,13 +47,13 @@ def test_a_preemption_forgets_what_is_computed_and_keeps_the_tokens():
     request.append([7])
     request.num_computed_tokens = 2
     request.draft_token_ids = [8]
-    request.forget_progress()
+    request.reset_progress()
     assert request.token_ids == [1, 2, 7]
     assert (request.num_computed_tokens, request.draft_token_ids) == (0, [])
     assert request.num_preemptions == 1
 
 
-def test_a_request_without_a_slot_has_nothing_to_say_to_a_worker():
+def test_a_request_without_a_slot_has_no_assignment():
     with pytest.raises(RuntimeError, match="request a has no slot"):
         make_request("a").assignment()
 
@@ -67,7 +67,7 @@ def test_an_assignment_is_a_copy():
     assert (given.slot, given.token_ids, given.block_ids) == (3, [1, 2], [[]])
 
 
-def test_an_assignment_says_all_that_a_worker_needs():
+def test_an_assignment_has_all_that_a_worker_needs():
     message = make_message(
         "a", prompt=[1, 2, 3], adapter="one", logprobs=2, prompt_logprobs=5, min_tokens=2,
         stop_token_ids=(9,),
@@ -97,7 +97,7 @@ def test_an_assignment_says_all_that_a_worker_needs():
 def test_a_preempted_request_may_be_kept_again_and_has_nothing_in_flight():
     request = make_request("a")
     request.is_cacheable, request.num_drafts_in_flight = False, 2
-    request.forget_progress()
+    request.reset_progress()
     assert (request.is_cacheable, request.num_drafts_in_flight) == (True, 0)
 
 

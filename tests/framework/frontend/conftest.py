@@ -73,7 +73,7 @@ def metaspace_backend(prepend_scheme: str = "always") -> tokenizers.Tokenizer:
 
 
 def word_piece_backend() -> tokenizers.Tokenizer:
-    """WordPiece, as BERT has it: only its own decoder knows."""
+    """WordPiece, as BERT has it, with a decoder of its own."""
     names = ["[UNK]", "[SEP]", "the", "fox", "##es", "##y", ".", "'", "s", "漢", "##字", ","]
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")

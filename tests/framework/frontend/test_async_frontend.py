@@ -161,7 +161,7 @@ def test_a_frontend_that_drains_is_not_ready_and_refuses_before_it_encodes(token
     asyncio.run(main())
 
 
-def test_who_still_reads_at_a_shutdown_is_told(tokenizer, intake):
+def test_a_shutdown_ends_the_streams_that_are_still_read(tokenizer, intake):
     core = ScriptedCore(echo, step_s=0.02)
 
     async def main():
@@ -219,7 +219,7 @@ def test_work_is_counted_over_all_prompts(serve, prompts, is_beside):
     serve(test)
 
 
-def test_deltas_joined_are_the_answer(serve):
+def test_deltas_joined_are_the_completion(serve):
     async def test(frontend, core):
         deltas = [d async for d in frontend.generate("the fox 👩‍👩‍👧", WHOLE)]
         assert "".join(d.text for d in deltas) == "the fox 👩‍👩‍👧"
@@ -230,7 +230,7 @@ def test_deltas_joined_are_the_answer(serve):
     assert core.thread_names == {"quire-engine"}
 
 
-def test_a_whole_answer_is_the_stream_joined(serve):
+def test_a_whole_completion_is_the_stream_joined(serve):
     async def test(frontend, core):
         output = await frontend.generate_whole("the fox", SamplingParams(max_tokens=None, n=3))
         assert [c.text for c in output.outputs] == ["the fox"] * 3
@@ -239,7 +239,7 @@ def test_a_whole_answer_is_the_stream_joined(serve):
     serve(test, tokens_per_step=2)
 
 
-def test_answers_of_one_prompt_come_interleaved(serve):
+def test_completions_of_one_prompt_come_interleaved(serve):
     async def test(frontend, core):
         params = SamplingParams(max_tokens=None, n=2)
         indices = [d.index async for d in frontend.generate("the fox", params)]
@@ -264,7 +264,7 @@ def test_leaving_early_aborts_in_the_engine(serve):
             break
         await stream.aclose()
         steps = core.num_steps
-        await eventually(lambda: len(core.aborted) == 2, "both answers are aborted")
+        await eventually(lambda: len(core.aborted) == 2, "both completions are aborted")
         assert core.num_steps <= steps + 2
 
     serve(test, step_s=0.02)
@@ -303,19 +303,19 @@ def test_a_stop_string_aborts_in_the_engine(serve):
     serve(test, step_s=0.01)
 
 
-def test_somebody_else_can_abort_a_request(serve):
+def test_a_request_can_be_aborted_by_its_id(serve):
     async def test(frontend, core):
         stream = await frontend.submit("the lazy dog jumps over", WHOLE)
         first = await anext(stream)
         frontend.abort(stream.request_id)
         rest = [delta async for delta in stream]
         assert (first.finish_reason, rest[-1].finish_reason) == (None, "abort")
-        frontend.abort("nobody")
+        frontend.abort("unknown")
 
     assert len(serve(test, step_s=0.02).aborted) == 1
 
 
-def test_wrong_requests_raise_before_the_engine_hears_of_them(serve):
+def test_invalid_requests_raise_before_they_are_queued(serve):
     async def test(frontend, core):
         with pytest.raises(PromptTooLongError):
             await frontend.generate_whole([1] * 999, WHOLE)
@@ -348,7 +348,7 @@ def test_errors_of_one_request_hurt_no_other(serve, tokenizer):
     serve(test, script, step_s=0.002)
 
 
-def test_an_engine_that_dies_fails_everybody(serve, tokenizer, caplog):
+def test_an_engine_that_dies_fails_all_requests(serve, tokenizer, caplog):
     def script(request):
         is_fatal = request.token_ids == tokenizer.encode("dog")
         return Reply([], RuntimeError("out of smoke")) if is_fatal else echo(request)
@@ -386,7 +386,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_not_ready(serve):
     serve(test)
 
 
-def test_controls_answer_and_fail_where_they_are_awaited(serve):
+def test_controls_return_and_fail_where_they_are_awaited(serve):
     async def test(frontend, core):
         assert await frontend.control(ResetPrefixCache()) is None
         with pytest.raises(AdapterError, match="no files of 'ghost'"):
@@ -460,7 +460,7 @@ def test_a_step_that_hangs_makes_the_engine_not_ready(serve):
     serve(test, stall_limit_s=0.3)
 
 
-def test_a_request_whose_step_hangs_is_told_when_its_time_is_up(serve):
+def test_a_request_whose_step_hangs_times_out(serve):
     async def test(frontend, core):
         core.step_s = 2.0
         started = time.monotonic()
@@ -486,7 +486,7 @@ def test_the_servers_limit_counts_for_requests_that_name_none(tokenizer, intake)
     asyncio.run(main())
 
 
-def test_shutdown_leaves_a_step_that_hangs_behind_and_everybody_hears_it(tokenizer, intake):
+def test_shutdown_abandons_a_step_that_hangs_and_fails_all_requests(tokenizer, intake):
     core = ScriptedCore(echo, step_s=3.0)
 
     async def main():
@@ -509,7 +509,7 @@ def test_shutdown_leaves_a_step_that_hangs_behind_and_everybody_hears_it(tokeniz
     asyncio.run(eventually(lambda: core.is_shut_down, "the thread ends after all"))
 
 
-def test_a_frontend_that_nobody_holds_any_more_stops_its_engine(tokenizer, intake):
+def test_a_frontend_that_is_garbage_collected_stops_its_engine(tokenizer, intake):
     core = ScriptedCore(echo)
     frontend = make(core, tokenizer, intake)
     asyncio.run(frontend.generate_whole("fox", WHOLE))
@@ -551,7 +551,7 @@ def test_a_control_that_fails_for_a_foreign_reason_ends_the_engine(tokenizer, in
     asyncio.run(main())
 
 
-def test_whoever_waits_for_the_engines_end_is_told_why(serve):
+def test_waiting_for_the_engines_death_returns_the_reason(serve):
     async def test(frontend, core):
         end = asyncio.create_task(frontend.wait_for_death())
         await asyncio.sleep(0.05)
@@ -633,7 +633,7 @@ def test_an_encoded_prompt_is_taken_as_it_is(serve):
     serve(test)
 
 
-def test_an_answer_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplog):
+def test_a_completion_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplog):
     def script(request):
         is_bad = request.token_ids == tokenizer.encode("dog")
         return Reply(["no token id"]) if is_bad else echo(request)

@@ -1,4 +1,4 @@
-"""Offline: each prompt has its output or its error, in order; then the engine is clean."""
+"""Offline batches: an output or an error per prompt, in order; then the engine is clean."""
 
 import pytest
 from engine_parts import make_core
@@ -24,7 +24,7 @@ from quire.sampling_params import SamplingParams
 WHOLE = SamplingParams(max_tokens=None)
 
 
-def test_answers_come_in_the_order_of_the_prompts(tokenizer, intake):
+def test_outputs_are_in_the_order_of_the_prompts(tokenizer, intake):
     frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
     prompts = ["the fox jumps", "dog", "the lazy dog 👩‍👩‍👧"]
     outputs = frontend.generate(prompts, WHOLE, use_progress=True)
@@ -60,7 +60,7 @@ def test_nothing_runs_if_one_prompt_is_wrong_and_every_wrong_one_is_named(tokeni
 
 def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(tokenizer, intake):
     frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
-    wrong, missing = GrammarError("no such form"), AdapterError("no such file")
+    wrong, missing = GrammarError("no such constraint"), AdapterError("no such file")
     outcomes = frontend.generate(
         ["fox", wrong, "dog"], WHOLE, adapters=[None, None, missing], return_errors=True
     )
@@ -69,7 +69,7 @@ def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(toke
     assert wrong.output is missing.output is None
 
 
-def test_an_exception_that_cannot_be_told_is_told_by_its_kind(tokenizer, intake):
+def test_an_exception_without_a_text_is_named_by_its_type(tokenizer, intake):
     class MuteError(Exception):
         def __str__(self):
             raise KeyError
@@ -89,7 +89,7 @@ def test_more_prompts_than_the_queue_holds_wait_their_turn(tokenizer, intake, is
     params = SamplingParams(max_tokens=3, n=2)
     outputs = frontend.generate([f"fox {i}" for i in range(20)], params)
     assert [output.prompt for output in outputs] == [f"fox {i}" for i in range(20)]
-    assert {len(answer.token_ids) for output in outputs for answer in output.outputs} == {3}
+    assert {len(completion.token_ids) for output in outputs for completion in output.outputs} == {3}
     assert not core.has_work()
 
 
@@ -132,8 +132,8 @@ def test_a_failed_prompt_loses_no_other_and_is_named_with_its_cause(tokenizer, i
     frontend = BatchFrontend(core, tokenizer, intake)
     with pytest.raises(PromptsError) as caught:
         frontend.generate(["the fox", "bad fox", "dog"], WHOLE)
-    told = "prompt 1: sampler 'y' of acme failed: TypeError (TypeError: no such thing)"
-    assert str(caught.value) == f"1 of 3 prompt(s) failed: {told}"
+    listed = "prompt 1: sampler 'y' of acme failed: TypeError (TypeError: no such thing)"
+    assert str(caught.value) == f"1 of 3 prompt(s) failed: {listed}"
     first, none, last = caught.value.outputs
     assert (first.outputs[0].text, none, last.outputs[0].text) == ("the fox", None, "dog")
     error = caught.value.errors[1]
@@ -234,7 +234,7 @@ def test_an_engine_that_dies_is_no_fault_of_any_prompt(tokenizer, intake):
 def test_an_engine_that_forgets_a_request_is_dead(tokenizer, intake):
     core = ScriptedCore(echo)
     core.has_work = lambda: False
-    with pytest.raises(EngineDeadError, match="1 requests are not finished"):
+    with pytest.raises(EngineDeadError, match="1 requests are unfinished"):
         BatchFrontend(core, tokenizer, intake).generate(["fox"], WHOLE)
 
 

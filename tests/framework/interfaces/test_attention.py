@@ -1,4 +1,4 @@
-"""What a backend declares answers every question of a layer, one by one."""
+"""Attention capabilities: each requirement of a layer is checked against what is declared."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def test_what_asks_for_nothing_special_is_served():
 
 
 @pytest.mark.parametrize("asked", FEATURES)
-def test_a_feature_is_served_only_by_who_declares_that_one(asked):
+def test_a_feature_is_served_only_if_it_is_declared(asked):
     value, name = FEATURES[asked]
     query = replace(QUERY, **{asked: value})
     declared = {"has_sinks": "sinks"}.get(asked, asked)

@@ -1,4 +1,4 @@
-"""One device is what an executor can serve, and what workers are, unless somebody says more."""
+"""Defaults of executors: one device, and one worker."""
 
 from quire.interfaces.executor import ExecutorCapabilities, WorkerGrid, WorkerLaunch
 

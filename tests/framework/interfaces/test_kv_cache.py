@@ -1,4 +1,4 @@
-"""The plan of a cache counts its bytes, and what a spec has by default holds for every spec."""
+"""Byte counts of a cache plan, and the defaults of KV-cache specs."""
 
 import pytest
 

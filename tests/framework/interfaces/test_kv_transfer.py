@@ -1,4 +1,4 @@
-"""A column is cut into pieces, each with a place of its own."""
+"""Pieces of cross-group blocks, and the defaults of KV stores."""
 
 import inspect
 
@@ -23,7 +23,7 @@ def test_a_piece_belongs_to_the_group_whose_layer_lies_in_the_tensor():
     )
 
 
-def test_pieces_stand_after_each_other_and_end_at_the_columns_bytes():
+def test_pieces_are_contiguous_and_end_at_the_bytes_of_a_cross_group_block():
     for plan in (one_group_plan(), three_groups_plan()):
         last = block_pieces(plan)[-1]
         assert last.offset + last.num_bytes == cross_group_block_bytes(plan)
@@ -34,11 +34,11 @@ def test_a_lookup_that_says_nothing_found_nothing_and_is_final():
     assert KVLookup() == KVLookup(num_blocks=0, is_pending=False)
 
 
-def test_a_store_need_not_hear_of_options_ends_and_requests():
-    for half, names in (
+def test_a_store_need_not_implement_options_shutdown_and_requests():
+    for side, names in (
         (KVStoreScheduler, ("check_options", "forget_request", "shutdown")),
         (KVStoreWorker, ("shutdown",)),
     ):
-        assert not set(names) & half.__abstractmethods__
+        assert not set(names) & side.__abstractmethods__
     KVStoreScheduler.check_options({"anything": "goes"})
     assert inspect.isabstract(KVStoreScheduler)

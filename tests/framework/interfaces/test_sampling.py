@@ -12,7 +12,7 @@ from quire.interfaces.sampling import STAGES, RequestField, SamplerCapabilities
         (bool, 1), (bool, None),
     ],
 )  # fmt: skip
-def test_what_the_column_cannot_hold_is_refused_by_name(kind, value):
+def test_a_value_that_the_field_cannot_hold_is_refused_by_name(kind, value):
     with pytest.raises(InvalidRequestError, match="field") as caught:
         RequestField("field", kind, kind(0)).check(value)
     assert caught.value.param == "field"
@@ -50,7 +50,7 @@ def test_the_bounds_of_a_field_belong_to_it(kind, values):
             field.check(wrong)
 
 
-def test_an_infinite_number_has_no_column_though_nothing_bounds_it():
+def test_an_infinite_number_is_refused_though_nothing_bounds_it():
     for value in (float("inf"), float("-inf"), 3.5e38):
         with pytest.raises(InvalidRequestError):
             RequestField("field", float, 0.0).check(value)

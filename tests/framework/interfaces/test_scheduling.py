@@ -1,4 +1,4 @@
-"""A policy that answers the one question that it must keeps order, admits, and sends the last."""
+"""Defaults of scheduling policies: a policy that only implements `order`."""
 
 from quire.interfaces.scheduling import SchedulingPolicy, SchedulingPolicyCapabilities
 
@@ -8,7 +8,7 @@ class Plain(SchedulingPolicy):
         return 0
 
 
-def test_by_default_all_are_admitted_and_the_last_has_to_go():
+def test_by_default_all_are_admitted_and_the_last_is_preempted():
     policy = Plain()
     assert policy.admits("new", []) is True
     assert policy.admits("new", ["one", "two"]) is True

@@ -1,4 +1,4 @@
-"""A bit a token decides what stays, whatever the shape."""
+"""Masking of logits by a bitmask, for all shapes."""
 
 import pytest
 import torch

@@ -20,8 +20,8 @@ ACTIVATIONS = [(silu_and_mul, functional.silu), (gelu_tanh_and_mul, gelu)]
 
 
 def numbers(*shape: int, spread: float = 3.0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return drawn.to(DEVICE) * spread
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return values.to(DEVICE) * spread
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -47,7 +47,7 @@ def test_gates_far_from_zero_are_shut_or_open(kernel, activation):
 
 
 @pytest.mark.parametrize(("kernel", "activation"), ACTIVATIONS)
-def test_not_a_number_stays_one_and_stays_in_its_place(kernel, activation):
+def test_nan_stays_nan_and_affects_no_other_element(kernel, activation):
     gate_up = numbers(2, 20)
     expected = kernel(gate_up)
     gate_up[0, 3] = gate_up[1, 14] = torch.nan

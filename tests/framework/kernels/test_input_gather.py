@@ -1,4 +1,4 @@
-"""What the kernel gathers is what the host would build, and padding is harmless."""
+"""The gathered inputs of a step are those that the host would build; padding is harmless."""
 
 import pytest
 from dry_launch import compiled_in_child
@@ -167,8 +167,8 @@ def test_padding_of_a_captured_step_reads_nothing_and_goes_to_the_null_block():
         assert layout.query_start.tolist() == [0, 1, 2, 2, 2]
         assert layout.seq_lens.tolist() == [33, 33, 0, 0]
         size = BLOCK_SIZES[group]
-        places = [(200 * slot + 32 // size + 1) * size for slot in (2, 4)]
-        assert layout.slot_mapping.tolist() == [*places, 0, 0]
+        kv_slots = [(200 * slot + 32 // size + 1) * size for slot in (2, 4)]
+        assert layout.slot_mapping.tolist() == [*kv_slots, 0, 0]
         assert (layout.num_tokens, layout.max_query_len) == (4, 1)
         assert layout.query_lens_host == layout.seq_lens_host == []
 

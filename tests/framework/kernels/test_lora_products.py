@@ -1,4 +1,4 @@
-"""Adapters in two launches, against one product a token in float64."""
+"""Adapters in two launches, against one product per token in float64."""
 
 import pytest
 import torch
@@ -15,16 +15,16 @@ MIXED = [0, 2, -1, 2, 1, -1, -1, 0, 2, 2, 1, 0, 0, 2, 1, -1, 2, 0, 1]  # over tw
 
 
 def numbers(*shape: int, seed: int) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return drawn.to(DEVICE)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(DEVICE)
 
 
 class Stacks:
-    """Places with adapters of given ranks, one rank a slice; what is unused is not a number."""
+    """Stacks of adapters with given ranks, one rank per slice; unused elements are NaN."""
 
     def __init__(
         self,
-        places: list[list[int]],
+        adapters: list[list[int]],
         num_columns: int,
         max_rank: int,
         dtype: torch.dtype,
@@ -32,36 +32,40 @@ class Stacks:
     ) -> None:
         self.slices = slices
         rows, outputs = len(slices) * max_rank, slices[-1][1]
-        self.a = torch.full((len(places), rows, num_columns), torch.nan, dtype=dtype, device=DEVICE)
-        self.b = torch.full((len(places), outputs, max_rank), torch.nan, dtype=dtype, device=DEVICE)
-        self.spans = torch.zeros(len(places), len(slices) + 1, dtype=torch.int32, device=DEVICE)
+        self.a = torch.full(
+            (len(adapters), rows, num_columns), torch.nan, dtype=dtype, device=DEVICE
+        )
+        self.b = torch.full(
+            (len(adapters), outputs, max_rank), torch.nan, dtype=dtype, device=DEVICE
+        )
+        self.spans = torch.zeros(len(adapters), len(slices) + 1, dtype=torch.int32, device=DEVICE)
         self.tiles = torch.tensor(output_tiles(slices), dtype=torch.int32, device=DEVICE)
-        for place, ranks in enumerate(places):
-            self.place(place, ranks)
+        for adapter, ranks in enumerate(adapters):
+            self.load(adapter, ranks)
 
-    def place(self, place: int, ranks: list[int]) -> None:
+    def load(self, adapter: int, ranks: list[int]) -> None:
         num_columns, end = self.a.shape[2], 0
         for number, (rank, (start, stop)) in enumerate(zip(ranks, self.slices, strict=True)):
-            seed = 10 * place + number
-            self.a[place, end : end + rank] = numbers(rank, num_columns, seed=seed)
-            self.b[place, start:stop, :rank] = numbers(stop - start, rank, seed=seed + 100)
+            seed = 10 * adapter + number
+            self.a[adapter, end : end + rank] = numbers(rank, num_columns, seed=seed)
+            self.b[adapter, start:stop, :rank] = numbers(stop - start, rank, seed=seed + 100)
             end += rank
-            self.spans[place, number + 1] = end
+            self.spans[adapter, number + 1] = end
 
     def add(self, out: Tensor, x: Tensor, index: Tensor) -> Tensor:
         expand(out, shrink(x, self.a, self.spans, index), self.b, self.spans, self.tiles, index)
         return out
 
     def expected(self, out: Tensor, x: Tensor, index: Tensor) -> Tensor:
-        """What is to come out, token by token and slice by slice."""
+        """Return the expected outputs, token by token and slice by slice."""
         whole = out.double()
-        for token, place in enumerate(index.tolist()):
-            if place < 0:
+        for token, adapter in enumerate(index.tolist()):
+            if adapter < 0:
                 continue
             for number, (start, stop) in enumerate(self.slices):
-                first, last = self.spans[place, number : number + 2].tolist()
-                hidden = self.a[place, first:last].double() @ x[token].double()
-                b = self.b[place, start:stop, : last - first].double()
+                first, last = self.spans[adapter, number : number + 2].tolist()
+                hidden = self.a[adapter, first:last].double() @ x[token].double()
+                b = self.b[adapter, start:stop, : last - first].double()
                 whole[token, start:stop] += b @ hidden
         return whole
 
@@ -80,34 +84,34 @@ def assert_adds(stacks: Stacks, index: Tensor, dtype: torch.dtype) -> None:
     assert not torch.equal(out, before)
 
 
-def places_of(index: list[int]) -> Tensor:
+def indices_of(index: list[int]) -> Tensor:
     return torch.tensor(index, dtype=torch.int64, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("num_columns", [40, 130, 1100])
 def test_each_token_gets_its_own_adapter(num_columns, dtype):
-    places = [[4, 0, 16], [1, 3, 2], [16, 16, 16]]
-    stacks = Stacks(places, num_columns, max_rank=16, dtype=dtype)
-    assert_adds(stacks, places_of(MIXED), dtype)
+    adapters = [[4, 0, 16], [1, 3, 2], [16, 16, 16]]
+    stacks = Stacks(adapters, num_columns, max_rank=16, dtype=dtype)
+    assert_adds(stacks, indices_of(MIXED), dtype)
 
 
 @pytest.mark.parametrize("rank", [1, 8, 31, 33, 64])
 def test_a_rank_may_be_any(rank):
     stacks = Stacks([[rank, 0, rank]], 96, max_rank=64, dtype=torch.float32)
-    assert_adds(stacks, places_of([0, -1, 0]), torch.float32)
+    assert_adds(stacks, indices_of([0, -1, 0]), torch.float32)
 
 
 def test_one_matrix_and_one_token():
     stacks = Stacks([[4], [8]], 64, max_rank=8, dtype=torch.float32, slices=[(0, 48)])
-    assert_adds(stacks, places_of([1]), torch.float32)
+    assert_adds(stacks, indices_of([1]), torch.float32)
 
 
 def test_slices_without_an_adapter_stay_exactly_the_same():
     stacks = Stacks([[4, 0, 4]], 40, max_rank=4, dtype=torch.float32)
     x, out = numbers(3, 40, seed=1), numbers(3, 222, seed=2)
     before = out.clone()
-    stacks.add(out, x, places_of([0, 0, 0]))
+    stacks.add(out, x, indices_of([0, 0, 0]))
     assert torch.equal(out[:, 70:90], before[:, 70:90])
     assert not torch.equal(out[:, :70], before[:, :70])
 
@@ -116,15 +120,15 @@ def test_without_any_adapter_nothing_is_written():
     stacks = Stacks([[4, 4, 4]], 40, max_rank=4, dtype=torch.float32)
     x, out = numbers(20, 40, seed=1), numbers(20, 222, seed=2)
     before = out.clone()
-    stacks.add(out, x, places_of([-1] * 20))
+    stacks.add(out, x, indices_of([-1] * 20))
     assert torch.equal(out, before)
 
 
-def test_an_empty_place_adds_nothing():
+def test_an_empty_index_adds_nothing():
     stacks = Stacks([[0, 0, 0], [2, 2, 2]], 40, max_rank=4, dtype=torch.float32)
     x, out = numbers(2, 40, seed=1), numbers(2, 222, seed=2)
     before = out.clone()
-    stacks.add(out, x, places_of([0, 1]))
+    stacks.add(out, x, indices_of([0, 1]))
     assert torch.equal(out[0], before[0])
     assert not torch.equal(out[1], before[1])
 
@@ -132,7 +136,7 @@ def test_an_empty_place_adds_nothing():
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_token_has_the_same_bits_in_every_company(dtype):
     stacks = Stacks([[4, 0, 16], [1, 3, 2], [16, 16, 16]], 130, max_rank=16, dtype=dtype)
-    index = places_of(MIXED)
+    index = indices_of(MIXED)
     x, out = numbers(len(MIXED), 130, seed=1).to(dtype), numbers(len(MIXED), 222, seed=2).to(dtype)
     whole = stacks.add(out.clone(), x, index)
     for token in (0, 4, 16, 18):
@@ -143,7 +147,7 @@ def test_a_token_has_the_same_bits_in_every_company(dtype):
 def test_what_other_tokens_hold_does_not_leak():
     stacks = Stacks([[4, 4, 4], [4, 4, 4]], 40, max_rank=4, dtype=torch.float32)
     x, out = numbers(3, 40, seed=1), numbers(3, 222, seed=2)
-    index = places_of([0, 1, 0])
+    index = indices_of([0, 1, 0])
     expected = stacks.add(out.clone(), x, index)
     x[1] = torch.nan
     spoilt = stacks.add(out.clone(), x, index)
@@ -153,7 +157,7 @@ def test_what_other_tokens_hold_does_not_leak():
 
 def test_what_other_adapters_hold_does_not_leak():
     stacks = Stacks([[4, 4, 4], [4, 4, 4]], 40, max_rank=4, dtype=torch.float32)
-    x, out, index = numbers(3, 40, seed=1), numbers(3, 222, seed=2), places_of([0, 1, -1])
+    x, out, index = numbers(3, 40, seed=1), numbers(3, 222, seed=2), indices_of([0, 1, -1])
     expected = stacks.add(out.clone(), x, index)
     stacks.a[1], stacks.b[1] = torch.nan, torch.nan
     spoilt = stacks.add(out.clone(), x, index)
@@ -164,7 +168,7 @@ def test_what_other_adapters_hold_does_not_leak():
 def test_rows_may_lie_apart():
     stacks = Stacks([[4, 2, 1]], 40, max_rank=4, dtype=torch.float32)
     x, out = numbers(4, 100, seed=1)[:, :40], numbers(4, 300, seed=2)[:, 10:232]
-    index = places_of([0, -1, 0, 0])
+    index = indices_of([0, -1, 0, 0])
     expected = stacks.expected(out, x, index)
     torch.testing.assert_close(stacks.add(out, x, index).double(), expected, rtol=1e-5, atol=1e-4)
 

@@ -13,8 +13,8 @@ EPS = 1e-5
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return drawn.to(DEVICE)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(DEVICE)
 
 
 def by_formula(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:

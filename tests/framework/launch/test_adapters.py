@@ -1,4 +1,4 @@
-"""An adapter is told by its content; a source that does not say what that is, is refused."""
+"""Adapters are identified by their content hash; a source without one is refused."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_an_adapter_is_its_name_and_its_content(site, tmp_path):
 
 def test_an_adapter_that_is_not_offered_names_those_that_are(site, tmp_path):
     its = composed(site, tmp_path)
-    with pytest.raises(UnknownModelError, match=r"'two' \(offered: one\)"):
+    with pytest.raises(UnknownModelError, match=r"'two' \(known: one\)"):
         resolved(its, "two", found(its))
     with pytest.raises(UnknownModelError, match="none; start with enable_lora"):
         resolved(its, "two")
@@ -125,10 +125,10 @@ def test_with_the_default_source_there_is_no_other(site):
     assert its.composition.shipped_lora_source is None
 
 
-def test_without_a_source_for_them_the_checkpoints_own_are_not_offered_and_told(site, caplog):
+def test_without_a_source_for_them_the_checkpoints_own_are_not_offered_with_a_warning(site, caplog):
     its = composed(site, None, model="demo", plugins=["no:quire_lora"])
     assert list(found(its)) == ["one"]
-    (record,) = [r for r in caplog.records if "not offered" in r.getMessage()]
+    (record,) = [r for r in caplog.records if "not served" in r.getMessage()]
     assert "(formal, pirate)" in record.getMessage()
 
 
@@ -164,7 +164,8 @@ def test_a_source_that_cannot_be_built_names_its_plugin(site, tmp_path):
 
 def test_a_source_without_options_takes_none(site, tmp_path):
     its = composed(site, tmp_path, lora_source_options=["colour=red"])
-    with pytest.raises(SettingsError, match=r"^LoRA source .*\.Source has no options; .* colour"):
+    message = r"^LoRA source .*\.Source has no options, but .* colour"
+    with pytest.raises(SettingsError, match=message):
         found(its)
 
 
@@ -172,7 +173,7 @@ def test_a_source_without_options_takes_none(site, tmp_path):
     ("wrong", "words"),
     [
         ({"resolved": "1 / 0"}, r"failed to find adapter 'files': ZeroDivisionError$"),
-        ({"resolved": "'files'"}, r"gave a str as the folder of adapter 'files'$"),
+        ({"resolved": "'files'"}, r"returned a str as the folder of adapter 'files'$"),
         ({"content_hash": "[][0]"}, r"failed to hash adapter 'files': IndexError$"),
     ],
 )
@@ -188,7 +189,7 @@ def test_a_failure_of_a_source_names_its_plugin(site, tmp_path, wrong, words):
     ("read", "words"),
     [
         ("raise OSError('torn')", r"failed to read adapter 'files': OSError$"),
-        ("return None", "read None, and no Adapter$"),
+        ("return None", "read None, not an Adapter$"),
     ],
 )
 def test_what_a_source_reads_is_an_adapter_or_names_its_plugin(site, tmp_path, read, words):
@@ -224,7 +225,11 @@ def test_what_a_source_says_on_purpose_stays_behind_its_name(site, tmp_path):
 @pytest.mark.parametrize("content_hash", ["''", "None", "b'1'"])
 def test_a_source_that_gives_no_content_hash_is_refused_by_name(site, tmp_path, content_hash):
     its = composed(site, tmp_path, content_hash)
-    with pytest.raises(AdapterError, match=r"plugin acme_lora.* gave .* content hash of .*'one'"):
+    with pytest.raises(
+        AdapterError, match=r"plugin acme_lora.* returned .* content hash of .*'one'"
+    ):
         found(its)
-    with pytest.raises(AdapterError, match=r"plugin acme_lora.* gave .* content hash of .*'two'"):
+    with pytest.raises(
+        AdapterError, match=r"plugin acme_lora.* returned .* content hash of .*'two'"
+    ):
         resolved(its, LoRARequest("two", 1, "elsewhere"))

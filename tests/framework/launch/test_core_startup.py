@@ -1,4 +1,4 @@
-"""A core is started with what was asked for; one that cannot be leaves no worker behind."""
+"""Start-up of a core as set; a failed start-up leaves no worker behind."""
 
 import pytest
 from engine_parts import CountingExecutor
@@ -57,7 +57,7 @@ def composed(folder, **options):
     return compose_engine(settings, load_plugins(settings.plugins))
 
 
-def test_the_cache_is_allocated_and_its_length_is_told(folder, executor):
+def test_the_cache_is_allocated_and_its_length_is_returned(folder, executor):
     _, started = core.start_core(composed(folder, num_kv_blocks=5))
     assert started.max_model_len == 4 * 16 + 1
     assert executor.events == ["start", 65]
@@ -120,5 +120,5 @@ def test_workers_that_would_share_a_layer_are_refused(folder, tp_size, rank):
     its = composed(folder)
     wide = Settings.from_options({"model": folder, "tensor_parallel_size": tp_size})
     make = core._worker_maker(wide, its.composition, its.plugins)
-    with pytest.raises(SettingsError, match="a process each"):
+    with pytest.raises(SettingsError, match="a process per worker"):
         make(rank)

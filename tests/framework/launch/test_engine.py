@@ -1,4 +1,4 @@
-"""An engine is started where it was asked for, and says the same wherever it runs."""
+"""Start-up of an engine in this or another process, with the same results."""
 
 import asyncio
 import sys
@@ -80,13 +80,13 @@ def test_plugins_see_requests_of_an_async_frontend_begin_and_end(folder, site):
     engine = start_engine(Settings.from_options({"model": folder}))
     frontend = engine.async_frontend()
 
-    async def answer():
+    async def complete():
         try:
             return await frontend.generate_whole("x", SamplingParams(max_tokens=1))
         finally:
             await frontend.shutdown()
 
-    output = asyncio.run(answer())
+    output = asyncio.run(complete())
     recorded = sys.modules["acme_records"]
     assert recorded.received == recorded.finished
     assert [each.startswith(output.request_id) for each in recorded.finished] == [True]

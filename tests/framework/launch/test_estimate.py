@@ -1,4 +1,4 @@
-"""What is told before start-up is what start-up does."""
+"""The memory estimate before start-up equals what start-up does."""
 
 import json
 
@@ -41,7 +41,7 @@ def estimated(checkpoint, **options) -> MemoryEstimate:
         {"max_num_seqs": 2, "max_model_len": 300, "max_num_batched_tokens": 64},
     ],
 )
-def test_the_engine_has_the_blocks_and_the_length_that_were_told(folder, options):
+def test_the_engine_has_the_blocks_and_the_length_of_the_estimate(folder, options):
     plan = estimated(folder, **options).plan
     with LLM(str(folder.folder), **options) as llm:
         assert llm.stats().num_blocks == plan.num_blocks - 1
@@ -57,7 +57,7 @@ def test_what_is_free_is_shared_after_the_weights_are_off(folder):
     memory = estimated(folder)
     now = cache_bytes(free_host_bytes() - memory.weight_bytes)
     assert memory.cache_limit == pytest.approx(now, rel=0.3)  # others use this machine too
-    assert "what is free on this cpu" in memory.limited_by
+    assert "memory that is free on this cpu" in memory.limited_by
 
 
 def test_the_cache_gets_its_share_of_what_the_weights_leave(folder, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_cache_larger_by_a_byte_than_what_is_free_is_the_problem(folder, monke
     monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed)
     assert estimated(folder, num_kv_blocks=700).problem is None
     monkeypatch.setattr(estimate, "free_host_bytes", lambda: needed - 1)
-    assert "room for 699 blocks" in estimated(folder, num_kv_blocks=700).problem
+    assert "enough for 699 blocks" in estimated(folder, num_kv_blocks=700).problem
 
 
 def test_each_group_says_what_it_costs(folder):
@@ -120,7 +120,7 @@ def test_weights_that_do_not_fit_are_the_problem(tmp_path):
     config.write_text(json.dumps(huge))
     memory = estimated(checkpoint, load_format="dummy", num_kv_blocks=10)
     assert memory.plan is None
-    assert "are free on this cpu; a smaller dtype" in memory.problem
+    assert "are free on this cpu; use a smaller dtype" in memory.problem
 
 
 def test_a_gpu_that_cannot_be_asked_leaves_the_size_open(folder):
@@ -132,7 +132,7 @@ def test_full_attention_alone_by_hand(tmp_path):
     checkpoint = write_checkpoint(tmp_path / "m", "LlamaForCausalLM", max_position_embeddings=4096)
     memory = estimated(checkpoint, num_kv_blocks=1001)
     (group,) = memory.groups
-    # 3 layers * K and V * 2 heads * 16 numbers * 4 bytes = 768 bytes a token.
+    # 3 layers * K and V * 2 heads * 16 elements * 4 bytes = 768 bytes a token.
     assert (group.bytes_a_token, group.page_bytes, group.padding_bytes) == (768, 768 * 16, 0)
     # 1,000 blocks: 1,024 tokens are 1,023 computed, 64 blocks; 4,096 are 256 blocks.
     assert memory.fits == (Fit(1024, 15), Fit(4096, 3))
@@ -140,9 +140,9 @@ def test_full_attention_alone_by_hand(tmp_path):
 
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
 @pytest.mark.parametrize("name", ["none", "int8", "int4"])
-def test_packed_weights_take_what_was_told(tmp_path, name, is_tied):
+def test_packed_weights_take_what_was_estimated(tmp_path, name, is_tied):
     sizes = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768}
-    sizes["max_position_embeddings"] = 32  # the table of angles is no weight
+    sizes["max_position_embeddings"] = 32  # the table of rotary angles is no weight
     checkpoint = write_checkpoint(
         tmp_path, "Qwen3ForCausalLM", tie_word_embeddings=is_tied, head_dim=64, **sizes
     )
@@ -150,10 +150,10 @@ def test_packed_weights_take_what_was_told(tmp_path, name, is_tied):
     composed = compose_engine(settings, load_plugins(settings.plugins))
     registries = composed.plugins.registries
     worker = ModelWorker(composed.settings, composed.composition, registries, SingleDevice())
-    told = estimate_memory(composed).weight_bytes
+    expected = estimate_memory(composed).weight_bytes
     held = worker.load().weight_bytes
     if name == "none":  # torch keeps weights as small as these twice
-        assert told < held < 2.02 * told
+        assert expected < held < 2.02 * expected
     else:
-        assert held == pytest.approx(told, rel=0.03)
-    assert told < checkpoint.num_params * (4.1 if name == "none" else 2.5)
+        assert held == pytest.approx(expected, rel=0.03)
+    assert expected < checkpoint.num_params * (4.1 if name == "none" else 2.5)

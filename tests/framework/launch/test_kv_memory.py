@@ -1,4 +1,4 @@
-"""The plan of an engine follows the user's options, and says which of them would help."""
+"""The KV-cache plan follows the user's options, and its errors name those that would help."""
 
 from dataclasses import replace
 
@@ -109,8 +109,8 @@ def test_requests_become_shorter_where_the_cache_is_small_with_a_warning(tmp_pat
     assert plan.max_model_len == 4 * 16 + 1
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    told = "max_model_len is 65, not the model's 512: that is what fits the KV cache of 4 blocks"
-    assert record.getMessage().startswith(told)
+    start = "max_model_len is reduced to 65 from the model's 512 to fit the KV cache of 4 blocks"
+    assert record.getMessage().startswith(start)
 
 
 @pytest.mark.parametrize("size", [{"num_kv_blocks": 5}, {"kv_cache_memory_bytes": 70_000}, {}])
@@ -179,7 +179,7 @@ def test_a_backend_that_cannot_use_padded_pages_is_refused(site, tmp_path):
     site.install("acme_model", MODEL.replace("LAYERS", ""))
     site.install("acme", BACKEND.replace("OPTIONS", "sliding_window=True"))
     its = composed(tmp_path, "AcmeForCausalLM", attention_backend="acme")
-    with pytest.raises(RefusedError, match="'acme' does not support such padded pages"):
+    with pytest.raises(RefusedError, match="'acme' does not support padded pages"):
         planned(its)
 
 
@@ -189,5 +189,5 @@ def test_a_backend_that_cannot_use_the_common_blocks_is_refused(site, tmp_path):
     site.install("acme", BACKEND.replace("OPTIONS", sizes + SERVES_ALL))
     its = composed(tmp_path, "AcmeForCausalLM", attention_backend="acme")
     # The state has 64 * 32 * 4 = 8,192 bytes, a page of 16 tokens 2 * 16 * 2 * 16 * 4 = 4,096.
-    with pytest.raises(RefusedError, match=r"blocks of 32 tokens, and .* 'acme' serves 16"):
+    with pytest.raises(RefusedError, match=r"blocks of 32 tokens, and .* 'acme' supports 16"):
         planned(its)

@@ -1,4 +1,4 @@
-"""What is wrong with a KV store's options is said before the weights are read."""
+"""Invalid options of a KV store are refused before the weights are read."""
 
 import pytest
 

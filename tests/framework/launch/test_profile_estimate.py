@@ -1,4 +1,4 @@
-"""What a GPU's memory would be used for, by hand."""
+"""The estimated memory profile of a GPU equals a calculation by hand."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
 MEMORY = DeviceMemory(total=10**10, free=8 * 10**9)
-TOKEN_BYTES = 4 * (2 * 64 + (64 + 2 * 32 + 6 * (64 + 32)) + 2 * 16)  # attention is the larger half
+TOKEN_BYTES = 4 * (2 * 64 + (64 + 2 * 32 + 6 * (64 + 32)) + 2 * 16)  # more than the MLP needs
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def with_mlp(its, size):
     return replace(its.composition, description=description)
 
 
-def test_a_token_takes_what_its_larger_half_does(its):
+def test_a_token_takes_what_the_larger_of_attention_and_mlp_does(its):
     assert activation_bytes(its.settings, its.composition) == TOKEN_BYTES
-    # With an MLP of 1,000 the other half is the larger one.
+    # With an intermediate size of 1,000 the MLP needs more.
     wide = with_mlp(its, 1000)
     assert activation_bytes(its.settings, wide) == 4 * (2 * 64 + 4 * 1000 + 2 * 16)
 

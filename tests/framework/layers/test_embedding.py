@@ -80,7 +80,7 @@ def test_logits_have_the_type_of_the_weight():
 
 
 class Doubled(LinearMethod):
-    """Keeps twice the weight, so that it shows whose numbers are used."""
+    """Keeps twice the weight, so that it shows which weight is used."""
 
     def __init__(self, has_rows: bool) -> None:
         self.has_rows = has_rows
@@ -158,7 +158,7 @@ def test_a_head_that_shares_a_plain_weight_has_the_narrow_numbers_of_the_file(
         torch.testing.assert_close(head(torch.eye(4)), expected.T)
 
 
-def test_a_device_has_its_share_of_a_tied_weight():
+def test_a_device_has_its_shard_of_a_tied_weight():
     ids = torch.arange(7)
     first, _ = tied_under(DoubleAll(True), context(0, 2, torch.zeros(1)))
     second, _ = tied_under(DoubleAll(True), context(1, 2, first(ids)))

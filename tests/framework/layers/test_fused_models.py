@@ -1,4 +1,4 @@
-"""Whole models that run kernels, and whose backend rotates, answer as those that run torch do."""
+"""Whole models with kernels and a backend that fuses rotation, against models with torch only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -104,31 +104,31 @@ def test_adapters_change_both_alike(checkpoint):
     model, _ = fused_model(checkpoint)
     plain = load_model(checkpoint)
     index = torch.tensor([0, 1, -1] * 3 + [1, 0])
-    rows = tuple((place, (index == place).nonzero().squeeze(1)) for place in (0, 1))
+    rows = tuple((adapter, (index == adapter).nonzero().squeeze(1)) for adapter in (0, 1))
     for each in (model, plain):
-        place_adapters(each)
+        load_adapters(each)
     expected = logits_of(plain, TOKENS, adapters=AdapterBatch(index, rows))
-    answers = logits_of(model, TOKENS, adapters=AdapterBatch(index, ()))
-    assert difference(answers, expected) < 1e-5
+    logits = logits_of(model, TOKENS, adapters=AdapterBatch(index, ()))
+    assert difference(logits, expected) < 1e-5
     assert difference(expected, logits_of(plain, TOKENS)) > 0.01
 
 
-def place_adapters(model: Any) -> None:
+def load_adapters(model: Any) -> None:
     """Adapt every linear layer, with two adapters of different ranks."""
-    draw = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
     for layer in model.modules():
         if isinstance(layer, ParallelLinear):
             layer.enable_lora(2, 4)
-            for place, rank in ((0, 4), (1, 1)):
+            for adapter, rank in ((0, 4), (1, 1)):
                 matrices = {
                     name: AdapterModule(
-                        torch.randn(rank, layer.num_columns, generator=draw) * 0.1,
-                        torch.randn(part.num_rows, rank, generator=draw) * 0.1,
+                        torch.randn(rank, layer.num_columns, generator=generator) * 0.1,
+                        torch.randn(part.num_rows, rank, generator=generator) * 0.1,
                         1.0,
                     )
                     for name, part in layer.slices.items()
                 }
-                layer.set_adapter(place, matrices)
+                layer.set_adapter(adapter, matrices)
 
 
 MAX_OPERATORS = 4  # of torch in a decoder layer: the products with its four weights
@@ -150,7 +150,7 @@ class Launches(TorchDispatchMode):
 
 
 class Idle(RotatingAttention):
-    """Answers with its metadata: what it would launch is not counted."""
+    """Returns its metadata, so that its launches are not counted."""
 
     def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
         return metadata

@@ -42,7 +42,7 @@ def test_very_small_and_very_large_numbers_keep_their_direction(context, size):
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 @BY_TORCH_OR_KERNEL
-def test_the_norm_takes_the_residual_along(context, eps):
+def test_the_norm_includes_the_residual(context, eps):
     norm = RMSNorm(16, eps, context)
     norm.load_weight("weight", numbers(16, seed=1), "norm")
     x, residual = numbers(3, 16), numbers(3, 16, seed=2)
@@ -116,7 +116,7 @@ def test_native_norms_are_the_same_and_do_without_a_compiler(
     if not has_compiler:
         monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
     x, residual, qk = numbers(3, 40), numbers(3, 40, seed=2), numbers(3, 5, 8)
-    answers = []
+    results = []
     for kernels in ("torch", "native"):
         context = replace(CONTEXT, kernels=kernels)
         rows = RMSNorm(40, 1e-6, context, weight_offset=offset)
@@ -127,8 +127,8 @@ def test_native_norms_are_the_same_and_do_without_a_compiler(
         for norm in (rows, heads):
             norm.finish_loading()
             assert (norm.kernel is not None) == (kernels == "native" and has_compiler)
-        answers.append((*rows(x.clone(), residual.clone()), rows(x)[0], heads(qk)))
-    torch.testing.assert_close(*answers)
+        results.append((*rows(x.clone(), residual.clone()), rows(x)[0], heads(qk)))
+    torch.testing.assert_close(*results)
 
 
 def test_weights_that_are_loaded_later_are_those_of_the_native_norm():

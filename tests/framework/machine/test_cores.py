@@ -1,4 +1,4 @@
-"""Threads are counted as cores that this process may use."""
+"""Number of threads: the physical cores that this process may use."""
 
 import os
 
@@ -29,7 +29,7 @@ def test_two_threads_of_a_core_are_one(hyperthreads, cpus, count):
     assert physical_cores(cpus, hyperthreads) == count
 
 
-def test_where_nobody_tells_each_cpu_is_a_core(tmp_path):
+def test_without_siblings_each_cpu_is_a_core(tmp_path):
     assert physical_cores(range(3), tmp_path) == 3
 
 
@@ -78,11 +78,11 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
 )
 def test_a_quota_lowers_the_number_of_threads(monkeypatch, hyperthreads, quota, count, why):
     monkeypatch.setattr(cores, "CPUS", hyperthreads)
-    monkeypatch.setattr(cores, "_allowed", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "_allowed_cpus", lambda: set(range(8)))
     monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-    number, told = usable_cores()
+    number, reason = usable_cores()
     assert number == count
-    assert why in told
+    assert why in reason
 
 
 def test_the_affinity_of_the_process_counts():

@@ -1,4 +1,4 @@
-"""What is free is read from the system, and no more is taken than a share of it."""
+"""Free memory of the host, and the part of it for the cache."""
 
 import math
 

@@ -26,9 +26,9 @@ def test_the_widest_that_is_there_is_taken(flags, architecture, name):
 
 
 @pytest.mark.parametrize("missing", ["avx2", "fma", "f16c", "bmi1", "bmi2"])
-def test_a_processor_without_one_part_is_told_which(missing):
-    told = choose(AVX2 - {missing}, "x86_64")
-    assert f"avx2 needs {missing}" in told
+def test_a_processor_without_one_part_is_refused_with_its_name(missing):
+    reason = choose(AVX2 - {missing}, "x86_64")
+    assert f"avx2 needs {missing}" in reason
 
 
 def test_a_family_without_kernels_is_named():
@@ -47,16 +47,16 @@ def test_one_that_the_processor_lacks_is_refused_with_what_is_missing():
 @pytest.mark.parametrize(
     ("wanted", "architecture"), [("avx", "x86_64"), ("neon", "x86_64"), ("avx2", "aarch64")]
 )
-def test_one_that_nobody_knows_there_is_refused_with_what_can_be_said(wanted, architecture):
+def test_an_unknown_one_is_refused_with_the_known_ones(wanted, architecture):
     with pytest.raises(SettingsError, match=f"QUIRE_CPU_ISA must be one of .*got '{wanted}'"):
         choose(AVX512, architecture, wanted)
 
 
-def test_the_compiler_is_told_nothing_that_is_not_checked():
+def test_the_compiler_gets_no_flag_that_is_not_checked():
     for known in INSTRUCTION_SETS:
-        told = {flag.removeprefix("-m") for flag in known.compiler_flags if "=" not in flag}
+        used = {flag.removeprefix("-m") for flag in known.compiler_flags if "=" not in flag}
         renamed = {"bmi": "bmi1"}
-        assert {renamed.get(flag, flag) for flag in told} <= known.needs
+        assert {renamed.get(flag, flag) for flag in used} <= known.needs
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_mac_is_asked_in_its_own_way(monkeypatch, tmp_path):
     assert choose(cpu_flags(), "x86_64").name == "avx2"
 
 
-def test_where_nobody_says_nothing_is_assumed(monkeypatch, tmp_path):
+def test_without_cpu_info_no_flags_are_assumed(monkeypatch, tmp_path):
     monkeypatch.setattr(instruction_sets, "CPU_INFO", tmp_path / "none")
     assert cpu_flags() == frozenset()
 

@@ -55,7 +55,7 @@ def test_what_the_user_asks_for_is_taken(machine):
     assert machine.dtype("float16", "bfloat16", "cpu") == ("float16", "asked for")
 
 
-def test_the_gpu_is_taken_if_there_is_one_and_nobody_says_otherwise():
+def test_the_gpu_is_the_default_if_there_is_one():
     assert GPU.device("auto") == "cuda"
     assert OLD.device("auto") == "cpu"
     assert GPU.device("cpu") == "cpu"
@@ -69,11 +69,11 @@ def test_this_machine_knows_what_it_is():
     assert here.has_cuda or here.compute_capability is None
 
 
-@pytest.mark.parametrize(("told", "interprets"), [("1", True), ("0", False), (None, False)])
-def test_kernels_are_interpreted_where_the_environment_says_so(monkeypatch, told, interprets):
+@pytest.mark.parametrize(("value", "interprets"), [("1", True), ("0", False), (None, False)])
+def test_kernels_are_interpreted_if_the_environment_says_so(monkeypatch, value, interprets):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    if told is not None:
-        monkeypatch.setenv("TRITON_INTERPRET", told)
+    if value is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", value)
     assert Machine.here().interprets_kernels is interprets
 
 
@@ -92,10 +92,10 @@ machine.version = lambda _: "2"
 
 
 def asked(**environment: str) -> str:
-    """Ask in a process of its own, which has imported nothing yet."""
+    """Run code in a new process, which has imported nothing yet."""
     command = [sys.executable, "-c", environment.pop("code", ASK)]
-    told = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
-    return told.stdout.decode().strip()
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
+    return done.stdout.decode().strip()
 
 
 @pytest.mark.skipif(Machine.here().has_cuda, reason="there is a GPU")

@@ -1,4 +1,4 @@
-"""The first visible GPU is asked for its memory and its kind, without torch."""
+"""Memory and compute capability of the first visible GPU, without torch."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ def test_without_a_driver_nothing_is_known():
         ("GPU-1", 7 * GIB, 86),
     ],
 )
-def test_the_first_visible_device_answers(driver, monkeypatch, visible, free, capability):
+def test_the_first_visible_device_is_read(driver, monkeypatch, visible, free, capability):
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

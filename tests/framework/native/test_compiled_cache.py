@@ -1,4 +1,4 @@
-"""Compiled kernels are kept, and nothing damaged or foreign is ever loaded."""
+"""The cache of compiled kernels: nothing damaged or foreign is ever loaded."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _complains_anew(monkeypatch):
-    monkeypatch.setattr(compiled_cache, "_COMPLAINTS", compiled_cache._Complaints())
+    monkeypatch.setattr(compiled_cache, "_WARNINGS", compiled_cache._CacheWarnings())
 
 
 def files(folder):
@@ -88,7 +88,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder, caplog):
     assert cached(("a",), make, folder) == cached(("a",), make, folder) == b"machine code"
     assert make.count == 2
     assert files(folder) == []
-    assert "others can write to" in caplog.text
+    assert "other users can write to" in caplog.text
     assert "QUIRE_CACHE_DIR" in caplog.text
     assert len(caplog.records) == 1, "each library would say it again"
 
@@ -96,7 +96,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder, caplog):
 def test_a_folder_that_cannot_be_made_costs_the_cache_only(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert cached(("a",), Maker(), tmp_path / "file" / "kernels") == b"machine code"
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_half_made(folder, monkeypatch, caplog):
@@ -131,12 +131,12 @@ def test_the_user_names_the_folder_or_the_system_does(monkeypatch, tmp_path):
     assert default_folder() == tmp_path / ".cache" / "quire" / "kernels"
 
 
-def test_another_makers_code_is_found_when_it_does_not_matter(folder):
-    kept = keep(("a",), b"code", ".so", folder, maker="GCC 12")
-    assert find(("a",), ".so", folder, maker="GCC 12") == kept
-    assert find(("a",), ".so", folder, maker="GCC 13") is None
-    assert find(("a",), ".so", folder, maker=None) == kept
-    assert find(("b",), ".so", folder, maker=None) is None
+def test_another_compilers_code_is_found_when_it_does_not_matter(folder):
+    kept = keep(("a",), b"code", ".so", folder, compiler="GCC 12")
+    assert find(("a",), ".so", folder, compiler="GCC 12") == kept
+    assert find(("a",), ".so", folder, compiler="GCC 13") is None
+    assert find(("a",), ".so", folder, compiler=None) == kept
+    assert find(("b",), ".so", folder, compiler=None) is None
 
 
 def test_nothing_is_found_where_others_can_write(folder):
@@ -154,10 +154,10 @@ def test_a_folder_that_others_could_replace_is_not_used(tmp_path, mode, is_used,
     keep(("a",), b"code", ".so", folder)
     above.chmod(mode)
     assert (find(("a",), ".so", folder) is not None) == is_used
-    assert ("so they can replace" in caplog.text) != is_used
+    assert ("and replace" in caplog.text) != is_used
 
 
-def test_a_link_is_followed_before_anybody_is_trusted(tmp_path):
+def test_links_are_resolved_before_the_owner_is_checked(tmp_path):
     above, link = tmp_path / "above", tmp_path / "link"
     keep(("a",), b"code", ".so", above / "kernels")
     link.symlink_to(above / "kernels")
@@ -194,12 +194,16 @@ def test_a_file_that_is_removed_meanwhile_is_made_again(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("owner", "group", "is_used"),
-    [(1234, 1234, True), (1234, 0, False), (compiled_cache.NOBODY, compiled_cache.NOBODY, False)],
+    [
+        (1234, 1234, True),
+        (1234, 0, False),
+        (compiled_cache.NOBODY_UID, compiled_cache.NOBODY_UID, False),
+    ],
 )
 def test_a_group_of_the_user_alone_may_write_above(owner, group, is_used, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     there = os.stat_result((stat.S_IFDIR | 0o775, 0, 0, 2, owner, group, 0, 0, 0, 0))
-    assert compiled_cache._keeps_its_folders(there) == is_used
+    assert compiled_cache._is_protected(there) == is_used
 
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")

@@ -1,9 +1,9 @@
-"""A compiler is the one that CXX names, or else the first of the usual ones."""
+"""The search for a compiler: the one that CXX names, or else the first of the usual ones."""
 
 import pytest
 
 from quire.errors import NativeUnavailableError
-from quire.native.compiler import extra_flags, locate_compiler, own_words
+from quire.native.compiler import command_arguments, extra_flags, locate_compiler
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_the_variable_names_is_taken_with_its_words(tools, monkeypatch):
     tools("g++", "mine")
     monkeypatch.setenv("CXX", "mine -m64 '-DA=b c'")
     assert locate_compiler() == (str(tools.folder / "mine"), "-m64", "-DA=b c")
-    assert own_words() == ("-m64", "-DA=b c")
+    assert command_arguments() == ("-m64", "-DA=b c")
 
 
 @pytest.mark.parametrize("named", [" ", "absent", "absent -m64"])
@@ -47,10 +47,10 @@ def test_an_empty_variable_is_none(tools, monkeypatch):
     tools("g++")
     monkeypatch.setenv("CXX", "")
     assert locate_compiler() == (str(tools.folder / "g++"),)
-    assert own_words() == ()
+    assert command_arguments() == ()
 
 
-def test_where_there_is_none_all_names_are_told(tools):
+def test_where_there_is_none_all_names_are_listed(tools):
     with pytest.raises(NativeUnavailableError, match=r"looked for g\+\+, c\+\+, clang\+\+"):
         locate_compiler()
 

@@ -1,4 +1,4 @@
-"""A library is compiled once, loaded by whoever comes later, and its failure is a plain answer."""
+"""Native libraries: compiled once, then loaded from the cache; failures are plain errors."""
 
 import ctypes
 import os
@@ -33,10 +33,10 @@ FUNCTIONS = {"twice": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)}
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """An empty cache, and a process that has the pool and has complained of nothing."""
+    """An empty cache, and a process that has the pool and has logged no warning."""
     library._POOL.load()
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_COMPLAINTS", library._LibraryComplaints())
+    monkeypatch.setattr(library, "_WARNINGS", library._LibraryWarnings())
     return tmp_path / "cache" / "kernels"
 
 
@@ -75,7 +75,7 @@ def test_it_is_compiled_for_each_instruction_set_of_this_machine(monkeypatch, is
     assert [path.suffixes for path in kept(cache)] == [[f".{isa}", ".so"]]
 
 
-def test_one_library_is_compiled_once_whoever_asks(compiler):
+def test_one_library_is_compiled_once_for_all_callers(compiler):
     doubling = new_library()
     loaded = []
     callers = [threading.Thread(target=lambda: loaded.append(doubling.load())) for _ in range(4)]
@@ -147,7 +147,7 @@ def test_without_a_compiler_what_another_one_made_is_used(compiler, monkeypatch,
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     assert native_unavailable_reason() is None
     assert doubled(new_library().load())
-    assert "compiled before, by another compiler" in caplog.text
+    assert "cached kernels of another compiler are used" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -156,7 +156,7 @@ def test_without_a_compiler_other_sources_are_not_there(compiler, monkeypatch, t
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     source = tmp_path / "doubling.cpp"
     source.write_text(SOURCE.read_text() + "// changed\n")
-    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler: looked for"):
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler found: looked for"):
         new_library(source).load()
 
 
@@ -185,7 +185,7 @@ def test_without_a_compiler_a_library_of_another_program_is_no_reason_to_expect_
 def test_a_variable_that_is_no_words_of_a_shell_is_named(monkeypatch, variable, text):
     monkeypatch.setenv(variable, text)
     for attempt in (native_unavailable_reason, new_library().load):
-        with pytest.raises(SettingsError, match=f"the variable {variable} cannot be read.*No clos"):
+        with pytest.raises(SettingsError, match=f"the variable {variable} cannot be .*No clos"):
             attempt()
 
 
@@ -200,7 +200,9 @@ def test_a_compiler_that_does_not_work_is_one_warning_and_the_same_error_each_ti
             with pytest.raises(NativeUnavailableError, match="broken-c\\+\\+"):
                 doubling.load()
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.getMessage().startswith("torch's operators run, not the CPU kernels of doubling")
+    assert warning.getMessage().startswith(
+        "torch operators are used instead of the CPU kernels of doubling"
+    )
     assert (COMPLAINT in caplog.text) == how.startswith("fails")
     assert ("SIGKILL" in caplog.text) == (how == "is killed")
     assert kept(cache) == []
@@ -208,7 +210,7 @@ def test_a_compiler_that_does_not_work_is_one_warning_and_the_same_error_each_ti
     assert first == second
 
 
-def test_a_long_complaint_is_cut_to_its_end(monkeypatch, tmp_path):
+def test_a_long_compiler_output_is_cut_to_its_end(monkeypatch, tmp_path):
     script = tmp_path / "c++"
     script.write_text("#!/bin/sh\nseq 1 20000 >&2\nexit 1\n")
     script.chmod(0o755)
@@ -225,12 +227,12 @@ def test_a_compiler_that_hangs_is_killed_with_its_children(monkeypatch, tmp_path
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
-    assert "was not done after 0.5 s" in reason(new_library())
+    assert "did not finish within 0.5 s" in reason(new_library())
     stat = Path(f"/proc/{pid_file.read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_compiler_that_leaves_somebody_behind_is_not_waited_for(monkeypatch, tmp_path):
+def test_a_compiler_that_leaves_a_process_behind_is_not_waited_for(monkeypatch, tmp_path):
     """It is over at once, but what it has started holds its output open."""
     script = tmp_path / "c++"
     script.write_text("#!/bin/sh\nsleep 60 &\nexit 0\n")
@@ -238,19 +240,19 @@ def test_a_compiler_that_leaves_somebody_behind_is_not_waited_for(monkeypatch, t
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr("quire.native.compiler.COMPILE_TIMEOUT_S", 0.5)
     started = time.monotonic()
-    assert "was not done after 0.5 s" in reason(new_library())
+    assert "did not finish within 0.5 s" in reason(new_library())
     assert time.monotonic() - started < 30
 
 
-def test_a_compiler_that_makes_nothing_is_said_so(monkeypatch, tmp_path):
+def test_a_compiler_that_writes_no_library_is_reported(monkeypatch, tmp_path):
     script = tmp_path / "c++"
     script.write_text("#!/bin/sh\necho 1.0\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    assert reason(new_library()) == f"{script} has made nothing"
+    assert reason(new_library()) == f"{script} wrote no library"
 
 
-def test_what_cannot_be_loaded_where_it_is_kept_is_loaded_from_elsewhere(
+def test_a_library_that_cannot_be_loaded_from_the_cache_is_loaded_from_elsewhere(
     compiler, monkeypatch, cache, caplog
 ):
     real = ctypes.CDLL
@@ -287,7 +289,7 @@ def test_an_instruction_set_that_is_not_there_is_a_setting_that_cannot_work(monk
         new_library().load()
 
 
-def test_a_kept_library_that_cannot_be_loaded_is_made_again(compiler, cache, caplog):
+def test_a_cached_library_that_cannot_be_loaded_is_compiled_again(compiler, cache, caplog):
     new_library().load()
     (path,) = kept(cache)
     rubbish = b"not a library"
@@ -306,7 +308,7 @@ def test_a_home_that_is_read_only_costs_the_cache_only(monkeypatch, tmp_path, ca
     home.mkdir(mode=0o500)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(home / "cache"))
     assert doubled(new_library().load())
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
 
 
 def test_a_folder_that_cannot_be_used_costs_the_cache_only(monkeypatch, tmp_path, caplog):
@@ -318,7 +320,7 @@ def test_a_folder_that_cannot_be_used_costs_the_cache_only(monkeypatch, tmp_path
 
 def test_no_place_to_compile_is_a_plain_error(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(NativeUnavailableError, match=r"can be compiled in .*none: No such file"):
+    with pytest.raises(NativeUnavailableError, match=r"cannot compile in .*none: No such file"):
         new_library().load()
 
 
@@ -335,15 +337,15 @@ print(int(sum(numbers)))
 
 
 def test_processes_that_start_together_do_not_disturb_each_other(cache):
-    told = [None] * 3
+    results = [None] * 3
 
-    def ask(place):
-        told[place] = run_python(TOGETHER, {})
+    def call(index):
+        results[index] = run_python(TOGETHER, {})
 
-    callers = [threading.Thread(target=ask, args=(place,)) for place in range(len(told))]
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(len(results))]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert [(done.stdout.strip(), done.returncode) for done in told] == [("2000", 0)] * 3
+    assert [(done.stdout.strip(), done.returncode) for done in results] == [("2000", 0)] * 3
     assert [path.suffix for path in kept(cache)] == [".so"] * 2  # the pool's, too

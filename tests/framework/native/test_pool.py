@@ -1,4 +1,4 @@
-"""Each part of a call is done once, by whatever threads there are, and idle threads sleep."""
+"""The thread pool: each part of a call is done once, and idle threads sleep."""
 
 import ctypes
 import threading
@@ -147,7 +147,7 @@ def others():
     stats = [Path(f"/proc/self/task/{task}/stat").read_text() for task in tasks]
     return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
-time.sleep(0.1)  # who compiled has gone
+time.sleep(0.1)  # the compiling process has gone
 before = others()
 assert wrong(100, 4) == 0
 for _ in range(500):

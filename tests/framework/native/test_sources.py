@@ -1,4 +1,4 @@
-"""What is hashed is what is compiled: texts are read once, and written where they are compiled."""
+"""Source texts are read once, so the hashed text is the compiled text."""
 
 import pytest
 
@@ -22,11 +22,11 @@ def test_a_source_comes_with_the_headers_beside_it_and_quires(source):
 
 
 def test_what_is_written_is_what_was_read_whatever_was_edited_since(source, tmp_path):
-    sources, place = Sources.read(source), tmp_path / "place"
+    sources, folder = Sources.read(source), tmp_path / "folder"
     source.write_text("// edited\n")
-    place.mkdir()
-    sources.write(place)
-    written = {str(f.relative_to(place)): f.read_text() for f in place.rglob("*") if f.is_file()}
+    folder.mkdir()
+    sources.write(folder)
+    written = {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
     assert written == sources.texts
     assert written[sources.main] == "// kernel\n"
 

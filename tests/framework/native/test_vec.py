@@ -87,7 +87,7 @@ def test_exp_of_small_numbers_is_right_and_of_zero_exact(vectors):
     assert got[0] == 1
 
 
-def test_exp_ends_in_zero_and_infinity_and_keeps_what_is_no_number(vectors):
+def test_exp_ends_in_zero_and_infinity_and_keeps_nan(vectors):
     x = padded([-INF, -1e30, -88.0, -87.4, 88.8, 1e30, INF, NAN, -NAN])
     got = call(vectors.exponentials, x)
     assert got[:4].tolist() == [0, 0, 0, 0]
@@ -95,7 +95,7 @@ def test_exp_ends_in_zero_and_infinity_and_keeps_what_is_no_number(vectors):
     assert got[7:9].isnan().all()
 
 
-def test_exp_of_a_number_does_not_depend_on_its_place(vectors):
+def test_exp_of_a_number_does_not_depend_on_its_lane(vectors):
     x = numbers(16, scale=20)
     first = call(vectors.exponentials, x)
     for shift in range(1, 16):
@@ -129,7 +129,7 @@ def test_narrowing_rounds_to_nearest_and_ties_to_even(vectors):
     assert torch.equal(got.view(torch.bfloat16), x.to(torch.bfloat16))
 
 
-def test_narrowing_keeps_infinity_and_what_is_no_number(vectors):
+def test_narrowing_keeps_infinity_and_nan(vectors):
     largest = struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
     quiet_in_the_lower_half = struct.unpack("f", struct.pack("I", 0x7FC00001))[0]
     signalling_in_the_lower_half = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)
@@ -162,7 +162,7 @@ def test_the_larger_and_the_smaller_of_two(vectors, function, reference):
     assert torch.equal(call(getattr(vectors, function), a, b), reference(a, b))
 
 
-def test_of_what_is_no_number_and_one_that_is_the_second_is_taken(vectors):
+def test_of_nan_and_a_number_the_second_is_taken(vectors):
     a, b = padded([NAN, 1.0]), padded([2.0, 2.0])
     assert call(vectors.larger, a, b)[0] == 2
     assert call(vectors.smaller, a, b)[0] == 2
@@ -189,9 +189,9 @@ def test_lanes_are_added_in_a_fixed_order(vectors):
 
 
 def test_the_largest_lane_is_found_wherever_it_is(vectors):
-    for place in range(vectors.width):
+    for lane in range(vectors.width):
         x = numbers(vectors.width, 7)
-        x[place] = 9
+        x[lane] = 9
         assert call(vectors.maxima, x, count=1).item() == 9
     x = numbers(1600, 8)
     lanes = x.view(-1, vectors.width)

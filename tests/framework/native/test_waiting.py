@@ -1,4 +1,4 @@
-"""Beside compiled kernels torch's waiting threads sleep, unless the user wants otherwise."""
+"""With compiled kernels torch's idle threads sleep, unless the user sets another policy."""
 
 import os
 import subprocess
@@ -7,16 +7,16 @@ import sys
 import pytest
 from cpp_compilers import NEEDS_COMPILER
 
-from quire.native.waiting import DECIDING, set_policy, wait_asleep
+from quire.native.waiting import USER_VARIABLES, set_policy, wait_asleep
 
 
-def test_nobody_has_said_anything():
+def test_without_variables_of_the_user_the_policy_is_set():
     environment = {"OMP_NUM_THREADS": "2"}
     set_policy(environment)
     assert environment == {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 
 
-@pytest.mark.parametrize("name", DECIDING)
+@pytest.mark.parametrize("name", USER_VARIABLES)
 def test_what_the_user_says_stays(name):
     environment = {name: "7"}
     set_policy(environment)
@@ -27,7 +27,7 @@ def test_after_torch_it_is_too_late_and_said(caplog, monkeypatch):
     caplog.set_level("INFO")
     import torch  # noqa: F401
 
-    for name in DECIDING:
+    for name in USER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
     wait_asleep()
@@ -35,7 +35,7 @@ def test_after_torch_it_is_too_late_and_said(caplog, monkeypatch):
     assert "torch was imported before the engine" in caplog.text
 
 
-def test_who_has_decided_is_not_told_what_to_set(caplog, monkeypatch):
+def test_after_torch_nothing_is_logged_if_the_user_set_a_policy(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     wait_asleep()
@@ -55,8 +55,8 @@ print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules)
     ("kernels", "policy"), [pytest.param("native", "passive", marks=NEEDS_COMPILER),
                             ("torch", None)]
 )  # fmt: skip
-def test_an_engine_settles_it_by_its_kernels_before_torch_comes(kernels, policy):
-    environment = {name: value for name, value in os.environ.items() if name not in DECIDING}
+def test_an_engine_sets_it_by_its_kernels_before_torch_is_imported(kernels, policy):
+    environment = {name: value for name, value in os.environ.items() if name not in USER_VARIABLES}
     command = [sys.executable, "-c", PLANNED, kernels]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [kernels, f"{policy} False"]

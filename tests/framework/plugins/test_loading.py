@@ -30,7 +30,7 @@ OFFERS_APPLE = """
     def register_lora_sources(registry):
         registry.add("apple", "json:JSONDecoder")
 """
-RAISES_HALF_WAY = """
+RAISES_MIDWAY = """
     from quire import hookimpl
 
     @hookimpl
@@ -39,7 +39,7 @@ RAISES_HALF_WAY = """
 
     @hookimpl
     def register_executors(registry):
-        raise RuntimeError("half way")
+        raise RuntimeError("midway")
 """
 
 
@@ -56,7 +56,7 @@ def test_our_own_plugins_come_through_entry_points():
     assert {"quire_models", "quire_samplers", "quire_attention_backends"} <= loaded
 
 
-def test_a_strangers_plugin_is_loaded_like_ours(site):
+def test_a_third_party_plugin_is_loaded_like_ours(site):
     site.install("acme-fruit", OFFERS_APPLE)
     plugins = load_plugins()
     record = record_of(plugins, "acme_fruit")
@@ -80,10 +80,10 @@ def test_ours_come_first_and_then_names_decide(site):
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit('bye')", "SystemExit: bye"),
         ("this is no python", "SyntaxError: invalid syntax"),
-        (RAISES_HALF_WAY, "RuntimeError: half way"),
+        (RAISES_MIDWAY, "RuntimeError: midway"),
     ],
 )
-def test_a_plugin_that_fails_hurts_nobody_else(site, source, error):
+def test_a_plugin_that_fails_affects_no_other(site, source, error):
     site.install("broken", source)
     site.install("sound", OFFERS_APPLE)
     plugins = load_plugins()
@@ -95,8 +95,8 @@ def test_a_plugin_that_fails_hurts_nobody_else(site, source, error):
     assert plugins.failed == [record]
 
 
-def test_nothing_remains_of_a_plugin_that_fails_half_way(site):
-    site.install("broken", RAISES_HALF_WAY)
+def test_nothing_remains_of_a_plugin_that_fails_midway(site):
+    site.install("broken", RAISES_MIDWAY)
     plugins = load_plugins()
     assert all("pear" not in registry for registry in plugins.registries)
     assert record_of(plugins, "broken").entries == ()
@@ -104,7 +104,7 @@ def test_nothing_remains_of_a_plugin_that_fails_half_way(site):
 
 
 def test_an_unknown_name_counts_the_plugins_that_failed(site):
-    site.install("broken", RAISES_HALF_WAY)
+    site.install("broken", RAISES_MIDWAY)
     with pytest.raises(UnknownNameError, match="1 plugin failed to load"):
         load_plugins().registries.lora_sources.get("pear")
 
@@ -159,7 +159,7 @@ def test_our_own_plugins_can_be_left_out_as_well():
     assert len(plugins.registries.samplers) == 0
 
 
-def test_leaving_out_what_is_not_installed_is_told(caplog):
+def test_leaving_out_what_is_not_installed_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         plugins = load("no:quire_sampler")
     assert plugins.unknown_blocks == ("quire_sampler",)
@@ -203,10 +203,10 @@ def test_with_discovery_off_a_named_plugin_is_loaded_and_no_other(site):
 
 
 def test_a_named_plugin_that_fails_stops_with_its_traceback(site):
-    site.install("broken", RAISES_HALF_WAY)
+    site.install("broken", RAISES_MIDWAY)
     with pytest.raises(PluginLoadError, match=r"plugin broken \(broken 1.0\) failed") as caught:
         load("broken")
-    assert 'RuntimeError("half way")' in str(caught.value)
+    assert 'RuntimeError("midway")' in str(caught.value)
 
 
 def test_a_named_plugin_that_is_not_installed_stops_with_the_nearest_name():
@@ -255,7 +255,7 @@ def test_a_plugin_cannot_take_our_name_on_its_own_word(site):
     assert entry.passed_over == (Source("acme", "acme", "1.0"),)
 
 
-def test_a_stranger_that_calls_itself_like_our_plugin_takes_neither_its_place_nor_its_name(site):
+def test_a_third_party_with_the_name_of_our_plugin_replaces_neither_it_nor_its_name(site):
     source = OFFERS_APPLE.replace("apple", "peft")
     site.install("acme-quire", source, module="acme", point="quire_lora")
     plugins = load(prefer=("lora_sources:peft=quire_lora",))
@@ -267,10 +267,10 @@ def test_a_stranger_that_calls_itself_like_our_plugin_takes_neither_its_place_no
 @pytest.mark.parametrize(
     ("preference", "error", "message"),
     [
-        ("apple", SettingsError, "must read KIND:NAME=PLUGIN, got 'apple'"),
+        ("apple", SettingsError, "must be KIND:NAME=PLUGIN, got 'apple'"),
         ("lora_source:peft=quire_lora", UnknownNameError, "did you mean 'lora_sources'"),
         ("lora_sources:pfet=quire_lora", UnknownNameError, "did you mean 'peft'"),
-        ("lora_sources:peft=quire_models", UnknownNameError, "it comes from quire_lora"),
+        ("lora_sources:peft=quire_models", UnknownNameError, "it is offered by quire_lora"),
     ],
 )
 def test_a_preference_that_cannot_be_kept_is_refused(preference, error, message):
@@ -300,11 +300,11 @@ def test_metadata_that_cannot_be_read_stops_nothing(site):
 
 
 @pytest.mark.parametrize("content", [b"[quire]\nno equals sign\n", b"[quire]\na = \xff\xfe\n"])
-def test_entry_points_that_cannot_be_read_stop_nothing_and_are_told(site, caplog, content):
+def test_entry_points_that_cannot_be_read_stop_nothing_and_are_logged(site, caplog, content):
     site.install("broken", OFFERS_APPLE)
     (site.folder / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(content)
     assert all(record.source.plugin != "broken" for record in load_plugins().records)
-    assert "the entry points of broken cannot be read" in caplog.text
+    assert "the entry points of distribution broken cannot be read" in caplog.text
 
 
 def test_an_entry_point_that_is_no_reference_fails_alone(site):
@@ -354,10 +354,10 @@ def test_request_hooks_of_loaded_plugins_are_called_by_keyword_in_order(site):
 def test_the_report_is_json_and_says_what_became_of_each(site):
     site.install("acme", OFFERS_APPLE)
     site.install("acme-two", OFFERS_APPLE)
-    site.install("broken", RAISES_HALF_WAY)
+    site.install("broken", RAISES_MIDWAY)
     reports = {r["name"]: r for r in json.loads(json.dumps(plugins_report(load("no:quire_demo"))))}
     assert reports["quire_demo"]["state"] == "blocked"
-    assert reports["broken"]["error"] == "RuntimeError: half way"
+    assert reports["broken"]["error"] == "RuntimeError: midway"
     assert "traceback" not in reports["broken"]
     assert "file" not in reports["acme"]
     (offer,) = reports["acme"]["offers"]
@@ -368,7 +368,7 @@ def test_the_report_is_json_and_says_what_became_of_each(site):
     assert (field["name"], field["type"], field["maximum"]) == ("min_p", "float", 1.0)
 
 
-def test_the_report_says_who_serves_a_name_that_others_offer_too(site):
+def test_the_report_names_the_plugin_of_a_shared_name(site):
     site.install("acme", OFFERS_APPLE.replace("apple", "peft"))
 
     def offers(**settings):
@@ -384,10 +384,10 @@ def test_the_report_says_who_serves_a_name_that_others_offer_too(site):
 
 
 def test_the_detailed_report_has_files_and_tracebacks(site):
-    site.install("broken", RAISES_HALF_WAY)
+    site.install("broken", RAISES_MIDWAY)
     report = plugins_report(load_plugins(), detailed=True)[-1]
     assert report["file"] == str(site.folder / "broken.py")
-    assert "half way" in report["traceback"]
+    assert "midway" in report["traceback"]
 
 
 def test_hooks_are_known_in_the_order_of_firing():
@@ -443,7 +443,7 @@ def test_the_report_is_json_also_where_a_field_has_no_bounds(site):
     assert (field["minimum"], field["maximum"]) == (None, None)
 
 
-def test_only_who_imports_something_heavy_is_blamed_for_it(site, monkeypatch):
+def test_a_heavy_import_is_reported_for_the_plugin_that_did_it(site, monkeypatch):
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     (site.folder / "triton.py").write_text("")
     site.install("acme", "import triton\n")
@@ -453,14 +453,14 @@ def test_only_who_imports_something_heavy_is_blamed_for_it(site, monkeypatch):
     assert record_of(plugins, "bolt").heavy_imports == ()
 
 
-def test_who_has_no_plugins_may_be_installed_twice(site, tmp_path, monkeypatch):
+def test_a_distribution_without_plugins_may_be_installed_twice(site, tmp_path, monkeypatch):
     write_distribution(site.folder, "plain", {})
     other = write_distribution(tmp_path / "other", "plain", {}, "0.9")
     monkeypatch.setattr(sys, "path", [*sys.path, str(other)])
     assert shadowed_distributions() == {}
 
 
-def test_our_own_plugins_are_loaded_before_a_strangers_of_an_earlier_name(site):
+def test_our_own_plugins_are_loaded_before_a_third_partys_of_an_earlier_name(site):
     site.install("aardvark", OFFERS_APPLE)
     names = [record.source.plugin for record in load(disable_plugin_autoload=False).records]
     assert names.index("aardvark") > names.index("quire_tool_parsers")

@@ -49,7 +49,7 @@ def test_an_entry_says_where_it_comes_from():
     assert str(registry_of(offered(ONE, "apple")).entry("apple").source) == "one (dist-one 1.0)"
 
 
-def test_an_unknown_name_is_told_with_the_nearest_and_all_known_ones():
+def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones():
     registry = registry_of(offered(ONE, "flash", "sdpa"))
     with pytest.raises(UnknownNameError) as caught:
         registry.get("flsh")
@@ -102,7 +102,7 @@ FORGED = Source("quire_fruits", "dist-forged", "0.1.0")
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_of_a_name_that_quire_offers_too_quires_own_serves_whoever_came_first(position):
+def test_quires_own_part_serves_a_shared_name_in_any_order(position):
     groups = [offered(ONE, "apple"), offered(FORGED, "apple")]
     groups.insert(position, offered(OURS, "apple", "pear", api=3))
     registry = registry_of(*groups)
@@ -130,7 +130,7 @@ def test_the_users_preference_goes_before_quires_own():
     assert (registry.entry("apple").source, registry.entry("apple").passed_over) == (OURS, ())
 
 
-def test_strangers_that_contest_a_name_leave_it_to_nobody():
+def test_a_name_contested_by_third_parties_is_not_served():
     registry = registry_of(offered(ONE, "apple"), offered(FORGED, "apple", "pear"))
     assert registry.uncontested("apple") is None
     assert [e.source for e in registry.contested()["apple"]] == [ONE, FORGED]
@@ -158,7 +158,7 @@ def test_a_preference_that_two_plugins_could_mean_is_refused_with_both():
     with pytest.raises(ContestedNameError) as caught:
         registry.prefer("apple", "fruits")
     message = str(caught.value)
-    assert "'fruits' may be fruits@first (first 1.0) and fruits@second (second 1.0)" in message
+    assert "'fruits' matches fruits@first (first 1.0) and fruits@second (second 1.0)" in message
     assert "--prefer fruits:apple=fruits@second" in message
 
 
@@ -181,15 +181,15 @@ def test_the_users_preference_settles_a_contested_name():
     assert not registry.contested()
 
 
-def test_a_preference_for_who_does_not_offer_the_name_says_who_does():
+def test_a_preference_for_a_plugin_without_the_name_is_refused_with_those_that_have_it():
     registry = registry_of(offered(ONE, "apple"))
     with pytest.raises(
-        UnknownNameError, match=r"'two' offers no fruit named 'apple'; it comes from"
+        UnknownNameError, match=r"'two' offers no fruit named 'apple'; it is offered by"
     ):
         registry.prefer("apple", "two")
 
 
-def test_a_preference_for_a_name_that_nobody_offers_is_refused():
+def test_a_preference_for_an_unknown_name_is_refused():
     with pytest.raises(UnknownNameError, match="unknown fruit 'appel'; did you mean 'apple'"):
         registry_of(offered(ONE, "apple")).prefer("appel", "one")
 
@@ -200,14 +200,14 @@ def test_this_version_of_an_interface_and_the_one_before_are_served(api):
 
 
 @pytest.mark.parametrize(
-    ("api", "cure"), [(1, "upgrade dist-one$"), (4, "upgrade quire$"), (9, "upgrade quire$")]
+    ("api", "remedy"), [(1, "upgrade dist-one$"), (4, "upgrade quire$"), (9, "upgrade quire$")]
 )
-def test_another_version_is_refused_before_anything_is_imported(api, cure):
+def test_another_version_is_refused_before_anything_is_imported(api, remedy):
     registry = registry_of(offered(ONE, "apple", api=api, reference="no.such.module:thing"))
-    with pytest.raises(ApiVersionError, match=cure) as caught:
+    with pytest.raises(ApiVersionError, match=remedy) as caught:
         registry.get("apple")
-    assert f"speaks version {api}" in str(caught.value)
-    assert "serves 2 and 3" in str(caught.value)
+    assert f"has interface version {api}" in str(caught.value)
+    assert "supports 2 and 3" in str(caught.value)
 
 
 def test_the_first_version_of_a_kind_has_none_before_it():
@@ -241,7 +241,7 @@ def test_code_that_is_no_subclass_of_the_interface_is_refused():
 
 def test_where_a_function_is_wanted_a_number_is_refused():
     registry = registry_of(offered(ONE, "apple", api=3, reference="sys:maxsize"))
-    with pytest.raises(PluginLoadError, match="must be a function, and is of type int"):
+    with pytest.raises(PluginLoadError, match="must be a function, but it is of type int"):
         registry.get("apple")
 
 

@@ -1,4 +1,4 @@
-"""A child process is seen to end, says how, and leaves nothing behind."""
+"""Start and end of a child process, which leaves nothing behind."""
 
 import os
 import select
@@ -91,7 +91,7 @@ def test_what_a_killed_one_had_started_goes_with_it(run, tmp_path):
     eventually(lambda: not is_running(grandchild))
 
 
-def test_one_that_nobody_holds_any_more_is_ended():
+def test_a_collected_process_is_ended():
     child = ChildProcess(["-c", SLEEP], b"")
     pid = child.pid
     del child
@@ -110,7 +110,7 @@ def test_a_fork_of_the_parent_does_not_end_it(run):
     assert is_running(child.pid)
 
 
-def test_in_a_fork_nobody_waits_for_it_and_what_is_forgotten_there_lives_on(run):
+def test_in_a_fork_end_does_not_wait_and_collection_does_not_kill(run):
     child = run(SLEEP)
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""A channel carries messages and nothing else; who waits on it hears of more than messages."""
+"""A channel carries only valid messages, and waits for other descriptors as well."""
 
 import os
 import pickle
@@ -53,7 +53,7 @@ def ends(address):
 
 @pytest.fixture
 def foreign(address):
-    """A listening channel, and a socket of somebody who sends whatever they like."""
+    """A listening channel, and a raw socket that can send any bytes to it."""
     channel = Channel(Ball | Hoop, address, is_listening=True)
     context = zmq.Context()
     sender = context.socket(zmq.PAIR)
@@ -74,7 +74,7 @@ def test_messages_arrive_whole_and_in_order(ends):
     assert connecting.take(5.0) == Ball(3)
 
 
-def test_without_a_message_nothing_is_taken_and_nobody_waits(ends):
+def test_without_a_message_take_returns_none_at_once(ends):
     started = time.monotonic()
     assert ends[0].take() is None
     assert ends[0].take(0.05) is None
@@ -94,11 +94,11 @@ def test_sending_never_waits_for_a_reader(address):
     reader.close()
 
 
-def test_sending_to_one_who_has_hung_up_is_a_typed_error(ends):
+def test_sending_to_a_disconnected_process_is_a_typed_error(ends):
     listening, connecting = ends
     connecting.close()
-    time.sleep(0.2)  # for the news to arrive
-    with pytest.raises(EngineDeadError, match="hung up"):
+    time.sleep(0.2)  # until the disconnection is noticed
+    with pytest.raises(EngineDeadError, match="disconnected"):
         listening.send(Ball(2))
 
 
@@ -122,7 +122,7 @@ def test_a_pickle_is_no_message_and_is_never_opened(foreign, tmp_path):
     channel, sender = foreign
     trace = tmp_path / "opened"
     sender.send(pickle.dumps(Trap(trace)))
-    with pytest.raises(EngineDeadError, match="that are no message"):
+    with pytest.raises(EngineDeadError, match="are not a valid message"):
         channel.take(5.0)
     assert not trace.exists()
 
@@ -165,7 +165,7 @@ def test_what_msgpack_cannot_carry_is_a_typed_error(thing):
         encode(thing)
 
 
-def test_nobody_can_join_a_pair(ends, address):
+def test_a_third_socket_cannot_join_a_pair(ends, address):
     ends[0].send(Ball(1))
     assert ends[1].take(5.0) == Ball(1)
     context = zmq.Context()
@@ -179,7 +179,7 @@ def test_nobody_can_join_a_pair(ends, address):
     context.term()
 
 
-def test_bytes_that_are_not_even_zeromq_reach_nobody(address):
+def test_bytes_that_are_not_zeromq_are_dropped(address):
     channel = Channel(Ball, address, is_listening=True)
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(address.removeprefix("ipc://"))
@@ -192,7 +192,7 @@ def test_bytes_that_are_not_even_zeromq_reach_nobody(address):
 
 
 def test_an_address_that_cannot_be_had_is_a_typed_error(tmp_path):
-    with pytest.raises(QuireError, match="no socket can be had"):
+    with pytest.raises(QuireError, match="a socket cannot be opened"):
         Channel(Ball, f"ipc://{tmp_path}/nowhere/a", is_listening=True)
 
 
@@ -206,7 +206,7 @@ def test_waiting_takes_its_time_and_no_more(ends):
 
 def test_a_last_word_is_sent_before_hanging_up(address):
     speaker = Channel(Ball, address, is_listening=False)
-    speaker.send(Ball(1))  # nobody listens yet
+    speaker.send(Ball(1))  # the other end does not listen yet
     closing = threading.Thread(target=speaker.close, args=(5.0,))
     closing.start()
     time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A Python child imports what its parent would, and knows nothing of the server's."""
+"""A Python child imports the same modules as its parent, and gets none of the server's options."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def main(arguments):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder in which nobody should look for modules."""
+    """A folder that must not be searched for modules."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("tempfile", "json"):

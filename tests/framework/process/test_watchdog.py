@@ -1,4 +1,4 @@
-"""A child ends with its parent, whatever it does; what it started goes with it."""
+"""A child and all its descendants end with the parent, whatever the child does."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A real frontend over an engine that answers from a script, behind a real server."""
+"""A real frontend over an engine that plays a script, behind a real server."""
 
 import asyncio
 import time
@@ -98,7 +98,7 @@ def frontend(module_frontend: AsyncFrontend, core: ScriptedCore) -> AsyncFronten
 
 @pytest.fixture
 def client(served: Served) -> "Iterator[OpenAI]":
-    """OpenAI's own client, which checks the types of every answer."""
+    """OpenAI's own client, which checks the types of every response."""
     from openai import OpenAI  # takes seconds, and most tests do without
 
     with OpenAI(

@@ -29,9 +29,9 @@ def url(tmp_path_factory):
 
 def refused(url, path="chat/completions", **fields):
     body = {"messages": MESSAGES} if path.startswith("chat") else {"prompt": "hi"}
-    answer = httpx.post(f"{url}/{path}", json=body | fields, timeout=20)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    response = httpx.post(f"{url}/{path}", json=body | fields, timeout=20)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
     assert error["code"] == "invalid_grammar"
     return error
 
@@ -65,8 +65,8 @@ def test_a_forced_call_has_the_tools_arguments(url, choice):
         "max_tokens": 150,
         "temperature": 0,
     }
-    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
-    (found,) = answer["choices"]
+    response = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
+    (found,) = response["choices"]
     assert found["finish_reason"] == "tool_calls"
     (call,) = found["message"]["tool_calls"]
     assert call["function"]["name"] in {"required": ("a", "b")}.get(str(choice), ("b",))

@@ -1,4 +1,4 @@
-"""Whatever JSON a client sends: an answer or a 4xx in OpenAI's shape, and the server goes on."""
+"""Any JSON body gets a completion or a 4xx in OpenAI's format, and the server goes on."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.server.wire.fields import NEUTRAL, SILENT
+from quire.server.wire.fields import NEUTRAL, SILENTLY_IGNORED
 from quire.server.wire.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 ROUTES = {
@@ -37,7 +37,7 @@ def bodies(kind):
     names = [info.encode_name for info in msgspec.structs.fields(kind)]
     names = [name for name in names if name != "stream"]
     return st.dictionaries(
-        st.sampled_from([*names, *NEUTRAL, *sorted(SILENT), "warmth"]), VALUES, max_size=4
+        st.sampled_from([*names, *NEUTRAL, *sorted(SILENTLY_IGNORED), "warmth"]), VALUES, max_size=4
     )
 
 

@@ -51,17 +51,17 @@ def test_port_zero_takes_a_free_port_and_says_which(served):
 
 
 def test_a_started_server_logs_its_statistics(serve, monkeypatch):
-    told = []
+    calls = []
 
     async def log_stats(frontend):
-        told.append(frontend)
+        calls.append(frontend)
 
     monkeypatch.setattr(serve_module, "log_stats", log_stats)
     frontend = serve().frontend
-    eventually(lambda: told == [frontend])
+    eventually(lambda: calls == [frontend])
 
 
-def test_an_answer_on_a_kept_connection_is_not_held_back(served):
+def test_a_response_on_a_kept_connection_is_not_held_back(served):
     delays = []
     with httpx.Client() as client:
         for _ in range(21):
@@ -102,14 +102,14 @@ def test_an_address_is_a_url():
         assert url_of(SimpleNamespace(getsockname=lambda given=address: given)) == url
 
 
-def test_answers_do_not_name_the_software_and_requests_are_no_log_lines(served):
+def test_responses_do_not_name_the_software_and_requests_are_not_logged(served):
     headers = httpx.get(f"{served.url}/livez").headers
     assert "server" not in headers
     assert "date" in headers
     assert not logging.getLogger("uvicorn.access").propagate
 
 
-def test_a_server_that_stops_shuts_its_engine_down_and_mourns_nobody(serve, caplog):
+def test_a_server_that_stops_shuts_its_engine_down_and_reports_no_death(serve, caplog):
     served = serve()
     assert httpx.get(f"{served.url}/livez").status_code == 200
     served.server.stop()
@@ -121,7 +121,7 @@ def test_a_server_that_stops_shuts_its_engine_down_and_mourns_nobody(serve, capl
     served.server.stop()  # once more does no harm
 
 
-def test_a_server_in_a_loop_of_somebody_else_leaves_nothing_there(tokenizer):
+def test_a_server_in_a_foreign_loop_leaves_nothing_there(tokenizer):
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
     settings = ServerSettings(port=0)
     urls = []
@@ -179,16 +179,16 @@ def test_a_plugin_that_fails_every_request_is_not_ready_until_one_passes(serve, 
 
     def received(*, request):
         if request.params.seed is not None:
-            raise RuntimeError("a detail that is nobody's business")
+            raise RuntimeError("a detail that is not for clients")
 
     served = serve(received_hooks=[(Source("acme", "acme-quire", "1.0"), received)])
     ready = f"{served.url}/readyz"
     assert [post(served, seed=number).status_code for number in range(4)] == [500] * 4
     assert httpx.get(ready).status_code == 200
     post(served, seed=4)
-    answer = httpx.get(ready)
+    response = httpx.get(ready)
     failing = {"status": "failing", "plugins": [{"plugin": "acme", "failures": 5}]}
-    assert (answer.status_code, answer.json()) == (503, failing)
+    assert (response.status_code, response.json()) == (503, failing)
     assert httpx.get(f"{served.url}/health").json() == {"status": "ready"}
     assert post(served).status_code == 200
     assert httpx.get(ready).json() == {"status": "ready"}
@@ -261,7 +261,7 @@ def test_livez_answers_at_once_while_a_huge_body_is_refused(served):
     assert max(delays) < 1.0  # before brackets were counted: 2 to 4
 
 
-def test_draining_finishes_what_runs_and_turns_newcomers_away(serve, wait_for):
+def test_draining_finishes_what_runs_and_refuses_new_requests(serve, wait_for):
     served = serve(shutdown_timeout_s=10.0)
     served.core.step_s = 0.05
     thread, results = in_thread(lambda: post(served))
@@ -281,7 +281,7 @@ def test_draining_finishes_what_runs_and_turns_newcomers_away(serve, wait_for):
 
 
 @pytest.mark.parametrize("by", ["time", "second signal"])
-def test_what_does_not_finish_in_time_is_aborted_and_told(serve, wait_for, by):
+def test_what_does_not_finish_in_time_is_aborted_with_an_error(serve, wait_for, by):
     served = serve(shutdown_timeout_s=0.2 if by == "time" else 60.0)
     served.core.step_s = 0.05
     served.texts.by_prompt = {"Hi": "word " * 300}
@@ -358,7 +358,7 @@ def test_a_signal_ends_a_process_whose_step_hangs(program):
     body = {"prompt": "x"}
     thread, results = in_thread(lambda: httpx.post(f"{url}/v1/completions", json=body, timeout=20))
     time.sleep(0.3)
-    resets, answers = in_thread(lambda: httpx.post(f"{url}/reset_prefix_cache", timeout=20))
+    resets, responses = in_thread(lambda: httpx.post(f"{url}/reset_prefix_cache", timeout=20))
     time.sleep(0.2)
     process.terminate()
     sent = time.monotonic()
@@ -367,4 +367,4 @@ def test_a_signal_ends_a_process_whose_step_hangs(program):
     thread.join()
     resets.join()
     assert results[0].json()["error"]["code"] == "aborted"
-    assert answers[0].json()["error"]["code"] == "engine_dead"
+    assert responses[0].json()["error"]["code"] == "engine_dead"

@@ -35,10 +35,10 @@ def client(real: Served) -> Iterator[OpenAI]:
 
 
 def cached(client, **extra_body):
-    answer = client.completions.create(
+    response = client.completions.create(
         model="demo", prompt=TEXT, max_tokens=2, extra_body=extra_body
     )
-    return answer.usage.prompt_tokens_details.cached_tokens
+    return response.usage.prompt_tokens_details.cached_tokens
 
 
 def test_a_second_prompt_is_cached_under_its_own_salt_until_the_reset(client, real):
@@ -52,7 +52,7 @@ def test_a_second_prompt_is_cached_under_its_own_salt_until_the_reset(client, re
     assert cached(client, cache_salt="é") == hit
 
 
-def test_after_a_reset_nobody_finds_what_a_running_request_holds(client, real):
+def test_after_a_reset_what_a_running_request_holds_is_not_found(client, real):
     fields = {"model": "demo", "prompt": TEXT, "max_tokens": 4, "temperature": 0}
     salt = {"cache_salt": "running"}
     fresh = client.completions.create(**fields, extra_body={"cache_salt": "fresh"})
@@ -73,7 +73,7 @@ def test_after_a_reset_nobody_finds_what_a_running_request_holds(client, real):
     assert "error" not in said[-2]
 
 
-def test_several_answers_to_a_new_prompt_found_nothing_in_the_cache(client):
+def test_several_completions_of_a_new_prompt_found_nothing_in_the_cache(client):
     assert cached(client, cache_salt="n", n=4) == 0
 
 
@@ -91,8 +91,8 @@ def test_echo_tells_what_prompt_logprobs_tell(client, real):
         for chunk in client.completions.create(**fields, echo=True, logprobs=2, stream=True)
         for choice in chunk.choices
     ]
-    told = [value for piece in pieces for value in piece.logprobs.token_logprobs]
-    assert told[1:] == pytest.approx(echoed.logprobs.token_logprobs[1:])
+    given = [value for piece in pieces for value in piece.logprobs.token_logprobs]
+    assert given[1:] == pytest.approx(echoed.logprobs.token_logprobs[1:])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -108,7 +108,7 @@ def test_what_takes_too_long_is_not_sent_again(client, stream):
 
 
 def test_a_priority_is_taken(client):
-    answer = client.completions.create(
+    response = client.completions.create(
         model="demo", prompt="One", max_tokens=2, extra_body={"priority": -5}
     )
-    assert answer.usage.completion_tokens == 2
+    assert response.usage.completion_tokens == 2

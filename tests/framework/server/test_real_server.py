@@ -80,7 +80,7 @@ def ask(client: OpenAI, text: str = "What is quire?", **fields: Any) -> Any:
         {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
     ],
 )
-def test_streamed_and_whole_answers_are_equal(client, fields):
+def test_streamed_and_full_completions_are_equal(client, fields):
     whole = {choice.index: choice for choice in ask(client, **fields).choices}
     texts = dict.fromkeys(whole, "")
     calls = dict.fromkeys(whole, "")
@@ -99,9 +99,9 @@ def test_streamed_and_whole_answers_are_equal(client, fields):
         assert texts[i] or calls[i] or "stop" in fields
 
 
-def test_an_answer_follows_its_schema(client):
-    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-    choice = ask(client, "Oslo is a city.", response_format=form, max_tokens=200).choices[0]
+def test_a_completion_follows_its_schema(client):
+    constraint = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    choice = ask(client, "Oslo is a city.", response_format=constraint, max_tokens=200).choices[0]
     place = json.loads(choice.message.content)
     assert choice.finish_reason == "stop"
     assert isinstance(place["name"], str)
@@ -113,16 +113,16 @@ def test_an_answer_follows_its_schema(client):
 )
 def test_a_call_that_is_required_is_made(client, choice):
     fields = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
-    answer = ask(client, "Tell me a story.", max_tokens=200, **fields).choices[0]
-    assert answer.finish_reason == "tool_calls"
-    (call,) = answer.message.tool_calls
+    response = ask(client, "Tell me a story.", max_tokens=200, **fields).choices[0]
+    assert response.finish_reason == "tool_calls"
+    (call,) = response.message.tool_calls
     assert call.function.name == "get_weather"
     assert set(json.loads(call.function.arguments)) == {"city"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "form",
+    "constraint",
     [
         {"structured_outputs": {"regex": "(never closed"}},
         {"structured_outputs": {"regex": "a", "backend": "nobody"}},
@@ -134,11 +134,11 @@ def test_a_call_that_is_required_is_made(client, choice):
         },
     ],
 )
-def test_a_grammar_that_cannot_be_honoured_is_the_clients_error(demo, client, form, stream):
-    body = {"messages": HI, "max_tokens": 5, "stream": stream} | form
-    answer = httpx.post(f"{demo.url}/v1/chat/completions", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "invalid_grammar"
+def test_a_grammar_that_cannot_be_honoured_is_the_clients_error(demo, client, constraint, stream):
+    body = {"messages": HI, "max_tokens": 5, "stream": stream} | constraint
+    response = httpx.post(f"{demo.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_grammar"
     assert ask(client, max_tokens=2).usage.completion_tokens == 2
 
 
@@ -150,20 +150,20 @@ def test_a_full_queue_turns_some_away_and_serves_the_others(serve_model):
         return httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
 
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(post, range(12)))
-    refused = [answer for answer in answers if answer.status_code == 503]
-    taken = [answer for answer in answers if answer.status_code == 200]
+        responses = list(pool.map(post, range(12)))
+    refused = [response for response in responses if response.status_code == 503]
+    taken = [response for response in responses if response.status_code == 200]
     assert len(refused) + len(taken) == 12
     assert refused
     assert taken
-    assert {answer.json()["usage"]["completion_tokens"] for answer in taken} == {400}
-    for answer in refused:
-        assert answer.json()["error"]["code"] == "overloaded"
-        assert answer.headers["retry-after"] == "1"
+    assert {response.json()["usage"]["completion_tokens"] for response in taken} == {400}
+    for response in refused:
+        assert response.json()["error"]["code"] == "overloaded"
+        assert response.headers["retry-after"] == "1"
     assert post(0).status_code == 200
 
 
-def test_several_answers_that_do_not_fit_the_queue_are_refused_together(serve_model):
+def test_several_completions_that_do_not_fit_the_queue_are_refused_together(serve_model):
     served = serve_model(max_num_seqs=1, max_num_queued=2)
     with (
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
@@ -172,16 +172,16 @@ def test_several_answers_that_do_not_fit_the_queue_are_refused_together(serve_mo
         client.completions.create(model="demo", prompt="Once", n=5, max_tokens=50)
     assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
     httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
-    assert not served.core.has_work()  # the answers that had found room were aborted
+    assert not served.core.has_work()  # the requests that fitted the queue were aborted
 
 
 def test_what_does_not_fit_the_cache_is_refused_as_too_long(serve_model):
     served = serve_model(num_kv_blocks=6)
     (card,) = httpx.get(f"{served.url}/v1/models").json()["data"]
     body = {"prompt": [300] * card["max_model_len"], "max_tokens": 1}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    response = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
     body["prompt"].pop()
     assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
 
@@ -198,9 +198,9 @@ def test_what_the_engine_itself_has_no_room_for_is_refused_as_too_long(serve_mod
 
     served = serve_model(believe_in_more_room, num_kv_blocks=6)
     body = {"prompt": "Once", "max_tokens": 500}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert "KV blocks" in answer.json()["error"]["message"]
+    response = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "KV blocks" in response.json()["error"]["message"]
     body["max_tokens"] = 4
     assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200

@@ -15,15 +15,15 @@ def post(served, **fields):
     return httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=SAME, timeout=20)
 
 
-def test_requests_with_one_id_are_answered_each_for_itself(served):
+def test_requests_with_one_id_get_their_own_responses(served):
     served.texts.by_prompt = {"Count": TEXT}
     served.core.step_s = 0.005
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda seed: post(served, seed=seed), range(8)))
-    bodies = [answer.json() for answer in answers]
+        responses = list(pool.map(lambda seed: post(served, seed=seed), range(8)))
+    bodies = [response.json() for response in responses]
     assert [body["choices"][0]["message"]["content"] for body in bodies] == [TEXT] * 8
     assert len({body["id"] for body in bodies}) == 8
-    assert len({answer.headers["x-request-id"] for answer in answers}) == 8
+    assert len({response.headers["x-request-id"] for response in responses}) == 8
     assert len({request.request_id for request in served.core.requests}) == 8
     assert not any("mine" in request.request_id for request in served.core.requests)
 
@@ -31,9 +31,9 @@ def test_requests_with_one_id_are_answered_each_for_itself(served):
 def test_one_that_goes_away_takes_no_other_of_its_id_along(served, wait_for):
     served.texts.by_prompt = {"Count": TEXT}
     served.core.step_s = 0.02
-    answers = []
+    responses = []
     others = [
-        threading.Thread(target=lambda: answers.append(post(served).json())) for _ in range(3)
+        threading.Thread(target=lambda: responses.append(post(served).json())) for _ in range(3)
     ]
     for other in others:
         other.start()
@@ -44,5 +44,5 @@ def test_one_that_goes_away_takes_no_other_of_its_id_along(served, wait_for):
     assert wait_for(lambda: len(served.core.aborted) == 1)
     for other in others:
         other.join(20)
-    assert [answer["choices"][0]["message"]["content"] for answer in answers] == [TEXT] * 3
+    assert [response["choices"][0]["message"]["content"] for response in responses] == [TEXT] * 3
     assert len(served.core.aborted) == 1

@@ -1,4 +1,4 @@
-"""The server says how it does while it has something to do, and is silent otherwise."""
+"""The server logs its load while it has work, and nothing otherwise."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ def test_nothing_is_said_of_nothing():
     assert line.next(idle, Done(1, 8, 1), 30.0) is None
 
 
-def test_work_that_does_not_get_on_is_told():
+def test_work_without_progress_is_logged():
     line = StatsLine(0.0)
     assert "generated: 0.0 tokens/s, running: 3 reqs" in line.next(STATS, Done(), 10.0)
 
@@ -51,7 +51,7 @@ def test_two_looks_at_one_moment_are_one():
     assert line.next(STATS, Done(1, 8, 1), 10.0) is None
 
 
-def test_either_what_runs_or_what_waits_is_told():
+def test_either_running_or_waiting_requests_are_logged():
     for stats in (EngineStats(num_running=1), EngineStats(num_waiting=1)):
         assert StatsLine(0.0).next(stats, Done(), 10.0) is not None
 
@@ -61,7 +61,7 @@ def test_a_full_cache_is_used_in_whole():
     assert "usage: 100.0%" in StatsLine(0.0).next(stats, Done(), 1.0)
 
 
-def test_preemptions_are_told_once_also_behind_a_silence():
+def test_preemptions_are_logged_once_also_after_a_silence():
     line = StatsLine(0.0)
     stats = EngineStats(num_preemptions=3)
     assert line.next(stats, Done(), 10.0) is None

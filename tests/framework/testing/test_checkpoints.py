@@ -1,4 +1,4 @@
-"""The checkpoints that tests are made of: repeatable, random in every parameter, and varied."""
+"""Tiny test checkpoints: reproducible, random in every parameter, with varied output."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_the_chat_template_is_chatml(tmp_path):
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_strangers_architecture_says_which_layout_it_has(tmp_path):
+def test_a_third_party_architecture_names_its_layout(tmp_path):
     written = write_checkpoint(tmp_path, "AcmeForCausalLM", layout="qwen2")
     assert written.config["architectures"] == ["AcmeForCausalLM"]
     assert "model.layers.0.self_attn.q_proj.bias" in written.weights
@@ -88,7 +88,7 @@ def test_a_vocabulary_with_room_for_all_bytes_and_no_more_will_do(tmp_path):
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 259
 
 
-def test_what_is_given_takes_the_place_of_the_defaults(tmp_path):
+def test_given_values_replace_the_defaults(tmp_path):
     written = write_checkpoint(
         tmp_path / "a" / "b", "Qwen2ForCausalLM", head_dim=24, hidden_size=32
     )
@@ -99,7 +99,7 @@ def test_what_is_given_takes_the_place_of_the_defaults(tmp_path):
     assert written.num_params == sum(map(torch.numel, written.weights.values()))
 
 
-def test_a_head_has_its_part_of_the_hidden_size_by_default(tmp_path):
+def test_the_default_head_dim_divides_the_hidden_size(tmp_path):
     assert write_checkpoint(tmp_path, "LlamaForCausalLM").config["head_dim"] == 64 // 4
 
 
@@ -125,7 +125,7 @@ def test_a_layout_has_its_norms_and_biases(architecture, num_norms, has_bias):
     assert "lm_head.weight" not in tensor_shapes(layout, sizes | {"tie_word_embeddings": True})
 
 
-def test_an_answer_ends_with_the_token_that_the_tokenizer_names(tmp_path):
+def test_the_eos_token_is_that_of_the_tokenizer(tmp_path):
     written = write_checkpoint(tmp_path, "LlamaForCausalLM")
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     named = json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -1,4 +1,4 @@
-"""The conformance kit of KV-cache specs: every check of it rejects a spec that is wrong."""
+"""KV-cache spec conformance kit: every check rejects a broken spec."""
 
 from functools import partial
 
@@ -89,7 +89,7 @@ class KeyWithoutParams(SlidingWindowSpec):
 
 
 class Named(FullAttentionSpec):
-    """Right: its key says its name instead of its class."""
+    """Right: its key has a name instead of the class."""
 
     @property
     def key(self):
@@ -187,7 +187,7 @@ class KeepsWhatIsNotFull(FullAttentionSpec):
 
 
 class KeepsBeyondItsTable(RecurrentStateSpec):
-    """One state a request, and what is fresh is counted as if there were one a block."""
+    """Has one state per request, but counts fresh blocks as if there were one per block."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -198,7 +198,7 @@ class KeepsBeyondItsTable(RecurrentStateSpec):
 
 
 class KeepsForNothing(CrossAttentionSpec):
-    """Of which nothing is ever found."""
+    """Keeps blocks that are never found."""
 
     def blocks_needed(self, num_tokens, num_lookahead_tokens=0):
         return self.blocks_of(num_tokens)
@@ -228,7 +228,7 @@ class PlansTooLittle(FullAttentionSpec):
 
 
 class PlansBeforeTheStep(FullAttentionSpec):
-    """Plans what is held when the last step begins."""
+    """Plans the blocks held at the start of the last step."""
 
     def max_blocks_held(self, num_tokens, max_step_tokens):
         return self.blocks_needed((num_tokens - 1) // max_step_tokens * max_step_tokens)
@@ -260,29 +260,29 @@ class FindsNothingThere(FullAttentionSpec):
 
 
 class LooksNoFurther(SlidingWindowSpec):
-    """Finds hits behind a gap, and says that there are none."""
+    """Finds hits behind a gap, but declares needs_whole_prefix."""
 
     needs_whole_prefix = True
 
 
 ALIKE = "test_layers_that_use_blocks_alike_share_a_group"
-OTHERWISE = "test_layers_that_use_blocks_otherwise_have_groups_of_their_own"
-BLOCKS = "test_other_blocks_are_the_only_change_of_other_blocks"
+OTHERWISE = "test_layers_that_use_blocks_differently_have_their_own_groups"
+BLOCKS = "test_with_block_size_changes_the_block_size_only"
 UNSOUGHT = "test_without_prefix_hits_it_holds_no_more"
 NEEDED = "test_more_tokens_never_need_fewer_blocks"
 FREEABLE = "test_what_is_freeable_exists_and_stays_freeable"
 KEPT = "test_only_blocks_of_the_table_are_kept_for_hits"
 HELD = "test_a_longer_request_never_holds_less"
-LONGEST = "test_a_prefix_hit_is_the_longest_that_can_go_on"
+LONGEST = "test_a_prefix_hit_is_the_longest_usable_one"
 
-# The broken spec, the kit's test that finds it, and which of that test's checks does.
+# Broken spec, test of the kit that rejects it, and number of the check in that test.
 FAULTS = [
-    (NoBytes, "test_a_page_has_bytes_and_no_part_of_a_row", 1),
-    (HalfARow, "test_a_page_has_bytes_and_no_part_of_a_row", 2),
+    (NoBytes, "test_a_page_is_a_whole_number_of_rows", 1),
+    (HalfARow, "test_a_page_is_a_whole_number_of_rows", 2),
     (NarrowTypesTakeMore, "test_pages_do_not_shrink_with_what_they_hold", 1),
     (LongBlocksTakeLess, "test_pages_do_not_shrink_with_what_they_hold", 2),
-    (EachDeviceTakesMore, "test_devices_share_the_bytes_and_lose_none", 1),
-    (LosesBytes, "test_devices_share_the_bytes_and_lose_none", 2),
+    (EachDeviceTakesMore, "test_the_shards_of_a_page_hold_all_of_its_bytes", 1),
+    (LosesBytes, "test_the_shards_of_a_page_hold_all_of_its_bytes", 2),
     (KeyedByName, ALIKE, 1),
     (KeyedByHeadSize, ALIKE, 1),
     (KeyedByAList, ALIKE, 2),
@@ -307,7 +307,7 @@ FAULTS = [
     (KeepsWhatIsNotFull, KEPT, 1),
     (KeepsBeyondItsTable, KEPT, 2),
     (KeepsForNothing, KEPT, 3),
-    (KeepsNothing, "test_an_equal_beginning_is_found_if_ever", 1),
+    (KeepsNothing, "test_an_equal_prefix_is_found", 1),
     (HoldsLessInTheEnd, HELD, 1),
     (HoldsLessInLongSteps, HELD, 2),
     (PlansTooLittle, "test_no_request_holds_more_than_was_planned", 1),
@@ -317,7 +317,7 @@ FAULTS = [
     (FindsFiveAtMost, LONGEST, 1),
     (GivesUpTooEarly, LONGEST, 1),
     (FindsNothingThere, LONGEST, 2),
-    (LooksNoFurther, "test_a_hit_that_ends_at_the_first_gap_says_so", 1),
+    (LooksNoFurther, "test_needs_whole_prefix_matches_the_hits", 1),
 ]
 HELPERS = {Check("_check_rising", 1), Check("_check_plan", 1)}  # called by checks of the tests
 RIGHT = {
@@ -340,7 +340,7 @@ def contract(its_class):
 
 
 def runs(its_class, name):
-    """Return what calls a test of the kit once for each of its cases."""
+    """Return one callable for each case of a test of the kit."""
     kit_of_it = contract(its_class)
     test = getattr(kit_of_it, name)
     wanted = test.__func__.__code__.co_varnames[1 : test.__func__.__code__.co_argcount]
@@ -379,7 +379,7 @@ def test_every_check_of_the_kit_rejects_a_broken_spec():
 
 
 def test_a_rejection_says_what_is_wrong():
-    with pytest.raises(AssertionError, match=r"in steps of 1, 13 blocks are held .* planned 12"):
+    with pytest.raises(AssertionError, match=r"in steps of 1 tokens, 13 blocks are held .* is 12"):
         contract(PlansTooLittle).test_no_request_holds_more_than_was_planned(
             PlansTooLittle(LAYER, 16, "float32"), 1
         )

@@ -1,10 +1,10 @@
-"""The pytest plugin costs next to nothing, and hands out what is installed."""
+"""The pytest plugin imports nothing heavy, and its fixture returns the installed plugins."""
 
 import subprocess
 import sys
 
 
-def test_the_fixture_knows_the_installed_plugins(quire_registries):
+def test_the_fixture_has_the_installed_plugins(quire_registries):
     assert "torch_sdpa" in quire_registries.attention_backends
 
 

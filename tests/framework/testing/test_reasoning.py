@@ -1,4 +1,4 @@
-"""The kit of reasoning parsers: a right one passes, and each fault is seen where it should be."""
+"""Reasoning-parser conformance kit: every check rejects a broken parser, a right one passes."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -18,7 +18,7 @@ SAMPLES = (
 
 
 class Brackets(ReasoningParser):
-    """Thinking stands in brackets at the front; the prompt may have opened them."""
+    """Reads reasoning in brackets at the start; the prompt may have opened them."""
 
     def __init__(self, prompt_text=""):
         super().__init__(prompt_text)
@@ -64,7 +64,7 @@ class GivesNoText(Brackets):
 
 
 class WholeOnly(Brackets):
-    """Sees the closing bracket only beside what follows."""
+    """Sees the closing bracket only in one piece with the text after it."""
 
     def feed(self, delta):
         if delta == "]" and self.is_thinking:
@@ -84,7 +84,7 @@ class CutsOffPieces(Brackets):
 
 
 class GivesTheRestAtTheEnd(Brackets):
-    """Takes thinking that breaks off in a stream as content; whole samples are read well."""
+    """Emits content for truncated reasoning in a stream; whole samples are parsed right."""
 
     num_pieces = 0
 
@@ -108,7 +108,7 @@ class NeverThinks(Brackets):
 
 
 class ThinksTooLong(NeverThinks):
-    """Says so until it is closed."""
+    """Says that it is thinking until it is closed."""
 
     is_closed = False
 
@@ -122,7 +122,7 @@ class ThinksTooLong(NeverThinks):
 
 
 class ThinksOnInOnePiece(NeverThinks):
-    """Notes the end of the thinking with the next piece."""
+    """Notices the end of the reasoning with the next piece."""
 
     was_thinking = False
 
@@ -153,21 +153,25 @@ class SharesItsState(Brackets):
 
 
 PROOFS = [
-    (ForgetsThePrompt, "samples_are_read_as_they_should_be", "'so]Yes.' was read as"),
-    (GivesNoText, "samples_are_read_as_they_should_be", "an event has no text"),
-    (CutsOffPieces, "every_cut_in_two_gives_the_same", "the answer changes"),
+    (ForgetsThePrompt, "samples_are_parsed_as_expected", "'so]Yes.' was parsed as"),
+    (GivesNoText, "samples_are_parsed_as_expected", "must not have an empty text"),
+    (CutsOffPieces, "every_cut_in_two_gives_the_same", "differs from that of one piece"),
     (WholeOnly, "single_characters_give_the_same", "character by character"),
-    (GivesTheRestAtTheEnd, "every_beginning_can_be_the_end", "changes with its cut"),
-    (NeverThinks, "the_state_tells_whose_text_comes", "is_thinking is False, and text of the thi"),
-    (ThinksTooLong, "the_state_tells_whose_text_comes", "is_thinking is True, and text of the con"),
+    (
+        GivesTheRestAtTheEnd,
+        "a_truncated_completion_raises_nothing",
+        "the result of the prefix .* differs",
+    ),
+    (NeverThinks, "is_thinking_matches_the_text", "is_thinking is False, but .* of the reasoning"),
+    (ThinksTooLong, "is_thinking_matches_the_text", "is_thinking is True, but .* of the content"),
     (ThinksOnInOnePiece, "the_state_does_not_depend_on_the_cut", "is_thinking is True in one"),
-    (ThinksTooLong, "no_grammar_waits_for_ever", "leaves the thinking open"),
-    (SharesItsState, "parsers_share_no_state", "another answer is read"),
+    (ThinksTooLong, "thinking_is_over_once_there_is_content", "is_thinking must be false after"),
+    (SharesItsState, "parsers_share_no_state", "changes beside another parser"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "test", "reason"), PROOFS)
-def test_a_wrong_parser_is_seen(wrong, test, reason):
+def test_a_broken_parser_is_rejected(wrong, test, reason):
     kit = type("Kit", (ReasoningParserContract,), {"parser": wrong, "samples": SAMPLES})()
     with pytest.raises(AssertionError, match=reason):
         getattr(kit, f"test_{test}")()

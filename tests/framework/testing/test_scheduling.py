@@ -1,4 +1,4 @@
-"""The kit of scheduling policies: right ones pass, and each fault is seen where it should be."""
+"""Scheduling conformance kit: every check rejects a broken policy, and right ones pass."""
 
 import pytest
 
@@ -12,7 +12,7 @@ class Arrival(SchedulingPolicy):
 
 
 class KeepsAccounts(Arrival):
-    """Lets two requests of an adapter run, and takes the one that needs most."""
+    """Runs two requests per adapter, and preempts the one with the most tokens."""
 
     def __init__(self):
         self.running = {}
@@ -33,7 +33,7 @@ class KeepsAccounts(Arrival):
 
 
 class ComparesSometimes(SchedulingPolicy):
-    """Keys of any kind have a place among each other."""
+    """Mixes keys of different types, which must be sortable."""
 
     def order(self, request):
         length = request.num_prompt_tokens
@@ -87,30 +87,30 @@ class CountsFromTheEnd(Arrival):
 
 
 class NamesTheRequest(Arrival):
-    """Only of many that run."""
+    """Returns a wrong index if many requests run."""
 
     def victim(self, running):
         return running[-1].num_prompt_tokens if len(running) > 30 else 0
 
 
-class CountsItsQuestions(Arrival):
+class CountsItsCalls(Arrival):
     def __init__(self):
-        self.num_asked = 0
+        self.num_calls = 0
 
     def admits(self, request, running):
-        self.num_asked += 1
-        return self.num_asked < 20
+        self.num_calls += 1
+        return self.num_calls < 20
 
 
 class AgesThoseThatWait(Arrival):
     def __init__(self):
-        self.num_asked = 0
+        self.num_calls = 0
 
     def order(self, request):
-        return self.num_asked
+        return self.num_calls
 
     def admits(self, request, running):
-        self.num_asked += 1
+        self.num_calls += 1
         return True
 
 
@@ -122,7 +122,7 @@ class BeginsOnce(KeepsAccounts):
 
 
 class EndsTwice(KeepsAccounts):
-    """Takes a request out where it is chosen to go, and again where it goes."""
+    """Removes a request when it is chosen as the victim, and again when it ends."""
 
     def victim(self, running):
         index = super().victim(running)
@@ -148,7 +148,7 @@ class ReadsTokens(SchedulingPolicy):
 
 
 class AdmitsByAMap(KeepsAccounts):
-    """Knows three adapters, and a request may have none."""
+    """Handles three adapters, but not a request without one."""
 
     def admits(self, request, running):
         return {"one": True, "two": True, "three": True}[request.adapter_name]
@@ -160,17 +160,17 @@ class NoOrderForSome(SchedulingPolicy):
 
 
 KEYS = "keys_can_be_compared_and_do_not_change"
-VICTIM = "the_victim_is_one_of_those_that_run"
-AGAIN = "a_request_may_be_asked_about_again"
+VICTIM = "the_victim_is_a_running_request"
+AGAIN = "repeated_calls_give_the_same_result"
 ENGINE = "it_raises_nothing_while_the_engine_runs"
 PROOFS = [
-    (Fickle, KEYS, "another key when it is asked again"),
-    (NotANumber, KEYS, "has no place: .* is NaN"),
-    (NoPlainData, KEYS, "has no place: .* not set"),
-    (NamesOneBehindTheLast, VICTIM, "index 1 of 1 requests"),
+    (Fickle, KEYS, "order must return the same key"),
+    (NotANumber, KEYS, "unsortable key .* NaN"),
+    (NoPlainData, KEYS, "unsortable key .* not set"),
+    (NamesOneBehindTheLast, VICTIM, "index 1 of 1 running requests"),
     (CountsFromTheEnd, VICTIM, "index -1 of 1"),
-    (NamesTheRequest, VICTIM, "of 3[0-9] requests"),
-    (CountsItsQuestions, AGAIN, "admits changed its mind"),
+    (NamesTheRequest, VICTIM, "of 3[0-9] running requests"),
+    (CountsItsCalls, AGAIN, "admits must return the same result"),
     (AgesThoseThatWait, AGAIN, "changed the key"),
     (BeginsOnce, ENGINE, "raised in began"),
     (EndsTwice, ENGINE, "raised in ended"),
@@ -180,7 +180,7 @@ PROOFS = [
 
 
 @pytest.mark.parametrize(("policy", "test", "reason"), PROOFS)
-def test_a_wrong_policy_is_seen(policy, test, reason):
+def test_a_broken_policy_is_rejected(policy, test, reason):
     contract = type("Contract", (SchedulingPolicyContract,), {"policy": policy})()
     with pytest.raises(AssertionError, match=reason):
         getattr(contract, f"test_{test}")()
@@ -195,7 +195,7 @@ def test_a_policy_that_does_more_than_look_fails_where_it_does(policy, test):
         getattr(contract, f"test_{test}")()
 
 
-def test_a_policy_that_has_no_key_for_a_request_is_seen():
+def test_a_policy_without_a_key_for_a_request_is_rejected():
     contract = type("Contract", (SchedulingPolicyContract,), {"policy": NoOrderForSome})()
     with pytest.raises(ZeroDivisionError):
         contract.test_keys_can_be_compared_and_do_not_change()

@@ -1,4 +1,4 @@
-"""The kit of structured-output backends sees each fault where it should be seen."""
+"""Structured-output conformance kit: every check rejects a broken backend."""
 
 import pytest
 
@@ -19,12 +19,12 @@ from quire_structured_output.outlines import OutlinesBackend, OutlinesMatcher
 
 REGEX = "[a-f]{2,5}(?:-[0-9]+)?"
 EXAMPLE = Example(StructuredOutputsParams(regex=REGEX), matches(REGEX))
-A_LETTER, SPECIAL, SPARE = ord("b"), 310, 340
+A_LETTER, SPECIAL, BEYOND = ord("b"), 310, 340
 ENDS = set(EOS_TOKEN_IDS)
 
 
 class Masked(OutlinesMatcher):
-    """Changes what may follow, and accepts that and nothing else."""
+    """Changes the mask, and accepts the tokens of the changed mask only."""
 
     def allowed(self, allowed):
         raise NotImplementedError
@@ -66,9 +66,9 @@ class AllowsSpecials(Masked):
         return {SPECIAL}
 
 
-class SetsSpareBits(Masked):
+class SetsBitsBeyond(Masked):
     def allowed(self, allowed):
-        return allowed | {SPARE}
+        return allowed | {BEYOND}
 
 
 class RefusesALetter(OutlinesMatcher):
@@ -88,7 +88,7 @@ class AcceptsAnything(OutlinesMatcher):
 
 
 class TakesIdsForTokens(OutlinesMatcher):
-    """Wraps round behind the vocabulary."""
+    """Wraps ids around at the vocabulary size."""
 
     def accept(self, token_id):
         return super().accept(token_id % 325)
@@ -139,7 +139,7 @@ class FinishesWhereItMayEnd(OutlinesMatcher):
 
 
 class ForgetsTheEnd(OutlinesMatcher):
-    """Behind the end it stands where it stood before."""
+    """Returns to the state before the EOS token."""
 
     def accept(self, token_id):
         is_accepted = super().accept(token_id)
@@ -174,8 +174,8 @@ class HasOneMatcher(OutlinesBackend):
 
 
 EXACT = "a_mask_allows_exactly_what_is_accepted"
-VALID = "random_answers_are_valid"
-LONGER = "a_text_may_go_on_where_it_may_end"
+VALID = "random_completions_are_valid"
+LONGER = "a_text_may_continue_where_it_may_end"
 END = "only_the_end_follows_the_end"
 FINISHED = "finished_means_that_only_the_end_may_follow"
 ROLLBACK = "rollback_returns_to_the_same_masks"
@@ -183,26 +183,26 @@ BOTH = "both_ends_are_allowed_or_none"
 ALONE = "matchers_of_one_grammar_do_not_see_each_other"
 REFUSED = "what_cannot_be_honoured_is_refused_by_name"
 OF_A_MATCHER = [
-    (SetsSpareBits, EXACT, "bits behind the vocabulary"),
-    (AddsToTheMask, EXACT, "is in the mask, and accept says False"),
-    (AcceptsAnything, EXACT, "token 0 is not in the mask, and accept says True"),
-    (TakesIdsForTokens, EXACT, "token -228 is not in the mask, and accept says True"),
-    (RefusesALetter, EXACT, "token 97 is in the mask, and accept says False"),
-    (GoesOnBehindTheEnd, EXACT, "token 300 is not in the mask"),
-    (MovesWhenItRefuses, EXACT, "though nothing was accepted"),
-    (ForgetsToRollBack, ROLLBACK, "leads to another mask"),
-    (RollsBackOne, ROLLBACK, "rolling back [23] tokens leads to another mask"),
-    (NeverFinishes, END, "behind the end the grammar is not finished"),
-    (ForgetsTheEnd, END, "behind the end, not just all ends follow"),
+    (SetsBitsBeyond, EXACT, "allows token 340, beyond the vocabulary"),
+    (AddsToTheMask, EXACT, "but accept returned False"),
+    (AcceptsAnything, EXACT, "forbids token 0, but accept returned True"),
+    (TakesIdsForTokens, EXACT, "forbids token -228, but accept returned True"),
+    (RefusesALetter, EXACT, "allows token 97, but accept returned False"),
+    (GoesOnBehindTheEnd, EXACT, "forbids token 300"),
+    (MovesWhenItRefuses, EXACT, "changed after refused tokens"),
+    (ForgetsToRollBack, ROLLBACK, "the mask differs from the one before"),
+    (RollsBackOne, ROLLBACK, "after a rollback of [23] tokens the mask differs"),
+    (NeverFinishes, END, "is_finished must be true after an EOS token"),
+    (ForgetsTheEnd, END, "must allow the EOS tokens .* and no others"),
     (NeverFinishes, FINISHED, "is_finished is False"),
     (FinishesWhereItMayEnd, FINISHED, "is_finished is True"),
-    (KnowsOneEnd, BOTH, "only some may follow"),
+    (KnowsOneEnd, BOTH, "must allow all or none of the EOS tokens"),
 ]
-OF_A_WALK = [
-    (RefusesEnds, "an end that the mask allows is not accepted"),
-    (NeverEnds, "nothing may follow|no end after 60 tokens"),
-    (AllowsSpecials, "allows 310, which stands for no text"),
-    (RefusesALetter, "is in the mask, and not accepted"),
+OF_SAMPLING = [
+    (RefusesEnds, "refuses an EOS token"),
+    (NeverEnds, "allows no token|no EOS token after 60 tokens"),
+    (AllowsSpecials, "allows token 310, which has no text"),
+    (RefusesALetter, "which the mask allows"),
 ]
 
 
@@ -215,45 +215,48 @@ def matcher_of(matcher_class):
 
 
 @pytest.mark.parametrize(("matcher_class", "test", "reason"), OF_A_MATCHER)
-def test_a_wrong_matcher_is_seen(matcher_class, test, reason):
+def test_a_broken_matcher_is_rejected(matcher_class, test, reason):
     run(test, matcher_of(OutlinesMatcher))
     with pytest.raises(AssertionError, match=reason):
         run(test, matcher_of(matcher_class))
 
 
-@pytest.mark.parametrize(("matcher_class", "reason"), OF_A_WALK)
-def test_a_walk_that_leads_nowhere_is_seen(monkeypatch, matcher_class, reason):
+@pytest.mark.parametrize(("matcher_class", "reason"), OF_SAMPLING)
+def test_a_completion_that_cannot_end_is_rejected(monkeypatch, matcher_class, reason):
     monkeypatch.setattr(structured_output, "MAX_STEPS", 60)
     with pytest.raises(AssertionError, match=reason):
         run(VALID, backend_of(matcher_class), EXAMPLE)
 
 
-def test_a_dead_end_and_an_endless_answer_are_told_apart(monkeypatch):
+def test_a_dead_end_and_an_endless_completion_have_different_errors(monkeypatch):
     monkeypatch.setattr(structured_output, "MAX_STEPS", 60)
-    for regex, reason in (("ab", "not even an end"), ("a*", "no end after 60 tokens")):
+    for regex, reason in (("ab", "not even EOS"), ("a*", "no EOS token after 60 tokens")):
         with pytest.raises(AssertionError, match=reason):
             run(VALID, backend_of(NeverEnds), Example(StructuredOutputsParams(regex=regex), str))
 
 
-def test_an_answer_that_does_not_follow_the_grammar_is_seen():
+def test_a_completion_that_does_not_follow_the_grammar_is_rejected():
     run(VALID, OutlinesBackend(contract_vocabulary()), EXAMPLE)
-    with pytest.raises(AssertionError, match="does not follow regex"):
+    with pytest.raises(AssertionError, match="does not follow the grammar regex"):
         run(VALID, AddsALetter(contract_vocabulary()), EXAMPLE)
 
 
 @pytest.mark.parametrize(
     ("matcher_class", "reason"),
-    [(EndsAsSoonAsItCan, "'abc' of .* is not accepted"), (EndsAsLateAsItCan, "'a' .* may not end")],
+    [
+        (EndsAsSoonAsItCan, "accept refuses 'abc' of"),
+        (EndsAsLateAsItCan, "no EOS token after 'a' of"),
+    ],
 )
-def test_a_text_that_hides_another_is_seen(matcher_class, reason):
+def test_a_text_that_hides_another_is_rejected(matcher_class, reason):
     run(LONGER, backend_of(OutlinesMatcher))
     with pytest.raises(AssertionError, match=reason):
         run(LONGER, backend_of(matcher_class))
 
 
-def test_matchers_that_move_together_are_seen():
+def test_matchers_that_share_their_state_are_rejected():
     run(ALONE, OutlinesBackend(contract_vocabulary()), EXAMPLE)
-    with pytest.raises(AssertionError, match="a matcher moved when another"):
+    with pytest.raises(AssertionError, match="a matcher changed when another"):
         run(ALONE, HasOneMatcher(contract_vocabulary()), EXAMPLE)
 
 
@@ -267,13 +270,13 @@ class SaysTooLittle(StructuredOutputContract):
     refused = ((StructuredOutputsParams(regex="(?=a)"), "'minimum'"),)
 
 
-def test_a_refusal_that_is_missing_is_seen():
+def test_a_missing_refusal_is_rejected():
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         Lenient().test_what_cannot_be_honoured_is_refused_by_name()
 
 
-def test_a_refusal_without_the_name_is_seen():
-    with pytest.raises(AssertionError, match="does not name 'minimum'"):
+def test_a_refusal_without_the_name_is_rejected():
+    with pytest.raises(AssertionError, match="must contain 'minimum'"):
         SaysTooLittle().test_what_cannot_be_honoured_is_refused_by_name()
 
 
@@ -283,14 +286,14 @@ def test_each_test_of_the_kit_has_a_backend_that_fails_it():
     assert tests == {f"test_{test}" for test in proven}
 
 
-@pytest.mark.parametrize("form", ["json", "json_object", "regex", "choice", "calls"])
-def test_a_form_is_tried_if_the_backend_has_it(form):
-    tried = list(examples(frozenset({form})))
+@pytest.mark.parametrize("constraint", ["json", "json_object", "regex", "choice", "calls"])
+def test_a_supported_constraint_is_tried(constraint):
+    tried = list(examples(frozenset({constraint})))
     assert tried
-    assert all(getattr(example.params, form) for example in tried)
+    assert all(getattr(example.params, constraint) for example in tried)
 
 
-def test_the_judges_know_right_from_wrong():
+def test_the_validators_reject_wrong_completions():
     assert satisfies({"type": "string", "format": "date"})('"2024-02-29"')
     assert not satisfies({"type": "string", "format": "date"})('"2023-02-29"')
     assert not satisfies({"type": "integer"})('"1"')
@@ -302,7 +305,7 @@ def test_the_judges_know_right_from_wrong():
     assert not one.is_valid("add(1), add(2)")
 
 
-def test_the_vocabulary_is_one_that_a_backend_can_stumble_over():
+def test_the_vocabulary_has_the_difficult_cases():
     vocabulary = contract_vocabulary()
     assert all(bytes([byte]) in vocabulary.tokens for byte in range(256))
     assert any(len(ids) > 1 for ids in vocabulary.tokens.values())

@@ -1,4 +1,4 @@
-"""The kit of tool parsers: each fault is seen where it should be. TestHermes shows a right one."""
+"""Tool-parser conformance kit: every check rejects a broken parser, and a right one passes."""
 
 import json
 from typing import ClassVar
@@ -43,14 +43,14 @@ class SpellsArgumentsAnew(HermesToolParser):
 
 
 class KeepsBlanks(HermesToolParser):
-    """Gives the line break before a call to the user, with the end of the answer."""
+    """Returns the line break before a call as content, at the end of the completion."""
 
     def close(self):
         return [*super().close(), TextDelta("\n")]
 
 
 class SeesTagsInOnePiece(HermesToolParser):
-    """Half a tag is text at once."""
+    """Emits part of a tag as text at once."""
 
     def feed(self, delta):
         events = super().feed(delta)
@@ -66,7 +66,7 @@ class LosesSingleBlanks(HermesToolParser):
 
 
 class Strict(HermesToolParser):
-    """Raises where a call is broken."""
+    """Raises on an unfinished call."""
 
     def close(self):
         if self._call is not None:
@@ -74,7 +74,7 @@ class Strict(HermesToolParser):
         return super().close()
 
 
-class KeepsHalfAClosingTag(HermesToolParser):
+class KeepsAPartialClosingTag(HermesToolParser):
     def close(self):
         self._is_closing = False
         return super().close()
@@ -87,7 +87,7 @@ class LosesBrokenCalls(HermesToolParser):
 
 
 class LosesAnnouncedCalls(HermesToolParser):
-    """And the blanks before them; what broke before its name was known is text."""
+    """Loses unfinished calls whose start was emitted, and the blanks before them."""
 
     def close(self):
         if self._call is not None and self._is_announced:
@@ -96,7 +96,7 @@ class LosesAnnouncedCalls(HermesToolParser):
 
 
 class InventsText(HermesToolParser):
-    """Before what it returns of a call that breaks off."""
+    """Adds text before the text of an unfinished call."""
 
     def close(self):
         is_broken_off = self._call is not None
@@ -105,7 +105,7 @@ class InventsText(HermesToolParser):
 
 
 class GivesTheNameOnly(HermesToolParser):
-    """Of a call that breaks off after its name."""
+    """Returns only the name of a call that ends after it."""
 
     def close(self):
         if self._call is not None and self._call.name:
@@ -115,7 +115,7 @@ class GivesTheNameOnly(HermesToolParser):
 
 
 class EndsCallsByItself(HermesToolParser):
-    """A call that breaks off gets the braces that it lacks."""
+    """Completes an unfinished call with the missing braces."""
 
     def close(self):
         if self._call is not None and self._is_announced and not self._call._arguments:
@@ -124,7 +124,7 @@ class EndsCallsByItself(HermesToolParser):
 
 
 class SplitsInTwo(HermesToolParser):
-    """Counts pieces: of many, the end is read otherwise."""
+    """Counts pieces, and parses the end of a long stream differently."""
 
     num_pieces = 0
 
@@ -138,7 +138,7 @@ class SplitsInTwo(HermesToolParser):
 
 
 class GivesUpInAStream(SplitsInTwo):
-    """Loses broken calls, if they came in many pieces."""
+    """Loses unfinished calls that came in many pieces."""
 
     def close(self):
         if self.num_pieces > 3 and self._call is not None and not self._is_announced:
@@ -147,7 +147,7 @@ class GivesUpInAStream(SplitsInTwo):
 
 
 class ForgetsGarbledCalls(SplitsInTwo):
-    """A call that breaks in the middle is lost, if it came in many pieces."""
+    """Loses calls that break in the middle and came in many pieces."""
 
     def _break_call(self):
         if self.num_pieces > 3 and self._call.is_broken:
@@ -157,7 +157,7 @@ class ForgetsGarbledCalls(SplitsInTwo):
 
 
 class Shared(HermesToolParser):
-    """All instances read one text."""
+    """Shares one text among all instances."""
 
     one: ClassVar = []
 
@@ -172,27 +172,27 @@ class Shared(HermesToolParser):
         return parser.feed(text) + parser.close()
 
 
-WHOLE = "samples_are_read_as_they_should_be"
+WHOLE = "samples_are_parsed_as_expected"
 TWO = "every_cut_in_two_gives_the_same"
 ONE = "single_characters_give_the_same"
-HALF = "half_an_answer_raises_nothing"
+TRUNCATED = "a_truncated_completion_raises_nothing"
 LOST = "a_lost_character_raises_nothing"
 SHARE = "parsers_share_no_state"
 PROOFS = [
-    (SpellsArgumentsAnew, WHOLE, "was read as .*not as"),
-    (KeepsBlanks, WHOLE, "was read as .*not as"),
-    (SeesTagsInOnePiece, TWO, "the answer changes"),
+    (SpellsArgumentsAnew, WHOLE, "was parsed as .*expected"),
+    (KeepsBlanks, WHOLE, "was parsed as .*expected"),
+    (SeesTagsInOnePiece, TWO, "differs from that of one piece"),
     (LosesSingleBlanks, ONE, "character by character"),
     (SplitsInTwo, ONE, "character by character"),
-    (GivesUpInAStream, HALF, "the beginning of an answer, changes with its cut"),
-    (EndsCallsByItself, HALF, "has calls that the whole has not"),
-    (KeepsHalfAClosingTag, HALF, "gives the text .*nor that and the broken call"),
-    (LosesBrokenCalls, HALF, "gives the text"),
-    (LosesAnnouncedCalls, HALF, "gives the text 'So:'"),
-    (GivesTheNameOnly, HALF, "gives the text"),
-    (InventsText, HALF, "gives the text .*Sorry: "),
-    (ForgetsGarbledCalls, LOST, "garbled .* changes with its cut"),
-    (Shared, SHARE, "two answers got mixed up"),
+    (GivesUpInAStream, TRUNCATED, "the result of the prefix .* differs"),
+    (EndsCallsByItself, TRUNCATED, "has calls that the whole has not"),
+    (KeepsAPartialClosingTag, TRUNCATED, "gives the content .*the text of the unfinished call"),
+    (LosesBrokenCalls, TRUNCATED, "gives the content"),
+    (LosesAnnouncedCalls, TRUNCATED, "gives the content 'So:'"),
+    (GivesTheNameOnly, TRUNCATED, "gives the content"),
+    (InventsText, TRUNCATED, "gives the content .*Sorry: "),
+    (ForgetsGarbledCalls, LOST, "character by character, the result of .* differs"),
+    (Shared, SHARE, "share state"),
 ]
 
 
@@ -201,13 +201,13 @@ def kit(wrong):
 
 
 @pytest.mark.parametrize(("wrong", "test", "reason"), PROOFS)
-def test_a_wrong_parser_is_seen(wrong, test, reason):
+def test_a_broken_parser_is_rejected(wrong, test, reason):
     with pytest.raises(AssertionError, match=reason):
         getattr(kit(wrong), f"test_{test}")()
 
 
-@pytest.mark.parametrize("test", [HALF, LOST])
-def test_what_a_parser_raises_is_seen(test):
+@pytest.mark.parametrize("test", [TRUNCATED, LOST])
+def test_an_error_of_a_parser_is_reported(test):
     with pytest.raises(ValueError, match="the call is not complete"):
         getattr(kit(Strict), f"test_{test}")()
 
@@ -223,19 +223,19 @@ START, PIECE, END = ToolCallStart(0, "f"), ToolCallArguments(0, "{}"), ToolCallE
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([TextDelta("")], "a text is empty"),
-        ([ToolCallStart(1, "f")], "call 1 starts where 0 is next"),
-        ([START, PIECE, END, START], "call 0 starts where 1 is next"),
-        ([PIECE], "a piece of no open call: 0"),
-        ([START, PIECE, END, PIECE], "a piece of no open call: 0"),
-        ([END], "the end of no open call: 0"),
-        ([START, PIECE, END, END], "the end of no open call: 0"),
-        ([START, ToolCallArguments(0, "[]"), END], "arguments are no JSON object"),
-        ([START, ToolCallArguments(0, '{"a'), END], "arguments are no JSON object"),
-        ([START, END], "arguments are no JSON object"),
+        ([TextDelta("")], "must not be empty"),
+        ([ToolCallStart(1, "f")], "must have index 0, got 1"),
+        ([START, PIECE, END, START], "must have index 1, got 0"),
+        ([PIECE], "ToolCallArguments for call 0, which is not open"),
+        ([START, PIECE, END, PIECE], "ToolCallArguments for call 0"),
+        ([END], "ToolCallEnd for call 0, which is not open"),
+        ([START, PIECE, END, END], "ToolCallEnd for call 0"),
+        ([START, ToolCallArguments(0, "[]"), END], "arguments must be a JSON object"),
+        ([START, ToolCallArguments(0, '{"a'), END], "arguments must be a JSON object"),
+        ([START, END], "arguments must be a JSON object"),
     ],
 )
-def test_events_that_break_a_rule_are_seen(events, reason):
+def test_events_that_break_a_rule_are_rejected(events, reason):
     with pytest.raises(AssertionError, match=reason):
         read_events(events)
 
@@ -246,7 +246,9 @@ def test_events_add_up_to_text_and_calls():
         ToolCallStart(1, "g"), ToolCallArguments(1, "{}"), ToolCallArguments(0, "1}"),
         ToolCallEnd(1), END, ToolCallStart(2, "void"), TextDelta("c"),
     ]  # fmt: skip
-    assert read_events(events) == ReadCompletion("abc", [("g", "{}"), ("f", '{"x":1}')], num_void=1)
+    assert read_events(events) == ReadCompletion(
+        "abc", [("g", "{}"), ("f", '{"x":1}')], num_unfinished=1
+    )
 
 
 def test_a_parser_cannot_force_calls_unless_it_says_how():

@@ -62,16 +62,16 @@ def test_each_step_is_called_by_its_own_name(build):
     pipeline = build("default", "Changes")
     names = [type(step).__name__ for step in (*pipeline.steps, pipeline.sampler)]
     assert names == ["Changes", "Temperature", "MinP", "TopKTopP", "Categorical"]
-    called = [owner.split("'")[1] for owner in pipeline._owners]
+    called = [name.split("'")[1] for name in pipeline._names]
     assert called == ["Changes", "temperature", "min_p", "top_k_top_p", "categorical"]
     assert pipeline.sampler_name.startswith("sampler 'categorical'")
 
 
-def test_a_step_that_draws_in_another_stage_is_refused(build):
+def test_a_sampler_in_another_stage_is_refused(build):
     with pytest.raises(PluginLoadError, match="'Draws' declares stage 'bias' and is a Draws"):
         build("default", "Draws")
 
 
-def test_a_step_that_draws_nothing_in_the_last_stage_is_refused(build):
+def test_a_logits_processor_in_the_last_stage_is_refused(build):
     with pytest.raises(PluginLoadError, match="'Late' declares stage 'sample' and is a Changes"):
         build("temperature", "Late")

@@ -1,4 +1,4 @@
-"""What fails for every request stops start-up with its cause; the first steps disturb nobody."""
+"""A part that fails for every request stops start-up; warm-up steps change no request's state."""
 
 import re
 
@@ -11,7 +11,7 @@ from quire import LLM
 from quire.errors import CapacityError, EngineDeadError, RefusedError
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.first_steps import STEPS_WITH_KERNELS, compute_first_steps
+from quire.worker.first_steps import STEPS_WITH_KERNELS, run_warm_up_steps
 
 site = pytest.fixture(sites)
 BROKEN = """
@@ -136,25 +136,25 @@ ALWAYS = {
 
 @pytest.mark.parametrize("fault", ALWAYS)
 def test_a_part_that_always_fails_stops_the_start(site, folder, fault):
-    options, told = ALWAYS[fault]
+    options, message = ALWAYS[fault]
     site.install("acme", BROKEN)
-    with pytest.raises(RefusedError, match=told) as refused:
+    with pytest.raises(RefusedError, match=message) as refused:
         start(folder, kernels="torch", **options)
     (option,) = options
     named = re.findall(r"\(--(\S+)\)", str(refused.value))
-    assert named == [option.replace("_", "-")], "the way out is of the part that failed"
+    assert named == [option.replace("_", "-")], "the remedy is that of the part that failed"
     assert refused.value.__cause__ is not None
 
 
 def test_so_it_does_in_a_process_of_its_own(site, folder):
-    options, told = ALWAYS["a sampler raises"]
+    options, message = ALWAYS["a sampler raises"]
     site.install("acme", BROKEN)
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         start(folder, engine_process=True, **options)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "told"),
+    ("architecture", "message"),
     [
         ("NoBody", rf"model 'NoBody' {BY_ACME} with attention .* failed: ZeroDivisionError: no b"),
         (
@@ -168,16 +168,16 @@ def test_so_it_does_in_a_process_of_its_own(site, folder):
         ),
         (
             "NoNumbers",
-            rf"model 'NoNumbers' {BY_ACME} with .*: no token can be drawn for this request: its "
-            "logits are not numbers",
+            rf"model 'NoNumbers' {BY_ACME} with .*: no token can be sampled for this request: its "
+            "logits are not finite",
         ),
         ("NarrowHead", r"compute_logits of model 'NarrowHead' .* \[2, 319\].*must .* \[2, 320\]"),
     ],
 )
-def test_so_does_a_model(site, tmp_path, architecture, told):
+def test_so_does_a_model(site, tmp_path, architecture, message):
     site.install("acme", BROKEN)
     folder = write_checkpoint(tmp_path, architecture, layout="qwen3").folder
-    with pytest.raises(RefusedError, match=told) as refused:
+    with pytest.raises(RefusedError, match=message) as refused:
         start(folder, kernels="torch")
     assert "--samplers" not in str(refused.value)
 
@@ -193,7 +193,7 @@ def test_they_write_to_the_null_block_alone(llm):
     runner = runner_of(llm)
     layers = [each for each in runner.model.modules() if isinstance(each, CachingLayer)]
     assert len(layers) > 1
-    compute_first_steps(runner, 60, STEPS_WITH_KERNELS)
+    run_warm_up_steps(runner, 60, STEPS_WITH_KERNELS)
     for layer in layers:
         assert layer._kv_cache[0].any(), "the step was computed"
         assert not layer._kv_cache[1:].any()
@@ -203,7 +203,7 @@ def test_they_write_to_the_null_block_alone(llm):
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_so_they_do_where_the_host_gathers_and_nothing_is_recorded(folder, kernels):
+def test_so_they_do_where_the_host_gathers_and_nothing_is_traced(folder, kernels):
     options = {"max_num_seqs": 3, "max_model_len": 64, "kernels": kernels}
     with LLM(str(folder), dtype="float32", **options) as llm:
         runner = runner_of(llm)
@@ -211,13 +211,13 @@ def test_so_they_do_where_the_host_gathers_and_nothing_is_recorded(folder, kerne
         for layer in layers:
             assert layer._kv_cache[0].any(), "the step was computed before there is a request"
             assert not layer._kv_cache[1:].any()
-        assert runner.recorded is None or not runner.recorded._steps
+        assert runner.cpu_graphs is None or not runner.cpu_graphs._steps
 
 
 def test_they_keep_to_small_limits(folder):
     options = {"max_num_seqs": 1, "max_model_len": 2, "max_num_batched_tokens": 2}
     with LLM(str(folder), kernels="torch", **options) as llm:
-        compute_first_steps(runner_of(llm), 1, STEPS_WITH_KERNELS)
+        run_warm_up_steps(runner_of(llm), 1, STEPS_WITH_KERNELS)
 
 
 def failing_with(monkeypatch, llm, error):
@@ -225,7 +225,7 @@ def failing_with(monkeypatch, llm, error):
         raise error
 
     monkeypatch.setattr(runner_of(llm).pipeline, "warm_up", fail)
-    compute_first_steps(runner_of(llm), 8)
+    run_warm_up_steps(runner_of(llm), 8)
 
 
 def test_a_device_that_fails_is_no_parts_fault(monkeypatch, llm):
@@ -238,17 +238,17 @@ def test_lack_of_memory_is_no_parts_fault(monkeypatch, llm):
         failing_with(monkeypatch, llm, torch.OutOfMemoryError("no room"))
 
 
-def test_a_part_that_says_why_it_fails_is_quoted(monkeypatch, llm):
-    with pytest.raises(RefusedError, match=r"cannot be computed: too small; correct that part"):
+def test_the_reason_of_a_part_that_fails_is_quoted(monkeypatch, llm):
+    with pytest.raises(RefusedError, match=r"warm-up step failed: too small; correct that part"):
         failing_with(monkeypatch, llm, CapacityError("too small"))
 
 
-def test_they_draw_from_the_last_token_of_each_request(monkeypatch, llm):
+def test_they_sample_from_the_last_token_of_each_request(monkeypatch, llm):
     runner, seen = runner_of(llm), []
     monkeypatch.setattr(runner.model, "compute_logits", seen.append)
     monkeypatch.setattr(
         runner, "computed_hidden_states", lambda *_: torch.arange(42.0).unsqueeze(1)
     )
     with pytest.raises(RefusedError, match=r"compute_logits .* returned None"):
-        compute_first_steps(runner, 60, [(40, 2)])
+        run_warm_up_steps(runner, 60, [(40, 2)])
     assert seen[0].flatten().tolist() == [39, 41]

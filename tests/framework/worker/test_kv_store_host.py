@@ -1,4 +1,4 @@
-"""The host around a store's worker half: whatever the half does, every transfer ends, once."""
+"""The host of a store's worker side: every transfer ends once, whatever the store does."""
 
 import logging
 import sys
@@ -28,7 +28,7 @@ OPTIONS = {"max_bytes": "64KiB"}
 
 
 class Diary(KVStoreWorker):
-    """Does what it is told to do: the half of a store whose every call may fail."""
+    """A scripted worker side of a store, in which every call may fail."""
 
     def __init__(self, options=None, plan=None):
         self.messages = []
@@ -62,7 +62,7 @@ class FailsToAttach(Diary):
 
 
 class HeldContext(REGISTRIES.attention_backends.get("torch_sdpa")):
-    """Counts how often it is told to drop what it keeps."""
+    """Counts the calls of `forget_context`."""
 
     num_forgotten = 0
 
@@ -82,13 +82,13 @@ def backend():
 
 
 @pytest.fixture
-def half():
+def worker_side():
     return Diary()
 
 
 @pytest.fixture
-def host(half, backend):
-    return KVStoreHost(half, [backend], "KV store 'diary' of plugin acme")
+def host(worker_side, backend):
+    return KVStoreHost(worker_side, [backend], "KV store 'diary' of plugin acme")
 
 
 def plan(message=b"", *, loads=(), saves=(), stop=False):
@@ -102,51 +102,55 @@ def errors(caplog):
     return [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_messages_and_reports_pass_through(host, half):
-    half.reports = [TransferReport(), TransferReport(done=[3], failed=[4])]
+def test_messages_and_reports_pass_through(host, worker_side):
+    worker_side.reports = [TransferReport(), TransferReport(done=[3], failed=[4])]
     host.begin_step(plan(b"hello", saves=[3, 4]))
     assert host.report() is None
     host.begin_step(plan())
     assert host.report() == TransferReport(done=[3], failed=[4])
-    assert half.messages == [b"hello", b""]
+    assert worker_side.messages == [b"hello", b""]
 
 
-def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(host, half, backend):
+def test_backends_forget_what_they_keep_when_a_load_ends_and_not_for_a_save(
+    host, worker_side, backend
+):
     host.begin_step(plan(loads=[1, 2], saves=[3]))
-    told = []
+    message = []
     for report in (
         TransferReport(),
         TransferReport(done=[3]),
         TransferReport(done=[1]),
         TransferReport(failed=[2]),
     ):
-        half.reports = [report]
+        worker_side.reports = [report]
         host.report()
-        told.append(backend.num_forgotten)
-    assert told == [0, 0, 1, 2], "a load that failed may have written, too"
+        message.append(backend.num_forgotten)
+    assert message == [0, 0, 1, 2], "a load that failed may have written, too"
 
 
-def test_a_load_that_ends_beside_a_save_is_seen(host, half, backend):
+def test_a_load_that_ends_beside_a_save_is_seen(host, worker_side, backend):
     host.begin_step(plan(loads=[1], saves=[2]))
-    half.reports = [TransferReport(done=[1, 2])]
+    worker_side.reports = [TransferReport(done=[1, 2])]
     host.report()
     assert backend.num_forgotten == 1
 
 
-def test_the_backends_of_all_groups_forget(half, backend):
+def test_the_backends_of_all_groups_forget(worker_side, backend):
     other = HeldContext(backend.shape)
-    host = KVStoreHost(half, [backend, other], "store")
+    host = KVStoreHost(worker_side, [backend, other], "store")
     host.begin_step(plan(loads=[1]))
-    half.reports = [TransferReport(done=[1])]
+    worker_side.reports = [TransferReport(done=[1])]
     host.report()
     assert (backend.num_forgotten, other.num_forgotten) == (1, 1)
 
 
 @pytest.mark.parametrize("call", ["begin_step", "report"])
-def test_a_half_that_raises_fails_all_that_is_open_and_is_logged_once(host, half, caplog, call):
+def test_a_worker_side_that_raises_fails_all_open_transfers_and_is_logged_once(
+    host, worker_side, caplog, call
+):
     host.begin_step(plan(saves=[1]))
     assert host.report() is None
-    half.failing = (call,)
+    worker_side.failing = (call,)
     host.begin_step(plan(loads=[2]))
     assert host.report() == TransferReport(failed=[1, 2])
     host.begin_step(plan(b"more", saves=[3]))
@@ -157,58 +161,62 @@ def test_a_half_that_raises_fails_all_that_is_open_and_is_logged_once(host, half
     assert f"no {call} today" in str(record.exc_info[1])
 
 
-def test_a_half_that_is_switched_off_is_shut_down_and_never_called_again(host, half):
-    half.failing = ("begin_step", "shutdown")
+def test_a_worker_side_that_is_switched_off_is_shut_down_and_never_called_again(host, worker_side):
+    worker_side.failing = ("begin_step", "shutdown")
     host.begin_step(plan(saves=[1]))
-    half.failing = ()
+    worker_side.failing = ()
     host.report()
     host.begin_step(plan(b"more", saves=[2]))
     host.shutdown()
-    assert half.num_shutdowns == 1
-    assert half.messages == []
+    assert worker_side.num_shutdowns == 1
+    assert worker_side.messages == []
 
 
 @pytest.mark.parametrize(
     ("report", "complaint"),
     [
-        (TransferReport(done=[7]), "transfer 7 is reported, and is not open"),
+        (TransferReport(done=[7]), "transfer 7 is reported but is not open"),
         (TransferReport(done=[1, 1]), "transfer 1 is reported 2 times"),
         (TransferReport(done=[1], failed=[1]), "transfer 1 is reported 2 times"),
         ({"done": [1]}, r"returned a dict"),
         (None, "returned a NoneType"),
     ],
 )
-def test_a_report_that_cannot_be_is_believed_in_no_part(host, half, caplog, report, complaint):
-    half.reports = [report]
+def test_a_report_that_cannot_be_is_believed_in_no_part(
+    host, worker_side, caplog, report, complaint
+):
+    worker_side.reports = [report]
     host.begin_step(plan(loads=[1, 2]))
     assert host.report() == TransferReport(failed=[1, 2])
     assert complaint in str(errors(caplog)[0].exc_info[1])
 
 
-def test_an_end_is_reported_once(host, half):
-    half.reports = [TransferReport(done=[1]), TransferReport(done=[1])]
+def test_an_end_is_reported_once(host, worker_side):
+    worker_side.reports = [TransferReport(done=[1]), TransferReport(done=[1])]
     host.begin_step(plan(saves=[1, 2]))
     assert host.report() == TransferReport(done=[1])
     assert host.report() == TransferReport(failed=[2])
 
 
-def test_shutdown_may_be_called_twice_and_may_fail(host, half, caplog):
-    half.failing = ("shutdown",)
+def test_shutdown_may_be_called_twice_and_may_fail(host, worker_side, caplog):
+    worker_side.failing = ("shutdown",)
     host.shutdown()
     host.shutdown()
-    assert half.num_shutdowns == 1
+    assert worker_side.num_shutdowns == 1
     assert "could not be shut down" in errors(caplog)[0].message
 
 
-def test_a_half_that_the_engine_has_given_up_is_shut_down_and_all_that_is_open_fails(host, half):
+def test_a_worker_side_that_the_engine_has_stopped_is_shut_down_and_all_open_transfers_fail(
+    host, worker_side
+):
     host.begin_step(plan(b"hello", loads=[1], saves=[2]))
     assert host.report() is None
     host.begin_step(plan(stop=True))
-    assert half.num_shutdowns == 1
+    assert worker_side.num_shutdowns == 1
     assert host.report() == TransferReport(failed=[1, 2])
     host.begin_step(plan(stop=True))
     assert host.report() is None
-    assert (half.num_shutdowns, half.messages) == (1, [b"hello"])
+    assert (worker_side.num_shutdowns, worker_side.messages) == (1, [b"hello"])
 
 
 def test_what_is_open_at_the_end_has_failed(host):
@@ -217,7 +225,7 @@ def test_what_is_open_at_the_end_has_failed(host):
     assert host.report() == TransferReport(failed=[1])
 
 
-def test_a_half_is_built_from_its_reference_and_sees_the_blocks(backend):
+def test_a_worker_side_is_built_from_its_reference_and_gets_the_blocks(backend):
     kv_plan = one_group_plan()
     memory = {
         name: torch.zeros(tensor.num_bytes, dtype=torch.uint8)
@@ -228,12 +236,12 @@ def test_a_half_is_built_from_its_reference_and_sees_the_blocks(backend):
     scheduler = REGISTRIES.kv_stores.get("host_memory")(OPTIONS, kv_plan)
     for piece in block_pieces(kv_plan):
         memory[f"a{piece.tensor}"].view(NUM_BLOCKS, -1)[5] = piece.tensor + 1
-    column = CrossGroupBlock(chain("prompt", 1)[0], (5,))
-    scheduler.start_save(1, [column])
+    block = CrossGroupBlock(chain("prompt", 1)[0], (5,))
+    scheduler.start_save(1, [block])
     host.begin_step(plan(scheduler.plan_step(), saves=[1]))
     assert host.report() == TransferReport(done=[1])
     scheduler.finish(1, has_failed=False)
-    scheduler.start_load(2, [replace(column, block_ids=(9,))])
+    scheduler.start_load(2, [replace(block, block_ids=(9,))])
     host.begin_step(plan(scheduler.plan_step(), loads=[2]))
     assert host.report() == TransferReport(done=[2])
     assert backend.num_forgotten == 1
@@ -256,13 +264,13 @@ def choice_of(reference):
         ("acme_store:FailsToAttach", "KeyError: 'no room'"),
     ],
 )
-def test_a_half_that_cannot_be_built_stops_the_start(monkeypatch, reference, complaint):
+def test_a_worker_side_that_cannot_be_built_stops_the_start(monkeypatch, reference, complaint):
     monkeypatch.setitem(sys.modules, "acme_store", SimpleNamespace(FailsToAttach=FailsToAttach))
     with pytest.raises(PluginLoadError, match=complaint):
         build_kv_store(choice_of(reference), OPTIONS, one_group_plan(), _no_memory(), [])
 
 
-def test_a_wrong_option_is_said_as_such():
+def test_a_wrong_option_is_a_settings_error():
     with pytest.raises(SettingsError, match="no option 'max_byte'"):
         build_kv_store(HOST_MEMORY, {"max_byte": "1"}, one_group_plan(), _no_memory(), [])
 

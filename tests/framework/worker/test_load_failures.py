@@ -1,4 +1,4 @@
-"""What turns out, while it loads, not to work here is replaced, and everybody is told."""
+"""Parts that fail to load are replaced, and the replacement is reported."""
 
 import logging
 
@@ -79,23 +79,21 @@ def broken_part(request, tmp_path, monkeypatch):
     return request.param
 
 
-def answer(folder, **options):
+def generate_tokens(folder, **options):
     with LLM(folder, max_num_seqs=2, **options) as llm:
         (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
         return output.outputs[0].token_ids, llm.composition
 
 
 @pytest.mark.parametrize("engine_process", [False, True], ids=["here", "process"])
-def test_the_next_best_takes_the_place_of_a_backend_that_cannot_serve(
-    site, folder, caplog, engine_process
-):
-    expected, _ = answer(folder, attention_backend="torch_sdpa")
+def test_the_next_best_backend_replaces_an_unusable_one(site, folder, caplog, engine_process):
+    expected, _ = generate_tokens(folder, attention_backend="torch_sdpa")
     site.install("acme", BACKENDS)
     settings = Settings.from_options({"model": folder})
     chosen = compose_engine(settings, load_plugins(settings.plugins)).composition
     assert [choice.name for choice in chosen.attention_backends] == ["acme_first"]
     assert chosen.block_size == 64
-    tokens, composition = answer(folder, engine_process=engine_process)
+    tokens, composition = generate_tokens(folder, engine_process=engine_process)
     assert list(tokens) == list(expected)
     (backend,) = composition.attention_backends
     assert backend.entry.source.distribution == "quire"
@@ -106,30 +104,30 @@ def test_the_next_best_takes_the_place_of_a_backend_that_cannot_serve(
     if not engine_process:
         warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert [line for line in warnings if "acme" in line] == [
-            "attention backend acme_first cannot serve here: Broken has no library; the next best "
-            "takes its place",
-            "attention backend acme_second cannot serve here: AlsoBroken has no library; the next "
-            "best takes its place",
+            "attention backend acme_first cannot be used here: Broken has no library; the next "
+            "best backend replaces it",
+            "attention backend acme_second cannot be used here: AlsoBroken has no library; the "
+            "next best backend replaces it",
         ]
 
 
-def test_a_backend_that_was_asked_for_and_cannot_serve_stops_the_start(site, folder):
+def test_a_named_backend_that_is_unusable_stops_the_start(site, folder):
     site.install("acme", BACKENDS)
-    with pytest.raises(RefusedError, match="'acme_second' cannot serve here: AlsoBroken has no"):
-        answer(folder, attention_backend="acme_second")
+    with pytest.raises(RefusedError, match="'acme_second' cannot be used here: AlsoBroken has no"):
+        generate_tokens(folder, attention_backend="acme_second")
 
 
 @NEEDS_KERNELS
-def test_layers_whose_kernels_do_not_compile_run_torch_and_say_so(folder, broken_layers):
-    tokens, composition = answer(folder)
+def test_layers_whose_kernels_do_not_compile_run_torch(folder, broken_layers):
+    tokens, composition = generate_tokens(folder)
     assert composition.kernels == "torch"
-    assert list(tokens) == list(answer(folder, kernels="torch")[0])
+    assert list(tokens) == list(generate_tokens(folder, kernels="torch")[0])
 
 
 @NEEDS_KERNELS
-def test_kernels_that_were_asked_for_and_do_not_compile_stop_the_start(folder, broken_layers):
+def test_named_kernels_that_do_not_compile_stop_the_start(folder, broken_layers):
     with pytest.raises(NativeUnavailableError):
-        answer(folder, kernels="native")
+        generate_tokens(folder, kernels="native")
 
 
 @NEEDS_KERNELS
@@ -137,32 +135,30 @@ def test_a_named_backend_whose_kernels_do_not_compile_stops_the_start(
     folder, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(cpu_attention, "LIBRARY", failing_library(tmp_path))
-    with pytest.raises((NativeUnavailableError, RefusedError), match="'cpu' cannot serve here"):
-        answer(folder, attention_backend="cpu")
+    with pytest.raises((NativeUnavailableError, RefusedError), match="'cpu' cannot be used here"):
+        generate_tokens(folder, attention_backend="cpu")
 
 
 @NEEDS_KERNELS
-def test_any_part_whose_kernels_do_not_compile_stops_who_asked_for_them(folder, broken_part):
+def test_any_part_whose_named_kernels_do_not_compile_stops_the_start(folder, broken_part):
     with pytest.raises((NativeUnavailableError, RefusedError)):
-        answer(folder, kernels="native")
+        generate_tokens(folder, kernels="native")
 
 
 @NEEDS_KERNELS
-def test_adapters_whose_kernels_do_not_compile_stop_who_asked_for_them(
-    folder, tmp_path, monkeypatch
-):
+def test_adapters_whose_named_kernels_do_not_compile_stop_the_start(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
     with pytest.raises(NativeUnavailableError):
-        answer(folder, kernels="native", enable_lora=True)
-    tokens, composition = answer(folder, enable_lora=True)
+        generate_tokens(folder, kernels="native", enable_lora=True)
+    tokens, composition = generate_tokens(folder, enable_lora=True)
     assert composition.kernels == "native"
-    assert list(tokens) == list(answer(folder)[0])
+    assert list(tokens) == list(generate_tokens(folder)[0])
 
 
 @NEEDS_KERNELS
-def test_what_one_part_loses_is_told_and_the_others_keep_theirs(folder, broken_part):
-    tokens, composition = answer(folder)
-    assert list(tokens) == list(answer(folder, kernels="torch")[0])
+def test_the_failure_of_one_part_is_reported_and_others_keep_their_kernels(folder, broken_part):
+    tokens, composition = generate_tokens(folder)
+    assert list(tokens) == list(generate_tokens(folder, kernels="torch")[0])
     (attention,) = composition.attention_backends
     seen = {
         "layers": composition.kernels,
@@ -187,22 +183,22 @@ def test_what_one_part_loses_is_told_and_the_others_keep_theirs(folder, broken_p
 
 @NEEDS_KERNELS
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_packed_weights_whose_kernels_do_not_compile_have_the_same_numbers(
+def test_packed_weights_whose_kernels_do_not_compile_have_the_same_values(
     folder, name, tmp_path, monkeypatch
 ):
-    expected, _ = answer(folder, quantization=name)
+    expected, _ = generate_tokens(folder, quantization=name)
     monkeypatch.setattr(weights_library, "LIBRARY", failing_library(tmp_path))
-    tokens, composition = answer(folder, quantization=name)
+    tokens, composition = generate_tokens(folder, quantization=name)
     assert list(tokens) == list(expected)
-    assert composition.weights.startswith(f"{name} (asked for; its numbers are kept in float32")
+    assert composition.weights.startswith(f"{name} (asked for; dequantized to float32")
 
 
 @NEEDS_KERNELS
 @pytest.mark.parametrize("name", ["none", "int8", "int4", "auto"])
-def test_dummy_weights_may_be_kept_in_any_way(folder, name, tmp_path, monkeypatch):
-    tokens, composition = answer(folder, load_format="dummy", quantization=name)
+def test_dummy_weights_may_have_any_quantization(folder, name, tmp_path, monkeypatch):
+    tokens, composition = generate_tokens(folder, load_format="dummy", quantization=name)
     if name not in ("auto", "none"):
         assert composition.quantization.name == name
     monkeypatch.setattr(weights_library, "LIBRARY", failing_library(tmp_path))
-    by_torch, _ = answer(folder, load_format="dummy", quantization=name)  # of the same numbers
+    by_torch, _ = generate_tokens(folder, load_format="dummy", quantization=name)  # the same values
     assert list(tokens) == list(by_torch)

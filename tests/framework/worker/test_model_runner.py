@@ -59,7 +59,7 @@ def run(llm: LLM, params: list[SamplingParams]) -> dict[int, str]:
     return reasons
 
 
-@pytest.mark.parametrize("llm", ["torch"], indirect=True)  # whose draw absorbs no step
+@pytest.mark.parametrize("llm", ["torch"], indirect=True)  # with a sampler that fuses no step
 def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     pipeline = runner_of(llm).pipeline
     pipeline.steps[0] = RaisesForSomeRows(320, torch.device("cpu"))
@@ -76,14 +76,14 @@ def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
 
 
 class FailsForBatches(torch.nn.Module):
-    """Takes the place of a runner's model; notes how many tokens it was given."""
+    """Replaces a runner's model; records the number of tokens of each call."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__()
         self.forward_pass = runner._forward_pass
         self.counts: list[int] = []
         runner._forward_pass = self
-        runner.recorded = None  # which has the model itself
+        runner.cpu_graphs = None  # which has the model itself
 
     def forward(self, input_ids, positions, batch):
         self.counts.append(len(input_ids))
@@ -100,7 +100,7 @@ def test_a_forward_pass_that_fails_for_a_batch_is_tried_one_by_one(llm):
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
-def test_logits_that_are_not_numbers_fail_their_request_only(llm):
+def test_logits_of_nan_fail_their_request_only(llm):
     model = runner_of(llm).model
     compute = model.compute_logits
     calls = iter(range(1000))
@@ -113,7 +113,7 @@ def test_logits_that_are_not_numbers_fail_their_request_only(llm):
 
     model.compute_logits = poisoned
     reasons = run(llm, [GREEDY, GREEDY, GREEDY])
-    assert reasons[1].startswith("error no token can be drawn for this request")
+    assert reasons[1].startswith("error no token can be sampled for this request")
     assert (reasons[0], reasons[2]) == ("length", "length")
 
 
@@ -142,7 +142,7 @@ def test_an_adapter_source_that_raises_fails_its_request_only(llm):
     assert reasons[bad.request_id][1].message == "loading the adapter failed: KeyError"
 
 
-def test_an_answer_goes_on_as_it_does_behind_its_own_beginning(llm):
+def test_a_completion_continues_as_it_does_after_its_own_prefix(llm):
     (whole,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
     token_ids = list(whole.outputs[0].token_ids)
     assert len(set(token_ids)) > 1
@@ -159,7 +159,7 @@ def test_two_requests_that_fail_together_are_both_tried_alone(llm):
 
 
 class NotingManager:
-    """Has no adapters; notes what is asked of it, and fails for one name."""
+    """Has no adapters; records the requested ones, and fails for one name."""
 
     def __init__(self):
         self.in_use = []
@@ -174,7 +174,7 @@ class NotingManager:
         return None
 
 
-def test_adapters_of_one_step_keep_their_places_and_one_that_fails_is_not_computed(llm):
+def test_adapters_of_one_step_are_not_evicted_and_one_that_fails_is_not_computed(llm):
     runner = runner_of(llm)
     manager = runner.adapters = NotingManager()
     core, intake = llm._running.core, llm._running.intake
@@ -182,7 +182,7 @@ def test_adapters_of_one_step_keep_their_places_and_one_that_fails_is_not_comput
     requests = [intake.admit("a", GREEDY, adapter=ref).requests[0] for ref in refs]
     computed = []
     inputs_of = runner.inputs_of
-    runner.inputs_of = lambda shares: computed.append(len(shares)) or inputs_of(shares)
+    runner.inputs_of = lambda requests: computed.append(len(requests)) or inputs_of(requests)
     for request in requests:
         core.add(request)
     errors = {}
@@ -197,7 +197,7 @@ def test_adapters_of_one_step_keep_their_places_and_one_that_fails_is_not_comput
     assert max(computed) == 2
 
 
-def test_a_number_that_no_column_holds_fails_its_request_only(llm):
+def test_a_value_that_no_field_can_hold_fails_its_request_only(llm):
     core, intake = llm._running.core, llm._running.intake
     (bad,) = intake.admit("a", GREEDY).requests
     bad.fields["temperature"] = 1e300
@@ -213,7 +213,7 @@ def test_a_number_that_no_column_holds_fails_its_request_only(llm):
     assert outcomes[bad.request_id].message.startswith("reading the sampler fields failed: Float")
 
 
-def test_plans_are_drawn_and_collected_in_their_order(llm):
+def test_plans_are_sampled_and_collected_in_their_order(llm):
     runner = runner_of(llm)
     with pytest.raises(RuntimeError, match="plan 901 is not the one that was launched"):
         runner.sample(901, ())
@@ -223,12 +223,12 @@ def test_plans_are_drawn_and_collected_in_their_order(llm):
     for plan_id in (904, 905):
         runner.execute(StepPlan(plan_id=plan_id, requests=[]))
         runner.sample(plan_id, ())
-    assert runner.collect(905).plan_id == 905, "nobody collected the one before"
+    assert runner.collect(905).plan_id == 905, "the one before was never collected"
     with pytest.raises(RuntimeError, match="plan 904 is not the one to collect"):
         runner.collect(904)
 
 
-def test_a_draw_that_fails_behind_the_sampling_is_made_again_in_its_place(llm, monkeypatch):
+def test_a_step_that_fails_after_sampling_is_sampled_again_at_the_same_positions(llm, monkeypatch):
     expected = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
     start_copy = SampledTokens.start_copy
     failures = []
@@ -253,7 +253,7 @@ def break_forward(runner, monkeypatch):
     monkeypatch.setattr(runner, "_forward", illegal)
 
 
-def break_draw(runner, monkeypatch):
+def break_sampling(runner, monkeypatch):
     monkeypatch.setattr(runner.pipeline.sampler, "sample", illegal)
 
 
@@ -261,14 +261,14 @@ def break_copy(runner, monkeypatch):
     monkeypatch.setattr(SampledTokens, "read", illegal)
 
 
-@pytest.mark.parametrize("breaks", [break_forward, break_draw, break_copy])
+@pytest.mark.parametrize("breaks", [break_forward, break_sampling, break_copy])
 def test_a_device_that_failed_is_not_tried_again_and_ends_the_engine(
     llm, monkeypatch, caplog, breaks
 ):
     breaks(runner_of(llm), monkeypatch)
     with pytest.raises(EngineDeadError, match="an illegal memory access"):
         llm.generate(["a", "b", "c"], GREEDY)
-    assert not caplog.records, "nobody alone was tried"
+    assert not caplog.records, "no request was computed alone"
     monkeypatch.undo()
     with pytest.raises(EngineDeadError, match="an illegal memory access"):
         llm.generate(["a"], GREEDY)

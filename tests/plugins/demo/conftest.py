@@ -1,4 +1,4 @@
-"""The recipe is no part of the wheel, so its folder is put on the path here."""
+"""Puts the folder of the recipe, which is not part of the wheel, on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that ship are small, complete and a Qwen3."""
+"""The files of the demo checkpoint are small, complete and a Qwen3 model."""
 
 from __future__ import annotations
 

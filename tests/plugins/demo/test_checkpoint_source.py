@@ -1,4 +1,4 @@
-"""The name `demo` is the checkpoint that ships, with each of its adapters by its folder's name."""
+"""The name `demo` is the shipped checkpoint, with its adapters by folder name."""
 
 from quire.config import PluginSettings
 from quire.plugins.loading import load_plugins

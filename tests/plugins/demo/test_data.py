@@ -1,4 +1,4 @@
-"""The training data is a function of its seed, and holds nothing that is kept for evaluation."""
+"""The training data is a function of its seed, and has no held-out data of the evaluation."""
 
 from __future__ import annotations
 

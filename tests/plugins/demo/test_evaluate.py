@@ -1,4 +1,4 @@
-"""The figures of RESULTS.md hold, give or take, on a small sample of other questions."""
+"""The figures of RESULTS.md hold approximately on a small sample of other questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the template renders is what the model was trained on."""
+"""The chat template renders the text that the model was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text survives the tokenizer, and a word has the same tokens wherever it stands."""
+"""Every text survives the tokenizer, and a word has the same tokens at every position."""
 
 from __future__ import annotations
 

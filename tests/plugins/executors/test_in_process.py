@@ -1,4 +1,4 @@
-"""The in-process executor hands every call to its one worker."""
+"""The in-process executor forwards every call to its one worker."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_step_goes_through_the_worker_and_back():
     assert worker.num_blocks == 9
 
 
-def test_the_worker_is_rank_zero_and_answers_controls():
+def test_the_worker_is_rank_zero_and_runs_controls():
     executor, _ = started()
     assert executor.control(PIRATE) == (PIRATE, 0)
 
@@ -142,7 +142,7 @@ def test_several_devices_are_refused():
 
 
 def test_several_stages_are_refused():
-    with pytest.raises(RefusedError, match="runs one worker, and 2 are to share the model"):
+    with pytest.raises(RefusedError, match="runs one worker, but the model needs 2"):
         InProcessExecutor(WorkerLaunch(CountingWorker, grid=WorkerGrid(pp_size=2)))
 
 

@@ -1,4 +1,4 @@
-"""Chunked local attention forgets at each chunk's end, and not a block earlier."""
+"""Chunked local attention frees blocks at the end of a chunk, and not earlier."""
 
 import pytest
 from hypothesis import given

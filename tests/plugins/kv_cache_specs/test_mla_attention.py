@@ -1,4 +1,4 @@
-"""Latent attention keeps one row a token, whole on every device."""
+"""Latent attention stores one row per token, whole on every device."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_its_layers_do_not_share_a_group_with_others():
         (1, 576, (), r"mla_attention of layers\.0\.attn needs the parameter 'latent_dim'"),
         (1, 576, (("latent_dim", 0),), r"latent_dim of layers\.0\.attn must be at least 1, got 0"),
         (1, 512, (("latent_dim", 512),), r"more than latent_dim=512, got 512"),
-        (2, 576, (("latent_dim", 512),), r"gives it num_kv_heads=2; it must give 1"),
+        (2, 576, (("latent_dim", 512),), r"must give num_kv_heads=1, got 2"),
     ],
 )
 def test_what_is_no_row_is_refused(num_kv_heads, head_dim, params, message):

@@ -1,4 +1,4 @@
-"""Every spec that is offered can be loaded, without torch, and says what its layers need."""
+"""Every registered spec can be loaded, without torch, and names the parameters it needs."""
 
 import subprocess
 import sys

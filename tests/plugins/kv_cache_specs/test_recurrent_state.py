@@ -1,4 +1,4 @@
-"""A recurrent layer reads its latest state; snapshots stay behind at block ends."""
+"""A recurrent layer reads its latest state; snapshots stay at block ends."""
 
 import pytest
 from hypothesis import given

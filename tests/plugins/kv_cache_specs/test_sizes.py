@@ -1,4 +1,4 @@
-"""A size is a whole number from 1; what is none is refused by the name of its layer."""
+"""A size is a positive integer; anything else is refused with the name of its layer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A sliding window keeps what a later query sees, and not a block more."""
+"""A sliding window keeps the blocks that a later query sees, and no more."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,10 +1,10 @@
-"""Which columns are stored where: bounded, least recently used first, and never while they move."""
+"""Block index: bounded, LRU eviction, and no eviction of blocks in transfers."""
 
 from quire_kv_stores.block_index import BlockIndex
 
 
 def stored(index, *names):
-    """Write columns into an index, each by itself."""
+    """Write blocks to an index, one at a time."""
     cross_blocks = []
     for name in names:
         cross_blocks.append(index.claim(name))
@@ -13,25 +13,29 @@ def stored(index, *names):
 
 
 def count(index):
-    return index.num_free, index.num_at_rest, index.num_moving
+    return index.num_free, index.num_idle, index.num_moving
 
 
-def test_a_column_is_found_when_it_is_written():
+def test_a_block_is_found_when_it_is_written():
     index = BlockIndex(2)
-    column = index.claim(b"a")
+    stored_block = index.claim(b"a")
     assert index.find(b"a") is None
     assert b"a" in index
-    index.end_writing([column])
-    assert index.find(b"a") is column
+    index.end_writing([stored_block])
+    assert index.find(b"a") is stored_block
     assert count(index) == (1, 1, 0)
 
 
 def test_slots_are_given_out_once():
     index = BlockIndex(3)
-    assert sorted(column.slot for column in stored(index, b"a", b"b", b"c")) == [0, 1, 2]
+    assert sorted(stored_block.slot for stored_block in stored(index, b"a", b"b", b"c")) == [
+        0,
+        1,
+        2,
+    ]
 
 
-def test_the_least_recently_used_column_makes_room():
+def test_the_least_recently_used_block_is_evicted():
     index = BlockIndex(3)
     stored(index, b"a", b"b", b"c")
     index.touch([b"a"])
@@ -64,7 +68,7 @@ def test_what_is_read_from_is_not_evicted():
     assert index.claim(b"e") is not None
 
 
-def test_a_slot_returns_when_the_last_reader_of_a_forgotten_column_is_gone():
+def test_a_slot_is_free_when_the_last_reader_of_a_forgotten_block_is_gone():
     index = BlockIndex(1)
     (a,) = stored(index, b"a")
     index.begin_reading([a])
@@ -77,7 +81,7 @@ def test_a_slot_returns_when_the_last_reader_of_a_forgotten_column_is_gone():
     assert count(index) == (1, 0, 0)
 
 
-def test_a_column_may_be_written_anew_while_a_forgotten_one_still_moves():
+def test_a_block_may_be_written_again_while_a_forgotten_one_is_in_a_transfer():
     index = BlockIndex(2)
     old = index.claim(b"a")
     index.forget_all()

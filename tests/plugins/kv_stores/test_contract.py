@@ -1,4 +1,4 @@
-"""The host-memory tier keeps the contract of KV stores."""
+"""The host-memory tier passes the conformance kit of KV stores."""
 
 from quire.testing.kv_store import KVStoreContract
 from quire_kv_stores.host_memory import HostMemoryScheduler
@@ -15,7 +15,7 @@ class TestHostMemory(KVStoreContract):
 
 
 class TestHostMemoryInManySteps(TestHostMemory):
-    """One column a step: every transfer of several is seen half-way."""
+    """One block per step, so that transfers of several blocks take several steps."""
 
     def options(self, folder, max_bytes):
         return {"max_bytes": str(max_bytes), "step_bytes": "1"}

@@ -1,4 +1,4 @@
-"""The worker's half: loads first, a bounded share a step, and memory only as it is used."""
+"""Worker side: loads first, bounded bytes per step, and memory allocated at its first use."""
 
 import msgspec
 import pytest
@@ -12,29 +12,29 @@ from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 from quire_kv_stores.slot_pool import SlotPool
 
-COLUMN = 256
+BLOCK_BYTES = 256
 
 
-def make_scene(num_cross_blocks=32, step_columns=4):
+def make_scene(num_cross_blocks=32, blocks_per_step=4):
     options = {
-        "max_bytes": str(num_cross_blocks * COLUMN),
-        "step_bytes": str(step_columns * COLUMN),
+        "max_bytes": str(num_cross_blocks * BLOCK_BYTES),
+        "step_bytes": str(blocks_per_step * BLOCK_BYTES),
     }
     return StoreScene(HostMemoryScheduler, HostMemory, options, one_group_plan())
 
 
 def test_a_step_moves_no_more_than_its_share():
-    scene = make_scene(step_columns=4)
+    scene = make_scene(blocks_per_step=4)
     scene.start_save(chain("prompt", 10))
     moved = []
     while scene.open:
         scene.step()
-        moved.append(scene.worker.saved_bytes // COLUMN)
+        moved.append(scene.worker.saved_bytes // BLOCK_BYTES)
     assert moved == [4, 8, 10]
 
 
 def test_a_transfer_is_reported_once_it_is_whole():
-    scene = make_scene(step_columns=4)
+    scene = make_scene(blocks_per_step=4)
     scene.start_save(chain("first", 3))
     scene.start_save(chain("second", 6))
     scene.start_save(chain("third", 1))
@@ -42,76 +42,78 @@ def test_a_transfer_is_reported_once_it_is_whole():
 
 
 def test_loads_go_before_saves_that_wait():
-    scene = make_scene(step_columns=4)
+    scene = make_scene(blocks_per_step=4)
     prompt = chain("prompt", 4)
     scene.save(prompt)
     scene.start_save(chain("long", 12))
     scene.step()
     load = scene.start_load(prompt)
     assert scene.step().done == [load]
-    assert scene.worker.saved_bytes == 8 * COLUMN, "the save had to wait for the load"
-    scene.settle()
+    assert scene.worker.saved_bytes == 8 * BLOCK_BYTES, "the save had to wait for the load"
+    scene.finish_transfers()
 
 
 def test_a_load_that_finds_damage_stops_there():
-    scene = make_scene(step_columns=2)
+    scene = make_scene(blocks_per_step=2)
     prompt = chain("prompt", 8)
     scene.save(prompt)
     scene.worker.pool.slot(scene.scheduler.index.find(prompt[3]).slot)[0] ^= 255
     load = scene.start_load(prompt)
     assert [scene.step().failed for _ in range(2)] == [[], [load]]
-    assert scene.worker.loaded_bytes == 3 * COLUMN
+    assert scene.worker.loaded_bytes == 3 * BLOCK_BYTES
 
 
 def test_the_same_bytes_under_another_name_are_damage():
-    pool = SlotPool(2, COLUMN, is_pinned=False)
+    pool = SlotPool(2, BLOCK_BYTES, is_pinned=False)
     pool.slot(0).fill_(3)
-    pool.seal(0, b"name")
-    assert pool.is_sound(0, b"name")
-    assert not pool.is_sound(0, b"other")
-    assert not pool.is_sound(1, b"name")
-    pool.break_seal(0)
-    assert not pool.is_sound(0, b"name")
+    pool.record_checksum(0, b"name")
+    assert pool.is_intact(0, b"name")
+    assert not pool.is_intact(0, b"other")
+    assert not pool.is_intact(1, b"name")
+    pool.drop_checksum(0)
+    assert not pool.is_intact(0, b"name")
 
 
 def test_memory_is_taken_as_it_is_used_and_never_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 4 * COLUMN)
+    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 4 * BLOCK_BYTES)
     scene = make_scene(num_cross_blocks=10)
-    sizes = [scene.worker.pool.num_bytes // COLUMN]
+    sizes = [scene.worker.pool.num_bytes // BLOCK_BYTES]
     for index in range(8):
         scene.save(chain(f"prompt {index}", 3))
-        sizes.append(scene.worker.pool.num_bytes // COLUMN)
+        sizes.append(scene.worker.pool.num_bytes // BLOCK_BYTES)
     assert sizes == [0, 4, 8, 10, 10, 10, 10, 10, 10]
 
 
-def test_a_slab_holds_at_least_one_column():
+def test_a_slab_holds_at_least_one_block():
     pool = SlotPool(2, slot_pool.SLAB_BYTES + 1, is_pinned=False)
     assert pool.slot(1).shape == (slot_pool.SLAB_BYTES + 1,)
     assert pool.num_bytes == slot_pool.SLAB_BYTES + 1
 
 
 def test_a_slot_that_does_not_exist_is_an_error():
-    pool = SlotPool(2, COLUMN, is_pinned=False)
+    pool = SlotPool(2, BLOCK_BYTES, is_pinned=False)
     for index in (-1, 2):
-        with pytest.raises(IndexError, match=f"slot {index} of 2"):
+        with pytest.raises(IndexError, match=f"slot {index} is out of range: there are 2 slots"):
             pool.slot(index)
 
 
-def test_memory_that_the_machine_does_not_have_is_said_in_numbers():
+def test_a_failed_allocation_is_reported_with_its_size():
     pool = SlotPool(2**30, 2**40, is_pinned=False)
-    with pytest.raises(CapacityError, match=r"1,099,511,627,776 bytes more .* lower max_bytes"):
+    with pytest.raises(
+        CapacityError, match=r"1,099,511,627,776 bytes could not be allocated .* lower max_bytes"
+    ):
         pool.slot(0)
 
 
 def test_without_memory_saves_fail_and_what_is_stored_stays(caplog, monkeypatch):
-    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
+    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * BLOCK_BYTES)
     scene = make_scene(num_cross_blocks=4)
     first = chain("first", 2)
     scene.save(first)
     monkeypatch.setattr(scene.worker.pool, "cross_group_block_bytes", 2**60)  # no machine has that
     for name in ("second", "third", "fourth"):
         scene.start_save(chain(name, 2))
-        scene.settle()
+        scene.finish_transfers()
     assert scene.failed == [2]
     assert scene.scheduler.index.num_slots == 2, "slots without memory are not used again"
     assert scene.lookup(chain("fourth", 2)) == 2
@@ -129,7 +131,7 @@ def test_nothing_moves_before_a_cache_is_attached_nor_after_the_end():
     scene = make_scene()
     scene.start_save(chain("prompt", 1))
     message = scene.scheduler.plan_step()
-    with pytest.raises(RuntimeError, match="no cache is attached"):
+    with pytest.raises(RuntimeError, match="no KV cache is attached"):
         HostMemory({}, scene.plan).begin_step(message)
     scene.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
@@ -137,7 +139,7 @@ def test_nothing_moves_before_a_cache_is_attached_nor_after_the_end():
 
 
 @pytest.mark.gpu
-def test_columns_survive_a_way_through_pinned_memory():
+def test_blocks_survive_pinned_memory():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     scene = make_scene()
@@ -179,12 +181,12 @@ def test_a_slot_is_sound_again_when_its_new_content_is_there():
     index.forget([index.find(name)])
     scene.start_save([name])
     scene.worker.begin_step(scene.scheduler.plan_step())
-    assert not pool.is_sound(slot, name)
+    assert not pool.is_intact(slot, name)
     scene.worker.report()
-    assert pool.is_sound(slot, name)
+    assert pool.is_intact(slot, name)
 
 
-def test_steps_that_nobody_asked_about_are_reported_together():
+def test_steps_without_a_report_are_reported_together():
     scene = make_scene()
     for name in ("first", "second"):
         scene.start_save(chain(name, 1))
@@ -193,25 +195,25 @@ def test_steps_that_nobody_asked_about_are_reported_together():
     assert scene.worker.report().done == []
 
 
-def test_a_step_moves_a_column_however_small_its_share_is():
-    options = {"max_bytes": str(8 * COLUMN), "step_bytes": "1"}
+def test_a_step_moves_at_least_one_block():
+    options = {"max_bytes": str(8 * BLOCK_BYTES), "step_bytes": "1"}
     scene = StoreScene(HostMemoryScheduler, HostMemory, options, one_group_plan())
     scene.start_save(chain("prompt", 3))
     moved = []
     while scene.open:
         scene.step()
-        moved.append(scene.worker.saved_bytes // COLUMN)
+        moved.append(scene.worker.saved_bytes // BLOCK_BYTES)
     assert moved == [1, 2, 3]
 
 
 def test_memory_that_stays_short_is_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * COLUMN)
+    monkeypatch.setattr(slot_pool, "SLAB_BYTES", 2 * BLOCK_BYTES)
     scene = make_scene(num_cross_blocks=6)
     scene.save(chain("first", 2))
     monkeypatch.setattr(scene.worker.pool, "cross_group_block_bytes", 2**60)  # no machine has that
     scene.start_save(chain("second", 2))
-    scene.settle()
+    scene.finish_transfers()
     scene.start_save(chain("third", 2))
-    scene.settle()
+    scene.finish_transfers()
     assert scene.failed == [2, 3]
     assert sum("could not be allocated" in r.message for r in caplog.records) == 1

@@ -1,4 +1,4 @@
-"""Whatever is asked of both halves, in any order: no wrong bytes, no bytes too many, nothing kept.
+"""Random operations on both sides: no wrong bytes, no bytes beyond the limit, nothing kept open.
 
 The scene compares what loads bring with what was saved, and looks for stray writes after each step.
 """
@@ -32,13 +32,13 @@ class HostMemoryMachine(RuleBasedStateMachine):
     @initialize(
         build=st.sampled_from([one_group, three_groups]),
         num_cross_blocks=st.integers(1, 10),
-        step_columns=st.integers(1, 6),
+        blocks_per_step=st.integers(1, 6),
     )
-    def start(self, build, num_cross_blocks, step_columns):
+    def start(self, build, num_cross_blocks, blocks_per_step):
         plan = build()
         size = cross_group_block_bytes(plan)
         self.max_bytes = num_cross_blocks * size + size - 1
-        options = {"max_bytes": str(self.max_bytes), "step_bytes": str(step_columns * size)}
+        options = {"max_bytes": str(self.max_bytes), "step_bytes": str(blocks_per_step * size)}
         self.scene = StoreScene(HostMemoryScheduler, HostMemory, options, plan)
         self.index = self.scene.scheduler.index
         self.num_slots = num_cross_blocks
@@ -76,8 +76,8 @@ class HostMemoryMachine(RuleBasedStateMachine):
         self.scene.step()
 
     @rule()
-    def settle(self):
-        self.scene.settle()
+    def finish_transfers(self):
+        self.scene.finish_transfers()
         assert self.index.num_moving == 0
 
     @rule()
@@ -88,14 +88,14 @@ class HostMemoryMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, position=st.integers(0, LENGTH - 1), byte=st.integers(0, 255))
     def damage(self, prompt, position, byte):
-        if column := self.index.find(prompt[position]):
-            self.scene.worker.pool.slot(column.slot)[byte] ^= 16
+        if stored_block := self.index.find(prompt[position]):
+            self.scene.worker.pool.slot(stored_block.slot)[byte] ^= 16
             self.is_damaged = True
 
     @invariant()
     def every_slot_is_accounted_for(self):
         index = self.index
-        assert index.num_free + index.num_at_rest + index.num_moving == index.num_slots
+        assert index.num_free + index.num_idle + index.num_moving == index.num_slots
         assert index.num_slots == self.num_slots
         assert index.num_moving <= sum(len(t.cross_blocks) for t in self.scene.open.values())
 
@@ -116,7 +116,7 @@ class HostMemoryMachine(RuleBasedStateMachine):
     def teardown(self):
         if "scene" not in vars(self):
             return
-        self.scene.settle()
+        self.scene.finish_transfers()
         assert self.index.num_moving == 0
         assert self.scene.num_free_blocks == NUM_BLOCKS - 1
         for prompt in PROMPTS:

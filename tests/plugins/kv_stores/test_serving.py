@@ -1,4 +1,4 @@
-"""A store in a whole engine: answers are the same with it, whatever happens to it."""
+"""A store in a whole engine: completions are the same with it and without."""
 
 import itertools
 import logging
@@ -18,7 +18,7 @@ SIZES = {"block_size": 16, "num_kv_blocks": 24, "max_num_seqs": 4, "max_model_le
 pytestmark = pytest.mark.timeout(180)  # the first engine may compile its kernels
 
 
-def answers(**settings):
+def completions(**settings):
     """Ask everything twice, one after the other, so that the pool has forgotten the first time."""
     llm = LLM("demo", **SIZES, **settings)
     try:
@@ -30,18 +30,18 @@ def answers(**settings):
 
 @pytest.fixture(scope="module")
 def expected():
-    return answers()
+    return completions()
 
 
 def with_store(*options):
-    return answers(kv_store="host_memory", kv_store_options=options)
+    return completions(kv_store="host_memory", kv_store_options=options)
 
 
 def loads(caplog, end):
     return [r.message for r in caplog.records if ": load " in r.message and r.message.endswith(end)]
 
 
-def test_what_the_pool_forgot_is_loaded_and_answers_stay_the_same(expected, caplog):
+def test_blocks_evicted_from_the_pool_are_loaded_and_completions_are_the_same(expected, caplog):
     caplog.set_level(logging.DEBUG, "quire_kv_stores")
     assert with_store("max_bytes=64MiB") == expected
     assert len(loads(caplog, "done")) == len(PROMPTS)
@@ -65,11 +65,11 @@ def test_closing_an_engine_shuts_down_both_sides_of_its_store(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [("max_bytes=96KiB",), ("step_bytes=1",)])
-def test_a_store_that_is_full_or_slow_changes_no_answer(expected, options):
+def test_a_store_that_is_full_or_slow_changes_no_completion(expected, options):
     assert with_store(*options) == expected
 
 
-def test_damaged_columns_are_computed_again(expected, caplog, monkeypatch):
+def test_damaged_blocks_are_computed_again(expected, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG, "quire_kv_stores")
     begin_step = HostMemory.begin_step
 
@@ -83,7 +83,7 @@ def test_damaged_columns_are_computed_again(expected, caplog, monkeypatch):
     assert len(loads(caplog, "failed")) >= 1
 
 
-def test_a_half_that_dies_is_done_without(expected, caplog, monkeypatch):
+def test_the_engine_goes_on_without_a_side_that_fails(expected, caplog, monkeypatch):
     begin_step, count = HostMemory.begin_step, itertools.count()
 
     def die(self, message):

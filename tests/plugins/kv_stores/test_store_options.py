@@ -1,4 +1,4 @@
-"""Options of the host-memory tier: sizes as people write them, and nothing else."""
+"""Options of the host-memory tier: sizes with units, and errors for anything else."""
 
 import pytest
 
@@ -46,12 +46,12 @@ def test_an_unknown_option_is_refused_with_those_that_are_known():
         read_options({"max_byte": "1"})
 
 
-@pytest.mark.parametrize("half", [HostMemoryScheduler, HostMemory])
-def test_a_column_that_does_not_fit_is_refused_with_the_numbers(half):
+@pytest.mark.parametrize("side", [HostMemoryScheduler, HostMemory])
+def test_a_block_that_does_not_fit_is_refused_with_the_sizes(side):
     plan = one_group_plan()
     with pytest.raises(SettingsError, match=r"max_bytes is 255, .* 256 bytes"):
-        half({"max_bytes": "255"}, plan)
-    half({"max_bytes": "256"}, plan)
+        side({"max_bytes": "255"}, plan)
+    side({"max_bytes": "256"}, plan)
 
 
 def test_options_are_checked_before_there_is_a_store():
@@ -70,12 +70,12 @@ def test_the_largest_size_is_that_of_the_largest_machine():
         read_options({"step_bytes": "0"})
 
 
-def test_a_column_has_a_page_of_every_layer_and_no_padding():
+def test_a_cross_group_block_has_a_page_of_every_layer_and_no_padding():
     assert cross_group_block_bytes(one_group_plan()) == 96 + 160
     assert cross_group_block_bytes(three_groups_plan()) == (2 + 2 + 1) * 128
 
 
-def test_only_whole_columns_count():
+def test_only_whole_cross_group_blocks_count():
     assert HostMemoryOptions(max_bytes=2559).num_slots(one_group_plan()) == 9
     assert HostMemoryOptions(max_bytes=2560).num_slots(one_group_plan()) == 10
 

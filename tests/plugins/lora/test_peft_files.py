@@ -1,4 +1,4 @@
-"""Files in peft's layout: what decides an adapter is read, and what is broken is told."""
+"""Files in peft's layout: options that affect the output are read, and errors are reported."""
 
 import json
 import os
@@ -28,18 +28,20 @@ def scale_of(folder, module, rank, **config):
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
-        ((64,), (64, 2), r"lora_A\.weight has shape \[64\]; a matrix"),
-        ((2, 64), (64,), r"lora_B\.weight has shape \[64\]; a matrix"),
-        ((), (64, 2), r"lora_A\.weight has shape \[\]; a matrix"),
-        ((2, 64), (), r"lora_B\.weight has shape \[\]; a matrix"),
-        ((1, 2, 64), (64, 2), r"shape \[1, 2, 64\]; a matrix"),
+        ((64,), (64, 2), r"lora_A\.weight has shape \[64\]; expected a matrix"),
+        ((2, 64), (64,), r"lora_B\.weight has shape \[64\]; expected a matrix"),
+        ((), (64, 2), r"lora_A\.weight has shape \[\]; expected a matrix"),
+        ((2, 64), (), r"lora_B\.weight has shape \[\]; expected a matrix"),
+        ((1, 2, 64), (64, 2), r"shape \[1, 2, 64\]; expected a matrix"),
         ((0, 64), (64, 0), "rank 0"),
         ((9, 64), (64, 9), "rank 9; max_lora_rank is 8"),
         ((2, 64), (64, 9), r"lora_B\.weight has rank 9"),
-        ((2, 64), (64, 3), r"do not fit: shapes \[2, 64\] and \[64, 3\]"),
+        ((2, 64), (64, 3), r"have different ranks: shapes \[2, 64\] and \[64, 3\]"),
     ],
 )
-def test_what_is_no_pair_of_matrices_is_refused_with_its_shapes(tmp_path, a, b, words):
+def test_tensors_that_are_not_a_pair_of_matrices_are_refused_with_their_shapes(
+    tmp_path, a, b, words
+):
     folder = write_adapter(tmp_path, {A: torch.ones(a), B: torch.ones(b)})
     with pytest.raises(AdapterError, match=words):
         read(folder)
@@ -53,7 +55,7 @@ def test_every_rank_up_to_the_largest_is_read(tmp_path, rank):
 
 
 @pytest.mark.parametrize("kept", [A, B])
-def test_half_a_pair_names_what_is_missing(tmp_path, kept):
+def test_an_incomplete_pair_names_the_missing_matrix(tmp_path, kept):
     shape = (2, 64) if kept == A else (64, 2)
     lacks = "lora_B" if kept == A else "lora_A"
     with pytest.raises(AdapterError, match=f"no {lacks}"):
@@ -61,7 +63,7 @@ def test_half_a_pair_names_what_is_missing(tmp_path, kept):
 
 
 def test_a_file_without_tensors_is_no_adapter(tmp_path):
-    with pytest.raises(AdapterError, match="holds no tensors"):
+    with pytest.raises(AdapterError, match="has no tensors"):
         read(write_adapter(tmp_path, {}))
 
 
@@ -89,7 +91,7 @@ def as_header(text):
     ],
     ids=["empty", "zeros", "ones", "list", "dtype", "offsets", "lfs"],
 )
-def test_a_corrupt_file_is_told_with_its_path_and_why(tmp_path, content):
+def test_a_corrupt_file_is_reported_with_its_path_and_reason(tmp_path, content):
     folder = write_adapter(tmp_path)
     (folder / WEIGHTS).write_bytes(content)
     with pytest.raises(AdapterError, match=r"adapter_model\.safetensors is damaged: .+") as caught:
@@ -98,7 +100,7 @@ def test_a_corrupt_file_is_told_with_its_path_and_why(tmp_path, content):
     assert caught.value.__cause__ is not None
 
 
-def test_a_file_that_cannot_be_opened_is_told_with_its_path(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_opened_is_reported_with_its_path(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
@@ -117,9 +119,9 @@ def test_a_file_that_cannot_be_opened_is_told_with_its_path(tmp_path, monkeypatc
         ({"lora_alpha": None}, "lora_alpha must be a number"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must be an object"),
         ({"alpha_pattern": {"q": "1"}}, r"alpha_pattern\['q'\] must be a number"),
-        ({"alpha_pattern": {"a*b*c*d*": 1}}, "too complicated"),
-        ({"alpha_pattern": {"(ab)+": 1}}, "too complicated"),
-        ({"alpha_pattern": {"[": 1}}, "no regular expression"),
+        ({"alpha_pattern": {"a*b*c*d*": 1}}, "too complex"),
+        ({"alpha_pattern": {"(ab)+": 1}}, "too complex"),
+        ({"alpha_pattern": {"[": 1}}, "not a regular expression"),
         ({"init_lora_weights": "pissa"}, "changes the base model too"),
         ({"init_lora_weights": {"a": 1}}, "changes the base model too"),
         ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),

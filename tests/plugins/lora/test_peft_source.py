@@ -1,4 +1,4 @@
-"""peft's layout: what is read equals peft's output, and what cannot be honoured is refused."""
+"""Adapters in peft's layout: output equal to peft's, and errors for unsupported options."""
 
 import json
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_a_rank_over_the_limit_is_refused(adapter):
         PeftSource().read(adapter, 1)
 
 
-def test_half_a_pair_is_refused(adapter):
+def test_an_incomplete_pair_is_refused(adapter):
     file = adapter / "adapter_model.safetensors"
     save_file({k: v for k, v in load_file(file).items() if "lora_A" in k}, file)
     with pytest.raises(AdapterError, match="no lora_B"):

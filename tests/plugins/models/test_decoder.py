@@ -1,4 +1,4 @@
-"""The architectures against transformers on the same weights, and mutants that must differ."""
+"""Architectures against transformers on the same weights, and mutants that must differ."""
 
 from collections.abc import Callable
 from typing import Any
@@ -166,7 +166,7 @@ def swap_kv_heads(model: Any) -> None:
 
 
 def rotate_neighbours(model: Any) -> None:
-    """Rotate number 2i against 2i + 1, as other models do, and not the halves."""
+    """Rotate element 2i with 2i + 1, as other models do, instead of the two halves."""
     table = model.model.rotaries[0].table
     half = table.shape[-1] // 2
     table.copy_(table[..., :half].repeat_interleave(2, -1))
@@ -286,7 +286,7 @@ def test_a_stage_has_the_embedding_where_it_needs_it_alone(tmp_path, tied):
     assert has_embedding == [True, False, tied]
     batch = ForwardBatch(attention=[0])
     for stage in stages[1:]:
-        with pytest.raises(RuntimeError, match="needs the hidden states of the stage before"):
+        with pytest.raises(RuntimeError, match="needs the hidden states of the previous stage"):
             stage.forward(None, torch.arange(3), batch)
     with pytest.raises(RuntimeError, match="only the last pipeline stage computes logits"):
         stages[0].compute_logits(torch.zeros(1, 64))

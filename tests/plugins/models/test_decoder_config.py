@@ -1,4 +1,4 @@
-"""What `describe` says, and what it refuses by name; none of it needs torch."""
+"""Model descriptions, and configs that are refused by name; without torch."""
 
 from importlib import import_module
 from typing import Any

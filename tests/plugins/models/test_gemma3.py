@@ -1,4 +1,4 @@
-"""Gemma 3 in particular: what sets it apart, as transformers reads it, and mutants without it."""
+"""Gemma 3 features against transformers, and mutants without them that must differ."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Gemma 3's config.json: which layers have a window, what silence means, and what is refused."""
+"""Config of Gemma 3: windows by layer, defaults for missing values, and refused values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whole models with packed weights equal the float32 computation of the numbers that they keep."""
+"""Whole models with packed weights equal float32 computation with the rounded weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ def keep_what_is_packed(model: Any, name: str) -> None:
     for path, module in model.named_modules():
         if isinstance(module, ParallelLinear | LMHead):
             weight = module.get_parameter("weight")
-            weight.copy_(quantization.linear_method(path).keeping.keeps(weight))
+            weight.copy_(quantization.linear_method(path).weight_format.round_weight(weight))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,4 +1,4 @@
-"""Layers with packed weights: how they load, what they keep, and how they do without a compiler."""
+"""Layers with packed weights: loading, stored values, and operation without a compiler."""
 
 from dataclasses import replace
 
@@ -53,8 +53,8 @@ def with_weights(method: type[PackedWeights], **changes) -> LayerContext:
     return replace(CONTEXT, quantization=method.from_config({}), **changes)
 
 
-def kept(keeping: Format, weight: torch.Tensor) -> torch.Tensor:
-    return keeping.keeps(weight.float())
+def kept(weight_format: Format, weight: torch.Tensor) -> torch.Tensor:
+    return weight_format.round_weight(weight.float())
 
 
 def test_a_layer_multiplies_what_its_method_keeps(has_compiler, method):
@@ -64,7 +64,7 @@ def test_a_layer_multiplies_what_its_method_keeps(has_compiler, method):
     layer.load_weight("bias", numbers(24, seed=1), "up")
     layer.finish_loading()
     x = numbers(9, 40, seed=2)
-    expected = linear(x, kept(method.keeping, numbers(24, 40)), numbers(24, seed=1))
+    expected = linear(x, kept(method.weight_format, numbers(24, 40)), numbers(24, seed=1))
     torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -218,7 +218,7 @@ def test_an_untied_embedding_stays_in_the_type_of_the_checkpoint(method):
 
 
 def test_the_head_of_a_four_bit_model_has_eight():
-    assert Int4Weights.from_config({}).linear_method("lm_head").keeping is INT8
+    assert Int4Weights.from_config({}).linear_method("lm_head").weight_format is INT8
 
 
 def test_in_batch_invariant_mode_rows_have_the_same_bits(has_compiler, method):

@@ -1,4 +1,4 @@
-"""Packed weights lie beside each other; a piece of memory lives as long as a weight in it."""
+"""Packed weights are adjacent; a piece of memory lives as long as a weight in it."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from quire_quantizations.packed_memory import ALIGNMENT, PIECE_BYTES, PackedMemo
 
 def test_weights_lie_beside_each_other_on_lines_of_their_own():
     memory = PackedMemory()
-    weights = [memory.take(size) for size in (1, 64, 100, 3)]
+    weights = [memory.allocate(size) for size in (1, 64, 100, 3)]
     assert [weight.numel() for weight in weights] == [1, 64, 100, 3]
     places = [weight.data_ptr() for weight in weights]
     assert [place - places[0] for place in places] == [0, 64, 128, 256]
@@ -22,24 +22,24 @@ def test_weights_lie_beside_each_other_on_lines_of_their_own():
 
 def test_a_weight_that_just_fits_ends_its_piece():
     memory = PackedMemory()
-    first, last = memory.take(PIECE_BYTES - ALIGNMENT), memory.take(ALIGNMENT)
+    first, last = memory.allocate(PIECE_BYTES - ALIGNMENT), memory.allocate(ALIGNMENT)
     assert last.data_ptr() == first.data_ptr() + first.numel()
 
 
 def test_a_weight_that_is_larger_than_a_piece_has_its_own():
     memory = PackedMemory()
-    small, large = memory.take(10), memory.take(PIECE_BYTES + 1)
+    small, large = memory.allocate(10), memory.allocate(PIECE_BYTES + 1)
     assert large.numel() == PIECE_BYTES + 1
     assert not large[-1]
-    assert memory.take(0).numel() == 0
+    assert memory.allocate(0).numel() == 0
     assert small.numel() == 10
 
 
 def test_a_piece_is_given_back_once_it_is_full_and_no_weight_is_in_it():
     memory = PackedMemory()
-    weight = memory.take(PIECE_BYTES)
+    weight = memory.allocate(PIECE_BYTES)
     piece = weakref.ref(memory._piece)
-    memory.take(1)
+    memory.allocate(1)
     assert piece() is not None
     del weight
     gc.collect()
@@ -48,4 +48,4 @@ def test_a_piece_is_given_back_once_it_is_full_and_no_weight_is_in_it():
 
 def test_more_than_there_can_be_is_an_error():
     with pytest.raises(OSError, match="memory"):
-        PackedMemory().take(2**60)
+        PackedMemory().allocate(2**60)

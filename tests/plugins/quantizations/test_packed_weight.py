@@ -1,4 +1,4 @@
-"""Packed weights multiply like the numbers that they keep, and give a row the same bits always."""
+"""Packed weights multiply as the rounded values, with the same bits for a row in any batch."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def _instruction_set(request, monkeypatch):
 
 
 @pytest.fixture(params=FORMATS)
-def keeping(request):
+def weight_format(request):
     return FORMATS[request.param]
 
 
@@ -39,12 +39,12 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_product_is_that_of_the_numbers_that_are_kept(keeping, shape):
+def test_the_product_is_that_of_the_numbers_that_are_kept(weight_format, shape):
     """Within 4e-7 of the sum of sizes: float32, added up in another order than the reference."""
     weight, bias = numbers(*shape), numbers(shape[0], seed=1)
-    packed, kept = PackedWeight(weight, keeping), keeping.keeps(weight).double()
+    packed, kept = PackedWeight(weight, weight_format), weight_format.round_weight(weight).double()
     for count in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 70, 300):
-        x = keeping.takes(numbers(count, shape[1], seed=2))
+        x = weight_format.round_input(numbers(count, shape[1], seed=2))
         expected = x.double() @ kept.T
         limit = 4e-7 * (x.double().abs() @ kept.abs().T + 1) * max(1, shape[1] ** 0.5 / 8)
         assert ((packed.multiply(x) - expected).abs() <= limit).all(), count
@@ -59,13 +59,13 @@ def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape):
     packed, x = PackedWeight(numbers(*shape), BFLOAT16_DOT), numbers(30, shape[1], seed=1)
     for count in (1, 5, 30):
         product = packed.multiply(x[:count])
-        assert same_bits(product, packed.multiply(BFLOAT16_DOT.takes(x[:count]))), count
+        assert same_bits(product, packed.multiply(BFLOAT16_DOT.round_input(x[:count]))), count
         assert not torch.equal(product, PackedWeight(numbers(*shape), BFLOAT16).multiply(x[:count]))
 
 
 @pytest.mark.parametrize("shape", [(100, 300), (33, 1030)])
-def test_a_row_has_the_same_bits_in_any_company(keeping, shape):
-    packed = PackedWeight(numbers(*shape), keeping)
+def test_a_row_has_the_same_bits_in_any_company(weight_format, shape):
+    packed = PackedWeight(numbers(*shape), weight_format)
     bias, x = numbers(shape[0], seed=1), numbers(300, shape[1], seed=2)
     whole = packed.multiply(x, bias)
     for count in COUNTS:
@@ -74,7 +74,7 @@ def test_a_row_has_the_same_bits_in_any_company(keeping, shape):
     assert same_bits(packed.multiply(x.flip(0), bias), whole.flip(0))
 
 
-def test_threads_do_not_change_a_bit(keeping):
+def test_threads_do_not_change_a_bit(weight_format):
     """The weight is large enough that two threads have a part: of the outputs, or of many rows.
 
     The share of 200 rows fits into the second cache whole, and that of 300 does not.
@@ -85,7 +85,7 @@ def test_threads_do_not_change_a_bit(keeping):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            packed = PackedWeight(weight, keeping)
+            packed = PackedWeight(weight, weight_format)
             products.append([packed.multiply(x[:count]) for count in (1, 8, 40, 200, 300)])
     finally:
         torch.set_num_threads(num_threads)
@@ -95,109 +95,111 @@ def test_threads_do_not_change_a_bit(keeping):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 128)])
-def test_rows_are_the_numbers_that_torch_keeps(keeping, dtype, shape):
+def test_rows_are_the_numbers_that_torch_keeps(weight_format, dtype, shape):
     """So codes and scales are those of the plain quantizer, to the bit."""
     weight = numbers(*shape).to(dtype)
-    packed, kept = PackedWeight(weight, keeping), keeping.keeps(weight.float())
+    packed, kept = PackedWeight(weight, weight_format), weight_format.round_weight(weight.float())
     indices = torch.arange(shape[0]).flip(0)
     assert torch.equal(packed.rows(indices), kept[indices])
 
 
 @pytest.mark.parametrize("index", [-1, 7])
-def test_a_row_that_is_not_there_is_an_error(keeping, index):
-    packed = PackedWeight(numbers(7, 33), keeping)
-    with pytest.raises(IndexError, match=f"row {index} of a weight that has 7 rows"):
+def test_a_row_that_is_not_there_is_an_error(weight_format, index):
+    packed = PackedWeight(numbers(7, 33), weight_format)
+    with pytest.raises(IndexError, match=f"row {index} is out of range: there are 7 rows"):
         packed.rows(torch.tensor([0, index]))
-    assert torch.equal(packed.rows(torch.tensor([6])), keeping.keeps(numbers(7, 33))[6:])
+    assert torch.equal(
+        packed.rows(torch.tensor([6])), weight_format.round_weight(numbers(7, 33))[6:]
+    )
 
 
 @pytest.mark.parametrize("nan_bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF])
-def test_groups_of_zeros_and_of_nothing_finite(keeping, nan_bits):
+def test_groups_of_zeros_and_of_nothing_finite(weight_format, nan_bits):
     """Zeros stay zeros; NaN, also one that would round to infinity, and infinity stay visible."""
     weight = numbers(3, 300)
     weight[0] = 0
     weight.view(torch.int32)[1, 5] = nan_bits
     weight[2, 290] = torch.inf
-    kept = PackedWeight(weight, keeping).rows(torch.arange(3))
+    kept = PackedWeight(weight, weight_format).rows(torch.arange(3))
     assert torch.equal(kept[0], torch.zeros(300))
     assert kept[1, 5].isnan()
     assert not kept[2, 290].isfinite()
     assert kept[1, 130:].isfinite().all()
 
 
-def test_numbers_whose_scale_has_no_inverse_are_those_that_torch_keeps(keeping):
+def test_numbers_whose_scale_has_no_inverse_are_those_that_torch_keeps(weight_format):
     """Zeros beside them, and behind the last input, stay zeros."""
     weight = numbers(3, 300)
     weight[0] *= 1e-38
     weight[0, 5] = 0.0
     weight[1, 256:] *= 1e-39
-    kept = PackedWeight(weight, keeping).rows(torch.arange(3))
-    assert torch.equal(kept, keeping.keeps(weight))
+    kept = PackedWeight(weight, weight_format).rows(torch.arange(3))
+    assert torch.equal(kept, weight_format.round_weight(weight))
     assert kept.isfinite().all()
     assert kept[0, 5] == 0.0
 
 
-def test_what_is_not_a_number_reaches_its_row_only(keeping):
-    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 64, seed=1)
+def test_what_is_not_a_number_reaches_its_row_only(weight_format):
+    packed, x = PackedWeight(numbers(40, 64), weight_format), numbers(20, 64, seed=1)
     x[3, 7] = torch.nan
     product = packed.multiply(x)
     assert product[3].isnan().all()
     assert product[torch.arange(20) != 3].isfinite().all()
 
 
-@pytest.mark.parametrize("keeping", [FLOAT32, BFLOAT16])
-def test_an_infinity_of_a_weight_comes_into_its_own_product_only(keeping):
+@pytest.mark.parametrize("weight_format", [FLOAT32, BFLOAT16])
+def test_an_infinity_of_a_weight_comes_into_its_own_product_only(weight_format):
     """An infinity left in the padding after the last input would be multiplied by zero: NaN."""
     weight = torch.ones(3, 2 * BLOCK + 1)
     weight[1, 1 : 2 * BLOCK] = torch.inf
-    product = PackedWeight(weight, keeping).multiply(torch.ones(2, 2 * BLOCK + 1))
+    product = PackedWeight(weight, weight_format).multiply(torch.ones(2, 2 * BLOCK + 1))
     assert product.tolist() == [[2 * BLOCK + 1, torch.inf, 2 * BLOCK + 1]] * 2
 
 
-def test_x_may_have_several_counts_of_rows(keeping):
-    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(2, 3, 64, seed=1)
+def test_x_may_have_several_counts_of_rows(weight_format):
+    packed, x = PackedWeight(numbers(40, 64), weight_format), numbers(2, 3, 64, seed=1)
     product = packed.multiply(x)
     assert product.shape == (2, 3, 40)
     assert same_bits(product.flatten(0, 1), packed.multiply(x.flatten(0, 1)))
 
 
-def test_indices_may_have_gaps(keeping):
-    packed, indices = PackedWeight(numbers(40, 64), keeping), torch.arange(20)
+def test_indices_may_have_gaps(weight_format):
+    packed, indices = PackedWeight(numbers(40, 64), weight_format), torch.arange(20)
     assert torch.equal(packed.rows(indices[::3]), packed.rows(indices[::3].clone()))
 
 
-def test_rows_of_x_may_have_gaps(keeping):
-    packed, x = PackedWeight(numbers(40, 64), keeping), numbers(20, 100, seed=1)
+def test_rows_of_x_may_have_gaps(weight_format):
+    packed, x = PackedWeight(numbers(40, 64), weight_format), numbers(20, 100, seed=1)
     assert same_bits(packed.multiply(x[::2, 3:67]), packed.multiply(x[::2, 3:67].contiguous()))
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(4), torch.zeros(5).bfloat16(), torch.zeros(1, 5)])
-def test_another_bias_is_refused(keeping, bias):
+def test_another_bias_is_refused(weight_format, bias):
     with pytest.raises(ValueError, match=r"bias must be float32 \[5\], got"):
-        PackedWeight(numbers(5, 8), keeping).multiply(torch.zeros(2, 8), bias)
+        PackedWeight(numbers(5, 8), weight_format).multiply(torch.zeros(2, 8), bias)
 
 
-def test_a_bias_may_have_gaps(keeping):
-    packed, x, bias = PackedWeight(numbers(5, 8), keeping), numbers(2, 8, seed=1), numbers(10)
+def test_a_bias_may_have_gaps(weight_format):
+    packed, x, bias = PackedWeight(numbers(5, 8), weight_format), numbers(2, 8, seed=1), numbers(10)
     assert same_bits(packed.multiply(x, bias[::2]), packed.multiply(x, bias[::2].contiguous()))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 7), torch.zeros(2, 8, dtype=torch.float64)])
-def test_another_x_is_refused(keeping, x):
+def test_another_x_is_refused(weight_format, x):
     with pytest.raises(ValueError, match="float32 with 8 columns"):
-        PackedWeight(numbers(3, 8), keeping).multiply(x)
+        PackedWeight(numbers(3, 8), weight_format).multiply(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bf16_and_float32_keep_every_number(dtype):
     weight = numbers(50, 70).to(dtype)
-    keeping = BFLOAT16 if dtype == torch.bfloat16 else FLOAT32
-    assert torch.equal(PackedWeight(weight, keeping).rows(torch.arange(50)), weight.float())
+    weight_format = BFLOAT16 if dtype == torch.bfloat16 else FLOAT32
+    assert torch.equal(PackedWeight(weight, weight_format).rows(torch.arange(50)), weight.float())
 
 
 @pytest.mark.parametrize(
-    ("keeping", "bits"), [(BFLOAT16, 16), (BFLOAT16_DOT, 16), (INT8, 8.125), (INT4, 4.5)]
+    ("weight_format", "bits"), [(BFLOAT16, 16), (BFLOAT16_DOT, 16), (INT8, 8.125), (INT4, 4.5)]
 )
-def test_a_weight_takes_the_bits_that_are_declared(keeping, bits):
-    packed = PackedWeight(torch.zeros(512, 1024), keeping)
+def test_a_weight_takes_the_bits_that_are_declared(weight_format, bits):
+    packed = PackedWeight(torch.zeros(512, 1024), weight_format)
     assert packed.memory.numel() * 8 == bits * 512 * 1024

@@ -1,4 +1,4 @@
-"""The plugin's table of contents is light and tells the truth."""
+"""The registration of the plugin imports nothing heavy and is right."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_think_tags_are_offered_for_templates_with_the_tag():
     assert import_reference(entry.reference, "the parser") is ThinkTagsParser
 
 
-def test_forms_begin_behind_the_closing_tag_and_behind_nothing_by_default():
+def test_constraints_begin_after_the_closing_tag_or_at_once_by_default():
     kind = next(kind for kind in KINDS if kind.name == "reasoning_parsers")
     registrar = Registrar(kind, Source("quire_reasoning_parsers", "quire", "0"))
     plugin.register_reasoning_parsers(registry=registrar)

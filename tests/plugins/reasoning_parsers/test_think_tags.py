@@ -1,4 +1,4 @@
-"""Thinking and answer come apart at the tags, whatever the cut."""
+"""Reasoning and content are separated at the tags, for every split."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -55,7 +55,7 @@ def test_grammars_wait_while_the_thinking_is_open():
     assert not parser.is_thinking
 
 
-def test_grammars_do_not_wait_for_thinking_that_nobody_opened():
+def test_grammars_do_not_wait_for_reasoning_that_was_not_opened():
     assert not ThinkTagsParser("<|im_start|>assistant\n").is_thinking
     assert not ThinkTagsParser(SHUT).is_thinking
     assert not ThinkTagsParser("What is <think>?<|im_start|>assistant\n").is_thinking

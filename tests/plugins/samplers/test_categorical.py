@@ -1,4 +1,4 @@
-"""The draw follows the probabilities, and nothing but seed, child and position."""
+"""Categorical sampling follows the probabilities, and depends on seed, child and position only."""
 
 from types import MappingProxyType
 
@@ -38,21 +38,21 @@ def sample(logits, **rows):
 
 @pytest.mark.parametrize("vocab_size", [10, 300])
 def test_many_seeds_follow_the_distribution(vocab_size):
-    num_draws = 60_000
+    num_samples = 60_000
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * 0.7
-    sampled = sample(logits.expand(num_draws, -1), seeds=range(num_draws))
-    expected = logits.double().softmax(0) * num_draws
+    sampled = sample(logits.expand(num_samples, -1), seeds=range(num_samples))
+    expected = logits.double().softmax(0) * num_samples
     found = sampled.bincount(minlength=vocab_size)
     assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
 
 
 @pytest.mark.parametrize("vocab_size", [10, 300])
 def test_many_positions_follow_the_distribution(vocab_size):
-    num_draws = 60_000
+    num_samples = 60_000
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(2)) * 0.7
-    where = range(1, num_draws + 1)
-    sampled = sample(logits.expand(num_draws, -1), seeds=[42] * num_draws, positions=where)
-    expected = logits.double().softmax(0) * num_draws
+    where = range(1, num_samples + 1)
+    sampled = sample(logits.expand(num_samples, -1), seeds=[42] * num_samples, positions=where)
+    expected = logits.double().softmax(0) * num_samples
     found = sampled.bincount(minlength=vocab_size)
     assert ((found - expected) ** 2 / expected).sum() < CHI_SQUARE_999[vocab_size - 1]
 
@@ -60,7 +60,7 @@ def test_many_positions_follow_the_distribution(vocab_size):
 def test_children_of_one_seed_differ():
     logits = torch.zeros(64, 1000)
     rows = sampled_rows(CAPABILITIES, [{"temperature": 1.0}] * 64, seeds=[9] * 64)
-    rows.columns["child"][:64] = torch.arange(64)
+    rows.slot_fields["child"][:64] = torch.arange(64)
     sampled = Categorical(1000, logits.device).sample(logits, rows)
     assert len(sampled.unique()) > 50
 
@@ -102,7 +102,7 @@ def test_only_a_temperature_of_zero_is_greedy(temperature, is_neutral):
     assert step.is_neutral({"temperature": temperature}) is is_neutral
 
 
-def test_a_request_alone_draws_at_random():
+def test_a_request_alone_samples_at_random():
     sampled = {int(sample(torch.zeros(1, 20), seeds=[seed])) for seed in range(30)}
     assert len(sampled) > 10
 
@@ -114,7 +114,7 @@ def test_each_token_is_found_at_its_own_share(vocab_size):
     assert by_cumulative(probs, u).tolist() == list(range(vocab_size))
 
 
-def test_a_token_without_probability_gives_way_to_the_likeliest():
+def test_a_token_without_probability_is_replaced_by_the_most_likely():
     logits = torch.full((50, 2 * WIDTH), -torch.inf)
     logits[:, 70] = 0.0
     assert sample(logits, seeds=range(50)).tolist() == [70] * 50

@@ -1,4 +1,4 @@
-"""The C++ draw follows the probabilities, filters as the steps do, and agrees with the kernels."""
+"""The C++ sampler follows the probabilities, and agrees with the steps and the kernels."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from filtered_rows import FIELDS, ROWS, after_steps, is_on_the_edge
-from gumbel_reference import gumbel_draw, noise_of
+from gumbel_reference import gumbel_sample, noise_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_libraries import SETS_HERE, failing_library, use_set
@@ -45,7 +45,7 @@ ALL_KINDS = (
 
 @pytest.fixture(params=SETS_HERE)
 def each_set(request, monkeypatch):
-    """Draw with the library of each instruction set that this machine has."""
+    """Sample with the library of each instruction set that this machine has."""
     use_set(monkeypatch, cpu_gumbel, request.param)
 
 
@@ -59,7 +59,7 @@ class TestCpuGumbel(FusedSamplerContract):
 
 
 class TestWithoutACompiler(FusedSamplerContract):
-    """Torch draws then, by the same rules."""
+    """Run without the library: torch samples."""
 
     step_class = CpuGumbel
     capabilities = CAPABILITIES
@@ -75,7 +75,7 @@ class TestWithoutACompiler(FusedSamplerContract):
 
 def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-    monkeypatch.setattr(library, "_COMPLAINTS", library._LibraryComplaints())  # of nothing so far
+    monkeypatch.setattr(library, "_WARNINGS", library._LibraryWarnings())  # of nothing so far
     CpuGumbel.begin_loading()
     CpuGumbel(5, CPU)
     (record,) = caplog.records
@@ -96,14 +96,14 @@ def random_logits(num_rows, vocab_size, scale, seed):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 17, 300, 4096, 8269])
-def test_it_draws_the_tokens_of_the_reference(each_set, vocab_size):
+def test_it_samples_the_tokens_of_the_reference(each_set, vocab_size):
     fields = [{"temperature": row % 5 / 2} for row in range(40)]
     rows = sampled_rows(
         CAPABILITIES, fields, seeds=[(-1) ** n * 7**n for n in range(20)] * 2, positions=range(40)
     )
-    rows.columns["child"] += torch.arange(len(rows.columns["child"])) % 3
+    rows.slot_fields["child"] += torch.arange(len(rows.slot_fields["child"])) % 3
     logits = random_logits(40, vocab_size, 1.5, seed=vocab_size)
-    assert torch.equal(sample(logits, rows), gumbel_draw(logits, rows))
+    assert torch.equal(sample(logits, rows), gumbel_sample(logits, rows))
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 8.0])
@@ -111,17 +111,17 @@ def test_it_draws_the_tokens_of_the_reference(each_set, vocab_size):
 def test_filters_over_any_vocabulary_are_those_of_the_steps(each_set, vocab_size, scale):
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
-    assert torch.equal(sample_fused(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+    assert torch.equal(sample_fused(logits, rows), gumbel_sample(after_steps(logits, rows), rows))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_drawn_alike_by_any_number_of_threads(monkeypatch, threads):
+def test_a_row_is_sampled_alike_by_any_number_of_threads(monkeypatch, threads):
     vocab_size = 30_011
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(len(ALL_KINDS)))
     logits = random_logits(len(ALL_KINDS), vocab_size, 3.0, seed=1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     sampler = CpuGumbel(vocab_size, CPU)
-    expected = gumbel_draw(after_steps(logits, rows), rows)
+    expected = gumbel_sample(after_steps(logits, rows), rows)
     assert torch.equal(sampler.sample_fused(logits, rows), expected)
     greedy = sampled_rows(CAPABILITIES, [{"temperature": 0.0}] * 13, all_greedy=True)
     assert torch.equal(sampler.sample(logits, greedy), logits.argmax(-1))
@@ -143,14 +143,14 @@ def test_threads_stay_in_the_room_that_they_share(monkeypatch, threads):
     monkeypatch.setattr(torch, "empty", empty)
     sampler = CpuGumbel(vocab_size, CPU)
     sampler.sample_fused(logits, rows)
-    room = sampler._room
+    room = sampler._scratch
     assert (room != 42).any()
     assert (whole[len(room) :] == 42).all()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1023, 1025, 5000])
 @pytest.mark.parametrize("all_greedy", [True, False])
-def test_the_first_of_the_likeliest_is_taken(each_set, all_greedy, vocab_size):
+def test_the_first_of_the_most_likely_tokens_is_taken(each_set, all_greedy, vocab_size):
     rows = sampled_rows(CAPABILITIES, [{"temperature": 0.0}] * 60, all_greedy=all_greedy)
     random = torch.Generator().manual_seed(3)
     logits = torch.randint(-3, 4, (60, vocab_size), generator=random).float()  # many ties
@@ -178,7 +178,7 @@ def test_a_row_without_a_possible_token_gives_an_impossible_one(each_set):
 
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(0, 2**40))
-def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
+def test_fused_sampling_is_the_same_as_the_separate_steps(given_rows, seed):
     logits = torch.tensor([values for values, _ in given_rows])
     fields = [each for _, each in given_rows]
     rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
@@ -207,7 +207,7 @@ def test_what_a_sample_suggests_changes_nothing(vocab_size, scale, num_peaks, fi
     logits = logits.bfloat16().float()  # with ties
     rows = sampled_rows(CAPABILITIES, [fields] * 2, seeds=[seed, seed + 1])
     kept = after_steps(logits, rows)
-    expected, found = gumbel_draw(kept, rows), sample_fused(logits, rows)
+    expected, found = gumbel_sample(kept, rows), sample_fused(logits, rows)
     for row in range(2):
         if not is_on_the_edge(logits[row], fields):
             assert found[row] == expected[row]
@@ -220,34 +220,34 @@ def test_a_sample_of_likely_tokens_alone_does_not_cut_top_k_short(each_set, voca
     sampled = torch.arange(SAMPLE) * (vocab_size // SAMPLE)
     logits[:, sampled] = 1.0 + torch.arange(SAMPLE) / SAMPLE
     rows = sampled_rows(CAPABILITIES, [{"top_k": 100}] * 40, seeds=range(40))
-    expected = gumbel_draw(after_steps(logits, rows), rows)
+    expected = gumbel_sample(after_steps(logits, rows), rows)
     assert sample_fused(logits, rows).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.2}])
-def test_draws_stray_from_the_distribution_as_much_as_chance_does(fields):
-    num_draws, vocab_size, num_trials = 4000, 60, 20
+def test_samples_differ_from_the_distribution_only_by_chance(fields):
+    num_samples, vocab_size, num_trials = 4000, 60, 20
     found, freedom = [], 0
     for trial in range(num_trials):
         logits = random_logits(1, vocab_size, 0.7, seed=trial)
-        rows = sampled_rows(CAPABILITIES, [fields] * num_draws, seeds=[trial] * num_draws)
-        rows.columns["child"].copy_(torch.arange(num_draws))
+        rows = sampled_rows(CAPABILITIES, [fields] * num_samples, seeds=[trial] * num_samples)
+        rows.slot_fields["child"].copy_(torch.arange(num_samples))
         expected = after_steps(logits, sampled_rows(CAPABILITIES, [fields]))[0].double().softmax(0)
-        sampled = sample_fused(logits.expand(num_draws, -1), rows).bincount(minlength=vocab_size)
+        sampled = sample_fused(logits.expand(num_samples, -1), rows).bincount(minlength=vocab_size)
         is_kept = expected > 0
         assert sampled[~is_kept].sum() == 0
-        expected = expected[is_kept] * num_draws
+        expected = expected[is_kept] * num_samples
         freedom += len(expected) - 1
         found.append(float(((sampled[is_kept] - expected) ** 2 / expected).sum()))
     assert abs(sum(found) - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
+def test_unlikely_tokens_are_sampled_at_their_probability():
     logits = torch.tensor([[0.0, -8.0, -9.0, -9.5]])
-    num_draws = 100_000
-    rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
-    found = sample(logits.expand(num_draws, -1), rows).bincount(minlength=4)[1:]
-    expected = logits[0].double().softmax(0)[1:] * num_draws  # 34, 12 and 7
+    num_samples = 100_000
+    rows = sampled_rows(CAPABILITIES, [{}] * num_samples, seeds=range(num_samples))
+    found = sample(logits.expand(num_samples, -1), rows).bincount(minlength=4)[1:]
+    expected = logits[0].double().softmax(0)[1:] * num_samples  # 34, 12 and 7
     assert ((found - expected) ** 2 / expected).sum() < 16.27  # once in a thousand, of 3
 
 
@@ -263,7 +263,7 @@ def test_the_bound_on_noise_is_one():
 
 def test_the_tokens_never_change():
     rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
-    rows.columns["child"][5] = 1
+    rows.slot_fields["child"][5] = 1
     sampled = sample(torch.zeros(6, 10_000), rows)
     assert sampled.tolist() == [7502, 834, 5908, 7314, 5630, 385], "those of the Triton kernels"
 
@@ -283,7 +283,7 @@ def test_ties_at_the_kth_place_stay_together():
 
 def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).repeat(25, 1)
-    # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
+    # Of the two most likely, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
     for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
         rows = sampled_rows(CAPABILITIES, [{"top_k": 2, "top_p": top_p}] * 25, seeds=range(25))
         assert set(sample_fused(logits, rows).tolist()) == kept
@@ -335,19 +335,22 @@ def noting(step, apply, applied):
         (
             lambda logits, rows: (
                 logits,
-                replace(rows, columns=rows.columns | {"top_k": rows.columns["top_k"].int()}),
+                replace(
+                    rows, slot_fields=rows.slot_fields | {"top_k": rows.slot_fields["top_k"].int()}
+                ),
             ),
-            "column top_k must be torch.int64",
+            "field top_k must be contiguous torch.int64",
         ),
         (
             lambda logits, rows: (
                 logits,
                 replace(
                     rows,
-                    columns=rows.columns | {"top_k": rows.columns["top_k"].repeat(2)[::2]},
+                    slot_fields=rows.slot_fields
+                    | {"top_k": rows.slot_fields["top_k"].repeat(2)[::2]},
                 ),
             ),
-            "column top_k must be torch.int64 in one piece",
+            "field top_k must be contiguous torch.int64",
         ),
         (lambda logits, rows: (logits, replace(rows, positions=rows.positions.int())), "be int64"),
     ],

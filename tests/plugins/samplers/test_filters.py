@@ -1,10 +1,10 @@
-"""Which tokens stay at a filter's boundary: every sampler that filters gives what one list says."""
+"""Tokens kept at the boundary of a filter: every filtering sampler matches one table."""
 
 import math
 
 import pytest
 import torch
-from gumbel_reference import gumbel_draw
+from gumbel_reference import gumbel_sample
 from kernel_device import DEVICE
 
 from quire.interfaces.sampling import SamplerCapabilities
@@ -18,7 +18,7 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import MAX_PARTIAL, TopKTopP
 
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
-SIXTEENTHS = (2, 8, 2, 4)  # of probability: a half, a quarter, and twice an eighth
+SIXTEENTHS = (2, 8, 2, 4)  # of probability: 1/2, 1/4 and twice 1/8
 CASES = (
     ({}, {0, 1, 2, 3}),
     ({"top_p": 0.0}, {1}),
@@ -80,22 +80,22 @@ def test_rows_of_all_kinds_keep_the_same_together():
 
 
 def telling_seeds(fields, kept):
-    """Seeds with which the likeliest token that is out would win, and the least that is kept."""
+    """Return seeds with which the most likely dropped token and the least likely kept one win."""
     seeds = range(300)
     rows = sampled_rows(ALL, [fields] * len(seeds), seeds=seeds)
     heated = Temperature(len(SIXTEENTHS), rows.slots.device).apply(boundary_logits(300), rows)
     by_likelihood = sorted(range(len(SIXTEENTHS)), key=lambda token: -SIXTEENTHS[token])
     out = [token for token in by_likelihood if token not in kept]
     least = [token for token in by_likelihood if token in kept][-1]
-    told = [
-        (gumbel_draw(heated, rows), out[:1]),
-        (gumbel_draw(masked(heated, kept), rows), [least]),
+    winners = [
+        (gumbel_sample(heated, rows), out[:1]),
+        (gumbel_sample(masked(heated, kept), rows), [least]),
     ]
-    return [sampled.tolist().index(token) for sampled, tokens in told for token in tokens]
+    return [sampled.tolist().index(token) for sampled, tokens in winners for token in tokens]
 
 
 @pytest.mark.parametrize("sampler", [Gumbel, CpuGumbel])
-def test_absorbing_draws_keep_what_the_list_says(sampler):
+def test_fused_samplers_keep_the_expected_tokens(sampler):
     device = DEVICE if sampler is Gumbel else torch.device("cpu")
     chosen = [(*case, seed) for case in CASES for seed in telling_seeds(*case)]
     fields, seeds = [each for each, _, _ in chosen], [seed for _, _, seed in chosen]
@@ -103,13 +103,13 @@ def test_absorbing_draws_keep_what_the_list_says(sampler):
     rows = sampled_rows(ALL, fields, seeds=seeds, device=device.type)
     sampled = sampler(len(SIXTEENTHS), device).sample_fused(logits, rows)
     kept = torch.cat([masked(boundary_logits(1), kept) for _, kept, _ in chosen]).to(device)
-    expected = gumbel_draw(Temperature(len(SIXTEENTHS), device).apply(kept, rows), rows)
+    expected = gumbel_sample(Temperature(len(SIXTEENTHS), device).apply(kept, rows), rows)
     wrong = (sampled != expected).nonzero().flatten().tolist()
     assert not wrong, [(fields[row], int(sampled[row])) for row in wrong]
 
 
 @pytest.mark.parametrize(("fields", "kept"), CASES, ids=str)
-def test_the_categorical_draw_takes_all_that_is_kept_and_nothing_else(fields, kept):
+def test_categorical_samples_all_kept_tokens_and_no_others(fields, kept):
     rows = sampled_rows(ALL, [fields] * 100)
     logits = stepwise(boundary_logits(100), rows)
     assert set(Categorical(len(SIXTEENTHS), logits.device).sample(logits, rows).tolist()) == kept
@@ -131,7 +131,7 @@ def test_the_categorical_draw_takes_all_that_is_kept_and_nothing_else(fields, ke
     ids=str,
 )
 def test_as_many_tokens_are_ranked_as_the_rows_need(fields, can_look):
-    """Off a CPU nobody can see afterwards that more would have been needed."""
+    """Off a CPU the host cannot check afterwards whether more tokens were needed."""
     vocab_size = 4 * MAX_PARTIAL
     logits = torch.randn(len(fields), vocab_size, generator=torch.Generator().manual_seed(9))
     device = torch.device("cpu" if can_look else "cuda")  # that the step believes to be on

@@ -1,4 +1,4 @@
-"""The draw follows the probabilities, with filters as if they had been steps of their own."""
+"""Gumbel sampling follows the probabilities, with fused filters as with separate steps."""
 
 import math
 from functools import partial
@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from filtered_rows import ROWS, after_steps, is_on_the_edge
-from gumbel_reference import gumbel_draw, noise_of, row_keys, token_words
+from gumbel_reference import gumbel_sample, noise_of, row_keys, token_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_device import DEVICE
@@ -64,14 +64,14 @@ def random_logits(num_rows, vocab_size, scale, seed):
 
 
 @pytest.mark.parametrize("vocab_size", [3, 300, CHUNK, 2 * CHUNK + 77])
-def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
+def test_the_kernels_sample_the_tokens_of_the_reference(vocab_size):
     fields = [{"temperature": row % 5 / 2} for row in range(15)]
     rows = sampled_rows(
         CAPABILITIES, fields, seeds=[(-1) ** n * 7**n for n in range(15)], positions=range(1, 16)
     )
-    rows.columns["child"] += torch.arange(len(rows.columns["child"]), device=DEVICE) % 3
+    rows.slot_fields["child"] += torch.arange(len(rows.slot_fields["child"]), device=DEVICE) % 3
     logits = random_logits(15, vocab_size, 1.5, seed=vocab_size)
-    assert torch.equal(sample(logits, rows), gumbel_draw(logits, rows))
+    assert torch.equal(sample(logits, rows), gumbel_sample(logits, rows))
 
 
 @pytest.mark.parametrize("scale", [0.5, 8.0])
@@ -79,13 +79,13 @@ def test_the_kernels_draw_the_tokens_of_the_reference(vocab_size):
 def test_filters_over_any_vocabulary_are_those_of_the_steps(vocab_size, scale):
     logits = random_logits(len(ALL_KINDS), vocab_size, scale, seed=7)
     rows = sampled_rows(CAPABILITIES, ALL_KINDS, seeds=range(100, 100 + len(ALL_KINDS)))
-    assert torch.equal(sample_fused(logits, rows), gumbel_draw(after_steps(logits, rows), rows))
+    assert torch.equal(sample_fused(logits, rows), gumbel_sample(after_steps(logits, rows), rows))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # of the interpreter: huge / small
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(0, 2**40))
-def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
+def test_fused_sampling_is_the_same_as_the_separate_steps(given_rows, seed):
     logits = torch.tensor([values for values, _ in given_rows], device=DEVICE)
     fields = [each for _, each in given_rows]
     rows = sampled_rows(CAPABILITIES, fields, seeds=[seed + row for row in range(len(fields))])
@@ -98,22 +98,22 @@ def test_absorbing_is_the_same_as_the_steps_one_by_one(given_rows, seed):
 
 
 @pytest.mark.parametrize("varying", ["seeds", "positions", "children"])
-def test_draws_stray_from_the_distribution_as_much_as_chance_does(varying):
-    num_draws, vocab_size, num_trials = 4000, 60, 30
+def test_samples_differ_from_the_distribution_only_by_chance(varying):
+    num_samples, vocab_size, num_trials = 4000, 60, 30
     found = []
     for trial in range(num_trials):
         logits = random_logits(1, vocab_size, 0.7, seed=trial)
-        counted = range(1, num_draws + 1)
-        seeds = [trial + n for n in counted] if varying == "seeds" else [trial] * num_draws
+        counted = range(1, num_samples + 1)
+        seeds = [trial + n for n in counted] if varying == "seeds" else [trial] * num_samples
         rows = sampled_rows(
             CAPABILITIES,
-            [{}] * num_draws,
+            [{}] * num_samples,
             seeds=seeds,
             positions=counted if varying == "positions" else None,
         )
         if varying == "children":
-            rows.columns["child"].copy_(torch.arange(num_draws))
-        found.append(chi_square(logits, gumbel_draw(logits, rows)))
+            rows.slot_fields["child"].copy_(torch.arange(num_samples))
+        found.append(chi_square(logits, gumbel_sample(logits, rows)))
     freedom = vocab_size - 1  # the mean of chi-square; its variance is twice that
     assert abs(sum(found) / num_trials - freedom) < 4 * math.sqrt(2 * freedom / num_trials)
     assert max(found) < freedom + 6 * math.sqrt(2 * freedom)
@@ -124,12 +124,12 @@ def chi_square(logits, sampled):
     return float(((sampled.bincount(minlength=len(expected)) - expected) ** 2 / expected).sum())
 
 
-def test_unlikely_tokens_are_drawn_as_often_as_they_should_be():
+def test_unlikely_tokens_are_sampled_at_their_probability():
     logits = torch.tensor([[0.0, -9.0, -10.0, -11.0]], device=DEVICE)
-    num_draws = 400_000
-    rows = sampled_rows(CAPABILITIES, [{}] * num_draws, seeds=range(num_draws))
-    found = gumbel_draw(logits, rows).bincount(minlength=4)[1:]
-    expected = logits[0].double().softmax(0)[1:] * num_draws  # 49, 18 and 7
+    num_samples = 400_000
+    rows = sampled_rows(CAPABILITIES, [{}] * num_samples, seeds=range(num_samples))
+    found = gumbel_sample(logits, rows).bincount(minlength=4)[1:]
+    expected = logits[0].double().softmax(0)[1:] * num_samples  # 49, 18 and 7
     assert ((found - expected) ** 2 / expected).sum() < 16.27  # once in a thousand, of 3
 
 
@@ -165,14 +165,14 @@ def test_noises_of_neighbours_are_not_correlated():
 
 def test_the_tokens_never_change():
     rows = sampled_rows(CAPABILITIES, [{}] * 6, seeds=[0, 1, -5, 2**63 - 1, 42, 42])
-    rows.columns["child"][5] = 1
+    rows.slot_fields["child"][5] = 1
     sampled = sample(torch.zeros(6, 10_000, device=DEVICE), rows)
     assert sampled.tolist() == [7502, 834, 5908, 7314, 5630, 385]
 
 
 def test_children_of_one_seed_differ():
     rows = sampled_rows(CAPABILITIES, [{}] * 64, seeds=[9] * 64)
-    rows.columns["child"][:64] = torch.arange(64)
+    rows.slot_fields["child"][:64] = torch.arange(64)
     assert len(sample(torch.zeros(64, 1000, device=DEVICE), rows).unique()) > 50
 
 
@@ -206,7 +206,7 @@ def test_ties_at_the_kth_place_stay_together():
 
 def test_a_tie_counts_only_as_far_as_top_k_goes_when_top_p_shares_out():
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]], device=DEVICE).repeat(25, 1)
-    # Of the two likeliest, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
+    # Of the two most likely, 1.0 alone makes up 27 %: the first is enough for 0.7, not for 0.75.
     for top_p, kept in ((0.7, {0}), (0.75, {0, 1, 2, 3})):
         fields = [{"top_k": 2, "top_p": top_p}] * 25
         rows = sampled_rows(CAPABILITIES, fields, seeds=range(25))

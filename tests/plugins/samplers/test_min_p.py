@@ -1,4 +1,4 @@
-"""Min-p keeps tokens by their share of the largest probability."""
+"""Min-p keeps tokens by their ratio to the largest probability."""
 
 import pytest
 import torch
@@ -48,6 +48,6 @@ def test_a_step_is_needed_where_some_token_may_go(min_p, is_neutral):
     assert MinP(3, torch.device("cpu")).is_neutral({"min_p": min_p}) is is_neutral
 
 
-def test_each_row_has_its_own_likeliest_token():
+def test_each_row_has_its_own_most_likely_token():
     logits = torch.tensor([[9.0, 8.0, 0.0], [0.0, -1.0, -9.0]])
     assert apply(logits, 0.1).isfinite().tolist() == [[True, True, False]] * 2

@@ -1,4 +1,4 @@
-"""The built-in steps together: what they declare, and the distribution that they leave."""
+"""The built-in sampler steps together: declared fields, and the resulting distribution."""
 
 import pytest
 import torch
@@ -40,8 +40,8 @@ def filtered(registries, logits, requests):
 
 def test_they_run_in_a_known_order(quire_registries):
     names = [entry.name for entry in built_in(quire_registries)]
-    draws = ["categorical", "cpu_gumbel", "gumbel"]
-    assert names == ["temperature", "min_p", "top_k_top_p", *draws]
+    samplers = ["categorical", "cpu_gumbel", "gumbel"]
+    assert names == ["temperature", "min_p", "top_k_top_p", *samplers]
 
 
 def test_the_whole_pipeline_equals_transformers(quire_registries):
@@ -102,7 +102,7 @@ def test_fields_take_what_vllm_takes_and_no_more(quire_registries, name, taken, 
             field.check(value)
 
 
-def test_draws_with_kernels_absorb_all_steps_before_them(quire_registries):
+def test_samplers_with_kernels_fuse_all_processors(quire_registries):
     entries = {entry.name: entry.capabilities for entry in built_in(quire_registries)}
     for name, kernels in (("gumbel", "triton"), ("cpu_gumbel", "native"), ("categorical", None)):
         assert entries[name].needs_kernels == kernels

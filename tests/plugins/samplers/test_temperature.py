@@ -1,4 +1,4 @@
-"""Temperature divides, and leaves greedy rows alone."""
+"""Temperature divides the logits, and leaves greedy rows unchanged."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def apply(logits, *temperatures):
     return Temperature(logits.shape[1], logits.device).apply(logits.clone(), rows)
 
 
-def test_greedy_rows_are_left_for_the_draw():
+def test_greedy_rows_are_left_for_the_sampler():
     logits = torch.randn(2, 9)
     assert torch.equal(apply(logits, 0.0, 0.0), logits)
 

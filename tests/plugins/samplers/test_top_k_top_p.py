@@ -1,4 +1,4 @@
-"""Top-k, then top-p, in one sort."""
+"""Top-k, then top-p, with one sort."""
 
 from types import MappingProxyType
 
@@ -80,7 +80,7 @@ def test_equal_tokens_stay_together():
     assert apply(logits, 2, 1.0).isfinite().tolist() == [[False, True, True, True, False]]
 
 
-def test_the_likeliest_token_always_stays():
+def test_the_most_likely_token_is_always_kept():
     logits = torch.tensor([[0.0, 5.0, 1.0]])
     assert apply(logits, 0, 1e-30).isfinite().tolist() == [[False, True, False]]
 

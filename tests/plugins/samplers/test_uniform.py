@@ -1,4 +1,4 @@
-"""Uniform numbers come from a hash; this checks that the hash is a good and a stable one."""
+"""Uniform numbers from a hash: the hash is well distributed and stable."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Each limit of a form holds at its number, and for all its schemas together."""
+"""Each limit of a constraint holds exactly, and for all its schemas together."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def shape(schema):
     return CallShape("f", (SchemaPiece(schema),))
 
 
-def test_all_tools_of_a_form_draw_on_one_budget():
+def test_all_tools_of_a_constraint_share_one_budget():
     nulls = {"anyOf": [NULL] * (budget.MAX_NODES // 2 - 1)}
     calls_regex(CallGrammar((shape(nulls),) * 2))
     with pytest.raises(GrammarError, match=r"the tool 'f': .* 4000 parts"):

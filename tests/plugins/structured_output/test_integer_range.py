@@ -1,4 +1,4 @@
-"""Every whole number within the bounds is allowed, and no other."""
+"""All integers within the bounds are allowed, and no others."""
 
 import random
 import re
@@ -60,11 +60,11 @@ def test_each_keyword_bounds_whole_numbers(bounds, allowed):
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"type": "integer", "minimum": 2, "maximum": 1}, "nothing can satisfy the bounds"),
-        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "nothing can satisfy"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "no integer satisfies the bounds"),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "no integer satisfies"),
         ({"type": "integer", "minimum": "1"}, "'minimum' at / must be a number"),
         ({"type": "integer", "maximum": 2**60}, "'maximum' at / beyond"),
-        ({"type": "number", "minimum": 1}, "'minimum' at / for numbers that need not be whole"),
+        ({"type": "number", "minimum": 1}, "'minimum' at / for numbers that are not integers"),
         ({"type": ["integer", "number"], "maximum": 1}, "'maximum' at / for numbers"),
     ],
 )

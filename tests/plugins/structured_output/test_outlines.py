@@ -1,4 +1,4 @@
-"""The outlines backend keeps the contract, and says what it cannot do."""
+"""The outlines backend passes the conformance kit, and names what it does not support."""
 
 import json
 import random
@@ -17,8 +17,8 @@ from quire.testing.structured_output import (
     StructuredOutputContract,
     contract_vocabulary,
     read_mask,
+    sample_completion,
     satisfies,
-    walk,
 )
 from quire_structured_output.outlines import OutlinesBackend
 
@@ -106,7 +106,7 @@ def is_spelled(backend, params, text):
     return all(matcher.accept(byte) for byte in text.encode()) and 300 in read_mask(matcher)
 
 
-def test_it_is_offered_under_its_name_with_its_forms():
+def test_it_is_registered_with_its_constraints():
     entry = load_plugins().registries.structured_output.entry("outlines")
     assert entry.capabilities.constraints == {"json", "json_object", "regex", "choice", "calls"}
 
@@ -200,7 +200,7 @@ def test_what_begins_again_inside_itself_does_not_blow_up(backend, params):
         ("(?s:.)", "'(?s:'"),
         (r"a\x00b", "U+0000"),
         ("\0", "U+0000"),
-        (r"[\x00]", "cannot spell"),
+        (r"[\x00]", "no sequence of the model's tokens"),
         (r"(?P<x>a)(?P=x)", "backreference"),
         (r"\k<x>", "backreference"),
         (r"(a)(b)(c)(d)(e)(f)(g)(h)(i)\9", "backreference"),
@@ -257,17 +257,17 @@ def calls(*schemas, separator=None):
 def test_calls_are_their_texts_and_what_satisfies_their_schemas(backend):
     integer, word = {"type": "integer"}, {"type": "string", "pattern": "a|b"}
     one, several = calls(integer, word), calls(integer, word, separator=" + ")
-    for form in (one, several):
-        assert is_spelled(backend, form, "<t0|.*> 7;")
-        assert is_spelled(backend, form, '<t1|.*> "b";')
+    for params in (one, several):
+        assert is_spelled(backend, params, "<t0|.*> 7;")
+        assert is_spelled(backend, params, '<t1|.*> "b";')
         for text in ("", "<t0|.*> x;", "<t0|aa> 7;", '<t0|.*> "a";', "<t0|.*> 7;<t0|.*> 7;"):
-            assert not is_spelled(backend, form, text)
+            assert not is_spelled(backend, params, text)
     assert is_spelled(backend, several, '<t0|.*> 7; + <t1|.*> "a"; + <t0|.*> 8;')
     assert not is_spelled(backend, one, "<t0|.*> 7; + <t0|.*> 7;")
 
 
 @pytest.mark.parametrize(
-    ("form", "reason"),
+    ("params", "reason"),
     [
         (
             calls({"type": "integer"}, {"type": "number", "minimum": 1}),
@@ -275,13 +275,13 @@ def test_calls_are_their_texts_and_what_satisfies_their_schemas(backend):
         ),
         (calls(), "no tool"),
         (calls({"type": "string"}, separator="\0"), r"U\+0000"),
-        (calls({"type": "string"}, separator="\ud800"), "around a call contains half a surrogate"),
+        (calls({"type": "string"}, separator="\ud800"), "around a call has a lone surrogate"),
         (calls(*[{"enum": list(range(1900))}] * 9), "tool 't5'.*10000 values"),
     ],
 )
-def test_calls_that_cannot_be_honoured_are_refused_with_the_tool(form, reason):
+def test_calls_that_cannot_be_honoured_are_refused_with_the_tool(params, reason):
     with pytest.raises(GrammarError, match=reason):
-        OutlinesBackend.check(form)
+        OutlinesBackend.check(params)
 
 
 def test_a_pattern_in_a_call_may_match_no_quote(backend):
@@ -361,12 +361,12 @@ def test_tokens_with_a_nul_or_without_text_are_never_allowed():
 
 def test_a_vocabulary_that_cannot_spell_the_grammar_is_an_error():
     backend = OutlinesBackend(Vocabulary({b"a": [0], b"b": [1]}, (2,), 3))
-    with pytest.raises(GrammarError, match="cannot spell"):
+    with pytest.raises(GrammarError, match="no sequence of the model's tokens"):
         backend.compile(S(regex="[0-9]+"))
 
 
 def test_a_model_without_an_end_has_no_grammars():
-    with pytest.raises(GrammarError, match="no end-of-text token"):
+    with pytest.raises(GrammarError, match="needs an EOS token"):
         OutlinesBackend(Vocabulary({b"a": [0]}, (), 1))
 
 
@@ -416,12 +416,12 @@ def test_a_pattern_that_may_match_a_quote_is_refused(backend):
     ],
     ids=json.dumps,
 )
-def test_answers_satisfy_their_schema(backend, schema):
+def test_completions_satisfy_their_schema(backend, schema):
     grammar = backend.compile(S(json=schema))
-    judge = satisfies(schema)
+    is_valid = satisfies(schema)
     for seed in range(25):
-        text = walk(grammar.matcher(), random.Random(seed), backend.vocabulary)
-        assert judge(text), text
+        text = sample_completion(grammar.matcher(), random.Random(seed), backend.vocabulary)
+        assert is_valid(text), text
 
 
 def test_every_date_of_the_calendar_is_a_date_and_no_other(backend):
@@ -445,7 +445,7 @@ def test_every_date_of_the_calendar_is_a_date_and_no_other(backend):
     ],
     ids=str,
 )
-def test_a_text_may_go_on_where_it_may_end(backend, params, texts):
+def test_a_text_may_continue_where_it_may_end(backend, params, texts):
     for text in texts:
         assert is_spelled(backend, params, text), text
 

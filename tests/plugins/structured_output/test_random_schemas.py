@@ -1,4 +1,4 @@
-"""Whatever schema comes: it is refused, or its answers are valid for somebody else's validator."""
+"""Random schemas: each is refused, or its completions are valid for an independent validator."""
 
 import contextlib
 import random
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.errors import GrammarError
 from quire.sampling_params import StructuredOutputsParams
-from quire.testing.structured_output import contract_vocabulary, satisfies, walk
+from quire.testing.structured_output import contract_vocabulary, sample_completion, satisfies
 from quire_structured_output.json_schema import schema_regex
 from quire_structured_output.outlines import OutlinesBackend
 from quire_structured_output.schema_keywords import SUPPORTED
@@ -69,15 +69,17 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.integers(0, 99))
-def test_a_schema_is_refused_or_its_answers_are_valid(schema, seed):
+def test_a_schema_is_refused_or_its_completions_are_valid(schema, seed):
     try:
         grammar = BACKEND.compile(StructuredOutputsParams(json=schema))
     except GrammarError:
         return
-    judge = satisfies(schema)
+    is_valid = satisfies(schema)
     for child in range(3):
-        text = walk(grammar.matcher(), random.Random(100 * seed + child), BACKEND.vocabulary)
-        assert judge(text), text
+        text = sample_completion(
+            grammar.matcher(), random.Random(100 * seed + child), BACKEND.vocabulary
+        )
+        assert is_valid(text), text
 
 
 WORDS = st.sampled_from(sorted(SUPPORTED)) | st.sampled_from(["#", "#/oneOf/0", "object", "string"])

@@ -1,4 +1,4 @@
-"""What a translated schema matches, text by text, and the edges of what it takes."""
+"""Texts that a translated schema matches, and limits of the translation."""
 
 import json
 import re
@@ -116,21 +116,21 @@ def test_parts_side_by_side_are_not_deep():
     ("schema", "reason"),
     [
         ({"$ref": "#/prefixItems/1", "prefixItems": [I]}, "beside '$ref'"),
-        ({"items": {"$ref": "#/$defs/l/1"}, "$defs": {"l": [I]}}, "there is no '#/$defs/l/1'"),
+        ({"items": {"$ref": "#/$defs/l/1"}, "$defs": {"l": [I]}}, "has no '#/$defs/l/1'"),
         ({"properties": {"a": I | {"$id": "other"}}}, "'$id' at /properties/a"),
         ({"const": {"\ud800": 1}}, "surrogate"),
-        ({"const": [1, 2**53 + 1]}, "larger than 2**53"),
-        ({"const": -(2**53) - 1}, "larger than 2**53"),
+        ({"const": [1, 2**53 + 1]}, "beyond 2**53"),
+        ({"const": -(2**53) - 1}, "beyond 2**53"),
         ({"enum": list(range(2001))}, "has 2001 values"),
         (S | {"minLength": True}, "'minLength' at /"),
         (I | {"minimum": True}, "'minimum' at / must be a number"),
         (I | {"minimum": -(2**53) - 1}, "beyond 2**53"),
         ({"prefixItems": [I, I], "maxItems": 1}, "'maxItems'"),
-        ({"prefixItems": []}, "'prefixItems' at / must be a list"),
+        ({"prefixItems": []}, "'prefixItems' at / must be a non-empty list"),
         ({"prefixItems": [I], "items": False, "minItems": 2}, "nothing can satisfy 'minItems' 2"),
         ({"anyOf": [I], "type": "integer"}, "'type' at / beside 'anyOf'"),
         ({"$ref": "#/" + "a" * 1000}, "of more than 1000 characters"),
-        ({"$ref": "#/" + "a" * 998}, "there is no"),
+        ({"$ref": "#/" + "a" * 998}, "the schema has no"),
     ],
     ids=str,
 )  # fmt: skip
@@ -185,7 +185,7 @@ def having(name, value, **more):
     ],
     ids=str,
 )
-def test_schemas_are_told_apart_only_by_a_proof(first, second, expected):
+def test_schemas_are_disjoint_only_by_a_proof(first, second, expected):
     assert are_disjoint(first, second) is expected
 
 

@@ -1,4 +1,4 @@
-"""Calls come out as they were written, whatever the cut; what is no call comes out as text."""
+"""Calls are parsed as written, for every split; anything else is text."""
 
 import json
 import re
@@ -106,16 +106,16 @@ BROKEN = (
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_half_a_call_is_text(text):
-    answer = read(f"Hm.\n{text}")
-    assert (answer.content, answer.calls) == (f"Hm.\n{text}", [])
-    assert read(*f"Hm.\n{text}") == answer
+def test_an_unfinished_call_is_text(text):
+    completion = read(f"Hm.\n{text}")
+    assert (completion.content, completion.calls) == (f"Hm.\n{text}", [])
+    assert read(*f"Hm.\n{text}") == completion
 
 
 def test_a_call_behind_a_broken_one_counts():
     broken = '<tool_call>{"name": "a", "arguments": {"x":'
-    answer = read(f"{broken}{call('b', '{}')}")
-    assert (answer.content, answer.calls) == (broken, [("b", "{}")])
+    completion = read(f"{broken}{call('b', '{}')}")
+    assert (completion.content, completion.calls) == (broken, [("b", "{}")])
 
 
 def test_the_name_is_announced_before_the_arguments_arrive():
@@ -169,14 +169,14 @@ def test_arguments_may_be_nested_200_deep(depth):
 def test_blanks_may_stand_between_all_parts_of_a_call(blank):
     parts = ["<tool_call>", "{", '"id"', ":", "17", ",", '"ok"', ":", "true", ",", '"name"', ":",
              '"f"', ",", '"arguments"', ":", "{}", "}", "</tool_call>"]  # fmt: skip
-    answer = read(*blank.join(parts))
-    assert (answer.content, answer.calls) == ("", [("f", "{}")])
+    completion = read(*blank.join(parts))
+    assert (completion.content, completion.calls) == ("", [("f", "{}")])
 
 
-def test_half_a_closing_tag_is_no_text():
-    for half in ("<", "</tool_c", "\n</tool_call"):
-        answer = read('<tool_call>{"name": "f", "arguments": {}}' + half)
-        assert (answer.content, answer.calls) == ("", [("f", "{}")])
+def test_an_incomplete_closing_tag_is_not_text():
+    for incomplete in ("<", "</tool_c", "\n</tool_call"):
+        completion = read('<tool_call>{"name": "f", "arguments": {}}' + incomplete)
+        assert (completion.content, completion.calls) == ("", [("f", "{}")])
 
 
 def test_text_is_passed_on_at_once():
@@ -200,7 +200,7 @@ json_objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
+def completions(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
     calls, text = [], draw(st.sampled_from(["", "Look:\n", "<think>x</think>"]))
     for arguments in draw(st.lists(json_objects, min_size=1, max_size=3)):
         name = draw(st.sampled_from(["f", "get_weather", "é-1"]))
@@ -214,10 +214,10 @@ def answers(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
     return text, calls
 
 
-@given(answers(), st.data())
+@given(completions(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_split_gives_the_written_arguments(answer, data):
-    text, calls = answer
+def test_any_split_gives_the_written_arguments(completion, data):
+    text, calls = completion
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     found = read(*pieces)
@@ -333,6 +333,6 @@ class TestCallGrammar:
         assert self.matches(f"{one}\n{one}", self.bare)
         assert not self.matches(f"{one}{one}", self.bare)
 
-    def test_free_answers_have_no_grammar(self):
+    def test_free_completions_have_no_grammar(self):
         assert HermesToolParser.call_grammar([self.bare], at_least_one=False) is None
         assert HermesToolParser.call_grammar([], at_least_one=True) is None

@@ -1,4 +1,4 @@
-"""The plugin's table of contents is light and tells the truth, and so does the page about it."""
+"""The registration of the plugin imports nothing heavy and is right, and so is its docs page."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`quire bench MEASURE`: measure this machine, and say what was measured; a module a measure."""
+"""`quire bench MEASURE`: benchmarks of this machine, each in a module of its own."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ MEASURES = {
     "throughput": "tokens per second, all prompts at once",
     "startup": "fresh process to first token, in seconds",
     "scheduler": "CPU time of the engine itself, around workers that do nothing",
-    "prefix": "what the prefix cache costs and gains, by the share of prompts that it knows",
+    "prefix": "what the prefix cache costs and gains, by hit rate",
 }
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several measures of `quire bench` have."""
+"""Arguments shared by several measures of `quire bench`."""
 
 import argparse
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ MODEL_GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plu
 def add_model(
     parser: argparse.ArgumentParser, groups: Iterable[str], default: str = DEFAULT_MODEL
 ) -> None:
-    """Let the user name a model and set its options."""
+    """Add the arguments for a model and its options."""
     parser.add_argument("model", nargs="?", default=None, help=f"default: {default}")
     add_options(parser, groups, skip="model")
 
 
 def at_least_one(text: str) -> int:
-    """Read a whole number from 1 on.
+    """Parse an integer of at least 1.
 
     Raises:
-        argparse.ArgumentTypeError: It is smaller.
-        ValueError: It is no whole number.
+        argparse.ArgumentTypeError: The number is smaller.
+        ValueError: The text is not an integer.
     """
     number = int(text)
     if number < 1:

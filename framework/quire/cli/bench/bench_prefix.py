@@ -1,8 +1,8 @@
-"""`quire bench prefix`: what the prefix cache costs where nothing hits, and gains where much does.
+"""`quire bench prefix`: what the prefix cache costs and gains, by hit rate.
 
-Two engines of the same model, one with and one without the cache, take turns with the same new
-prompts. A share of each prompt, the hit rate, is the same in all and was computed just before; the
-rest is nobody else's. A pair is one run of both, in alternating order; the figure is the median of
+Two engines of the same model, one with and one without the cache, run the same new prompts in turn.
+A fraction of each prompt, the hit rate, is common to all prompts and was computed just before; the
+rest is unique. A pair is one run of both engines, in alternating order; the figure is the median of
 the pairs' ratios with its bootstrap interval.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from quire.cli.bench.bench_arguments import MODEL_GROUPS, add_model, at_least_one
 from quire.cli.bench.interval import Figure, bootstrap
 from quire.cli.bench.model_shapes import SHAPES, write_shape
-from quire.cli.bench.tables import surroundings, table_lines
+from quire.cli.bench.tables import machine_info, table_lines
 from quire.cli.options import read_settings
 from quire.config import Settings
 from quire.llm import LLM
@@ -34,7 +34,7 @@ TokenIds = list[int]
 
 
 class Load(NamedTuple):
-    """What each run is made of; lengths in tokens."""
+    """Size of each run; lengths in tokens."""
 
     num_prompts: int
     prompt_len: int
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One engine, one set of prompts."""
+    """Measurements of one engine with one set of prompts."""
 
     seconds: float  # all prompts, to the end
     first_token_s: float  # one prompt alone
@@ -53,7 +53,12 @@ class Run(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the measure's arguments."""
     parser.add_argument(
-        "--hit-rates", type=_share, nargs="+", default=HIT_RATES, metavar="X", help="0 to below 1"
+        "--hit-rates",
+        type=_fraction,
+        nargs="+",
+        default=HIT_RATES,
+        metavar="X",
+        help="0 to below 1",
     )
     parser.add_argument("--num-prompts", type=at_least_one, default=4, metavar="N")
     parser.add_argument("--prompt-len", type=at_least_one, default=512, metavar="N", help="tokens")
@@ -69,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure with the model that is named, or one of random weights."""
+    """Measure with the named model, or with one of random weights."""
     load = Load(arguments.num_prompts, arguments.prompt_len, arguments.output_len, arguments.pairs)
     if arguments.model is not None:
         figures = sweep(read_settings(arguments), load, arguments.hit_rates)
@@ -95,7 +100,7 @@ def sweep(settings: Settings, load: Load, hit_rates: Sequence[float]) -> dict[st
             "dtype": cached.composition.dtype,
             "block_size": cached.composition.block_size,
             "hit_rates": [bench.measure(rate) for rate in hit_rates],
-            "machine": surroundings(),
+            "machine": machine_info(),
         }
 
 
@@ -110,26 +115,26 @@ def lines(figures: dict[str, Any]) -> list[str]:
 
 
 class PrefixBench:
-    """Two engines that take turns.
+    """Two engines that run the same prompts in turn.
 
     Args:
-        cached: The one with the cache.
-        plain: The one without.
-        load: What they are given.
+        cached: Engine with the prefix cache.
+        plain: Engine without it.
+        load: Size of each run.
     """
 
     def __init__(self, cached: LLM, plain: LLM, load: Load) -> None:
         self._engines = (cached, plain)
         self._load = load
-        self._draw = random.Random(0)
+        self._rng = random.Random(0)
         self._block_size = cached.composition.block_size
         self._vocab_size = cached.composition.description.vocab_size
 
     def warm_up(self) -> None:
         """Run a pair that is not counted, and that writes all memory of the KV cache once.
 
-        The engine without the cache uses the same few blocks again and again; the one with it goes
-        round the whole pool, and would be charged for the system's handing out of fresh memory.
+        The engine without the cache reuses the same few blocks; the one with it goes through the
+        whole pool, and its times would include the system's allocation of fresh memory.
         """
         self._pair(0.0, 0)
 
@@ -153,29 +158,29 @@ class PrefixBench:
         }
 
     def _pair(self, hit_rate: float, index: int) -> tuple[Run, Run]:
-        """Let both engines run the same new prompts; the one with the cache comes first in turn."""
-        num_known = round(hit_rate * self._load.prompt_len / self._block_size) * self._block_size
-        known = self._tokens(num_known)
-        num_new = self._load.prompt_len - num_known
-        prompts = [known + self._tokens(num_new) for _ in range(self._load.num_prompts + 1)]
+        """Run both engines with the same new prompts; which one is first alternates."""
+        num_common = round(hit_rate * self._load.prompt_len / self._block_size) * self._block_size
+        common = self._tokens(num_common)
+        num_new = self._load.prompt_len - num_common
+        prompts = [common + self._tokens(num_new) for _ in range(self._load.num_prompts + 1)]
         order = (0, 1) if index % 2 else (1, 0)
-        runs = {which: self._run(self._engines[which], known, prompts) for which in order}
+        runs = {which: self._run(self._engines[which], common, prompts) for which in order}
         return runs[0], runs[1]
 
-    def _run(self, llm: LLM, known: TokenIds, prompts: list[TokenIds]) -> Run:
-        """Compute what all prompts share, then time one prompt alone, and the others together."""
-        if known:
-            _generate(llm, [known + prompts[0][-1:]], 1)
+    def _run(self, llm: LLM, common: TokenIds, prompts: list[TokenIds]) -> Run:
+        """Compute the common prefix, then time one prompt alone, and the others together."""
+        if common:
+            _generate(llm, [common + prompts[0][-1:]], 1)
         first_token_s, _ = _generate(llm, prompts[:1], 1)
         seconds, hit_rate = _generate(llm, prompts[1:], self._load.output_len)
         return Run(seconds, first_token_s, hit_rate)
 
     def _tokens(self, count: int) -> TokenIds:
-        return [self._draw.randrange(self._vocab_size) for _ in range(count)]
+        return [self._rng.randrange(self._vocab_size) for _ in range(count)]
 
 
 def _generate(llm: LLM, prompts: list[TokenIds], num_tokens: int) -> tuple[float, float]:
-    """Generate greedily; returns the seconds, and the share of the prompts that was cached."""
+    """Generate greedily; return the seconds, and the fraction of the prompts that was cached."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     started = time.perf_counter()
     outputs = llm.generate(prompts, params)
@@ -194,7 +199,7 @@ def _with_cache(settings: Settings, load: Load, is_on: bool) -> Settings:
     )
 
 
-# -- for people ------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 HEADERS = ("asked", "hit rate", "throughput", "first token sooner", "ms with cache", "without")
 
@@ -214,14 +219,14 @@ def _ratio(median: float, interval: Sequence[float]) -> str:
     return f"{median:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 
-def _share(text: str) -> float:
-    """Read a share.
+def _fraction(text: str) -> float:
+    """Parse a fraction.
 
     Raises:
-        argparse.ArgumentTypeError: It is not from 0 to below 1.
-        ValueError: It is no number.
+        argparse.ArgumentTypeError: The number is not from 0 to below 1.
+        ValueError: The text is not a number.
     """
-    share = float(text)
-    if not 0 <= share < 1:
+    fraction = float(text)
+    if not 0 <= fraction < 1:
         raise argparse.ArgumentTypeError("must be from 0 to below 1")
-    return share
+    return fraction

@@ -42,10 +42,10 @@ def throughput(
     """Generate greedily for random prompts, all at once; one warm-up run is not counted."""
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
     with LLM.from_settings(settings) as llm:
-        draw = random.Random(0)
+        rng = random.Random(0)
         vocab_size = llm.composition.description.vocab_size
         runs = [
-            [[draw.randrange(vocab_size) for _ in range(input_len)] for _ in range(num_prompts)]
+            [[rng.randrange(vocab_size) for _ in range(input_len)] for _ in range(num_prompts)]
             for _ in range(repeats + 1)  # new prompts each time: no prefix hits
         ]
         seconds = [_timed(llm, prompts, params) for prompts in runs][1:]

@@ -1,4 +1,4 @@
-"""Sizes of known models, to be measured with random weights: a config and a tokenizer, no file."""
+"""Shapes of known models, for benchmarks with random weights."""
 
 import json
 from pathlib import Path
@@ -78,10 +78,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_shape(folder: Path, shape: str) -> None:
-    """Write a checkpoint without weights; `load_format=dummy` draws them.
+    """Write a checkpoint without weights; `load_format=dummy` makes random ones.
 
     Raises:
-        KeyError: No such shape.
+        KeyError: There is no such shape.
     """
     from quire.testing.checkpoints import write_tokenizer  # loads torch
 

@@ -1,7 +1,7 @@
-"""A real engine around workers that do as little as possible: what it costs is the engine's own.
+"""A real engine with an executor that does almost nothing, to measure the engine's own cost.
 
-The scheduler, the KV cache, the spec and the policy are those that serve a model with full
-attention; only the executor is replaced, by one that has its results made beforehand.
+The scheduler, KV cache, KV cache spec and policy are those that serve a model with full attention.
+Only the executor is replaced, by one that returns prepared results.
 """
 
 from collections import deque
@@ -32,25 +32,25 @@ from quire.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 FULL_ATTENTION = KVLayer("layers.0", "full_attention", num_kv_heads=1, head_dim=16)
-DRAWN_TOKEN = 7
+SAMPLED_TOKEN = 7
 VOCAB_SIZE = 50_000
-FILLER_BLOCKS = 4096  # of one request that leaves a full pool behind
-MAX_STEPS_TO_BEGIN = 8
+FILLER_BLOCKS = 4096  # of one request that fills the pool
+MAX_SETUP_STEPS = 8
 MAX_QUEUED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What the engine is doing when it is measured.
+class Workload:
+    """State of the engine when it is measured.
 
     Attributes:
-        num_running: Requests that decode.
-        context: Tokens of each when the measuring begins; a multiple of the block size.
-        num_blocks: KV blocks in the pool, the null block included; None: as many as are needed.
-        num_steps: Steps that each can decode.
-        async_scheduling: Plan a step while the one before runs.
-        is_pool_full: Every block holds a prefix that could be found, so each one that is taken
-            drives another out.
+        num_running: Number of requests that decode.
+        context: Number of tokens of each at the start; a multiple of the block size.
+        num_blocks: Number of KV blocks, the null block included; None for as many as needed.
+        num_steps: Number of steps that each request can decode.
+        async_scheduling: True to plan a step while the one before runs.
+        is_pool_full: True if every block holds a cached prefix, so that each allocation evicts
+            one.
     """
 
     num_running: int
@@ -61,18 +61,18 @@ class Scene:
     is_pool_full: bool = False
 
     def blocks_needed(self, num_groups: int) -> int:
-        """Return the blocks that its requests can come to use, and one for each to spare."""
+        """Return the number of blocks that the requests can use, plus one for each."""
         blocks_each = -(-(self.context + self.num_steps) // BLOCK_SIZE) + 1
         return self.num_running * blocks_each * num_groups + NULL_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """The plugins' parts that an engine without a model needs.
+    """Parts from plugins that an engine without a model needs.
 
     Attributes:
-        specs: One for each layer of the model that is not there.
-        policy: Who goes first.
+        specs: KV cache specs, one for each layer of the absent model.
+        policy: Scheduling policy.
     """
 
     specs: tuple[KVCacheSpec, ...]
@@ -80,10 +80,10 @@ class EngineParts:
 
     @classmethod
     def load(cls, layers: Sequence[KVLayer] = (FULL_ATTENTION,)) -> "EngineParts":
-        """Find them among the installed plugins.
+        """Load the parts of the installed plugins.
 
         Raises:
-            QuireError: One is missing, cannot be imported, or refuses its layer.
+            QuireError: A part is missing, cannot be imported, or refuses its layer.
         """
         registries = load_plugins(PluginSettings()).registries
         specs = [
@@ -95,89 +95,89 @@ class EngineParts:
 
 
 class IdleExecutor(Executor):
-    """Workers that draw one token for everybody who samples, from results made beforehand."""
+    """Executor that returns prepared results: the same token for every request that samples."""
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(WorkerLaunch(make=_no_worker))
         self.last_plan: StepPlan | None = None
-        self._rows = [SlotResult(slot, [DRAWN_TOKEN]) for slot in range(num_slots)]
+        self._rows = [SlotResult(slot, [SAMPLED_TOKEN]) for slot in range(num_slots)]
         self._launched: deque[StepPlan] = deque()
 
     def start(self) -> WorkerInfo:
-        """Return a device without memory."""
+        """Return the facts of a device without memory."""
         return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
 
     def allocate(self, plan: KVPlan) -> None:
-        """There is nothing to allocate."""
+        """Do nothing: no memory is allocated."""
 
     def execute(self, plan: StepPlan) -> None:
-        """Note the plan."""
+        """Queue the plan."""
         self._launched.append(plan)
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """There is nothing to launch."""
+        """Do nothing: the results are prepared."""
 
     def collect(self, plan_id: int) -> StepResult:
-        """Return the prepared results of those who sample."""
+        """Return the prepared results of the requests that sample."""
         plan, rows = self._launched.popleft(), self._rows
         self.last_plan = plan
-        sampled = [rows[share.slot] for share in plan.requests if share.num_samples]
+        sampled = [rows[scheduled.slot] for scheduled in plan.requests if scheduled.num_samples]
         return StepResult(plan_id=plan_id, results=sampled)
 
     def control(self, message: Any) -> Any:
-        """There is nobody to tell."""
+        """Do nothing: there are no workers."""
 
     def check_health(self) -> None:
-        """Nothing can die."""
+        """Do nothing: no process can die."""
 
     def shutdown(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: no process runs."""
 
 
-def make_core(parts: EngineParts, scene: Scene) -> tuple[EngineCore, IdleExecutor]:
-    """Build the engine for a scene; nothing runs yet.
+def make_core(parts: EngineParts, workload: Workload) -> tuple[EngineCore, IdleExecutor]:
+    """Build the engine for a workload; no request is added yet.
 
     Raises:
-        CapacityError: The pool is too small for the scene.
+        CapacityError: The pool is too small for the workload.
     """
-    budget = max(scene.num_running * scene.context, FILLER_BLOCKS * BLOCK_SIZE)
+    budget = max(workload.num_running * workload.context, FILLER_BLOCKS * BLOCK_SIZE)
     settings = SchedulerSettings(
-        max_num_seqs=scene.num_running,
+        max_num_seqs=workload.num_running,
         max_num_batched_tokens=budget,
         max_num_queued=MAX_QUEUED,
     )
-    plan = _plan(parts, scene)
+    plan = _plan(parts, workload)
     kv = KVCacheManager(plan, enable_prefix_caching=True, root=b"bench", max_step_tokens=budget)
-    executor = IdleExecutor(scene.num_running)
+    executor = IdleExecutor(workload.num_running)
     scheduler = Scheduler(settings, kv, parts.policy())
     return EngineCore(
-        scheduler, executor, NoGrammars(), async_scheduling=scene.async_scheduling
+        scheduler, executor, NoGrammars(), async_scheduling=workload.async_scheduling
     ), executor
 
 
-def begin(core: EngineCore, scene: Scene) -> None:
-    """Let the scene's requests run, until each decodes and has the scene's context.
+def start_decoding(core: EngineCore, workload: Workload) -> None:
+    """Run the requests of a workload until each decodes and has the workload's context.
 
     Raises:
-        RuntimeError: They do not come to it; the engine is wrong.
+        RuntimeError: They do not decode after `MAX_SETUP_STEPS` steps: a bug of the engine.
     """
-    if scene.is_pool_full:
+    if workload.is_pool_full:
         fill_pool(core)
-    for index in range(scene.num_running):
-        core.add(make_message(f"r{index}", scene.context - 1, scene.num_steps, first=index))
-    for _ in range(MAX_STEPS_TO_BEGIN):
+    for index in range(workload.num_running):
+        core.add(make_message(f"r{index}", workload.context - 1, workload.num_steps, first=index))
+    for _ in range(MAX_SETUP_STEPS):
         core.step()
         running = core.scheduler.running
-        is_whole = len(running) == scene.num_running
+        is_whole = len(running) == workload.num_running
         if is_whole and all(request.num_generated_tokens for request in running):
             return
-    raise RuntimeError(f"{scene} has not begun after {MAX_STEPS_TO_BEGIN} steps")
+    raise RuntimeError(f"{workload} does not decode after {MAX_SETUP_STEPS} steps")
 
 
 def make_message(
     request_id: str, num_prompt_tokens: int, max_tokens: int, first: int = 0
 ) -> EngineRequest:
-    """Return a request whose prompt no other has, unless it has the same `first`."""
+    """Return a request; its prompt is unique to `first`."""
     prompt = [first % VOCAB_SIZE, first // VOCAB_SIZE]
     prompt += [(first * 7919 + position * 31) % VOCAB_SIZE for position in range(num_prompt_tokens)]
     return EngineRequest(
@@ -190,21 +190,21 @@ def make_message(
 
 
 def compute(core: EngineCore, message: EngineRequest) -> None:
-    """Compute a request's prompt and one token; its full blocks can be found from then on.
+    """Compute a request's prompt and one token; its full blocks are cached from then on.
 
     Raises:
-        RuntimeError: It does not end.
+        RuntimeError: The request does not finish.
     """
     core.add(message)
-    for _ in range(MAX_STEPS_TO_BEGIN):
+    for _ in range(MAX_SETUP_STEPS):
         if not core.has_work():
             return
         core.step()
-    raise RuntimeError(f"request {message.request_id} has not ended")
+    raise RuntimeError(f"request {message.request_id} has not finished")
 
 
 def fill_pool(core: EngineCore) -> None:
-    """Leave no block blank: each holds a prefix that nobody will ask for."""
+    """Fill all blank blocks with cached prefixes that no later request has."""
     pool = core.scheduler.kv.pool
     for count in range(1, pool.num_blocks):
         if not pool.num_blank:
@@ -213,14 +213,14 @@ def fill_pool(core: EngineCore) -> None:
         compute(core, make_message(f"f{count}", num_blocks * BLOCK_SIZE, 1, first=-count))
 
 
-def _plan(parts: EngineParts, scene: Scene) -> KVPlan:
+def _plan(parts: EngineParts, workload: Workload) -> KVPlan:
     num_groups = len(fixed_plan(parts.specs, NULL_BLOCKS + 1).groups)
-    needed = scene.blocks_needed(num_groups)
-    num_blocks = needed if scene.num_blocks is None else scene.num_blocks
+    needed = workload.blocks_needed(num_groups)
+    num_blocks = needed if workload.num_blocks is None else workload.num_blocks
     if num_blocks < needed:
         raise CapacityError(
-            f"{scene.num_running} requests of {scene.context} tokens need {needed} KV blocks for "
-            f"{scene.num_steps} steps; the pool has {num_blocks}"
+            f"{workload.num_running} requests of {workload.context} tokens need {needed} KV blocks "
+            f"for {workload.num_steps} steps; the pool has {num_blocks}"
         )
     return fixed_plan(parts.specs, num_blocks)
 

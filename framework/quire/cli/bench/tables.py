@@ -1,4 +1,4 @@
-"""How figures are shown: lines and tables for people, and where they were measured."""
+"""Text output of benchmark figures, and facts about the machine."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from quire.machine.instruction_sets import CPU_INFO
 
 
 def plain_lines(figures: Mapping[str, Any]) -> list[str]:
-    """Return a line a figure."""
+    """Return one line per figure."""
     return [
         f"{name:<28} {value:,.3f}" if isinstance(value, float) else f"{name:<28} {value}"
         for name, value in figures.items()
@@ -27,8 +27,8 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     ]
 
 
-def surroundings() -> dict[str, Any]:
-    """Say what the figures were measured on, and when."""
+def machine_info() -> dict[str, Any]:
+    """Return facts about the machine that runs the benchmark, and the date."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

@@ -1,1 +1,1 @@
-"""Grammars of requests, compiled and matched in processes of their own."""
+"""Grammars of requests, compiled and matched in separate processes."""

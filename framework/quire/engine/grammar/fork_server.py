@@ -1,4 +1,4 @@
-"""The engine's handle on the nursery: started with the first grammar, started again if it dies."""
+"""Engine-side handle of the grammar fork server, which is started on demand and restarted."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from quire.engine.grammar.grammar_wire import Fell, Setup, Sprout, send
+from quire.engine.grammar.grammar_wire import Kill, Setup, Spawn, send
 from quire.errors import GrammarError
 from quire.process.python_child import child_environment, python_arguments
 
@@ -19,11 +19,11 @@ STOP_TIMEOUT_S = 5.0
 
 
 class GrammarForkServer:
-    """Starts and ends grammar processes.
+    """Starts and kills grammar processes.
 
     Args:
-        setup: What they inherit.
-        masks_fd: The shared table of masks.
+        setup: Plugins, vocabulary and limits that they inherit.
+        masks_fd: File descriptor of the shared table of masks.
     """
 
     def __init__(self, setup: Setup, masks_fd: int) -> None:
@@ -36,42 +36,42 @@ class GrammarForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the nursery runs."""
+        """Whether the fork server is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """Its process id, if it was started."""
+        """Process id of the fork server; None: it was not started."""
         return None if self._process is None else self._process.pid
 
-    def sprout(self, order: Sprout) -> socket.socket:
-        """Start a process for a grammar and return the socket to it, at once.
+    def spawn(self, command: Spawn) -> socket.socket:
+        """Start a process for a grammar and return the socket to it, without waiting for it.
 
         Raises:
-            GrammarError: The order is too long.
-            OSError: The nursery cannot be started, or does not listen.
+            GrammarError: The message is too long.
+            OSError: The fork server cannot be started, or does not read.
         """
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         try:
-            with theirs:
-                self._send(order, [theirs.fileno()])
+            with child_end:
+                self._send(command, [child_end.fileno()])
         except BaseException:
-            ours.close()
+            parent_end.close()
             raise
-        return ours
+        return parent_end
 
-    def fell(self, grammar: int) -> None:
-        """End the process of a grammar, whatever it is doing; nothing happens if it is gone."""
+    def kill(self, grammar: int) -> None:
+        """Kill the process of a grammar, if it is still running."""
         if not self.is_alive:
-            return  # and all its children went with it
+            return  # its children died with it
         try:
-            self._send(Fell(grammar), [])
+            self._send(Kill(grammar), [])
         except OSError:
-            self.shutdown()  # it does not listen any more: end it, and with it its children
+            self.shutdown()  # it does not read any more: end it, and with it its children
 
     def shutdown(self) -> None:
-        """End the nursery and all grammar processes. A later `sprout` starts it again."""
-        self._hang_up()
+        """End the fork server and all grammar processes. A later `spawn` starts it again."""
+        self._disconnect()
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
@@ -81,53 +81,53 @@ class GrammarForkServer:
             self._process = None
 
     def close(self) -> None:
-        """Shut down for good."""
+        """Shut down and release the setup file; `spawn` must not be called afterwards."""
         self.shutdown()
         self._setup_file.close()
 
-    def _send(self, order: Sprout | Fell, fds: list[int]) -> None:
+    def _send(self, command: Spawn | Kill, fds: list[int]) -> None:
         try:
-            self._send_once(order, fds)
-        except BrokenPipeError:  # it died a moment ago; a fresh one knows the order as well
-            self._send_once(order, fds)
+            self._send_once(command, fds)
+        except BrokenPipeError:  # the fork server just died: start a new one and send again
+            self._send_once(command, fds)
 
-    def _send_once(self, order: Sprout | Fell, fds: list[int]) -> None:
-        """Send an order whole, or hang up: after half of one, no other would be understood."""
+    def _send_once(self, command: Spawn | Kill, fds: list[int]) -> None:
+        """Send a whole message, or disconnect: a partial one would corrupt the stream."""
         if self._control is None or not self.is_alive:
             self.shutdown()
             self._control = self._start()
         try:
-            send(self._control, order, fds)
+            send(self._control, command, fds)
         except GrammarError:
             raise  # nothing was sent
         except BaseException:
-            self._hang_up()
+            self._disconnect()
             raise
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        self._control = ours  # at once: an interrupt below must not keep it open
-        ours.settimeout(SEND_TIMEOUT_S)
-        fds = (theirs.fileno(), self._setup_file.fileno(), self._masks_fd)
-        with theirs:
+        parent_end, child_end = socket.socketpair()
+        self._control = parent_end  # set first, so that it is closed after an interrupt below
+        parent_end.settimeout(SEND_TIMEOUT_S)
+        fds = (child_end.fileno(), self._setup_file.fileno(), self._masks_fd)
+        with child_end:
             arguments = python_arguments(MODULE, [str(os.getpid()), *map(str, fds)])
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is for the engine
+                start_new_session=True,  # Ctrl-C in a terminal must only reach the engine
                 env=child_environment(),
             )
-        return ours
+        return parent_end
 
 
 def anonymous_file(name: str) -> BinaryIO:
-    """Open a file without a place in the file system; in memory where the system can."""
+    """Open a file without a name in the file system; in memory where the system supports it."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(name), "w+b")
     return tempfile.TemporaryFile()

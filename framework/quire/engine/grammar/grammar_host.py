@@ -1,12 +1,12 @@
-"""Grammars never run in the engine: its host sends tokens to grammar processes and reads masks.
+"""Engine-side host of the grammar processes: sends them tokens and reads masks.
 
-A request's life here: `submit`, then `poll` until its grammar is ready (the scheduler lets it wait
-and runs others), then in each step `accept` what was drawn and ask for a mask, and `release`.
-Nothing here blocks for longer than masks take to fill, but for one case: a grammar process that
-dies is replaced while a step waits for it, and gets the tokens again that the host has kept.
+Life of a request: `submit`, then `poll` until its grammar is ready (other requests run meanwhile),
+then in each step `accept` the sampled tokens and request a mask, and finally `release`. No call
+blocks for longer than masks take to fill, with one exception: a grammar process that dies is
+restarted while a step waits for it, and the host replays the tokens that it has kept.
 
-A hostile grammar can hurt nobody else. It compiles in a process of its own, under limits of time
-and memory that the kernel keeps; see `grammar_process`.
+Grammars never run in the engine's process. Each compiles in a process of its own, under time and
+memory limits enforced by the kernel, so a hostile one affects no other; see `grammar_process`.
 """
 
 import logging
@@ -46,7 +46,7 @@ Outcome = tuple[str, RequestError | None]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What the host keeps of a request, so that its matcher can be made again."""
+    """State of a request, sufficient to recreate its matcher."""
 
     request_id: str
     matcher: int
@@ -59,7 +59,7 @@ class _Request:
 
     @property
     def follows_grammar(self) -> bool:
-        """Whether its tokens and masks concern the grammar."""
+        """Whether its tokens must be passed to the grammar."""
         return self.is_active and self.error is None
 
 
@@ -67,11 +67,11 @@ class GrammarHost:
     """The grammars of one engine. Used from one thread; starts nothing before the first `submit`.
 
     Args:
-        load_vocabulary: Called once, with the first grammar.
+        load_vocabulary: Function that loads the vocabulary; called once, with the first grammar.
         backend: Name of the backend for requests that name none.
-        plugins: Which plugins the grammar processes load: the engine's own settings.
-        max_rows: Masks in one step, at most.
-        limits: What grammars may take.
+        plugins: Plugin settings of the grammar processes: the engine's own.
+        max_rows: Maximum number of masks in one step.
+        limits: Time and memory limits of grammars.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class GrammarHost:
         self._rows: list[tuple[int, _Request]] = []
         self._num_submitted = 0
 
-    # --- a request comes and goes ------------------------------------------------------------
+    # --- per request -------------------------------------------------------------------------
 
     def submit(
         self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
     ) -> None:
-        """Begin to compile a request's grammar; `poll` says when it is ready.
+        """Start to compile a request's grammar; `poll` reports when it is ready.
 
         Args:
             request_id: The engine's own id.
             params: The grammar, already checked by its backend's `check`.
-            is_active: False lets the request think first: no masks before `activate`.
+            is_active: Whether masks are needed from the start; False: from `activate` on.
         """
         self._num_submitted += 1
         request = _Request(request_id, self._num_submitted, b"", params, is_active)
@@ -119,52 +119,52 @@ class GrammarHost:
         self._start_queued()
 
     def activate(self, request_id: str) -> None:
-        """Let the grammar begin with the next token."""
+        """Apply the grammar from the next token on."""
         self._requests[request_id].is_active = True
 
     def poll(self) -> list[Outcome]:
-        """Return whose grammar became ready (None) or failed since the last call; never blocks.
+        """Return the requests whose grammar is ready (None) or failed since the last call.
 
-        To be called in each step after `collect_masks`: a request whose grammar fails while it runs
-        has to end with that error, whatever was drawn for it.
+        Never blocks. Must be called in each step after `collect_masks`: a request whose grammar
+        fails while it runs must end with that error, whatever token was sampled for it.
         """
         if self._started is not None:
-            for key in self._pool.settled(0):
-                self._settle(key)
+            for key in self._pool.poll_compiling(0):
+                self._finish_compile(key)
             self._start_queued()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def wait_for_compile(self, timeout_s: float) -> bool:
-        """Block until `poll` may have something to say, or the time is up; for an idle engine.
+        """Block until `poll` has something to report, or the timeout; for an idle engine.
 
         Returns:
             Whether there is something to poll for; False at once if nothing is being compiled.
         """
         if self._outcomes or self._started is None:
             return bool(self._outcomes)
-        return bool(self._pool.settled(timeout_s))
+        return bool(self._pool.poll_compiling(timeout_s))
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tell the grammar which tokens were drawn; a refusal shows in `poll` after the masks."""
+        """Pass sampled tokens to the grammar; `poll` reports a rejection after the next masks."""
         request = self._requests[request_id]
         if request.follows_grammar:
             request.token_ids.extend(token_ids)
             self._pool[request.key].add(Accept(request.matcher, list(token_ids)))
 
     def rollback(self, request_id: str, num_tokens: int) -> None:
-        """Take back the last accepted tokens."""
+        """Remove the last accepted tokens."""
         request = self._requests[request_id]
         if request.follows_grammar and num_tokens > 0:
             del request.token_ids[-num_tokens:]
             self._pool[request.key].add(Rollback(request.matcher, num_tokens))
 
     def is_finished(self, request_id: str) -> bool:
-        """Whether, when its last mask was filled, only the end of the answer could follow."""
+        """Whether the last mask of a request allowed only the end of the completion."""
         return self._requests[request_id].is_finished
 
     def release(self, request_id: str) -> None:
-        """Forget a request; one that is unknown or gone is no error."""
+        """Remove a request; unknown ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None or request.error is not None:
             return
@@ -172,10 +172,10 @@ class GrammarHost:
             self._queue.remove(request)
             return
         self._pool[request.key].forget(request.matcher, Drop(request.matcher))
-        self._pool.leave(request.key)
+        self._pool.release(request.key)
 
     def shutdown(self) -> None:
-        """End all grammar processes and give the memory back. May be called twice."""
+        """End all grammar processes and free the shared memory. May be called twice."""
         self._requests.clear()
         self._queue.clear()
         self._rows.clear()
@@ -184,33 +184,34 @@ class GrammarHost:
             self._masks.close()
             self._started = None
 
-    # --- a step ------------------------------------------------------------------------------
+    # --- per step ----------------------------------------------------------------------------
 
     def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Begin to fill the masks of a step; to be sent before the forward pass.
+        """Start to fill the masks of a step; called before the forward pass.
 
-        A step whose masks were never collected, as an interrupt came between, does no harm: the
-        processes that it concerned are replaced.
+        If an interrupt prevented the masks of the last step from being collected, the processes
+        concerned are restarted.
 
         Args:
-            rows: Slot and request id. Requests that still think get no mask.
+            rows: Pairs of slot and request id. Requests that are still thinking get no mask.
 
         Raises:
-            ValueError: More rows than the table has.
+            ValueError: There are more rows than the table has.
         """
         if len(rows) > self._max_rows:
             raise ValueError(f"{len(rows)} masks in one step; the table has {self._max_rows} rows")
         requests = [(slot, self._requests[request_id]) for slot, request_id in rows]
         self._rows = [(slot, request) for slot, request in requests if request.is_active]
         if self._started is not None:
-            self._pool.end_broken_off()
+            self._pool.end_interrupted()
         for key in self._keys_of_step():
             self._pool[key].begin_turn(self._fills(key))
 
     def collect_masks(self) -> list[RowBitmask]:
-        """Return the masks that were asked for.
+        """Return the requested masks.
 
-        A row whose grammar failed allows only the end of the text; its error is in the next `poll`.
+        The mask of a failed grammar allows only the end-of-text token; its error is in the next
+        `poll`.
         """
         for key in self._keys_of_step():
             self._finish_turn(key)
@@ -230,23 +231,23 @@ class GrammarHost:
         return [Fill(request.matcher, row) for row, request in users]
 
     def _finish_turn(self, key: bytes) -> None:
-        """Wait for a process; replace it if it died. What fails twice fails all its requests."""
+        """Wait for a process; restart it if it died. A second failure fails its requests."""
         try:
-            self._take(key, self._pool[key].end_turn())
+            self._apply_turn(key, self._pool[key].end_turn())
             return
-        except LinkLostError as error:  # what it knew is known here too
-            logger.warning("%s; started again for requests %s", error, self._names(key))
+        except LinkLostError as error:  # the host has all the state to restart it
+            logger.warning("%s; restarting it for requests %s", error, self._request_ids(key))
         try:
-            self._revive(key)
-            self._take(key, self._pool[key].end_turn())
+            self._restart(key)
+            self._apply_turn(key, self._pool[key].end_turn())
         except LinkLostError as error:
             self._fail_all(key, error)
 
-    def _revive(self, key: bytes) -> None:
-        """Start a grammar's process again and bring its matchers to where they were.
+    def _restart(self, key: bytes) -> None:
+        """Restart a grammar's process and bring its matchers to their previous state.
 
         Raises:
-            LinkLostError: It does not come back.
+            LinkLostError: The process cannot be started, or does not compile the grammar.
         """
         users = self._users(key)
         link = self._pool.replace(key, users[0].params)
@@ -256,12 +257,12 @@ class GrammarHost:
             link.add(Accept(request.matcher, request.token_ids))
         link.begin_turn(self._fills(key))
 
-    def _take(self, key: bytes, done: TurnDone) -> None:
+    def _apply_turn(self, key: bytes, done: TurnDone) -> None:
         for request in self._users(key):
             if request.matcher in done.failed:
                 self._fail(request, self._error_of(done.failed[request.matcher], [request]))
                 self._pool[key].forget(request.matcher, Drop(request.matcher))
-                self._pool.leave(key)
+                self._pool.release(key)
         finished = set(done.finished)
         for _, request in self._rows:
             if request.key == key:
@@ -270,13 +271,13 @@ class GrammarHost:
     # --- compiling ---------------------------------------------------------------------------
 
     def _start_queued(self) -> None:
-        """Give those who wait a process, as far as the limits go."""
+        """Start processes for queued requests, as far as the limits allow."""
         for request in list(self._queue):
             try:
-                link = self._pool.join(request.key, request.params)
+                link = self._pool.acquire(request.key, request.params)
             except LinkLostError as error:
                 self._queue.remove(request)
-                logger.warning("%s; request %s fails", error, request.request_id)
+                logger.warning("%s; failing request %s", error, request.request_id)
                 self._fail(request, GrammarError(str(error)))
                 continue
             if link is not None:
@@ -284,14 +285,14 @@ class GrammarHost:
                 if not link.is_compiling:
                     self._make_ready(request)
 
-    def _settle(self, key: bytes) -> None:
-        """Take a grammar process's first word, and pass it on to all who wait for it."""
+    def _finish_compile(self, key: bytes) -> None:
+        """Receive a grammar's compile result, and report it for all requests that wait for it."""
         error = self._pool[key].compile_error()
         if error is not None:
             self._fail_all(key, error)
         for request in self._users(key):
             self._make_ready(request)
-        self._pool.make_small()
+        self._pool.evict_to_fit()
 
     def _make_ready(self, request: _Request) -> None:
         self._pool[request.key].add(Start(request.matcher))
@@ -304,30 +305,32 @@ class GrammarHost:
     def _fail_all(self, key: bytes, lost: LinkLostError) -> None:
         failure = Failure(str(lost), not isinstance(lost, BackendFailedError))
         users = self._users(key)
-        if lost.__cause__ is not None:  # the process itself is gone; otherwise it said why
-            logger.warning("%s; requests %s fail", lost, self._names(key))
+        if lost.__cause__ is not None:  # the process is gone; otherwise it reported the reason
+            logger.warning("%s; failing requests %s", lost, self._request_ids(key))
         error = self._error_of(failure, users)
         for request in users:
             self._fail(request, error)
-        self._pool.cut(key)
+        self._pool.remove(key)
 
     def _error_of(self, failure: Failure, requests: Sequence[_Request]) -> RequestError:
-        """Return what clients are told; what a plugin did not foresee is for the log alone."""
+        """Return the error for clients; a plugin's unexpected error is logged, not sent to them."""
         if failure.is_for_client:
             return GrammarError(failure.message)
         names = ", ".join(request.request_id for request in requests)
-        logger.error("a structured-output backend failed for %s:\n%s", names, failure.message)
+        logger.error(
+            "a structured-output backend failed for requests %s:\n%s", names, failure.message
+        )
         return RequestFailedError(
-            "the structured-output backend failed on this form; the log says how"
+            "the structured-output backend failed on this grammar; see the server's log"
         )
 
-    def _names(self, key: bytes) -> str:
+    def _request_ids(self, key: bytes) -> str:
         return ", ".join(request.request_id for request in self._users(key))
 
     def _users(self, key: bytes) -> list[_Request]:
         return [r for r in self._requests.values() if r.key == key and r.error is None]
 
-    # --- what starts with the first grammar --------------------------------------------------
+    # --- started with the first grammar ------------------------------------------------------
 
     @property
     def _pool(self) -> GrammarPool:
@@ -354,7 +357,7 @@ class GrammarHost:
 
 
 def _message(params: StructuredOutputsParams) -> bytes:
-    """Return a grammar as a message, which also tells it from others; raises a GrammarError."""
+    """Return a grammar as a message, which also identifies it; raises a GrammarError."""
     message = msgspec.msgpack.encode(params)
     if len(message) > MAX_PARAMS_BYTES:
         raise GrammarError(f"it takes {len(message)} bytes, of {MAX_PARAMS_BYTES} at most")

@@ -1,4 +1,4 @@
-"""The engine's end of one grammar process: one message a step in each direction."""
+"""Engine-side connection to one grammar process: one message per step in each direction."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ from quire.engine.grammar.grammar_wire import (
     Compiled,
     Fill,
     Operation,
-    Sprout,
+    Spawn,
     Turn,
     TurnDone,
     receive,
@@ -21,33 +21,35 @@ from quire.engine.grammar.grammar_wire import (
 from quire.errors import GrammarError, QuireError
 from quire.sampling_params import StructuredOutputsParams
 
-START_TIMEOUT_S = 30.0  # for the nursery to load its plugins, on top of the compile timeout
-TURN_TIMEOUT_S = 10.0  # for masks to be filled; usual are microseconds
+START_TIMEOUT_S = 30.0  # for the fork server to load plugins, on top of the compile timeout
+TURN_TIMEOUT_S = 10.0  # for masks to be filled, which usually takes microseconds
 
 
 class LinkLostError(QuireError):
-    """A grammar process is gone, or does not answer."""
+    """A grammar process is gone or does not respond."""
 
     code = "grammar_process_lost"
 
 
 class BackendFailedError(LinkLostError):
-    """A backend raised what it should not have; the message is its traceback, for the log."""
+    """A backend raised an unexpected exception; the message is its traceback, for the log."""
 
     code = "grammar_backend_failed"
 
 
 class GrammarLink:
-    """One grammar, its process, and what is to be told to it in the next turn.
+    """One grammar, its process, and the operations of its next turn.
+
+    A turn is one message with operations for the process, and its response.
 
     Attributes:
-        number: What the nursery calls it.
-        is_compiling: Whether it has not said yet what became of its grammar.
-        deadline: When, by `time.monotonic`, it must have.
-        num_users: Requests that follow the grammar.
-        num_bytes: Memory that the grammar takes, once it is compiled.
-        is_in_turn: Whether a turn was begun and not ended. If that is so when the next step begins,
-            an interrupt broke it off, perhaps within a frame: the process is of no use any more.
+        number: Id of the grammar in the fork server.
+        is_compiling: Whether the compile result is still missing.
+        deadline: Time by which it must arrive, by `time.monotonic`.
+        num_users: Number of requests that use the grammar.
+        num_bytes: Number of bytes that the compiled grammar takes.
+        is_in_turn: Whether a turn was begun and not ended. If so when the next step begins, an
+            interrupt stopped it, perhaps within a frame, and the process must be replaced.
     """
 
     def __init__(
@@ -78,68 +80,68 @@ class GrammarLink:
         params: StructuredOutputsParams,
         timeout_s: float,
     ) -> Self:
-        """Start a process that compiles a grammar; does not wait for it.
+        """Start a process that compiles a grammar, without waiting for it.
 
         Raises:
-            LinkLostError: It cannot be started.
+            LinkLostError: The process cannot be started.
         """
-        order = Sprout(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
+        command = Spawn(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
         try:
-            return cls(number, fork_server.sprout(order), fork_server, timeout_s)
+            return cls(number, fork_server.spawn(command), fork_server, timeout_s)
         except GrammarError as error:
             raise LinkLostError(str(error)) from error
         except OSError as error:
             raise LinkLostError(f"no grammar process can be started: {error}") from error
 
     @property
-    def is_late(self) -> bool:
-        """Whether it still compiles after its time."""
+    def is_overdue(self) -> bool:
+        """Whether the grammar is still compiling after its deadline."""
         return self.is_compiling and time.monotonic() >= self.deadline
 
     def fileno(self) -> int:
-        """File descriptor that becomes readable when it has something to say."""
+        """Return the file descriptor that becomes readable when the process sends a message."""
         return self._connection.fileno()
 
     def compile_error(self) -> LinkLostError | None:
-        """Take its first word: None if the grammar is ready, else why it is not."""
+        """Receive the compile result: None if the grammar is ready, else the error."""
         try:
-            self.wait_until_compiled(0.0 if self.is_late else TURN_TIMEOUT_S)
+            self.wait_until_compiled(0.0 if self.is_overdue else TURN_TIMEOUT_S)
         except LinkLostError as error:
             return error
         return None
 
     def wait_until_compiled(self, timeout_s: float | None = None) -> None:
-        """Block until its grammar is ready.
+        """Block until the grammar is ready.
 
         Raises:
-            LinkLostError: It has none; the message says why.
+            LinkLostError: The grammar could not be compiled, for the reason in the message.
         """
         wait_s = max(0.0, self.deadline - time.monotonic()) if timeout_s is None else timeout_s
         self._connection.settimeout(max(wait_s, 0.001))
         try:
             compiled = receive(self._connection, Compiled)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            raise LinkLostError(self._why_lost()) from error
+            raise LinkLostError(self._lost_reason()) from error
         if (failure := compiled.failure) is not None:
-            kind = LinkLostError if failure.is_for_client else BackendFailedError
-            raise kind(failure.message)
+            error_type = LinkLostError if failure.is_for_client else BackendFailedError
+            raise error_type(failure.message)
         self.is_compiling = False
         self.num_bytes = compiled.num_bytes
         self._connection.settimeout(TURN_TIMEOUT_S)
 
     def add(self, operation: Operation) -> None:
-        """Put an operation into the next turn."""
+        """Add an operation to the next turn."""
         self._operations.append(operation)
 
     def forget(self, matcher: int, drop: Operation) -> None:
-        """Leave out what the next turn holds for a matcher, and drop it instead."""
+        """Replace all operations of a matcher in the next turn by `drop`."""
         self._operations = [o for o in self._operations if o.matcher != matcher]
         self._operations.append(drop)
 
     def begin_turn(self, fills: list[Fill]) -> None:
-        """Send all that was added, then what to fill. A process that is gone shows in `end_turn`.
+        """Send the added operations, then the fills. A lost process is reported by `end_turn`.
 
-        Fills are of one step only: what waits for the next turn never holds any.
+        Fills belong to one step only, so they are never kept for the next turn.
         """
         self.is_in_turn = True
         operations, self._operations = self._operations, []
@@ -149,10 +151,10 @@ class GrammarLink:
             self._is_lost = True
 
     def end_turn(self) -> TurnDone:
-        """Wait until the turn is done.
+        """Wait for the response to the turn.
 
         Raises:
-            LinkLostError: The process is gone or does not answer.
+            LinkLostError: The process is gone or does not respond.
         """
         if self._is_lost:
             raise LinkLostError("a grammar process died")
@@ -164,8 +166,8 @@ class GrammarLink:
         return done
 
     def wait_until_gone(self) -> None:
-        """Hang up and wait for the process to end: before that it may still write a mask."""
-        # Any error means that there is nothing left to wait for: it is gone, or cannot be killed.
+        """Close the sending side and wait for the process to end: it may still write a mask."""
+        # After any error there is nothing to wait for: the process is gone or cannot be killed.
         with contextlib.suppress(OSError):
             self._connection.settimeout(TURN_TIMEOUT_S)
             self._connection.shutdown(socket.SHUT_WR)
@@ -173,13 +175,13 @@ class GrammarLink:
                 pass
 
     def close(self) -> None:
-        """Hang up; the process ends by itself if it can."""
+        """Close the connection, on which the process ends by itself."""
         self._connection.close()
 
-    def _why_lost(self) -> str:
+    def _lost_reason(self) -> str:
         if not self._fork_server.is_alive:
-            return "the process that compiles grammars has ended; its own messages are in the log"
+            return "the process that compiles grammars has ended; see its messages in the log"
         return (
-            f"the grammar cannot be compiled within {self._timeout_s:g} s and the memory that one "
-            "grammar may have; make it simpler"
+            f"the grammar cannot be compiled within {self._timeout_s:g} s and the memory limit of "
+            "one grammar; make it simpler"
         )

@@ -1,7 +1,7 @@
-"""The grammar processes of one engine, within their limits: one a grammar, shared by requests.
+"""The grammar processes of one engine, within limits: one per grammar, shared by requests.
 
-A grammar is told apart by its params, backend included. One that nobody uses any more stays
-compiled for a while, so that the next request with the same schema starts at once.
+A grammar is identified by its params, backend included. An idle grammar stays compiled for a while,
+so that the next request with the same schema starts at once.
 """
 
 import select
@@ -15,16 +15,17 @@ from quire.sampling_params import StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
-    """What grammars may take.
+    """Limits of grammars.
 
     Attributes:
-        timeout_s: Seconds that one may take to compile.
-        memory_bytes: Memory that one may add to its process, compiled index included.
-        max_compiling: How many compile at the same time; the others wait.
-        max_grammars: How many different ones may be in use at the same time; the others wait.
-        max_idle: How many stay compiled that nobody uses, the latest used ones.
-        max_bytes: Memory that all of them may take together, as far as it is known: beyond it,
-            unused ones end, and new ones wait for those in use.
+        timeout_s: Maximum time to compile a grammar, in seconds.
+        memory_bytes: Maximum number of bytes that a grammar may add to its process, compiled index
+            included.
+        max_compiling: Maximum number of grammars that compile at the same time; others wait.
+        max_grammars: Maximum number of different grammars in use at the same time; others wait.
+        max_idle: Maximum number of idle grammars that stay compiled, the most recently used.
+        max_bytes: Maximum number of bytes of all compiled grammars together: beyond it, idle ones
+            are evicted, and new ones wait for those in use.
     """
 
     timeout_s: float = 10.0
@@ -48,11 +49,11 @@ class GrammarPool:
     def __getitem__(self, key: bytes) -> GrammarLink:
         return self._links[key]
 
-    def join(self, key: bytes, params: StructuredOutputsParams) -> GrammarLink | None:
-        """Return the link to a grammar's process for one more user; start it if need be.
+    def acquire(self, key: bytes, params: StructuredOutputsParams) -> GrammarLink | None:
+        """Return the link to a grammar's process for one more user; start it if necessary.
 
         Returns:
-            None if it would have to be started and there is no room for it now.
+            None if it would have to be started and the limits do not allow it now.
 
         Raises:
             LinkLostError: The process cannot be started.
@@ -67,18 +68,18 @@ class GrammarPool:
         return link
 
     def replace(self, key: bytes, params: StructuredOutputsParams) -> GrammarLink:
-        """Start the process of a grammar again; raises as `join` does."""
+        """Restart the process of a grammar; raises as `acquire` does."""
         old = self._links[key]
         self._end(old)
         link = self._links[key] = self._start(params)
         link.num_users = old.num_users
-        link.is_in_turn = True  # the one that its users wait for
+        link.is_in_turn = True  # the turn that its users are waiting for
         return link
 
-    def end_broken_off(self) -> None:
-        """End the processes whose last turn was begun and not ended; to be called before a step.
+    def end_interrupted(self) -> None:
+        """End the processes whose last turn was begun and not ended; called before a step.
 
-        Their masks would mix with the step's. A link that is in use stays, and is found lost.
+        Their masks would mix with the step's. A link in use stays, and its next turn fails.
         """
         for key, link in list(self._links.items()):
             if link.is_in_turn:
@@ -86,35 +87,35 @@ class GrammarPool:
                 if not link.num_users:
                     del self._links[key]
 
-    def leave(self, key: bytes) -> None:
-        """Count one user less. A grammar that still compiles then has no reason to go on.
+    def release(self, key: bytes) -> None:
+        """Remove one user. Without users, a grammar that is compiling or in a turn is removed.
 
-        Nor has one whose turn was broken off: what it says next would answer nobody.
+        The response to an interrupted turn would be taken for the response to the next one.
         """
         link = self._links[key]
         link.num_users -= 1
         if (link.is_compiling or link.is_in_turn) and not link.num_users:
-            self.cut(key)
-        self._drop_idle(self._limits.max_idle)
-        self.make_small()
+            self.remove(key)
+        self._evict_idle(self._limits.max_idle)
+        self.evict_to_fit()
 
-    def make_small(self) -> None:
-        """End unused grammars, the least recently used first, until all fit in the memory."""
+    def evict_to_fit(self) -> None:
+        """Evict idle grammars, the least recently used first, until all fit in `max_bytes`."""
         for key in [key for key, link in self._links.items() if not link.num_users]:
             if self._num_bytes <= self._limits.max_bytes:
                 return
-            self.cut(key)
+            self.remove(key)
 
     @property
     def _num_bytes(self) -> int:
         return sum(link.num_bytes for link in self._links.values())
 
-    def cut(self, key: bytes) -> None:
-        """End the process of a grammar."""
+    def remove(self, key: bytes) -> None:
+        """Remove a grammar and end its process."""
         self._end(self._links.pop(key))
 
-    def settled(self, timeout_s: float) -> list[bytes]:
-        """Return which grammars compiled, died or are late; wait so long for the first of them."""
+    def poll_compiling(self, timeout_s: float) -> list[bytes]:
+        """Return the grammars that compiled, died or are overdue; wait for one if there is none."""
         compiling = {
             key: link
             for key, link in self._links.items()
@@ -127,7 +128,7 @@ class GrammarPool:
         for link in compiling.values():
             poller.register(link.fileno(), select.POLLIN)
         ready = {fd for fd, _ in poller.poll(max(0.0, until - time.monotonic()) * 1000)}
-        return [key for key, link in compiling.items() if link.fileno() in ready or link.is_late]
+        return [key for key, link in compiling.items() if link.fileno() in ready or link.is_overdue]
 
     def close(self) -> None:
         """End all processes."""
@@ -148,20 +149,20 @@ class GrammarPool:
             return False
         num_used = sum(link.num_users > 0 for link in self._links.values())
         if num_used < self._limits.max_grammars:
-            self._drop_idle(self._limits.max_grammars - 1 - num_used)
-        self.make_small()
+            self._evict_idle(self._limits.max_grammars - 1 - num_used)
+        self.evict_to_fit()
         return (
             len(self._links) < self._limits.max_grammars
             and self._num_bytes <= self._limits.max_bytes
         )
 
-    def _drop_idle(self, num_kept: int) -> None:
+    def _evict_idle(self, num_kept: int) -> None:
         idle = [key for key, link in self._links.items() if not link.num_users]
         for key in idle[: max(0, len(idle) - max(0, num_kept))]:
-            self.cut(key)
+            self.remove(key)
 
     def _end(self, link: GrammarLink) -> None:
-        self._fork_server.fell(link.number)
+        self._fork_server.kill(link.number)
         if link.is_in_turn:
             link.wait_until_gone()
         link.close()

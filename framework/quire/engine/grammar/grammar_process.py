@@ -1,11 +1,11 @@
-"""One process a grammar: it compiles the grammar, then owns its matchers, and can be killed.
+"""The grammar fork server, and the grammar processes that compile one grammar each and match it.
 
-The engine starts this module once: the nursery. It loads the plugins and the vocabulary, compiles
-nothing, and forks a process for each grammar. That one compiles under limits that the kernel keeps
-(an alarm, an address space) and stays alive as the owner of the grammar's matchers, so a compiled
-grammar never has to be sent anywhere. Masks go to a table in shared memory. All of them die with
-the nursery, and that with the engine: by its socket and, on Linux, by a watchdog, as nobody reads
-the socket while a backend is being built.
+The engine runs this module once, as the fork server. It loads the plugins and the vocabulary,
+compiles nothing, and forks a process for each grammar. The child compiles under limits enforced by
+the kernel (an alarm, an address space) and keeps the grammar's matchers, so a compiled grammar is
+never serialized. Masks are written to a table in shared memory. The children die with the fork
+server, and the fork server with the engine: when its socket closes and, on Linux, by a watchdog,
+because the socket is not read while a backend is being built.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from quire.engine.grammar.grammar_wire import (
     Compiled,
     Drop,
     Failure,
-    Fell,
     Fill,
+    Kill,
     Operation,
     Rollback,
     Setup,
-    Sprout,
+    Spawn,
     Start,
     Turn,
     TurnDone,
@@ -50,15 +50,16 @@ from quire.interfaces.structured_output import (
     Vocabulary,
 )
 from quire.plugins.loading import Registries, load_plugins
+from quire.process.stack_dump import enable_stack_dumps
 from quire.process.watchdog import die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
-MAX_STORY_CHARACTERS = 8_000  # of an exception's traceback, for the log
+MAX_TRACEBACK_CHARACTERS = 8_000  # sent to the log
 _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """Holds what grammar processes inherit, and starts and ends them."""
+    """Holds the state that grammar processes inherit, and starts and kills them."""
 
     def __init__(self, control: socket.socket, setup: Setup, masks: mmap.mmap) -> None:
         self._control = control
@@ -67,43 +68,43 @@ class ForkServer:
         self._registries: Registries = load_plugins(PluginSettings(**setup.plugins)).registries
         self._vocabulary: Vocabulary = setup.vocabulary.vocabulary()
         self._backends: dict[str, StructuredOutputBackend] = {}
-        self._pids: dict[int, int] = {}  # grammar -> process that was not reaped yet
+        self._pids: dict[int, int] = {}  # grammar -> process not reaped yet
 
     def serve(self) -> None:
-        """Follow the engine's orders until it hangs up."""
-        gc.freeze()  # the children share these pages as long as nobody touches them
+        """Execute the engine's messages until it disconnects."""
+        gc.freeze()  # the children share these pages as long as they are not written
         while True:
             ready, _, _ = select.select([self._control], [], [], REAP_INTERVAL_S)
             self._reap()
             if not ready:
                 continue
             try:
-                order, fds = receive_with_fds(self._control, Sprout | Fell)
+                command, fds = receive_with_fds(self._control, Spawn | Kill)
             except (EOFError, ConnectionError):
                 return
             except msgspec.DecodeError as error:
-                print(f"grammar process: an order cannot be read: {error}", file=sys.stderr)
-                continue  # whoever waits for it sees that its socket was closed
-            if isinstance(order, Fell):
-                self._fell(order.grammar)
+                print(f"grammar process: cannot read a message: {error}", file=sys.stderr)
+                continue  # the engine sees that the socket sent with it was closed
+            if isinstance(command, Kill):
+                self._kill(command.grammar)
             elif fds:
-                self._sprout(order, socket.socket(fileno=fds[0]))
+                self._spawn(command, socket.socket(fileno=fds[0]))
 
-    def _sprout(self, order: Sprout, connection: socket.socket) -> None:
+    def _spawn(self, command: Spawn, connection: socket.socket) -> None:
         with connection:
             parent = os.getpid()
             try:
-                backend = self._backend(order.backend)
+                backend = self._backend(command.backend)
                 pid = os.fork()
             except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
-                with contextlib.suppress(OSError):  # nobody waits for it any more
-                    send(connection, Compiled(parent, _explain(error)))
+                with contextlib.suppress(OSError):  # the engine has closed the socket
+                    send(connection, Compiled(parent, _failure_of(error)))
                 return
             if pid == 0:
                 self._control.close()
-                _die_with(parent)
-                _grow(order, backend, connection, self._setup, self._masks)
-            self._pids[order.grammar] = pid
+                _die_with_parent(parent)
+                _run_grammar(command, backend, connection, self._setup, self._masks)
+            self._pids[command.grammar] = pid
 
     def _backend(self, name: str) -> StructuredOutputBackend:
         if name not in self._backends:
@@ -111,10 +112,10 @@ class ForkServer:
             gc.freeze()
         return self._backends[name]
 
-    def _fell(self, grammar: int) -> None:
+    def _kill(self, grammar: int) -> None:
         pid = self._pids.pop(grammar, None)
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)  # not reaped, so the id is still its own
+            os.kill(pid, signal.SIGKILL)  # not reaped, so the pid cannot have been reused
             os.waitpid(pid, 0)
 
     def _reap(self) -> None:
@@ -123,21 +124,21 @@ class ForkServer:
                 del self._pids[grammar]
 
 
-def _grow(
-    order: Sprout,
+def _run_grammar(
+    command: Spawn,
     backend: StructuredOutputBackend,
     connection: socket.socket,
     setup: Setup,
     masks: mmap.mmap,
 ) -> NoReturn:
-    """Live as the process of one grammar, and leave without running the nursery's own end."""
+    """Run the process of one grammar, and exit without the fork server's cleanup."""
     status = 1
     try:
-        _limit(setup.memory_limit_bytes)
-        _be_silent()
-        compiled = _compile(order, backend, connection)
+        _limit_memory(setup.memory_limit_bytes)
+        _silence_output()
+        compiled = _compile(command, backend, connection)
         if compiled is not None:
-            _Owner(compiled, masks, len(masks) // setup.num_rows).serve(connection)
+            _MatcherServer(compiled, masks, len(masks) // setup.num_rows).serve(connection)
         status = 0
     except (EOFError, ConnectionError):
         status = 0
@@ -146,26 +147,26 @@ def _grow(
 
 
 def _compile(
-    order: Sprout, backend: StructuredOutputBackend, connection: socket.socket
+    command: Spawn, backend: StructuredOutputBackend, connection: socket.socket
 ) -> CompiledGrammar | None:
-    """Compile under the alarm, whose default action ends the process wherever it is."""
-    signal.setitimer(signal.ITIMER_REAL, order.timeout_s)
+    """Compile under an alarm, whose default action ends the process wherever it is."""
+    signal.setitimer(signal.ITIMER_REAL, command.timeout_s)
     num_bytes = _num_resident_bytes()
     failure = None
     compiled = None
     try:
-        backend.check(order.params)
-        compiled = backend.compile(order.params)
+        backend.check(command.params)
+        compiled = backend.compile(command.params)
     except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
-        failure = _explain(caught)
+        failure = _failure_of(caught)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    grown = max(0, _num_resident_bytes() - num_bytes)
-    send(connection, Compiled(os.getpid(), failure, grown))
+    num_added_bytes = max(0, _num_resident_bytes() - num_bytes)
+    send(connection, Compiled(os.getpid(), failure, num_added_bytes))
     return compiled
 
 
-class _Owner:
-    """The matchers of one grammar."""
+class _MatcherServer:
+    """Serves the matchers of one grammar."""
 
     def __init__(self, grammar: CompiledGrammar, masks: mmap.mmap, row_bytes: int) -> None:
         self._grammar = grammar
@@ -174,7 +175,7 @@ class _Owner:
         self._matchers: dict[int, Matcher] = {}
 
     def serve(self, connection: socket.socket) -> None:
-        """Take turns until the engine hangs up."""
+        """Execute turns until the engine disconnects."""
         while True:
             turn = receive(connection, Turn)
             done = TurnDone({}, [])
@@ -185,11 +186,11 @@ class _Owner:
 
     def _guarded(self, operation: Operation, done: TurnDone) -> None:
         try:
-            self._carry_out(operation, done)
+            self._execute(operation, done)
         except Exception as error:  # noqa: BLE001 - the edge of a plugin: it ends one request
-            done.failed[operation.matcher] = _explain(error)
+            done.failed[operation.matcher] = _failure_of(error)
 
-    def _carry_out(self, operation: Operation, done: TurnDone) -> None:
+    def _execute(self, operation: Operation, done: TurnDone) -> None:
         key = operation.matcher
         match operation:
             case Start():
@@ -213,26 +214,26 @@ class _Owner:
                 return
 
 
-def _explain(error: Exception) -> Failure:
-    """Our own errors are for the client; what else a plugin raises is for the log, in full."""
+def _failure_of(error: Exception) -> Failure:
+    """Return the failure: our own errors are for the client, others for the log, in full."""
     if isinstance(error, MemoryError):
-        return Failure("the grammar needs more memory than one grammar may have; make it simpler")
+        return Failure("the grammar exceeds the memory limit of one grammar; make it simpler")
     if isinstance(error, QuireError):
         return Failure(str(error))
-    story = "".join(traceback.format_exception(error))
-    return Failure(story[-MAX_STORY_CHARACTERS:], is_for_client=False)
+    formatted = "".join(traceback.format_exception(error))
+    return Failure(formatted[-MAX_TRACEBACK_CHARACTERS:], is_for_client=False)
 
 
 def _num_resident_bytes() -> int:
-    """Return how much of this process lies in memory; 0 where the system does not say."""
+    """Return the resident memory of this process; 0 where the system does not report it."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-def _limit(memory_bytes: int) -> None:
-    """Let this process grow by so much, and leave no core dump."""
+def _limit_memory(memory_bytes: int) -> None:
+    """Limit the growth of this process to `memory_bytes`, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         with open("/proc/self/statm") as statm:
@@ -240,35 +241,36 @@ def _limit(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
 
 
-def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process when the nursery goes."""
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the fork server dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
 
-def _be_silent() -> None:
-    """Send what a dying compiler prints to nowhere: clients must not be able to fill the log."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def _silence_output() -> None:
+    """Redirect stdout and stderr to /dev/null: clients must not be able to fill the log."""
+    null_fd = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_fd, 1)
+    os.dup2(null_fd, 2)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the nursery.
+    """Run the fork server.
 
     Args:
-        arguments: The engine's process id, and file descriptors of the control socket, a file with
-            the Setup, and the table of masks.
+        arguments: Process id of the engine, and file descriptors of the control socket, of a file
+            with the Setup, and of the table of masks.
     """
-    leave_to_parent(signal.SIGINT)  # Ctrl-C is for the engine, which hangs up
+    leave_to_parent(signal.SIGINT)  # Ctrl-C is handled by the engine, which disconnects
     engine_pid, control_fd, setup_fd, masks_fd = (int(argument) for argument in arguments)
+    enable_stack_dumps(keep_stderr=True)  # of the forked processes, which redirect theirs
     if sys.platform == "linux":
         die_with(engine_pid)
     with socket.socket(fileno=control_fd) as control:
-        # Mapped, not read: a process whose start was interrupted may still be loading the same open
-        # file, and reading would move the offset that both share.
+        # Mapped, not read: a fork server whose start was interrupted may still be reading the same
+        # open file, and reading would move the offset that both share.
         with open(setup_fd, "rb"), mmap.mmap(setup_fd, 0, prot=mmap.PROT_READ) as packed:
             setup = msgspec.msgpack.decode(packed, type=Setup)
         ForkServer(control, setup, mmap.mmap(masks_fd, 0)).serve()

@@ -1,10 +1,10 @@
-"""What the engine and its grammar processes say to each other: msgpack frames over sockets.
+"""Messages between the engine and its grammar processes: msgpack frames over sockets.
 
-engine -> nursery   Setup, in a file; then Sprout (with the socket of the new process) and Fell
-engine -> process   Turn: what to do for its requests, in order
-process -> engine   Compiled once, then one TurnDone for each Turn
+engine -> fork server   Setup, in a file; then Spawn (with the socket of the new process) and Kill
+engine -> process       Turn: operations for its requests, in order
+process -> engine       Compiled once, then one TurnDone for each Turn
 
-A frame is its length in four bytes, and the message.
+A frame is the length of the message in four bytes, and the message.
 """
 
 import os
@@ -44,16 +44,16 @@ class VocabularyMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What every grammar process inherits."""
+    """State that every grammar process inherits."""
 
     plugins: dict[str, Any]  # the fields of PluginSettings
     vocabulary: VocabularyMessage
     num_rows: int  # of the shared table of masks
-    memory_limit_bytes: int  # what compiling and matching one grammar may add
+    memory_limit_bytes: int  # that compiling and matching one grammar may add
 
 
-class Sprout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a process for one grammar; its socket travels with this message."""
+class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a process for one grammar; its socket is sent with this message."""
 
     grammar: int
     backend: str
@@ -61,19 +61,19 @@ class Sprout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout_s: float
 
 
-class Fell(msgspec.Struct, frozen=True, tag=True):
-    """End the process of a grammar, whatever it is doing."""
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """Kill the process of a grammar."""
 
     grammar: int
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a grammar cannot be had or followed any more.
+    """Reason why a grammar cannot be compiled or matched.
 
     Attributes:
-        message: What to say.
-        is_for_client: Whether it is about the grammar, for its writer to read. If not, a backend
-            failed, and the message is for the log.
+        message: Text of the error.
+        is_for_client: Whether the error is about the grammar, for its author to read. If not, the
+            backend failed, and the message is for the log.
     """
 
     message: str
@@ -81,28 +81,28 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The first word of a grammar process; `failure` is why its grammar cannot be had."""
+    """Compile result, the first message of a grammar process; no `failure`: it is ready."""
 
     pid: int
     failure: Failure | None = None
-    num_bytes: int = 0  # memory that the grammar takes in its process
+    num_bytes: int = 0  # memory of the compiled grammar
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Put a new matcher at the grammar's start."""
+    """Create a matcher at the grammar's start."""
 
     matcher: int
 
 
 class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Take drawn tokens."""
+    """Accept sampled tokens."""
 
     matcher: int
     token_ids: list[int]
 
 
 class Rollback(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Take back the last tokens."""
+    """Remove the last accepted tokens."""
 
     matcher: int
     num_tokens: int
@@ -116,7 +116,7 @@ class Fill(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Forget a matcher."""
+    """Remove a matcher."""
 
     matcher: int
 
@@ -131,7 +131,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class TurnDone(msgspec.Struct, frozen=True):
-    """What came of a turn: matchers that failed, with the reason, and which of those filled end."""
+    """Result of a turn: failed matchers, and filled ones that allow only the end of the text."""
 
     failed: dict[int, Failure]
     finished: list[int]
@@ -171,13 +171,13 @@ def receive(connection: socket.socket, kind: type[T]) -> T:
 
 
 def receive_with_fds(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
-    """Receive one message and the file descriptor that may travel with it; raises as `receive`.
+    """Receive one message and its file descriptor, if it has one; raises as `receive`.
 
-    After a message that is none, the next one can be received: its frame was read to the end, and
-    its file descriptor closed.
+    After an invalid message the next one can be received: its frame was read to the end, and its
+    file descriptor closed.
     """
     header, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
-    header += _exactly(connection, _LENGTH.size - len(header)) if header else b""
+    header += _receive_exactly(connection, _LENGTH.size - len(header)) if header else b""
     if not header:
         raise EOFError("the other end is gone")
     try:
@@ -191,15 +191,15 @@ def receive_with_fds(connection: socket.socket, kind: Any) -> tuple[Any, list[in
 def _decoded(connection: socket.socket, length: int, kind: Any) -> Any:
     if length > MAX_FRAME_BYTES:
         for start in range(0, length, _PART_BYTES):
-            _exactly(connection, min(_PART_BYTES, length - start))
+            _receive_exactly(connection, min(_PART_BYTES, length - start))
         raise msgspec.DecodeError(f"a frame of {length} bytes is too long")
     try:
-        return msgspec.msgpack.decode(_exactly(connection, length), type=kind)
+        return msgspec.msgpack.decode(_receive_exactly(connection, length), type=kind)
     except (RecursionError, UnicodeDecodeError) as error:
         raise msgspec.DecodeError(f"a frame cannot be read: {error}") from error
 
 
-def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     body = bytearray(num_bytes)
     view = memoryview(body)
     while view:

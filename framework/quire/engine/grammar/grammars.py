@@ -1,4 +1,4 @@
-"""What the engine asks of whoever holds the grammars of its requests; and nobody, who has none."""
+"""Interface between the engine and the grammars of its requests, and its null implementation."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,40 +9,40 @@ from quire.sampling_params import StructuredOutputsParams
 
 
 class Grammars(Protocol):
-    """What the engine asks of the process that holds the grammars."""
+    """Grammars of the engine's requests."""
 
     def submit(
         self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
     ) -> None:
-        """Begin to compile a request's grammar; it begins at once, or when it is activated."""
+        """Start to compile a request's grammar; if not active, `activate` must be called."""
 
     def activate(self, request_id: str) -> None:
-        """Let the grammar begin with the next token."""
+        """Apply the grammar from the next token on."""
 
     def poll(self) -> list[tuple[str, RequestError | None]]:
         """Return the requests whose grammar is ready, and those whose grammar failed."""
 
     def wait_for_compile(self, timeout_s: float) -> bool:
-        """Block until `poll` may have something to say, or the time is up."""
+        """Block until `poll` has something to report, or the timeout."""
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tell the grammar which tokens were drawn."""
+        """Pass sampled tokens to the grammar."""
 
     def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Begin to fill the masks of a step, for pairs of slot and request."""
+        """Start to fill the masks of a step, for pairs of slot and request id."""
 
     def collect_masks(self) -> list[RowBitmask]:
-        """Return the masks that were asked for."""
+        """Return the requested masks."""
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
 
     def shutdown(self) -> None:
-        """End the process. May be called twice."""
+        """End all grammar processes. May be called twice."""
 
 
 class NoGrammars:
-    """Structured output is off: every grammar is refused, with the way out."""
+    """Grammars of an engine without structured output: every grammar is rejected."""
 
     def __init__(self) -> None:
         self._refused: list[str] = []
@@ -50,15 +50,15 @@ class NoGrammars:
     def submit(
         self, request_id: str, params: StructuredOutputsParams, *, is_active: bool = True
     ) -> None:
-        """Note the request, to be refused."""
+        """Record the request, to be rejected."""
         del params, is_active
         self._refused.append(request_id)
 
     def activate(self, request_id: str) -> None:
-        """Nothing was ever admitted."""
+        """Do nothing: no request is admitted."""
 
     def poll(self) -> list[tuple[str, RequestError | None]]:
-        """Refuse what was submitted."""
+        """Reject the submitted requests."""
         refused, self._refused = self._refused, []
         error = GrammarError("structured output is off; start with --structured-output NAME")
         return [(request_id, error) for request_id in refused]
@@ -69,18 +69,18 @@ class NoGrammars:
         return bool(self._refused)
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Nothing was ever admitted."""
+        """Do nothing: no request is admitted."""
 
     def request_masks(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Nothing was ever admitted."""
+        """Do nothing: no request is admitted."""
 
     def collect_masks(self) -> list[RowBitmask]:
         """Return no masks."""
         return []
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
         self._refused = [other for other in self._refused if other != request_id]
 
     def shutdown(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The table of masks that grammar processes write to and the engine reads: one row a request."""
+"""Shared table of masks, written by grammar processes and read by the engine: a row per request."""
 
 import mmap
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ class SharedMasks:
         self.end = _only(vocabulary.eos_token_ids, self._row_bytes)
 
     def row(self, index: int) -> bytes:
-        """Return a copy of one row: the next step writes over it."""
+        """Return a copy of one row, which the next step overwrites."""
         return self._table[index * self._row_bytes : (index + 1) * self._row_bytes]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._table.close()
         self._file.close()
 

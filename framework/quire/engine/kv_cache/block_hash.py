@@ -1,11 +1,11 @@
-"""The name of a full KV block is a hash of all that its content depends on.
+"""Hashes of full KV blocks, over everything that their content depends on.
 
-    name(block i) = sha256(name(block i - 1) + the block's token ids + its media)
-    name(block -1) = sha256(root, adapter content, cache salt)
+    hash(block i) = sha256(hash(block i - 1) + the block's token ids + its media)
+    hash(block -1) = sha256(root, adapter content, cache salt)
 
-So equal names mean equal tokens from the first on, under the same model and adapter and for the
-same salt. The names are made here and never taken from a client; sha256, because whoever could make
-two contents collide could read another one's answer.
+So equal hashes mean equal tokens from the first on, under the same model, adapter and salt. The
+hashes are computed here and never taken from a client. They are sha256, because a client that could
+construct a collision could read KV of another client's request.
 """
 
 from array import array
@@ -17,11 +17,11 @@ from quire.messages import AdapterRef, EngineRequest, MediaSpan
 
 
 class BlockHasher:
-    """Names blocks.
+    """Computes block hashes.
 
     Args:
-        block_size: Tokens a block.
-        root: What all KV of this engine depends on: weights, element type, layout.
+        block_size: Number of tokens per block.
+        root: Identity of everything that all KV of this engine depends on: weights, dtype, layout.
     """
 
     def __init__(self, block_size: int, root: bytes) -> None:
@@ -29,10 +29,10 @@ class BlockHasher:
         self.root = root
 
     def start(self, message: EngineRequest) -> bytes:
-        """Return the parent of a request's first block.
+        """Return the parent hash of a request's first block.
 
         Raises:
-            RequestFailedError: It names an adapter whose content nobody knows.
+            RequestFailedError: The request's adapter has no content hash.
         """
         adapter = b"" if message.adapter is None else _adapter_content(message.adapter)
         salt = b"" if message.cache_salt is None else b"salt" + message.cache_salt.encode()
@@ -49,13 +49,14 @@ class BlockHasher:
         num_blocks: int,
         media: Sequence[MediaSpan] = (),
     ) -> None:
-        """Name further full blocks, up to `num_blocks` in all, in place.
+        """Append the hashes of further full blocks, up to `num_blocks` blocks in all.
 
         Args:
-            hashes: The parent of the first block, then the names of the blocks.
+            hashes: Parent hash of the first block, then the hashes of the blocks; extended in
+                place.
             token_ids: All tokens of the request.
-            num_blocks: Full blocks that are to have a name.
-            media: What stands behind placeholder tokens, which look alike for every image.
+            num_blocks: Number of full blocks to hash in all.
+            media: Media behind placeholder tokens, whose ids are the same for every image.
         """
         size = self.block_size
         for index in range(len(hashes) - 1, num_blocks):
@@ -65,7 +66,7 @@ class BlockHasher:
 
 
 def _media_content(media: Sequence[MediaSpan], start: int, size: int) -> bytes:
-    """Return which part of which media stands in a block."""
+    """Return the media that overlap a block, with their offsets in it."""
     parts = [
         f"{span.content_hash}@{span.position - start}"
         for span in media
@@ -75,15 +76,15 @@ def _media_content(media: Sequence[MediaSpan], start: int, size: int) -> bytes:
 
 
 def _adapter_content(adapter: AdapterRef) -> bytes:
-    """Return what tells one adapter from another: its content alone, never its name or path.
+    """Return the identity of an adapter: its content hash, never its name or path.
 
     Raises:
-        RequestFailedError: Nobody said what its content is.
+        RequestFailedError: The adapter has no content hash.
     """
     if not adapter.content_hash:
         raise RequestFailedError(
-            f"the adapter {adapter.name!r} has no content hash: what is computed with it could not "
-            "be told from what another adapter of that name computes; see the LoRA source that "
-            "found it, or serve without enable_prefix_caching"
+            f"the adapter {adapter.name!r} has no content hash, so its cached prefixes could be "
+            "confused with those of another adapter of that name; fix the LoRA source that found "
+            "it, or serve without enable_prefix_caching"
         )
     return f"adapter:{adapter.content_hash}".encode()

@@ -1,15 +1,15 @@
-"""The pool of KV blocks: handed out, shared, kept for reuse and taken back, each in constant time.
+"""The pool of KV blocks: allocation, reference counts, caching and eviction, in O(1) per block.
 
 Every block but the null block is in exactly one of three states:
 
-    blank     nobody owns it, and nothing in it is worth keeping
-    cached    nobody owns it, but a prefix hit would find it; given away when no block is blank,
-              least recently used first and, among equals, the end of a sequence first
-    used      owned, by as many as its reference count says; a prefix hit may find it too
+    blank     no owner, and no cached content
+    cached    no owner, but a prefix hit can find it; evicted when no block is blank, the least
+              recently used first and, among equals, the last of a sequence first
+    used      as many owners as its reference count; a prefix hit may find it too
 
     num_blank + num_cached + num_used = num_usable, always
 
-Block 0 is the null block: padding writes there, tables name it where a block is not needed (any
+Block 0 is the null block: padding writes there, tables contain it where a block is not needed (any
 more), and it is never counted, owned or found.
 """
 
@@ -20,11 +20,11 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """KV blocks by id, and the contents that can be found again.
+    """KV blocks by id, and the cached contents by hash.
 
     Args:
-        num_blocks: Blocks in the pool, the null block included.
-        num_groups: KV groups; a content is kept for each group by itself.
+        num_blocks: Number of blocks in the pool, the null block included.
+        num_groups: Number of KV groups; contents are cached separately for each group.
     """
 
     def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
@@ -33,61 +33,61 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._found: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._content: dict[int, tuple[int, bytes]] = {}  # block -> group and hash
 
     @property
     def num_usable(self) -> int:
-        """Blocks that requests can own: all but the null block."""
+        """Number of blocks that requests can own: all but the null block."""
         return self.num_blocks - 1
 
     @property
     def num_blank(self) -> int:
-        """Blocks that nobody owns and that hold nothing."""
+        """Number of blocks without owner and content."""
         return len(self._blank)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody owns and a prefix hit would find."""
+        """Number of blocks without owner that a prefix hit can find."""
         return len(self._cached)
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken now."""
+        """Number of blocks that can be allocated now."""
         return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody owns."""
+        """Number of blocks with an owner."""
         return self.num_usable - self.num_free
 
     def references(self, block_id: int) -> int:
-        """Return how many own a block."""
+        """Return the reference count of a block."""
         return self._references[block_id]
 
     def content(self, block_id: int) -> tuple[int, bytes] | None:
-        """Return the KV group and hash under which a block can be found, if it can."""
+        """Return the KV group and hash under which a block is cached; None: it is not."""
         return self._content.get(block_id)
 
     def find(self, group: int, block_hash: bytes) -> int | None:
-        """Return the block with a content."""
-        return self._found[group].get(block_hash)
+        """Return the block that holds a content; None: there is none."""
+        return self._block_of[group].get(block_hash)
 
-    def take(self, count: int) -> list[int]:
-        """Take `count` blocks; blank ones first, then the cached ones that were used last long ago.
+    def allocate(self, count: int) -> list[int]:
+        """Allocate `count` blocks: blank ones first, then the least recently used cached ones.
 
         Raises:
-            IndexError: There are fewer free; the caller is to look at `num_free` first.
+            IndexError: Fewer blocks are free; the caller must check `num_free` first.
         """
         if count > self.num_free:
-            raise IndexError(f"{count} KV blocks are wanted and {self.num_free} are free")
-        taken = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
-        for block_id in taken:
+            raise IndexError(f"{count} KV blocks are requested and {self.num_free} are free")
+        allocated = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block_id in allocated:
             self._references[block_id] = 1
-        return taken
+        return allocated
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        """Let somebody else own blocks too, used or cached ones."""
+    def add_references(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to used or cached blocks."""
         references = self._references
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
@@ -96,15 +96,18 @@ class BlockPool:
                 del self._cached[block_id]
             references[block_id] += 1
 
-    def num_to_revive(self, block_ids: Iterable[int]) -> int:
-        """Return how many of these blocks are cached and owned by nobody."""
+    def num_unreferenced(self, block_ids: Iterable[int]) -> int:
+        """Return the number of these blocks that are cached and have no owner."""
         return sum(1 for block_id in block_ids if block_id and not self._references[block_id])
 
-    def give_back(self, block_ids: Iterable[int]) -> None:
-        """End one ownership of each block, the last position first: prefixes stay the longest.
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Remove one owner of each block.
+
+        Args:
+            block_ids: Blocks, the last position first, so that prefixes stay cached the longest.
 
         Raises:
-            RuntimeError: Nobody owns one of them.
+            RuntimeError: One of the blocks has no owner.
         """
         references = self._references
         for block_id in block_ids:
@@ -112,7 +115,7 @@ class BlockPool:
                 continue
             count = references[block_id] - 1
             if count < 0:
-                raise RuntimeError(f"KV block {block_id} is given back and nobody owns it")
+                raise RuntimeError(f"KV block {block_id} is freed and has no owner")
             references[block_id] = count
             if count:
                 continue
@@ -121,29 +124,29 @@ class BlockPool:
             else:
                 self._blank.append(block_id)
 
-    def keep(self, block_id: int, group: int, block_hash: bytes) -> None:
-        """Let prefix hits find an owned block; the first block of a content is the one found."""
-        found = self._found[group]
-        if block_hash in found or block_id in self._content:
+    def add_to_cache(self, block_id: int, group: int, block_hash: bytes) -> None:
+        """Cache an owned block for prefix hits; of equal contents only the first is cached."""
+        block_of = self._block_of[group]
+        if block_hash in block_of or block_id in self._content:
             return
-        found[block_hash] = block_id
+        block_of[block_hash] = block_id
         self._content[block_id] = (group, block_hash)
 
-    def forget_all(self) -> None:
-        """Let no block be found any more; used blocks stay with their owners."""
-        for found in self._found:
-            found.clear()
+    def clear_cache(self) -> None:
+        """Remove all contents from the cache; used blocks keep their owners."""
+        for block_of in self._block_of:
+            block_of.clear()
         self._content.clear()
         self._blank += reversed(self._cached)
         self._cached.clear()
 
     def cached_blocks(self) -> Sequence[int]:
-        """Return the blocks that nobody owns and that can be found, the next to go first."""
+        """Return the cached blocks without owner, the next to be evicted first."""
         return list(self._cached)
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
         group, block_hash = self._content.pop(block_id)
-        del self._found[group][block_hash]
+        del self._block_of[group][block_hash]
         self.num_evictions += 1
         return block_id

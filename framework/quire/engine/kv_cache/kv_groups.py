@@ -1,16 +1,17 @@
-"""Which layers share a block table, and which share memory: decided once, over all stages.
+"""KV groups: layers that share a block table, and layers that share a tensor.
 
-Layers whose specs have equal keys use blocks alike. If all do, there is one group, and each layer
-has memory of its own, as large as its pages are. If not, one pool of block ids must serve every
-layer, so pages are made equally long, each kind of layer is cut into groups of at most `group_size`
-layers, and the n-th layers of all groups share a tensor: every block of it belongs to one group.
+Groups are made once, over all pipeline stages. Layers whose specs have equal keys use blocks in the
+same way. If all keys are equal, there is one group, and each layer has a tensor of its own, with
+its own page size. Otherwise one pool of block ids must serve every layer: pages are made equally
+long, each kind of layer is cut into groups of at most `group_size` layers, and the n-th layers of
+all groups share a tensor, of which every block belongs to one group.
 
     full x 2, window x 3, group_size 2          tensor 0      tensor 1
       group 0   full.0    full.1                full.0        full.1
       group 1   window.0  window.2              window.0      window.2
       group 2   window.1  (nothing)             window.1      (nothing)
 
-Where a group has no n-th layer its blocks in the n-th tensor lie idle.
+Where a group has no n-th layer, its blocks in the n-th tensor are unused.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from math import lcm
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup
 
 MAX_DOUBLINGS = 20  # of a block, until a page of tokens is as long as a state
-MAX_GROUPS = 8  # each is a table to keep and to send for every request; memory is not everything
+MAX_GROUPS = 8  # each costs a block table per request, to maintain and to send to the worker
 
 Specs = Sequence[KVCacheSpec]
 
@@ -31,10 +32,10 @@ class KVGrouping:
     """The layers of a model, or of one pipeline stage of it, in groups.
 
     Attributes:
-        groups: Specs of each group's layers; a stage may have none of a group's.
-        leaders: One spec of each group, that speaks for it on every stage.
-        page_bytes: Of every page where layers of several groups share tensors; 0 where each layer
-            has a tensor, and pages, of its own.
+        groups: Specs of each group's layers; empty where a stage has no layer of a group.
+        leaders: One spec of each group, which represents the group on every stage.
+        page_bytes: Number of bytes of every page if layers of several groups share tensors; 0 if
+            each layer has a tensor with its own page size.
     """
 
     groups: tuple[tuple[KVCacheSpec, ...], ...]
@@ -43,30 +44,30 @@ class KVGrouping:
 
     @property
     def tensors(self) -> list[tuple[int, tuple[str, ...]]]:
-        """Bytes of one block, and the layers that share it, of each tensor."""
+        """For each tensor, the number of bytes per block and the layers that share it."""
         if not self.page_bytes:
             return [
                 (spec.page_bytes, (spec.layer.name,)) for group in self.groups for spec in group
             ]
         return [
-            (self.page_bytes, tuple(spec.layer.name for spec in column if spec is not None))
-            for column in zip_longest(*self.groups)
+            (self.page_bytes, tuple(spec.layer.name for spec in row if spec is not None))
+            for row in zip_longest(*self.groups)
         ]
 
     @property
     def bytes_a_block(self) -> int:
-        """Bytes of one block id, over all tensors."""
+        """Number of bytes per block id, over all tensors."""
         return sum(page_bytes for page_bytes, _ in self.tensors)
 
     def as_kv_groups(self) -> tuple[KVGroup, ...]:
-        """Return the groups as the engine and the workers see them."""
+        """Return the groups in the form used in a `KVPlan`."""
         return tuple(
             KVGroup(leader, tuple(spec.layer.name for spec in group), group)
             for leader, group in zip(self.leaders, self.groups, strict=True)
         )
 
     def on_stage(self, layer_names: frozenset[str]) -> "KVGrouping":
-        """Return what a pipeline stage with some of the layers has of each group."""
+        """Return the part of each group on a pipeline stage with these layers."""
         groups = (
             tuple(spec for spec in group if spec.layer.name in layer_names) for group in self.groups
         )
@@ -74,7 +75,7 @@ class KVGrouping:
 
 
 def group_layers(specs: Specs) -> KVGrouping:
-    """Group the layers of a model, all of its pipeline stages together."""
+    """Group the layers of a model, over all its pipeline stages."""
     kinds = _by_kind(specs)
     if len(kinds) <= 1:
         return KVGrouping(tuple(map(tuple, kinds)), tuple(kind[0] for kind in kinds))
@@ -86,11 +87,11 @@ def group_layers(specs: Specs) -> KVGrouping:
 
 
 def choose_group_size(counts: Sequence[int]) -> int:
-    """Return how many layers a group has, for so many layers of each kind.
+    """Return the number of layers per group, given the number of layers of each kind.
 
-    At least the smallest kind's, so that it is one group; among those the size that leaves the
-    fewest pages idle and, among equals, the smallest. Sizes that make more than `MAX_GROUPS` groups
-    are passed over, unless all do.
+    It is at least the count of the smallest kind, so that this kind is one group. Among those, it
+    is the size with the fewest unused pages and, among equals, the smallest. Sizes that make more
+    than `MAX_GROUPS` groups are skipped, unless all do.
     """
     sizes = range(min(counts), max(counts) + 1)
     few = [size for size in sizes if _num_groups(counts, size) <= MAX_GROUPS]
@@ -98,10 +99,10 @@ def choose_group_size(counts: Sequence[int]) -> int:
 
 
 def with_common_blocks(specs: Specs) -> list[KVCacheSpec]:
-    """Return the specs with blocks so long that a page of tokens is not shorter than any state.
+    """Return the specs with a block size at which a page of tokens is as long as any state.
 
-    A recurrent state has as many bytes as it has; a page of K and V grows with its block. Doubling
-    the block, rather than padding the page, fills the difference with tokens.
+    A recurrent state has a fixed number of bytes; a page of K and V grows with the block size.
+    Doubling the block size, rather than padding the page, uses the difference for tokens.
     """
     start = max(spec.block_size for spec in specs)
     tokens = [spec for spec in specs if not _has_fixed_page(spec)]
@@ -122,7 +123,7 @@ def _by_kind(specs: Specs) -> list[list[KVCacheSpec]]:
 
 
 def _split(layers: list[KVCacheSpec], group_size: int) -> list[tuple[KVCacheSpec, ...]]:
-    """Deal the layers out, so that each group has some of every stretch of the model."""
+    """Assign the layers round-robin, so that each group has layers of every part of the model."""
     num_groups = -(-len(layers) // group_size)
     return [tuple(layers[index::num_groups]) for index in range(num_groups)]
 
@@ -132,7 +133,7 @@ def _num_groups(counts: Sequence[int], group_size: int) -> int:
 
 
 def _equal_page_bytes(specs: Specs) -> int:
-    """Return the largest page, made longer until every layer's rows fit without a rest."""
+    """Return the largest page size, rounded up to a multiple of every layer's row size."""
     row_bytes = lcm(*(spec.row_bytes for spec in specs))
     return -(-max(spec.page_bytes for spec in specs) // row_bytes) * row_bytes
 

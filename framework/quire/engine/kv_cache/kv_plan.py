@@ -1,9 +1,9 @@
-"""Plan the memory of the KV cache, from specs and bytes; no torch, nothing allocated.
+"""Memory plan of the KV cache, from specs and available bytes; no torch, nothing allocated.
 
     num_blocks = free bytes // bytes of one block id over all tensors
 
-where that is `group_size * page bytes` if groups share tensors, and the sum of the layers' pages if
-they do not. Pipeline stages share block ids, so all have as many as the smallest of them.
+The bytes of one block id are `group_size * page bytes` if groups share tensors, and the sum of the
+layers' page sizes if not. Pipeline stages share block ids, so all have as many as the smallest.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ NULL_BLOCKS = 1
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """One pipeline stage.
+    """Layers and memory of one pipeline stage.
 
     Attributes:
-        specs: One for each of its layers that keeps something.
-        available_bytes: Memory for the cache on each of its devices.
+        specs: Specs of its layers with a KV cache.
+        available_bytes: Number of bytes for the cache on each of its devices.
     """
 
     specs: Sequence[KVCacheSpec]
@@ -36,15 +36,15 @@ def plan_kv_cache(
     max_num_seqs: int | None,
     max_step_tokens: int | None = None,
 ) -> KVPlan:
-    """Plan the cache of a model that lies on one device, or on several that share each layer.
+    """Plan the cache of a model on one device, or on several with tensor parallelism.
 
     Args:
-        specs: One for each layer that keeps something.
-        available_bytes: Memory for the cache on one device.
-        max_useful_tokens: The longest request.
-        max_num_seqs: Requests to have room for, of the longest; more blocks than they can use are
-            not allocated. None: all that is available, for prefixes that nobody uses at the moment.
-        max_step_tokens: Tokens of one request in a step, at most; None: all of them.
+        specs: Specs of the layers with a KV cache.
+        available_bytes: Number of bytes for the cache on one device.
+        max_useful_tokens: Number of tokens of the longest request.
+        max_num_seqs: Number of requests of that length to have blocks for; more are not allocated.
+            None: use all available memory, for cached prefixes.
+        max_step_tokens: Maximum number of tokens of one request in a step; None: all of them.
 
     Raises:
         CapacityError: Not even one token of one request fits.
@@ -59,10 +59,10 @@ def plan_stages(
     max_num_seqs: int | None,
     max_step_tokens: int | None = None,
 ) -> list[KVPlan]:
-    """Plan the cache of a model whose layers lie on several pipeline stages, in order.
+    """Plan the cache of a model with several pipeline stages, in order.
 
-    Groups are made once over all stages, and each stage keeps its share of each, so that one block
-    table serves them all. The other arguments, and what is raised, are as for `plan_kv_cache`.
+    Groups are made once over all stages, and each stage has its part of each group, so that one
+    block table serves them all. Other arguments and errors are as for `plan_kv_cache`.
     """
     whole = group_layers([spec for stage in stages for spec in stage.specs])
     if not whole.groups:
@@ -79,25 +79,25 @@ def plan_stages(
 def fixed_plan(specs: Sequence[KVCacheSpec], num_blocks: int) -> KVPlan:
     """Plan a cache of exactly `num_blocks` blocks, the null block included.
 
-    A model that keeps nothing needs the null block alone.
+    A model without KV cache gets the null block alone.
     """
     whole = group_layers(specs)
     return _plan(whole, num_blocks if whole.groups else NULL_BLOCKS)
 
 
-def longest_request(plan: KVPlan, at_most: int, max_step_tokens: int | None = None) -> int:
-    """Return how many tokens, prompt and answer together, one request can have in the cache.
+def longest_request(plan: KVPlan, max_tokens: int, max_step_tokens: int | None = None) -> int:
+    """Return the maximum number of tokens, prompt and completion together, of one request.
 
-    The last token of an answer is never computed, so it needs no room.
+    The last generated token is never computed, so it needs no room.
 
     Args:
-        plan: The cache.
-        at_most: The answer where everything fits.
-        max_step_tokens: Tokens of the request in a step, at most: what a window has left behind is
-            free again only between steps. None: all of them.
+        plan: Memory plan of the cache.
+        max_tokens: Upper limit of the result.
+        max_step_tokens: Maximum number of tokens of the request in a step: blocks that a window has
+            passed are freed only between steps. None: all of them.
     """
     usable = plan.num_blocks - NULL_BLOCKS
-    low, high = 0, at_most
+    low, high = 0, max_tokens
     while low < high:
         middle = (low + high + 1) // 2
         needed = blocks_held(plan, middle - 1, max_step_tokens)
@@ -106,20 +106,20 @@ def longest_request(plan: KVPlan, at_most: int, max_step_tokens: int | None = No
 
 
 def blocks_held(plan: KVPlan, num_tokens: int, max_step_tokens: int | None = None) -> int:
-    """Return how many blocks one request holds at the same time, at most, over all groups."""
+    """Return the maximum number of blocks that one request holds at the same time, all groups."""
     step = num_tokens if max_step_tokens is None else max_step_tokens
     return sum(group.spec.max_blocks_held(num_tokens, step) for group in plan.groups)
 
 
 def requests_that_fit(plan: KVPlan, num_tokens: int, max_step_tokens: int) -> int | None:
-    """Return how many requests of so many tokens the cache holds at the same time.
+    """Return the number of requests of `num_tokens` tokens that the cache holds at the same time.
 
-    One of them is in its largest step, and the others decode: a step's tokens are shared.
+    One of them computes a largest step, and the others decode: they share the step's token budget.
 
     Returns:
-        None if requests hold nothing, so that any number fits.
+        None if requests hold no blocks, so that any number fits.
     """
-    computed = max(1, num_tokens - 1)  # the last token of an answer never is
+    computed = max(1, num_tokens - 1)  # the last generated token is never computed
     usable = plan.num_blocks - NULL_BLOCKS
     largest = blocks_held(plan, computed, max_step_tokens)
     if not largest:
@@ -136,7 +136,7 @@ def _part(whole: KVGrouping, stage: StageMemory) -> KVGrouping:
 def _affordable(
     whole: KVGrouping, parts: Sequence[KVGrouping], stages: Sequence[StageMemory]
 ) -> list[int]:
-    """Return the blocks that each stage has room for; a stage that keeps nothing has no say."""
+    """Return the number of blocks that fit each stage, skipping stages without KV cache."""
     smallest = NULL_BLOCKS + _blocks_held(whole, 1, 1)
     affordable = []
     for part, stage in zip(parts, stages, strict=True):

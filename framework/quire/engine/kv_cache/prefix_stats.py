@@ -1,4 +1,4 @@
-"""How often the prefix cache helped: since the start, and over the last requests."""
+"""Prefix-cache hit statistics: since the start, and over the last requests."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ WINDOW_REQUESTS = 1000
 
 
 class PrefixStats:
-    """Counts prompt tokens that were looked up and found, once a request."""
+    """Counts looked-up and found prompt tokens, once per request."""
 
     def __init__(self) -> None:
         self.num_queries = 0
@@ -17,7 +17,7 @@ class PrefixStats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens of the last requests that was found; 0 without any."""
+        """Fraction of the last requests' prompt tokens that was found; 0 without requests."""
         return self._window_hits / self._window_queries if self._window_queries else 0.0
 
     def record(self, num_queries: int, num_hits: int) -> None:

@@ -1,1 +1,1 @@
-"""The scheduler's side of an outside KV store: lookups, loads, saves and the blocks they hold."""
+"""The scheduler side of an external KV store: lookups, loads, saves and the blocks they hold."""

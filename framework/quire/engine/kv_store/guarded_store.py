@@ -1,4 +1,4 @@
-"""Calls of a KV store beside the scheduler: one that raises or answers nonsense is switched off."""
+"""Guard around the scheduler side of a KV store: one that raises or misbehaves is switched off."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedStore:
-    """The half, as long as it behaves; after that a store that has nothing and takes nothing.
+    """Scheduler side of a KV store; once switched off, it finds, loads and saves nothing.
 
     Args:
-        store: The half.
-        name: What the log calls it.
-        when_off: Called once, when it has been switched off.
+        store: Scheduler side of the store.
+        name: Name of the store in the log.
+        when_off: Function called once, when the store has been switched off.
     """
 
     def __init__(self, store: KVStoreScheduler, name: str, when_off: Callable[[], None]) -> None:
@@ -28,94 +28,96 @@ class GuardedStore:
         self._when_off = when_off
 
     def switch_off(self) -> None:
-        """Ask it nothing any more."""
+        """Stop calling the store."""
         if not self.is_off:
             self.is_off = True
             self._when_off()
 
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> int | None:
-        """Return how many of these blocks, from the first on, it has; None: it will say later."""
+        """Return the number of leading blocks that the store has; None: the lookup is pending."""
         nothing: int | None = 0
-        return self._ask(
+        return self._call(
             lambda: _num_offered(self._store.lookup(request_id, block_hashes), len(block_hashes)),
-            otherwise=nothing,
+            default=nothing,
         )
 
     def start_load(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> None:
-        """Have stored columns brought."""
-        self._ask(lambda: self._store.start_load(transfer_id, cross_blocks), otherwise=None)
+        """Start to load stored cross-group blocks."""
+        self._call(lambda: self._store.start_load(transfer_id, cross_blocks), default=None)
 
     def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
-        """Have columns kept; returns how many will be."""
-        return self._ask(
-            lambda: _counted(self._store.start_save(transfer_id, cross_blocks), "start_save()"),
-            otherwise=0,
+        """Start to save cross-group blocks, and return the number that will be written."""
+        return self._call(
+            lambda: _checked_count(
+                self._store.start_save(transfer_id, cross_blocks), "start_save()"
+            ),
+            default=0,
         )
 
     def plan_step(self) -> bytes:
-        """Return the message for the worker's half."""
-        return self._ask(lambda: _message(self._store.plan_step()), otherwise=b"")
+        """Return the message for the worker side."""
+        return self._call(lambda: _checked_message(self._store.plan_step()), default=b"")
 
     def finish(self, transfer_id: int, *, has_failed: bool) -> None:
-        """Tell it that a transfer has ended."""
-        self._ask(lambda: self._store.finish(transfer_id, has_failed=has_failed), otherwise=None)
+        """Notify the store that a transfer has ended."""
+        self._call(lambda: self._store.finish(transfer_id, has_failed=has_failed), default=None)
 
     def reset(self) -> None:
-        """Make it forget every content."""
-        self._ask(self._store.reset, otherwise=None)
+        """Make the store drop all contents."""
+        self._call(self._store.reset, default=None)
 
     def forget_request(self, request_id: str) -> None:
-        """Tell it that a request is over."""
-        self._ask(lambda: self._store.forget_request(request_id), otherwise=None)
+        """Notify the store that a request has finished."""
+        self._call(lambda: self._store.forget_request(request_id), default=None)
 
     def shutdown(self) -> None:
-        """Let it give everything back, whatever it did before."""
+        """Shut the store down, even if it is switched off."""
         try:
             self._store.shutdown()
         except Exception:  # the edge of a plugin
             logger.exception("%s could not be shut down", self.name)
 
-    def _ask(self, call: Callable[[], T], otherwise: T) -> T:
+    def _call(self, call: Callable[[], T], default: T) -> T:
         if self.is_off:
-            return otherwise
+            return default
         try:
             return call()
         except Exception:  # the edge of a plugin
-            logger.exception("%s failed and is switched off", self.name)
+            logger.exception("%s failed and is switched off until a restart", self.name)
             self.switch_off()
-            return otherwise
+            return default
 
 
-def _num_offered(answer: KVLookup, most: int) -> int | None:
-    """Return how many blocks an answer offers; None: it will come later.
+def _num_offered(found: KVLookup, max_blocks: int) -> int | None:
+    """Return the number of blocks that a lookup found; None: it is pending.
 
     Raises:
-        PluginError: It is no answer.
+        PluginError: The store returned something other than a valid `KVLookup`.
     """
-    if not isinstance(answer, KVLookup):
-        raise PluginError(f"lookup() returned a {type(answer).__name__}, no KVLookup")
-    if answer.is_pending:
+    if not isinstance(found, KVLookup):
+        raise PluginError(f"lookup() returned a {type(found).__name__}, not a KVLookup")
+    if found.is_pending:
         return None
-    return min(_counted(answer.num_blocks, "lookup()"), most)
+    return min(_checked_count(found.num_blocks, "lookup()"), max_blocks)
 
 
-def _counted(count: int, call: str) -> int:
-    """Return what a store has counted.
+def _checked_count(count: int, call: str) -> int:
+    """Return a count that the store returned.
 
     Raises:
-        PluginError: It is no count.
+        PluginError: It is not an integer of at least 0.
     """
     if not isinstance(count, int) or count < 0:
-        raise PluginError(f"{call} counted {count!r}; a number from 0 on is needed")
+        raise PluginError(f"{call} returned the count {count!r}; an integer >= 0 is required")
     return count
 
 
-def _message(message: bytes) -> bytes:
-    """Return a message for the other half.
+def _checked_message(message: bytes) -> bytes:
+    """Return a message for the worker side.
 
     Raises:
-        PluginError: It is none.
+        PluginError: It is not bytes.
     """
     if not isinstance(message, bytes):
-        raise PluginError(f"plan_step() returned a {type(message).__name__}, no bytes")
+        raise PluginError(f"plan_step() returned a {type(message).__name__}, not bytes")
     return message

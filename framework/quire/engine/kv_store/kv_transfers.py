@@ -1,15 +1,15 @@
-"""The engine's side of an outside KV store: what is asked of it, and when it is given up.
+"""Transfers between the block pool and an external KV store: lookups, loads, saves and timeouts.
 
-A load warms the prefix cache: blocks are taken from the pool, filled by the store, named and given
-back as cached ones, and the request that waited for them goes to the queue again, where it finds
-them as it would find any other's. A load that fails or takes too long leaves nothing behind but a
-request that computes. A save holds full blocks, which nobody writes any more, until it has ended.
+A load warms the prefix cache: blocks are allocated from the pool, filled by the store, and freed as
+cached blocks. The waiting request is queued again and finds them like any other prefix. If a load
+fails or takes too long, the request computes its prefix. A save holds full blocks, which are never
+written again, until it has ended.
 
-Whatever the store does, a block of a transfer returns to the pool only when the worker has reported
-the transfer, or was never told of it. A store that raises, answers nonsense or ends nothing for too
-long is switched off. The worker is told, its half then lets go of every block, and what was open
-comes back as failed, or ends with that step. A store whose transfers were open when a step was
-interrupted is switched off too: the orders and reports of that step may be lost.
+A block of a transfer returns to the pool only when the worker has reported the transfer, or never
+received it. A store that raises, returns invalid results or ends no transfer for too long is
+switched off. The plan then stops the worker side, which releases every block; open transfers are
+reported as failed or end with that step. A store with transfers open when a step was interrupted is
+switched off too, because messages and reports of that step may be lost.
 """
 
 import logging
@@ -19,46 +19,47 @@ from dataclasses import dataclass
 
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_store.guarded_store import GuardedStore
-from quire.engine.kv_store.load_blocks import take_cross_blocks
+from quire.engine.kv_store.load_blocks import allocate_cross_blocks
 from quire.engine.kv_store.open_transfers import OpenTransfers, Transfer
 from quire.engine.request import Request
 from quire.interfaces.kv_transfer import CrossGroupBlock, KVStoreScheduler
 from quire.messages import TransferReport
 
-MAX_LOADS = 2  # of one request: what is evicted again and again is quicker computed
-MIN_SILENT_STEPS = 3  # a store is heard once a step, and a single step may take long
+MAX_LOADS = 2  # per request: blocks that keep being evicted are computed faster than loaded
+MIN_SILENT_STEPS = 3  # transfers are reported once per step, and one step may take long
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTransfers:
-    """What a step tells the worker's half: the store's own message, and what begins with it."""
+    """KV-store part of a plan: the message for the worker side, and the transfers it starts."""
 
     message: bytes = b""
     loads: Sequence[int] = ()
     saves: Sequence[int] = ()
-    is_open: bool = False  # the worker's half has something to report, now or later
-    is_stopped: bool = False  # the worker's half is to be shut down
+    is_open: bool = False  # the worker side has transfers to report, now or later
+    is_stopped: bool = False  # the worker side must shut down
 
 
 NO_TRANSFERS = StepTransfers()
 
 
 class KVTransfers:
-    """Open transfers, and the store that makes them.
+    """Open transfers, and the store that executes them.
 
     Args:
-        store: The half beside the scheduler.
-        kv: Whose blocks are moved.
-        timeout_s: How long a request waits for an answer or a load, and the engine for the end of
-            any transfer.
-        name: What the log calls the store.
+        store: Scheduler side of the store.
+        kv: Cache manager whose blocks are loaded and saved.
+        timeout_s: Maximum time, in seconds, for a request to wait for a lookup or a load, and for
+            the engine to wait for the end of any transfer.
+        name: Name of the store in the log.
 
     Attributes:
-        num_hits: Tokens that loads brought.
-        num_unsaved: Columns that were not offered, because transfers held their share of the pool.
-        num_resets: How often the store was made to forget; what it offered before is void.
+        num_hits: Number of loaded tokens.
+        num_unsaved: Number of cross-group blocks not saved because open transfers held the maximum
+            number of blocks.
+        num_resets: Number of resets; lookup results from before a reset are invalid.
     """
 
     def __init__(
@@ -70,51 +71,54 @@ class KVTransfers:
         self.name = name
         self.num_hits = self.num_unsaved = self.num_resets = 0
         self._open = OpenTransfers(kv.pool, len(kv.specs))
-        self._stranded: list[Request] = []  # to hear that their load will not come
-        self._heard_s = 0.0  # when a transfer ended, or the first one began
-        self._num_silent_steps = 0  # planned since
+        self._cancelled: list[Request] = []  # their loads were cancelled; queued again next step
+        self._last_progress_s = 0.0  # time when a transfer ended, or the first one began
+        self._num_silent_steps = 0  # steps planned since then
 
     @property
     def num_open(self) -> int:
-        """Transfers that have not ended."""
+        """Number of transfers that have not ended."""
         return len(self._open)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a transfer is open, or a request is to hear that its load will not come."""
-        return bool(self._open or self._stranded)
+        """Whether a transfer is open, or a request with a cancelled load is to be queued again."""
+        return bool(self._open or self._cancelled)
 
-    # -- ask and load ----------------------------------------------------------------------------
+    # -- look up, load and save ------------------------------------------------------------------
 
     def may_have(self, request: Request, num_hit_blocks: int) -> bool:
-        """Whether it is worth asking for what lies behind a local hit."""
+        """Whether a lookup of the blocks after a local hit can be useful."""
         num_blocks = (len(request.token_ids) - 1) // self.kv.block_size
         return (
             not self.store.is_off and num_blocks > num_hit_blocks and request.num_loads < MAX_LOADS
         )
 
     def look_up(self, request: Request, num_hit_blocks: int) -> int | None:
-        """Return how many blocks beyond a local hit the store has; None: it will say later."""
+        """Return the number of blocks that the store has after a local hit; None: pending."""
         if not self.may_have(request, num_hit_blocks):
             return 0
-        hashes = self.kv.hashes_beyond(request, num_hit_blocks)
+        hashes = self.kv.hashes_after(request, num_hit_blocks)
         return self.store.lookup(request.request_id, hashes)
 
     def load(
-        self, request: Request, hit: PrefixHit | None, num_offered: int, num_spare: int
+        self, request: Request, hit: PrefixHit | None, num_offered: int, num_reserved: int
     ) -> bool:
-        """Begin to load what fits of that behind a local hit; the request waits if this is True.
+        """Start to load as many blocks after a local hit as fit.
 
         Args:
-            request: For whom.
-            hit: What it finds already; stays in the cache.
-            num_offered: Blocks that the store has behind the hit.
-            num_spare: Blocks of the pool that are left free.
+            request: Request to load for.
+            hit: Its local prefix hit, which stays in the cache.
+            num_offered: Number of blocks that the store has after the hit.
+            num_reserved: Number of blocks of the pool to leave free.
+
+        Returns:
+            Whether a load was started, so that the request must wait.
         """
         if self.store.is_off:
             return False
         room = self._open.room
-        cross_blocks = take_cross_blocks(self.kv, request, hit, num_offered, room, num_spare)
+        cross_blocks = allocate_cross_blocks(self.kv, request, hit, num_offered, room, num_reserved)
         if not cross_blocks:
             return False
         transfer = self._begin(cross_blocks, is_load=True)
@@ -122,145 +126,153 @@ class KVTransfers:
         self.store.start_load(transfer.transfer_id, cross_blocks)
         if self.store.is_off:
             return False
-        self._open.let_wait(request, transfer, time.monotonic() + self.timeout_s)
+        self._open.add_waiter(request, transfer, time.monotonic() + self.timeout_s)
         return True
 
     def offer(self, request: Request, fresh: range) -> None:
         """Offer the store the blocks of a request that have become full and computed."""
         if self.store.is_off or not request.is_cacheable:
-            return  # what is not to be found has no names either
+            return  # blocks that are not cacheable are not hashed
         whole = [
             CrossGroupBlock(request.hashes[index + 1], tuple(t[index] for t in request.block_ids))
             for index in fresh
             if all(index < len(table) and table[index] for table in request.block_ids)
         ]
-        if not (cross_blocks := self._cut(whole)):
+        if not (cross_blocks := self._limit_to_room(whole)):
             return
         transfer = self._begin(cross_blocks, is_load=False)
-        self.kv.pool.share(transfer.block_ids)
+        self.kv.pool.add_references(transfer.block_ids)
         num_new = self.store.start_save(transfer.transfer_id, cross_blocks)
         if not num_new and self._open.find(transfer.transfer_id) is not None:
-            self._open.end(transfer)  # where it raised, all unsent have ended
+            self._open.end(transfer)  # if start_save raised, all unsent transfers have ended
 
-    # -- step by step ----------------------------------------------------------------------------
+    # -- per step --------------------------------------------------------------------------------
 
     def plan_step(self) -> StepTransfers:
-        """Return what the worker's half must know before the next step."""
+        """Return the KV-store part of the next plan."""
         if not self._open:
             return NO_TRANSFERS
         self._num_silent_steps += 1
         message = self.store.plan_step()
         if self.store.is_off:
             return StepTransfers(is_open=bool(self._open), is_stopped=True)
-        fresh = self._open.send()
+        fresh = self._open.pop_unsent()
         loads = [transfer.transfer_id for transfer in fresh if transfer.is_load]
         saves = [transfer.transfer_id for transfer in fresh if not transfer.is_load]
         return StepTransfers(message, loads, saves, is_open=True)
 
-    def take(self, report: TransferReport) -> list[Request]:
-        """End the transfers that a step reported; returns the requests that waited for them."""
+    def apply_report(self, report: TransferReport) -> list[Request]:
+        """End the transfers that a step reported, and return the requests that waited for them."""
         ready = []
         for has_failed, ids in ((False, report.done), (True, report.failed)):
             for transfer_id in ids:
                 transfer = self._open.find(transfer_id)
                 if transfer is None:
-                    logger.warning("%s reports an unknown transfer", self.name)
+                    logger.warning("%s reports an unknown transfer; ignored", self.name)
                     continue
-                request = self._hear(transfer, has_failed)
+                request = self._finish_transfer(transfer, has_failed)
                 ready += [] if request is None else [request]
         return ready
 
-    def late(self, now_s: float) -> list[Request]:
-        """Return the requests whose load will not come, or not in time; give up a silent store.
+    def pop_expired(self, now_s: float) -> list[Request]:
+        """Return the requests whose load timed out or was cancelled; switch off a silent store.
 
-        The store keeps the blocks of a load that it was told of.
+        The blocks of a timed-out load stay allocated until the transfer ends.
         """
         if not self.is_busy:
             return []
         if self._is_silent(now_s) and not self.store.is_off:
             logger.error(
-                "%s has ended none of %d open transfers for %g s and is switched off",
+                "%s has ended none of %d open transfers for %g s and is switched off until a "
+                "restart",
                 self.name, len(self._open), self.timeout_s,
             )  # fmt: skip
             self.store.switch_off()
-        late = list(self._open.call_late(now_s))
-        if late:
+        expired = list(self._open.pop_expired(now_s))
+        if expired:
             logger.warning(
-                "%s did not load within %g s; computing instead", self.name, self.timeout_s
+                "%s did not load within %g s; computing the prefix instead",
+                self.name,
+                self.timeout_s,
             )
-        late += self._stranded
-        self._stranded = []
-        for request in late:
+        expired += self._cancelled
+        self._cancelled = []
+        for request in expired:
             request.num_loads = MAX_LOADS
-        return late
+        return expired
 
     def interrupt(self) -> None:
-        """Give the store up if a transfer is open: its orders or reports may be lost.
+        """Switch the store off if a transfer is open: messages or reports may be lost.
 
-        What the worker's half was told, and what it has ended, is not known after a step that was
-        interrupted. A load could be missing, or a save never end.
+        After an interrupted step it is unknown which messages the worker side received and which
+        transfers it ended. A load could be missing, or a save might never end.
         """
         if self._open and not self.store.is_off:
             logger.error(
-                "%s had %d open transfers when a step was interrupted, and is switched off",
+                "%s had %d open transfers when a step was interrupted, and is switched off until a "
+                "restart",
                 self.name, len(self._open),
             )  # fmt: skip
             self.store.switch_off()
 
     def end_all(self) -> None:
-        """End what is open: the worker's half has stopped, and writes to no block any more.
+        """End all open transfers: the worker side has stopped and writes to no block any more.
 
-        It has reported what it knew of; what is left was lost on the way.
+        It has reported the transfers that it received; the rest were lost in between.
         """
         for transfer in self._open.values():
             self._open.end(transfer)
 
     def abandon(self, request: Request) -> None:
-        """The request is over: nobody waits for its load any more."""
+        """Remove a finished request from the requests that wait for a load."""
         self._open.abandon(request)
-        self._stranded = [other for other in self._stranded if other is not request]
+        self._cancelled = [other for other in self._cancelled if other is not request]
 
     def forget_request(self, request: Request) -> None:
-        """Tell the store that a request is over."""
+        """Notify the store that a request has finished."""
         self.store.forget_request(request.request_id)
 
     def reset(self) -> None:
-        """Make the store, and what is on its way from it, forget every content."""
+        """Make the store drop all contents, and mark open transfers as stale."""
         self.num_resets += 1
-        self._open.forget_contents()
+        self._open.mark_stale()
         self.store.reset()
 
     def shutdown(self) -> None:
-        """Let the store give everything back."""
+        """Shut the store down."""
         self.store.shutdown()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------------
 
-    def _cut(self, cross_blocks: list[CrossGroupBlock]) -> list[CrossGroupBlock]:
-        """Return those of the columns to be saved that transfers may hold."""
+    def _limit_to_room(self, cross_blocks: list[CrossGroupBlock]) -> list[CrossGroupBlock]:
+        """Return as many of the cross-group blocks as open transfers may still hold."""
         room = max(0, self._open.room) // max(1, len(self.kv.specs))
         if len(cross_blocks) > room:
             level = logging.DEBUG if self.num_unsaved else logging.WARNING
-            logger.log(level, "%s has its share of the pool: not everything is saved", self.name)
+            logger.log(
+                level,
+                "open transfers of %s hold their maximum of the KV pool; some blocks are not saved",
+                self.name,
+            )
             self.num_unsaved += len(cross_blocks) - room
         return cross_blocks[:room]
 
     def _begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
         if not self._open:
-            self._listen()
+            self._reset_silence()
         return self._open.begin(cross_blocks, is_load=is_load)
 
-    def _listen(self) -> None:
-        self._heard_s, self._num_silent_steps = time.monotonic(), 0
+    def _reset_silence(self) -> None:
+        self._last_progress_s, self._num_silent_steps = time.monotonic(), 0
 
     def _is_silent(self, now_s: float) -> bool:
-        """Whether something should have ended, long ago."""
-        is_long_ago = now_s - self._heard_s >= self.timeout_s
+        """Whether transfers are open and none has ended for too long."""
+        is_long_ago = now_s - self._last_progress_s >= self.timeout_s
         return bool(self._open) and is_long_ago and self._num_silent_steps >= MIN_SILENT_STEPS
 
-    def _hear(self, transfer: Transfer, has_failed: bool) -> Request | None:
-        """A transfer has ended; returns who waited for it."""
-        self._listen()
+    def _finish_transfer(self, transfer: Transfer, has_failed: bool) -> Request | None:
+        """End a reported transfer, and return the request that waited for it."""
+        self._reset_silence()
         self.store.finish(transfer.transfer_id, has_failed=has_failed)
         if not has_failed and transfer.is_load and not transfer.is_stale:
             self.num_hits += len(transfer.cross_blocks) * self.kv.block_size
@@ -270,7 +282,7 @@ class KVTransfers:
         return request
 
     def _end_unsent(self) -> None:
-        """The store is off: what the worker's half never heard of has ended, and nobody waits."""
-        self._stranded += self._open.call_all()
+        """End the transfers that the worker side never received, and cancel all waits."""
+        self._cancelled += self._open.pop_all_waiters()
         for transfer in self._open.unsent():
             self._open.end(transfer)

@@ -1,7 +1,7 @@
-"""Transfers of a KV store that have not ended: the blocks they hold, and the requests that wait.
+"""Open transfers of a KV store: the blocks they hold, and the requests that wait for them.
 
-Together they hold no more than a share of the pool, so that a store that is slow, or loses some of
-what it is told, leaves room to compute.
+Together they hold at most a fixed fraction of the pool, so that a slow or lossy store leaves enough
+blocks to compute.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.request import Request
 from quire.interfaces.kv_transfer import CrossGroupBlock
 
-POOL_SHARE = 4  # transfers hold a fourth of the pool, at most
+POOL_DIVISOR = 4  # transfers hold at most a quarter of the pool
 
 
 @dataclass(slots=True, eq=False)
@@ -19,9 +19,9 @@ class Transfer:
     """Blocks that a store reads or writes.
 
     Attributes:
-        request: Who waits for a load.
-        deadline_s: Until when, on the monotonic clock.
-        is_stale: What a load brings is not to be found.
+        request: Request that waits for a load.
+        deadline_s: Time until which it waits, on the monotonic clock.
+        is_stale: Whether the loaded blocks must not be added to the prefix cache.
     """
 
     transfer_id: int
@@ -33,26 +33,26 @@ class Transfer:
 
     @property
     def block_ids(self) -> list[int]:
-        """Every block of it, the end first."""
+        """All block ids of the transfer, the last position first."""
         return [
             b for cross_block in reversed(self.cross_blocks) for b in cross_block.block_ids if b
         ]
 
 
 class OpenTransfers:
-    """Begin and end transfers; their blocks have an owner more in between.
+    """Open transfers; each owns one reference to each of its blocks.
 
     Args:
-        pool: Whose blocks they are.
-        num_groups: KV groups: the blocks of a whole column.
+        pool: Pool of the blocks.
+        num_groups: Number of KV groups, and so of blocks in a whole cross-group block.
     """
 
     def __init__(self, pool: BlockPool, num_groups: int) -> None:
-        self.most_blocks = max(num_groups, pool.num_usable // POOL_SHARE)
+        self.max_blocks = max(num_groups, pool.num_usable // POOL_DIVISOR)
         self._pool = pool
         self._open: dict[int, Transfer] = {}
-        self._unsent: dict[int, Transfer] = {}  # the worker's half does not know of these
-        self._waited_for: dict[Request, Transfer] = {}  # by deadline, as all may wait equally long
+        self._unsent: dict[int, Transfer] = {}  # not sent to the worker side yet
+        self._waiters: dict[Request, Transfer] = {}  # by deadline, as all have the same timeout
         self._num_blocks = 0
         self._last_id = 0
 
@@ -61,15 +61,15 @@ class OpenTransfers:
 
     @property
     def room(self) -> int:
-        """Blocks that further transfers may hold."""
-        return self.most_blocks - self._num_blocks
+        """Number of blocks that further transfers may hold."""
+        return self.max_blocks - self._num_blocks
 
     def values(self) -> Sequence[Transfer]:
-        """Return all of them, the oldest first."""
+        """Return all open transfers, the oldest first."""
         return list(self._open.values())
 
     def begin(self, cross_blocks: Sequence[CrossGroupBlock], *, is_load: bool) -> Transfer:
-        """Open a transfer; its blocks have counted it as an owner already."""
+        """Open a transfer, which takes over a reference to each block from the caller."""
         self._last_id += 1
         transfer = Transfer(self._last_id, cross_blocks, is_load)
         self._open[self._last_id] = self._unsent[self._last_id] = transfer
@@ -77,67 +77,75 @@ class OpenTransfers:
         return transfer
 
     def find(self, transfer_id: int) -> Transfer | None:
-        """Return an open transfer."""
+        """Return an open transfer; None: there is none with this id."""
         return self._open.get(transfer_id)
 
     def end(self, transfer: Transfer, *, is_kept: bool = False) -> Request | None:
-        """Give a transfer's blocks back, what was loaded to be found; returns who waits for it."""
+        """End a transfer and free its blocks.
+
+        Args:
+            transfer: Open transfer.
+            is_kept: Add loaded blocks to the prefix cache.
+
+        Returns:
+            The request that waited for the transfer.
+        """
         del self._open[transfer.transfer_id]
         self._unsent.pop(transfer.transfer_id, None)
         block_ids = transfer.block_ids
         self._num_blocks -= len(block_ids)
         if transfer.is_load and is_kept and not transfer.is_stale:
-            self._keep(transfer)
-        self._pool.give_back(block_ids)
-        return self._call(transfer)
+            self._add_to_cache(transfer)
+        self._pool.free(block_ids)
+        return self._pop_waiter(transfer)
 
-    def send(self) -> Sequence[Transfer]:
-        """Return those that the worker's half has not been told of; it is told now."""
+    def pop_unsent(self) -> Sequence[Transfer]:
+        """Return the transfers not sent to the worker side yet, and mark them as sent."""
         unsent, self._unsent = self._unsent, {}
         return list(unsent.values())
 
     def unsent(self) -> Sequence[Transfer]:
-        """Return those that the worker's half has not been told of."""
+        """Return the transfers not sent to the worker side yet."""
         return list(self._unsent.values())
 
-    def let_wait(self, request: Request, transfer: Transfer, deadline_s: float) -> None:
-        """Note that a request waits for a load."""
+    def add_waiter(self, request: Request, transfer: Transfer, deadline_s: float) -> None:
+        """Record that a request waits for a load."""
         transfer.request, transfer.deadline_s = request, deadline_s
-        self._waited_for[request] = transfer
+        self._waiters[request] = transfer
 
-    def call_late(self, now_s: float) -> Iterator[Request]:
-        """Yield the requests that have waited too long; they wait no more."""
-        while self._waited_for:
-            transfer = next(iter(self._waited_for.values()))
-            if transfer.deadline_s > now_s or (request := self._call(transfer)) is None:
+    def pop_expired(self, now_s: float) -> Iterator[Request]:
+        """Remove and yield the requests that have waited too long."""
+        while self._waiters:
+            transfer = next(iter(self._waiters.values()))
+            if transfer.deadline_s > now_s or (request := self._pop_waiter(transfer)) is None:
                 return
             yield request
 
     def abandon(self, request: Request) -> None:
-        """The request, if it waits, waits no more."""
-        if request in self._waited_for:
-            self._call(self._waited_for[request])
+        """Stop a request's wait, if it waits for a load."""
+        if request in self._waiters:
+            self._pop_waiter(self._waiters[request])
 
-    def call_all(self) -> list[Request]:
-        """Return all who wait; they wait no more."""
-        waiting = list(self._waited_for)
+    def pop_all_waiters(self) -> list[Request]:
+        """Remove and return all waiting requests."""
+        waiting = list(self._waiters)
         for request in waiting:
             self.abandon(request)
         return waiting
 
-    def forget_contents(self) -> None:
-        """Let nobody find what is on its way."""
+    def mark_stale(self) -> None:
+        """Mark all open transfers as stale: their loads are not added to the prefix cache."""
         for transfer in self._open.values():
             transfer.is_stale = True
 
-    def _call(self, transfer: Transfer) -> Request | None:
+    def _pop_waiter(self, transfer: Transfer) -> Request | None:
         request, transfer.request = transfer.request, None
         if request is not None:
-            del self._waited_for[request]
+            del self._waiters[request]
         return request
 
-    def _keep(self, transfer: Transfer) -> None:
+    def _add_to_cache(self, transfer: Transfer) -> None:
         for cross_block in transfer.cross_blocks:
             for group, block_id in enumerate(cross_block.block_ids):
                 if block_id:
-                    self._pool.keep(block_id, group, cross_block.block_hash)
+                    self._pool.add_to_cache(block_id, group, cross_block.block_hash)

@@ -1,8 +1,8 @@
-"""Requests that wait for a KV store, outside the queue: for its answer, or for what it loads.
+"""Requests that wait for a KV store outside the waiting queue: for a lookup, or for a load.
 
-A store is asked once for a request and what it finds already; the answer is remembered for a
-moment, as a request may have to wait for room. One that says "later" is asked again, less and less
-often and only for so many requests a step, until the request has waited as long as it may.
+The store is asked once per request and local hit; the result is cached for a short time, as the
+request may have to wait for blocks. A pending lookup is retried with growing intervals, for a
+limited number of requests per step, until the request has waited for the timeout.
 """
 
 import logging
@@ -15,68 +15,66 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_store.kv_transfers import MAX_LOADS, KVTransfers
 from quire.engine.request import Request, Status
 
-MAX_ASKED = 64  # requests for which a step hears "later"
-MAX_REMEMBERED = 1024  # answers
-FRESH_S = 1.0  # an answer is believed
-MIN_PAUSE_S = 0.001  # before it is asked again
-MAX_PAUSE_S = 0.05
+MAX_PENDING_LOOKUPS = 64  # lookups per step that return "pending"
+MAX_RESULTS = 1024  # cached lookup results
+RESULT_TTL_S = 1.0  # validity of a cached lookup result
+MIN_RETRY_S = 0.001  # interval between two lookups of a request
+MAX_RETRY_S = 0.05
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Question:
-    """What a store has not answered yet."""
+class _PendingLookup:
+    """A lookup without a result so far."""
 
     num_hit_blocks: int
-    since_s: float
-    next_s: float  # when it is asked again
+    start_s: float
+    next_retry_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _LookupAnswer:
-    """So many blocks lie behind a hit."""
+class _LookupResult:
+    """Number of stored blocks after a local hit."""
 
     num_hit_blocks: int
     num_blocks: int
     at_s: float
-    num_resets: int  # of the store, before
+    num_resets: int  # of the store, at that time
 
 
 class StoreQueue:
-    """Who asked a KV store, and who waits for what it loads.
+    """Requests with a pending lookup or load.
 
     Args:
-        kv: Whose blocks are loaded.
-        transfers: The store, if there is one.
+        kv: Cache manager of the engine.
+        transfers: Transfers of the KV store, if there is one.
     """
 
     def __init__(self, kv: KVCacheManager, transfers: KVTransfers | None) -> None:
         self._kv = kv
         self._transfers = transfers
-        self._asked: OrderedDict[Request, _Question] = OrderedDict()
-        self._answers: OrderedDict[Request, _LookupAnswer] = OrderedDict()
-        self._num_later = 0  # "later", in this step
+        self._pending_lookups: OrderedDict[Request, _PendingLookup] = OrderedDict()
+        self._lookup_results: OrderedDict[Request, _LookupResult] = OrderedDict()
+        self._num_pending = 0  # lookups that returned "pending" in this step
         self._has_warned = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a store has something to end or to say."""
+        """Whether a transfer or a lookup of the store is pending."""
         is_busy = self._transfers is not None and self._transfers.is_busy
-        return is_busy or bool(self._asked)
+        return is_busy or bool(self._pending_lookups)
 
-    def sets_aside(
-        self, request: Request, hit: PrefixHit | None, num_running: int
-    ) -> Status | None:
-        """Let a request wait for the store, if it has what the request lacks, or may have it.
+    def try_defer(self, request: Request, hit: PrefixHit | None, num_running: int) -> Status | None:
+        """Make a request wait for the store, if the store has or may have missing blocks.
 
         Args:
-            request: Who might wait; the caller takes it out of the queue.
-            hit: What it finds already.
-            num_running: Requests that run, to each of which a block is left.
+            request: Request that may wait; the caller removes it from the queue.
+            hit: Its local prefix hit.
+            num_running: Number of running requests; one block is reserved for each.
 
         Returns:
-            What it waits for; None: it goes on without the store.
+            The new status of the request; None: it goes on without the store.
         """
         if self._transfers is None or not (self._kv.has_cache and request.reads_cache):
             return None
@@ -84,75 +82,79 @@ class StoreQueue:
         num_blocks = self._num_stored(self._transfers, request, num_hit_blocks)
         if num_blocks is None:
             return Status.WAITING_FOR_KV_LOOKUP
-        if not num_blocks or (num_running and self._is_too_long(request, hit, num_running)):
+        if not num_blocks or (num_running and self._cannot_start(request, hit, num_running)):
             return None
         if not self._transfers.load(request, hit, num_blocks, num_running):
             return None
-        self._answers.pop(request, None)
+        self._lookup_results.pop(request, None)
         return Status.WAITING_FOR_REMOTE_KV
 
-    def call_back(self, now_s: float) -> list[Request]:
-        """Return those to queue again; once a step.
+    def pop_ready(self, now_s: float) -> list[Request]:
+        """Return the requests to queue again; called once per step.
 
-        The store has answered, or will not in time; or their load will not come.
+        Their lookup has a result or timed out, or their load timed out or was cancelled.
         """
-        self._num_later = 0
+        self._num_pending = 0
         if self._transfers is None:
             return []
-        return self._transfers.late(now_s) + self._answered(self._transfers, now_s)
+        return self._transfers.pop_expired(now_s) + self._retry_lookups(self._transfers, now_s)
 
-    def leave(self, request: Request) -> None:
-        """The request is over, whatever it waited for."""
-        self._asked.pop(request, None)
-        self._answers.pop(request, None)
+    def remove(self, request: Request) -> None:
+        """Remove a finished request."""
+        self._pending_lookups.pop(request, None)
+        self._lookup_results.pop(request, None)
         if self._transfers is not None:
             self._transfers.abandon(request)
 
     def _num_stored(
         self, transfers: KVTransfers, request: Request, num_hit_blocks: int
     ) -> int | None:
-        """Return how many blocks the store has behind a hit; None: the request asked for that."""
+        """Return the number of blocks that the store has after a hit; None: lookup pending."""
         if not transfers.may_have(request, num_hit_blocks):
             return 0
         now_s = time.monotonic()
-        answer = self._answers.get(request)
-        if answer is not None and self._is_fresh(answer, num_hit_blocks, now_s):
-            return answer.num_blocks
-        is_too_much = self._num_later >= MAX_ASKED  # others wait already
-        num_blocks = None if is_too_much else transfers.look_up(request, num_hit_blocks)
+        result = self._lookup_results.get(request)
+        if result is not None and self._is_fresh(result, num_hit_blocks, now_s):
+            return result.num_blocks
+        is_at_limit = self._num_pending >= MAX_PENDING_LOOKUPS
+        num_blocks = None if is_at_limit else transfers.look_up(request, num_hit_blocks)
         if num_blocks is None:
-            self._num_later += 1
-            self._asked[request] = _Question(num_hit_blocks, now_s, now_s + MIN_PAUSE_S)
+            self._num_pending += 1
+            self._pending_lookups[request] = _PendingLookup(
+                num_hit_blocks, now_s, now_s + MIN_RETRY_S
+            )
         else:
-            self._remember(request, num_hit_blocks, num_blocks, now_s)
+            self._cache_result(request, num_hit_blocks, num_blocks, now_s)
         return num_blocks
 
-    def _is_too_long(self, request: Request, hit: PrefixHit | None, num_running: int) -> bool:
-        """Whether it could not begin beside those that run; a load would be gone until it can."""
+    def _cannot_start(self, request: Request, hit: PrefixHit | None, num_running: int) -> bool:
+        """Whether the request does not fit beside the running ones, so a load would be evicted."""
         return self._kv.needed_to_begin(request, hit) + num_running > self._kv.pool.num_free
 
-    def _answered(self, transfers: KVTransfers, now_s: float) -> list[Request]:
-        """Ask again for some, in turn; returns those who need not ask any more."""
+    def _retry_lookups(self, transfers: KVTransfers, now_s: float) -> list[Request]:
+        """Retry some pending lookups in turn, and return the requests that need no retry."""
         ready = []
-        for request, question in list(islice(self._asked.items(), MAX_ASKED)):
-            if question.next_s <= now_s and self._ask_again(transfers, request, question, now_s):
-                del self._asked[request]
+        for request, lookup in list(islice(self._pending_lookups.items(), MAX_PENDING_LOOKUPS)):
+            if lookup.next_retry_s <= now_s and self._retry_lookup(
+                transfers, request, lookup, now_s
+            ):
+                del self._pending_lookups[request]
                 ready.append(request)
             else:
-                self._asked.move_to_end(request)
+                self._pending_lookups.move_to_end(request)
         return ready
 
-    def _ask_again(
-        self, transfers: KVTransfers, request: Request, question: _Question, now_s: float
+    def _retry_lookup(
+        self, transfers: KVTransfers, request: Request, lookup: _PendingLookup, now_s: float
     ) -> bool:
-        """Whether there is an answer now, or has been none for too long."""
-        num_blocks = transfers.look_up(request, question.num_hit_blocks)
+        """Retry a lookup; return whether it has a result or has timed out."""
+        num_blocks = transfers.look_up(request, lookup.num_hit_blocks)
         if num_blocks is not None:
-            self._remember(request, question.num_hit_blocks, num_blocks, now_s)
+            self._cache_result(request, lookup.num_hit_blocks, num_blocks, now_s)
             return True
-        self._num_later += 1
-        waited_s = now_s - question.since_s
-        question.next_s = now_s + min(max(waited_s / 4, MIN_PAUSE_S), MAX_PAUSE_S)
+        self._num_pending += 1
+        waited_s = now_s - lookup.start_s
+        lookup.next_retry_s = now_s + min(max(waited_s / 4, MIN_RETRY_S), MAX_RETRY_S)
         if waited_s < transfers.timeout_s:
             return False
         self._give_up(transfers, request)
@@ -162,21 +164,21 @@ class StoreQueue:
         request.num_loads = MAX_LOADS
         logger.log(
             logging.DEBUG if self._has_warned else logging.WARNING,
-            "%s did not say within %g s what it has; computing instead",
+            "a lookup in %s had no result within %g s; computing the prefix instead",
             transfers.name, transfers.timeout_s,
         )  # fmt: skip
         self._has_warned = True
 
-    def _is_fresh(self, answer: _LookupAnswer, num_hit_blocks: int, now_s: float) -> bool:
+    def _is_fresh(self, result: _LookupResult, num_hit_blocks: int, now_s: float) -> bool:
         num_resets = 0 if self._transfers is None else self._transfers.num_resets
-        is_same = answer.num_hit_blocks == num_hit_blocks and answer.num_resets == num_resets
-        return is_same and now_s - answer.at_s < FRESH_S
+        is_same = result.num_hit_blocks == num_hit_blocks and result.num_resets == num_resets
+        return is_same and now_s - result.at_s < RESULT_TTL_S
 
-    def _remember(
+    def _cache_result(
         self, request: Request, num_hit_blocks: int, num_blocks: int, now_s: float
     ) -> None:
         num_resets = 0 if self._transfers is None else self._transfers.num_resets
-        self._answers[request] = _LookupAnswer(num_hit_blocks, num_blocks, now_s, num_resets)
-        self._answers.move_to_end(request)
-        if len(self._answers) > MAX_REMEMBERED:
-            self._answers.popitem(last=False)
+        self._lookup_results[request] = _LookupResult(num_hit_blocks, num_blocks, now_s, num_resets)
+        self._lookup_results.move_to_end(request)
+        if len(self._lookup_results) > MAX_RESULTS:
+            self._lookup_results.popitem(last=False)

@@ -1,1 +1,1 @@
-"""Which requests a step computes, and how many tokens of each."""
+"""The scheduler: chooses the requests of each step and their numbers of tokens."""

@@ -1,9 +1,8 @@
-"""Who of those that wait may begin, with how much, and who stands aside for now.
+"""Admission of waiting requests to a step, in the policy's order.
 
-Strictly in the policy's order: the first that does not fit stops all behind it, so that nobody can
-starve it. Past a request go only those for whom standing aside costs nothing: it waits for blocks
-that another request computes at the moment or that a KV store brings, or it is a long prompt and
-too many of those are being computed already.
+The first request that does not fit blocks all behind it, so that they cannot starve it. Later
+requests may bypass one only where that does not delay it: it waits for blocks that another request
+computes or a KV store loads, for an adapter slot, or for its turn among partial prefills.
 """
 
 import time
@@ -13,7 +12,7 @@ from quire.config import SchedulerSettings
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.prefix_stats import PrefixStats
 from quire.engine.kv_store.store_queue import StoreQueue
-from quire.engine.request import LastLook, Request, Status
+from quire.engine.request import AdmissionAttempt, Request, Status
 from quire.engine.scheduling.partial_prefills import PartialPrefills
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
@@ -21,12 +20,12 @@ from quire.engine.scheduling.step_in_progress import StepInProgress
 from quire.engine.scheduling.waiting_queue import WaitingQueue
 from quire.interfaces.scheduling import SchedulingPolicy
 
-MAX_LOOKED_AT = 256  # requests, in a step
-LOOK_EVERY = 32  # steps, while a request cannot begin: a look takes as long as its beginning is
+MAX_EXAMINED_PER_STEP = 256  # waiting requests
+RETRY_INTERVAL_STEPS = 32  # between prefix lookups of a blocked request: O(prefix length) each
 
 
 class Admission:
-    """The way from the queue to the running ones."""
+    """Moves requests from the waiting queue to the running set."""
 
     def __init__(
         self,
@@ -47,34 +46,34 @@ class Admission:
         self._sharing = sharing
         self._store = store
         self._num_steps = 0
-        self._num_spare_blocks = 0  # free, and not needed soon by those that run
+        self._num_available_blocks = 0  # free, and not needed soon by running requests
         self._has_adapter_waiting = False
 
-    def call_back(self) -> None:
-        """Queue those again that have waited for a KV store long enough."""
-        for request in self._store.call_back(time.monotonic()):
+    def requeue_ready(self) -> None:
+        """Queue the requests again whose wait for a KV store is over."""
+        for request in self._store.pop_ready(time.monotonic()):
             request.status = Status.WAITING
             self._waiting.push(request)
 
-    def open(self, prompts: Sequence[Request]) -> None:
-        """Begin a step: see how many blocks are free beyond what running requests need soon.
+    def begin_step(self, prompts: Sequence[Request]) -> None:
+        """Begin a step: compute how many blocks are free beyond what running requests need soon.
 
         Args:
-            prompts: The running requests that lack more than one token.
+            prompts: Running requests with more than one pending token.
         """
         self._num_steps += 1
-        reserved = sum(self._kv.still_to_take(request) for request in prompts)
+        reserved = sum(self._kv.num_still_needed(request) for request in prompts)
         reserved += len(self._kv.specs) * len(self._running)
-        self._num_spare_blocks = self._kv.pool.num_free - reserved
+        self._num_available_blocks = self._kv.pool.num_free - reserved
 
-    def demand(self, prompts: Sequence[Request], step: StepInProgress) -> int:
-        """Return how many tokens to keep for requests that could begin now.
+    def tokens_to_reserve(self, prompts: Sequence[Request], step: StepInProgress) -> int:
+        """Return the number of tokens to reserve for waiting requests that could start now.
 
-        All that those of a better rank than a running prompt can use; and half of the budget, at
-        most, for those of the same rank.
+        All tokens that requests of a better rank than the last running prompt can use, and at most
+        half of the budget for requests of the same rank.
         """
         budget, last_rank = step.budget_left, prompts[-1].rank
-        is_room_in_pieces = len(prompts) < self._settings.max_num_partial_prefills
+        allows_partial = len(prompts) < self._settings.max_num_partial_prefills
         urgent = others = 0
         for index in range(min(self._running.num_free_slots, len(self._waiting))):
             request = self._waiting[index]
@@ -83,107 +82,109 @@ class Admission:
             pending = request.num_pending_tokens
             if request.rank < last_rank:
                 urgent += pending
-            elif is_room_in_pieces or pending <= budget // 2:
+            elif allows_partial or pending <= budget // 2:
                 others += pending
         return min(budget, urgent + min(others, budget // 2))
 
     def admit(self, prompts: Sequence[Request], step: StepInProgress) -> None:
-        """Let requests begin while there is room.
+        """Start waiting requests while the budgets allow.
 
         Args:
-            prompts: The running requests that lack more than one token, in the policy's order.
-            step: Where they are added.
+            prompts: Running requests with more than one pending token, in the policy's order.
+            step: Step that the started requests are added to.
         """
         limits = PartialPrefills(self._settings, prompts, step)
         self._has_adapter_waiting = False
         index = 0
-        for _ in range(MAX_LOOKED_AT):
+        for _ in range(MAX_EXAMINED_PER_STEP):
             is_full = step.budget_left <= 0 or self._running.num_free_slots <= 0
             if index >= len(self._waiting) or is_full:
                 return
             request = self._waiting[index]
-            may_be_passed = self._begin(request, step, limits)
+            allows_bypass = self._try_admit(request, step, limits)
             if request.status is Status.WAITING:
-                if not may_be_passed:
+                if not allows_bypass:
                     return
                 index += 1
 
-    def _begin(self, request: Request, step: StepInProgress, limits: PartialPrefills) -> bool:
-        """Let the request begin, or stand aside; else whether those behind may go past it."""
-        if request.num_tokens_on_their_way:
+    def _try_admit(self, request: Request, step: StepInProgress, limits: PartialPrefills) -> bool:
+        """Start or defer a request. If it stays queued: return whether others may bypass it."""
+        if request.num_tokens_in_flight:
             return False
         if self._waits_for_adapter(request):
             return True
-        look = self._fresh_look(request)
-        if look is not None:  # then the prefix cache is not searched again to no purpose
-            if not limits.share(request, self._num_lacking(request, look.num_hit_blocks), step):
-                return limits.may_be_passed
+        attempt = self._recent_attempt(request)
+        if attempt is not None:  # do not repeat the prefix lookup
+            if not limits.first_chunk(
+                request, self._num_lacking(request, attempt.num_hit_blocks), step
+            ):
+                return limits.allows_bypass
             if self._lacks_blocks(request):
                 return False
         hit = self._kv.find_prefix(request)
-        if self._stands_aside(request, hit):
+        if self._try_defer(request, hit):
             return True
-        return self._begin_behind(hit, request, step, limits)
+        return self._try_admit_after_hit(hit, request, step, limits)
 
-    def _begin_behind(
+    def _try_admit_after_hit(
         self,
         hit: PrefixHit | None,
         request: Request,
         step: StepInProgress,
         limits: PartialPrefills,
     ) -> bool:
-        """Let the request begin behind a hit; if it cannot, note why, and as `_begin` returns."""
+        """Start the request after a prefix hit, or record the attempt; returns as `_try_admit`."""
         num_hit_blocks = 0 if hit is None else hit.num_blocks
         needed = self._kv.needed_to_begin(request, hit)
-        request.last_look = LastLook(self._num_steps, num_hit_blocks, needed)
-        share = limits.share(request, self._num_lacking(request, num_hit_blocks), step)
-        if not share:
-            return limits.may_be_passed
+        request.last_attempt = AdmissionAttempt(self._num_steps, num_hit_blocks, needed)
+        num_tokens = limits.first_chunk(request, self._num_lacking(request, num_hit_blocks), step)
+        if not num_tokens:
+            return limits.allows_bypass
         running = self._running.requests
         if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
-        if self._place(request, hit, share):
-            self._num_spare_blocks -= needed + len(self._kv.specs)
-            step.joined.append(request)
-            step.add(request, share)
+        if self._start(request, hit, num_tokens):
+            self._num_available_blocks -= needed + len(self._kv.specs)
+            step.new_requests.append(request)
+            step.add(request, num_tokens)
         return False
 
     def _waits_for_adapter(self, request: Request) -> bool:
-        """Whether it waits for a place for its adapter, or behind one that does.
+        """Whether the request waits for an adapter slot, or behind another that does.
 
-        Only requests without an adapter go past it: they take none of those places.
+        Only requests without an adapter may bypass it: they need no adapter slot.
         """
         if request.adapter is not None and not self._has_adapter_waiting:
             self._has_adapter_waiting = not self._running.has_room_for(request.adapter)
         return request.adapter is not None and self._has_adapter_waiting
 
-    def _fresh_look(self, request: Request) -> LastLook | None:
-        """Return what was seen when it was last looked at, if that was not long ago."""
-        look = request.last_look
-        is_fresh = look is not None and self._num_steps - look.num_steps < LOOK_EVERY
-        return look if is_fresh else None
+    def _recent_attempt(self, request: Request) -> AdmissionAttempt | None:
+        """Return the request's last failed attempt, if it is recent."""
+        last = request.last_attempt
+        is_recent = last is not None and self._num_steps - last.step_index < RETRY_INTERVAL_STEPS
+        return last if is_recent else None
 
     def _lacks_blocks(self, request: Request) -> bool:
-        """Whether it would not fit, as far as is known. What nobody runs beside has to try."""
-        look = request.last_look
-        is_crowded = look is not None and look.num_needed_blocks > self._num_spare_blocks
-        return is_crowded and bool(len(self._running))
+        """Whether the request is known not to fit; always False if nothing is running."""
+        attempt = request.last_attempt
+        is_short = attempt is not None and attempt.num_needed_blocks > self._num_available_blocks
+        return is_short and bool(len(self._running))
 
     def _num_lacking(self, request: Request, num_hit_blocks: int) -> int:
         return len(request.token_ids) - num_hit_blocks * self._kv.block_size
 
-    def _place(self, request: Request, hit: PrefixHit | None, share: int) -> bool:
-        """Give a request blocks and a slot; False, and nothing changes, if the pool is short."""
+    def _start(self, request: Request, hit: PrefixHit | None, num_tokens: int) -> bool:
+        """Allocate blocks and a slot; if the pool is short, return False and change nothing."""
         if hit is not None:
-            self._kv.adopt(request, hit)
+            self._kv.attach_prefix(request, hit)
         num_hit_tokens = request.num_computed_tokens
-        if self._kv.grow(request, num_hit_tokens + share) is None:
-            self._kv.give_back(self._kv.release(request))
+        if self._kv.grow(request, num_hit_tokens + num_tokens) is None:
+            self._kv.free(self._kv.detach_tables(request))
             request.num_computed_tokens = 0
             return False
         self._waiting.remove(request)
-        request.last_look = None
-        self._running.start(request)
+        request.last_attempt = None
+        self._running.add(request)
         self._policy.began(request)
         if not self._kv.has_cache:
             return True
@@ -191,17 +192,17 @@ class Admission:
             request.num_cached_tokens = num_hit_tokens
             self.stats.record(request.num_prompt_tokens, num_hit_tokens)
         num_hit_blocks = num_hit_tokens // self._kv.block_size
-        self._sharing.promise(request, self._kv.hashes_beyond(request, num_hit_blocks))
+        self._sharing.promise(request, self._kv.hashes_after(request, num_hit_blocks))
         return True
 
-    def _stands_aside(self, request: Request, hit: PrefixHit | None) -> bool:
-        """Whether what it lacks is computed by another request, or comes from a KV store."""
+    def _try_defer(self, request: Request, hit: PrefixHit | None) -> bool:
+        """Defer a request whose missing blocks another request computes or a KV store loads."""
         if not (self._kv.has_cache and request.reads_cache):
             return False
-        lacking = self._kv.hashes_beyond(request, 0 if hit is None else hit.num_blocks)
+        lacking = self._kv.hashes_after(request, 0 if hit is None else hit.num_blocks)
         status: Status | None = Status.WAITING_FOR_PREFIX
         if not self._sharing.follow(request, lacking):
-            status = self._store.sets_aside(request, hit, len(self._running))
+            status = self._store.try_defer(request, hit, len(self._running))
         if status is None:
             return False
         self._waiting.remove(request)

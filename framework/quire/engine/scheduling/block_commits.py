@@ -1,4 +1,4 @@
-"""What follows when tokens are computed for certain: blocks are found, saved and freed."""
+"""Commits of computed blocks: prefix-cache registration, KV-store saves and early frees."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from quire.engine.scheduling.waiting_queue import WaitingQueue
 
 
 class BlockCommits:
-    """Tell everybody who waits for a request's blocks that some are computed."""
+    """Commits computed blocks, and requeues the requests that wait for them."""
 
     def __init__(
         self,
@@ -25,21 +25,21 @@ class BlockCommits:
         self._transfers = transfers
 
     def commit(self, request: Request, num_computed: int) -> None:
-        """Take note that so many tokens of a running request are computed for certain."""
+        """Commit the first `num_computed` tokens of a running request."""
         fresh = self._kv.commit(request, num_computed)
         if fresh and self._transfers is not None:
             self._transfers.offer(request, fresh)
         self._kv.free_unneeded(request, num_computed)
-        if request.promises:
-            self._call(self._sharing.arrived(request, self._kv.is_found))
+        if request.promised_hashes:
+            self._requeue(self._sharing.pop_ready(request, self._kv.is_cached))
             if num_computed >= request.num_prompt_tokens:
                 self.withdraw(request)
 
     def withdraw(self, request: Request) -> None:
-        """The request computes no prompt any more: who followed it goes to the queue."""
-        self._call(self._sharing.withdraw(request))
+        """Withdraw the blocks that a request promised, and requeue its followers."""
+        self._requeue(self._sharing.withdraw(request))
 
-    def _call(self, followers: Iterable[Request]) -> None:
+    def _requeue(self, followers: Iterable[Request]) -> None:
         for request in followers:
             request.status = Status.WAITING
             self._waiting.push(request)

@@ -1,18 +1,18 @@
-"""Share a step's tokens among prompts: everybody an equal part, and what one leaves, the others."""
+"""Fair split of a step's tokens among prompts: equal parts, with the surplus redistributed."""
 
 from collections.abc import Sequence
 
 
-def fair_shares(demands: Sequence[int], budget: int) -> list[int]:
-    """Return how many tokens each demand gets.
+def split_fairly(demands: Sequence[int], budget: int) -> list[int]:
+    """Return the number of tokens for each demand.
 
-    No share is larger than its demand; all that is not needed goes on to those that need more; if
-    the budget is not shorter than the list, everybody with a demand gets something.
+    No part exceeds its demand; the surplus goes to larger demands. If the budget is at least the
+    number of demands, every nonzero demand gets at least one token.
     """
-    shares = [0] * len(demands)
+    split = [0] * len(demands)
     by_size = sorted(range(len(demands)), key=demands.__getitem__)
     for rank, index in enumerate(by_size):
-        equal = -(-budget // (len(demands) - rank))  # rounded up: the first in need get the rest
-        shares[index] = min(demands[index], equal, budget)
-        budget -= shares[index]
-    return shares
+        equal = -(-budget // (len(demands) - rank))  # rounded up: the first get the remainder
+        split[index] = min(demands[index], equal, budget)
+        budget -= split[index]
+    return split

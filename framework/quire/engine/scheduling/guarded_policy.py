@@ -1,4 +1,4 @@
-"""A scheduling policy with the host around it: one that fails costs its order, not the engine."""
+"""Guard around a scheduling policy: its exceptions are logged and never stop the engine."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +12,17 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedPolicy(SchedulingPolicy):
-    """Asks another policy, and goes on in the order of the queue where that one fails."""
+    """Calls another policy, and falls back to the queue's order where that one fails."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         self._has_failed = False
 
     def order(self, request: ScheduledView) -> SortKey:
-        """Return its key, as one that can be compared with every other: no queue fails later.
+        """Return the policy's key, normalized so that any two keys can be compared.
 
         Raises:
-            RequestFailedError: It failed; without a key the request has no place in the queue.
+            RequestFailedError: The policy failed; without a key the request cannot be queued.
         """
         try:
             return sort_key(self._policy.order(request))
@@ -31,7 +31,7 @@ class GuardedPolicy(SchedulingPolicy):
             raise RequestFailedError(f"{self._name} failed: {type(error).__name__}") from error
 
     def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
-        """Return its word; true if it fails."""
+        """Return the policy's decision; True if it fails."""
         try:
             return bool(self._policy.admits(request, _ReadOnly(running)))
         except Exception:  # noqa: BLE001 - the edge of a plugin; it is logged
@@ -39,7 +39,7 @@ class GuardedPolicy(SchedulingPolicy):
             return True
 
     def victim(self, running: Sequence[ScheduledView]) -> int:
-        """Return its choice; the last in order if it fails or names nobody."""
+        """Return the policy's choice; the last in order if it fails or the index is invalid."""
         try:
             index = self._policy.victim(_ReadOnly(running))
             running[index]
@@ -49,33 +49,37 @@ class GuardedPolicy(SchedulingPolicy):
             return len(running) - 1
 
     def began(self, request: ScheduledView) -> None:
-        """Tell it that a request runs from now on."""
-        self._tell(self._policy.began, request)
+        """Notify the policy that a request has started running."""
+        self._notify(self._policy.began, request)
 
     def ended(self, request: ScheduledView) -> None:
-        """Tell it that a request runs no longer."""
-        self._tell(self._policy.ended, request)
+        """Notify the policy that a request has stopped running."""
+        self._notify(self._policy.ended, request)
 
     @property
     def _name(self) -> str:
         kind = type(self._policy)
         return f"the scheduling policy {kind.__module__}.{kind.__qualname__}"
 
-    def _tell(self, what: Callable[[ScheduledView], None], request: ScheduledView) -> None:
+    def _notify(self, what: Callable[[ScheduledView], None], request: ScheduledView) -> None:
         try:
             what(request)
         except Exception:  # noqa: BLE001 - the edge of a plugin; it is logged
             self._log()
 
     def _log(self) -> None:
-        """Log the error at hand with its traceback, the first time."""
+        """Log the current exception with its traceback, the first time only."""
         if not self._has_failed:
-            logger.exception("%s failed; what it cannot answer goes by the queue", self._name)
+            logger.exception(
+                "%s failed; its decisions fall back to the order of the queue. Later failures are "
+                "not logged",
+                self._name,
+            )
         self._has_failed = True
 
 
 class _ReadOnly(Sequence[ScheduledView]):
-    """The scheduler's own list of those that run, to be looked at only; nothing is copied."""
+    """Read-only view of the scheduler's list of running requests; nothing is copied."""
 
     __slots__ = ("_requests",)
 

@@ -1,4 +1,4 @@
-"""How many prompts may be in pieces at the same time, and how many of those may be long."""
+"""Limits on the number of partial prefills, and on the number of long ones."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ class PartialPrefills:
     """The limits on partial prefills, for one step.
 
     Args:
-        settings: The limits.
-        prompts: The running requests that lack more than one token, in the policy's order.
-        step: What they were given.
+        settings: Limits on partial prefills.
+        prompts: Running requests with more than one pending token, in the policy's order.
+        step: Step with the tokens already scheduled for them.
     """
 
     def __init__(
@@ -25,32 +25,32 @@ class PartialPrefills:
         self._num_long = sum(1 for count in lacking if self._is_long(count))
         self._last_rank = prompts[-1].rank if prompts else None
 
-    def share(self, request: Request, pending: int, step: StepInProgress) -> int:
-        """Return how many tokens a request that lacks so many may begin with; 0: it must wait.
+    def first_chunk(self, request: Request, pending: int, step: StepInProgress) -> int:
+        """Return the number of tokens to start a request with; 0: it must wait.
 
-        It may begin with all that it lacks, or with all that is left. So no request begins in a
-        step behind one that began in pieces.
+        A request starts with all its pending tokens or with all tokens left in the step, so no
+        request starts in a step after one that was cut.
 
-        The limits do not hold up a request that goes before one of the running prompts.
+        The limits do not apply to a request of a better rank than the last running prompt.
         """
         left = step.budget_left
         if pending <= left:
             return pending
         if not self._settings.enable_chunked_prefill:
-            return 0 if step.num_tokens else left  # longer than any step: cut after all
+            return 0 if step.num_tokens else left  # cut only if longer than an empty step
         if self._last_rank is not None and request.rank < self._last_rank:
             return left
         if self._num_partial >= self._settings.max_num_partial_prefills:
             return 0
-        most_long = self._settings.max_long_partial_prefills
-        return 0 if self._is_long(pending) and self._num_long >= most_long else left
+        max_long = self._settings.max_long_partial_prefills
+        return 0 if self._is_long(pending) and self._num_long >= max_long else left
 
     @property
-    def may_be_passed(self) -> bool:
-        """Whether prompts that fit a step whole may go past one that waits for its turn in pieces.
+    def allows_bypass(self) -> bool:
+        """Whether prompts that fit the step may bypass one that must wait to be chunked.
 
-        That cannot starve it: its turn depends only on prompts that are being computed. It would
-        starve if it waited for an empty step.
+        With chunked prefill this cannot starve it: it waits only for the running prompts. Without,
+        it waits for an empty step, and bypassing would starve it.
         """
         return self._settings.enable_chunked_prefill
 

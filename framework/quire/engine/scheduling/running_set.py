@@ -1,7 +1,7 @@
-"""The requests that run: their slots, their adapters, and what those who left still hold.
+"""The running requests: their slots, their adapters, and slots and blocks freed with a delay.
 
-A slot and the blocks of a request that leaves are free at once, or when the last step that was
-planned before has landed: until then the worker may read and write them.
+When a request is removed, its slot and blocks are free at once if no step is in flight. Otherwise
+they are freed when the last step planned so far completes: until then the worker may use them.
 """
 
 from collections import Counter, deque
@@ -14,27 +14,28 @@ from quire.messages import AdapterRef
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
-    """What a request left behind that a step in flight may still use."""
+class _DeferredFree:
+    """Slot and blocks of a removed request that a step in flight may still use."""
 
-    plan_id: int  # the last step that may
+    plan_id: int  # the last such step
     slot: int
     tables: Tables
-    num_blocks: int  # that will be free
+    num_blocks: int  # that will become free
 
 
 class RunningSet:
-    """Who runs, in the policy's order.
+    """Running requests, in the policy's order.
 
     Args:
-        kv: Who owns which blocks.
-        num_slots: Rows in the worker's tables.
-        max_running: Requests that run at the same time.
-        max_adapters: Adapters among them.
+        kv: Block tables of the requests.
+        num_slots: Number of rows in the worker's tables.
+        max_running: Maximum number of running requests.
+        max_adapters: Maximum number of adapters among them.
 
     Attributes:
-        by_slot: The request that owns each slot, or owned it when a step in flight was planned.
-        num_leaving_blocks: Blocks that are free as soon as what is in flight has landed.
+        requests: Running requests, in order.
+        by_slot: Request that owns each slot, or owned it when a step in flight was planned.
+        num_deferred_blocks: Number of blocks that become free when the steps in flight complete.
     """
 
     def __init__(
@@ -42,35 +43,35 @@ class RunningSet:
     ) -> None:
         self.requests: list[Request] = []
         self.by_slot: list[Request | None] = [None] * num_slots
-        self.num_leaving_blocks = 0
+        self.num_deferred_blocks = 0
         self._kv = kv
         self._max_running = max_running
         self._max_adapters = max_adapters
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._adapters: Counter[AdapterRef] = Counter()
-        self._leaving: deque[_Leaving] = deque()
+        self._deferred: deque[_DeferredFree] = deque()
 
     def __len__(self) -> int:
         return len(self.requests)
 
     @property
     def num_free_slots(self) -> int:
-        """How many more may begin."""
+        """Number of requests that can still be added."""
         return min(len(self._free_slots), self._max_running - len(self.requests))
 
     @property
-    def has_leaving(self) -> bool:
-        """Whether somebody who left still holds something."""
-        return bool(self._leaving)
+    def has_deferred(self) -> bool:
+        """Whether slots or blocks of removed requests are not free yet."""
+        return bool(self._deferred)
 
     def has_room_for(self, adapter: AdapterRef | None) -> bool:
-        """Whether a request with this adapter may begin."""
+        """Whether a request with this adapter can be added."""
         return (
             adapter is None or adapter in self._adapters or len(self._adapters) < self._max_adapters
         )
 
-    def start(self, request: Request) -> None:
-        """Give a request a slot."""
+    def add(self, request: Request) -> None:
+        """Add a request and assign it a slot."""
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
         request.num_prompt_logprobs_seen = 0
@@ -79,39 +80,39 @@ class RunningSet:
         if request.adapter is not None:
             self._adapters[request.adapter] += 1
 
-    def leave(self, request: Request, plan_id: int | None) -> None:
-        """Take a request's slot and blocks from it.
+    def remove(self, request: Request, plan_id: int | None) -> None:
+        """Remove a request, and free its slot and blocks as soon as no step in flight uses them.
 
         Args:
-            request: Who leaves; its status is the caller's business.
-            plan_id: The last step in flight; None: there is none.
+            request: Running request; its status is left to the caller.
+            plan_id: Id of the last step in flight; None: no step is in flight.
         """
         remove_from(self.requests, request)
-        self._count_adapter_out(request.adapter)
+        self._release_adapter(request.adapter)
         slot, request.slot = request.slot, None
         if slot is None:
             raise RuntimeError(f"request {request.request_id} runs without a slot")
-        tables = self._kv.release(request)
+        tables = self._kv.detach_tables(request)
         if plan_id is None:
             self._free(slot, tables)
             return
-        leaving = _Leaving(plan_id, slot, tables, self._kv.num_to_come(tables))
-        self._leaving.append(leaving)
-        self.num_leaving_blocks += leaving.num_blocks
+        deferred = _DeferredFree(plan_id, slot, tables, self._kv.num_freed_by(tables))
+        self._deferred.append(deferred)
+        self.num_deferred_blocks += deferred.num_blocks
 
-    def land(self, plan_id: int) -> None:
-        """Free what waited for a step that has landed now."""
-        while self._leaving and self._leaving[0].plan_id <= plan_id:
-            leaving = self._leaving.popleft()
-            self.num_leaving_blocks -= leaving.num_blocks
-            self._free(leaving.slot, leaving.tables)
+    def complete_step(self, plan_id: int) -> None:
+        """Free the slots and blocks that waited for this step to complete."""
+        while self._deferred and self._deferred[0].plan_id <= plan_id:
+            deferred = self._deferred.popleft()
+            self.num_deferred_blocks -= deferred.num_blocks
+            self._free(deferred.slot, deferred.tables)
 
     def _free(self, slot: int, tables: Tables) -> None:
-        self._kv.give_back(tables)
+        self._kv.free(tables)
         self.by_slot[slot] = None
         self._free_slots.append(slot)
 
-    def _count_adapter_out(self, adapter: AdapterRef | None) -> None:
+    def _release_adapter(self, adapter: AdapterRef | None) -> None:
         if adapter is None:
             return
         self._adapters[adapter] -= 1

@@ -1,9 +1,9 @@
-"""A policy's key as one that can be compared with every other: of plain data, with its kind first.
+"""Total order of scheduling policies' sort keys: each value is tagged with its type's rank.
 
     None < numbers < text < bytes < tuples          (1, None) -> (4, (1, 1), (0,))
 
-Keys that compare with some others only would break a queue in the middle of a step. Here that is
-settled once, before the request is in any queue, and what cannot have a place in it is refused.
+Keys of which only some can be compared would break a queue in the middle of a step. They are
+normalized before the request is queued, and values without an order are rejected.
 """
 
 from typing import Any
@@ -14,11 +14,11 @@ SortKey = tuple[Any, ...]
 
 
 def sort_key(key: object, depth: int = 0) -> SortKey:
-    """Return a key for sorting that has the order of `key`, and is in order with all others.
+    """Return a sort key with the order of `key` that can be compared with every other one.
 
     Raises:
-        TypeError: It is, or has in it, something else than None, numbers, text, bytes and tuples.
-        ValueError: It has a number in it that is none (NaN), or too many tuples in tuples.
+        TypeError: It is or contains something other than None, numbers, text, bytes and tuples.
+        ValueError: It contains NaN, or tuples nested too deeply.
     """
     if key is None:
         return (0,)
@@ -36,11 +36,11 @@ def sort_key(key: object, depth: int = 0) -> SortKey:
             f"{type(key).__qualname__}"
         )
     if depth == MAX_DEPTH:
-        raise ValueError(f"a key has at most {MAX_DEPTH} tuples in each other")
+        raise ValueError(f"a key has at most {MAX_DEPTH} levels of nested tuples")
     return (4, *(sort_key(part, depth + 1) for part in key))
 
 
 def _in_order(number: float) -> float:
     if number != number:
-        raise ValueError("a key must be a number, and is NaN")
+        raise ValueError("a key must not be NaN")
     return number

@@ -1,4 +1,4 @@
-"""The plan of a step while it is being made: who decodes, who computes a chunk, who is new."""
+"""Plan of a step under construction: decodes, chunks, drafts, new requests and new blocks."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,23 @@ from quire.messages import NewBlocks, ScheduledRequest, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A share of more than a decode's, or a first one: it is settled when the step has landed."""
+    """Tokens of a request that starts or prefills; committed when the step has completed."""
 
     request: Request
     slot: int
-    end: int  # computed tokens of the request, this share included
+    end: int  # num_computed_tokens of the request, this chunk included
 
 
 class StepInProgress:
-    """Shares, and what the worker must hear; nothing is known to the requests before `finish`.
+    """Scheduled tokens and the changes to send to the worker, collected for one plan.
 
     Attributes:
-        decodes: Shares of one token; their requests have counted it already.
-        chunks: Tokens that other requests compute.
-        joined: Those among them that are new to the worker.
-        is_short: The pool ran out of blocks: nobody new may begin.
+        decodes: Entries of one token; `num_computed_tokens` of their requests includes it already.
+        chunks: Number of tokens of every other scheduled request; counted in `finish`.
+        drafts: Draft tokens to verify, by request.
+        new_requests: Requests among `chunks` that need a slot assignment.
+        new_blocks: Blocks appended to the tables of running requests.
+        is_short: Whether the pool ran out of blocks, so that no request may start.
     """
 
     def __init__(self, budget: int) -> None:
@@ -32,48 +34,48 @@ class StepInProgress:
         self.decodes: list[ScheduledRequest] = []
         self.chunks: dict[Request, int] = {}
         self.drafts: dict[Request, list[int]] = {}
-        self.joined: list[Request] = []
+        self.new_requests: list[Request] = []
         self.new_blocks: list[NewBlocks] = []
         self.is_short = False
 
     @property
     def budget_left(self) -> int:
-        """Tokens that the step can still hold."""
+        """Number of tokens that can still be scheduled."""
         return self._budget - len(self.decodes) - self._num_chunk_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step holds."""
+        """Number of tokens scheduled so far."""
         return len(self.decodes) + self._num_chunk_tokens
 
     def add(self, request: Request, num_tokens: int) -> None:
-        """Let a request compute so many tokens, beyond those that it was given in this step."""
+        """Schedule further tokens of a request."""
         self.chunks[request] = self.chunks.get(request, 0) + num_tokens
         self._num_chunk_tokens += num_tokens
 
     def note_blocks(self, request: Request, added: list[list[int]]) -> None:
-        """Note blocks that a running request's tables were given."""
+        """Record the blocks that were appended to a running request's tables."""
         for group, block_ids in enumerate(added):
             if block_ids:
                 self.new_blocks.append(NewBlocks(_slot_of(request), group, block_ids))
 
     def undo(self, request: Request) -> None:
-        """Take a running request out of the step again."""
+        """Remove a running request from the step."""
         slot = _slot_of(request)
         num_decodes = len(self.decodes)
-        self.decodes[:] = [share for share in self.decodes if share.slot != slot]
+        self.decodes[:] = [entry for entry in self.decodes if entry.slot != slot]
         request.num_computed_tokens -= num_decodes - len(self.decodes)
         self._num_chunk_tokens -= self.chunks.pop(request, 0)
         if self.drafts.pop(request, None) is not None:
-            request.num_drafts_in_flight = 0  # they were to leave with this step
+            request.num_drafts_in_flight = 0  # they were scheduled in this step only
         self.new_blocks = [added for added in self.new_blocks if added.slot != slot]
 
     def finish(self, plan_id: int, transfers: StepTransfers) -> tuple[StepPlan, list[Chunk]]:
-        """Return the plan, and let the requests count what they will compute."""
-        assignments = [request.assignment() for request in self.joined]
+        """Return the plan and its chunks, and advance `num_computed_tokens` of the requests."""
+        assignments = [request.assignment() for request in self.new_requests]
         requests, chunks = self.decodes, []
         for request, num_tokens in self.chunks.items():
-            requests.append(self._share(request, num_tokens))
+            requests.append(self._scheduled_request(request, num_tokens))
             request.num_computed_tokens += num_tokens
             end = request.num_computed_tokens
             if request not in self.drafts:
@@ -91,7 +93,7 @@ class StepInProgress:
         )
         return plan, chunks
 
-    def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
+    def _scheduled_request(self, request: Request, num_tokens: int) -> ScheduledRequest:
         slot, drafts = _slot_of(request), self.drafts.get(request)
         if drafts is not None:
             return ScheduledRequest(slot, num_tokens, num_tokens, drafts)

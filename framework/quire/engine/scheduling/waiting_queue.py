@@ -1,7 +1,7 @@
-"""The queue of the requests that wait, in the order that the policy gives them.
+"""The queue of waiting requests, in the policy's order.
 
-Only `place` asks the policy, and only it can fail. All keys that it gives can be compared with each
-other, so who has one comes into a queue, and out of it, without an error.
+Only `assign_key` calls the policy, and only it can fail. Any two of its keys can be compared, so a
+request with a key can be added and removed without an error.
 """
 
 from bisect import bisect_left, insort
@@ -15,9 +15,9 @@ BY_KEY = attrgetter("key")
 
 
 class WaitingQueue:
-    """Requests by the policy's key and, among equals, by their arrival here.
+    """Requests by the policy's key and, among equals, by their order of arrival.
 
-    A request keeps its key until it is over, so one that was preempted comes back to its old place.
+    A request keeps its key until it finishes, so a preempted one returns to its old position.
     """
 
     def __init__(self, policy: GuardedPolicy) -> None:
@@ -25,21 +25,21 @@ class WaitingQueue:
         self._requests: list[Request] = []
         self._num_placed = 0
 
-    def place(self, request: Request) -> None:
-        """Give a new request its key, which it keeps.
+    def assign_key(self, request: Request) -> None:
+        """Assign a new request its permanent sort key.
 
         Raises:
-            RequestFailedError: The policy failed, or its key cannot have a place among others.
+            RequestFailedError: The policy failed, or its key cannot be compared with others.
         """
         self._num_placed += 1
         request.key = (self._policy.order(request), self._num_placed)
 
     def push(self, request: Request) -> None:
-        """Put a placed request into the queue."""
+        """Insert a request that has a key."""
         insort(self._requests, request, key=BY_KEY)
 
     def remove(self, request: Request) -> None:
-        """Take a request out of the queue."""
+        """Remove a request from the queue."""
         remove_from(self._requests, request)
 
     def __len__(self) -> int:
@@ -53,15 +53,15 @@ class WaitingQueue:
 
 
 def insert_into(requests: list[Request], request: Request) -> None:
-    """Put a request into a list that is in order, in place."""
+    """Insert a request into a sorted list, in place."""
     insort(requests, request, key=BY_KEY)
 
 
 def remove_from(requests: list[Request], request: Request) -> None:
-    """Take a request out of a list that is in order, in place.
+    """Remove a request from a sorted list, in place.
 
     Raises:
-        ValueError: It is not there.
+        ValueError: The request is not in the list.
     """
     index = bisect_left(requests, request.key, key=BY_KEY)
     if index == len(requests) or requests[index] is not request:

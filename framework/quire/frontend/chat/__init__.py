@@ -1,1 +1,1 @@
-"""Chat templates, and the parsers that split a completion into thinking, calls and text."""
+"""Chat templates, and the parsers that split a completion into reasoning, tool calls and text."""

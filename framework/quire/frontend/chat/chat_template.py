@@ -1,7 +1,7 @@
-"""Chat templates run in Jinja's sandbox, with the filters that Hugging Face templates rely on.
+"""Chat templates, rendered in Jinja's sandbox with the extensions of Hugging Face templates.
 
-A template comes with a checkpoint, so it is not trusted: it cannot reach Python objects, its output
-is bounded, and whatever it raises becomes a `ChatTemplateError`.
+A template comes with a checkpoint, so it is not trusted: it cannot access Python internals, its
+output is bounded, and any error that it raises becomes a `ChatTemplateError`.
 """
 
 import json
@@ -28,19 +28,19 @@ from quire.frontend.text.checkpoint_file import read_json_object
 MAX_PROMPT_CHARACTERS = 16 * 2**20
 PARAMETERS = ("messages", "tools", "documents", "add_generation_prompt")
 FUNCTIONS = ("raise_exception", "strftime_now")
-HOW_TO_PASS_ONE = (
+TEMPLATE_HINT = (
     "pass one with --chat-template FILE (or chat_template=FILE), or use /v1/completions and "
     "`generate`, which need none"
 )
 
 
 class ChatTemplate:
-    """The template of one model.
+    """The chat template of a model, or several by name.
 
     Args:
         templates: Template texts by name; `default` is used, or `tool_use` when there are tools.
-        special_tokens: Texts such as bos_token, offered to the template under their names.
-        max_characters: Longest prompt that is rendered.
+        special_tokens: Texts of special tokens such as bos_token, by name; template variables.
+        max_characters: Largest number of characters of a rendered prompt.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class ChatTemplate:
         override: Path | str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> "ChatTemplate":
-        """Read a checkpoint's template; a checkpoint without one loads, and cannot render.
+        """Read a checkpoint's template; without one, `render` fails.
 
         Args:
-            folder: The checkpoint.
-            override: A Jinja file to use in place of the model's own.
-            special_tokens: `Tokenizer.special_tokens`.
+            folder: Folder of the checkpoint.
+            override: Path of a Jinja file to use in place of the model's own template.
+            special_tokens: Texts of special tokens by name, as in `Tokenizer.special_tokens`.
 
         Raises:
             SettingsError: The override is not a file.
-            CheckpointCorruptError: The checkpoint's template is not Jinja.
+            CheckpointCorruptError: The checkpoint's template is not valid Jinja.
         """
         if override is None:
             return cls(_own_templates(Path(folder)), special_tokens)
@@ -92,7 +92,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The texts of all templates, in which parsers look for their markers."""
+        """The joined texts of all templates, in which parsers search for their markers."""
         return "\n".join(self.templates.values())
 
     def render(
@@ -103,18 +103,18 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt for a conversation; it holds its special tokens already.
+        """Return the prompt for a conversation, special tokens included.
 
         Args:
-            messages: In OpenAI's shape.
-            tools: In OpenAI's shape.
-            template_kwargs: Further names for the template, such as `enable_thinking`. A mapping
-                of its own, so that a client cannot reach our parameters.
-            add_generation_prompt: End with the opening of the assistant's turn.
+            messages: Messages in OpenAI's format.
+            tools: Tool definitions in OpenAI's format.
+            template_kwargs: Additional template variables, such as `enable_thinking`. A separate
+                mapping, so that a client cannot set the other parameters.
+            add_generation_prompt: True to end with the start of the assistant's turn.
 
         Raises:
             ChatTemplateError: There is no template, or it refuses the conversation.
-            InvalidRequestError: A message, a tool or a name in `template_kwargs` is wrong.
+            InvalidRequestError: A message, a tool or a name in `template_kwargs` is invalid.
         """
         names = dict(template_kwargs or {})
         self._check_names(names)
@@ -128,24 +128,24 @@ class ChatTemplate:
         return self._render(self._choose(bool(tools)), variables)
 
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:
-        taken = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
+        reserved = {*PARAMETERS, *FUNCTIONS, *self._special_tokens}
         for name in kwargs:
-            if name in taken or name.startswith("_"):
+            if name in reserved or name.startswith("_"):
                 raise InvalidRequestError(
-                    f"chat_template_kwargs cannot set {name!r}: the template has it already",
+                    f"chat_template_kwargs cannot set {name!r}: the name is reserved",
                     param="chat_template_kwargs",
                 )
 
     def _choose(self, has_tools: bool) -> jinja2.Template:
         if not self._compiled:
-            raise ChatTemplateError(f"this model has no chat template; {HOW_TO_PASS_ONE}")
+            raise ChatTemplateError(f"this model has no chat template; {TEMPLATE_HINT}")
         if has_tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
         if "default" in self._compiled:
             return self._compiled["default"]
         names = ", ".join(self._compiled)
         raise ChatTemplateError(
-            f"this model has the chat templates {names} and none is the default; {HOW_TO_PASS_ONE}"
+            f"this model has the chat templates {names} and none is the default; {TEMPLATE_HINT}"
         )
 
     def _render(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
@@ -162,7 +162,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
-        except Exception as error:  # the template is foreign code: whatever it raises
+        except Exception as error:  # the template is third-party code and may raise anything
             raise ChatTemplateError(
                 f"the chat template cannot render this conversation: {error}", param="messages"
             ) from error
@@ -170,7 +170,7 @@ class ChatTemplate:
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks what a model is trained on; here it only shows what is inside."""
+    """The block `{% generation %}`, which marks training targets; rendered as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 asks for a set here
 
@@ -197,13 +197,13 @@ def _compile(environment: ImmutableSandboxedEnvironment, name: str, text: str) -
         return environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointCorruptError(
-            f"chat template {name!r} is not Jinja, line {error.lineno}: {error.message}; "
-            f"{HOW_TO_PASS_ONE}"
+            f"chat template {name!r} is not valid Jinja, line {error.lineno}: {error.message}; "
+            f"{TEMPLATE_HINT}"
         ) from error
 
 
 def _own_templates(folder: Path) -> dict[str, str]:
-    """Return the checkpoint's templates: from its own file, or from tokenizer_config.json."""
+    """Return the templates from chat_template.jinja, else from tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return {"default": path.read_text("utf-8")}
@@ -216,7 +216,7 @@ def _own_templates(folder: Path) -> dict[str, str]:
 
 
 def _is_named(entry: object, folder: Path) -> bool:
-    """Check one of several templates.
+    """Return whether an entry of a list of templates is complete.
 
     Raises:
         CheckpointCorruptError: It has no name or no text.
@@ -236,7 +236,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as it is; Jinja's own filter writes HTML escapes into it."""
+    """Return a value as JSON; Jinja's own filter would add HTML escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -250,5 +250,5 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+def _strftime_now(format: str) -> str:  # noqa: A002 - templates pass it by this name, too
+    return datetime.now().astimezone().strftime(format)

@@ -1,4 +1,4 @@
-"""One pipeline reads an answer: thinking is split off first, then calls; both while it streams."""
+"""Incremental parsing of completions: reasoning is split off first, then tool calls."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice(Generic[P]):
-    """A parser that was chosen, and the plugin that it comes from."""
+    """A chosen parser class, and the plugin that provides it."""
 
     parser: type[P]
     source: Source
@@ -36,13 +36,13 @@ class ParserChoice(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
-    """A whole answer, taken apart.
+    """The parts of a whole completion.
 
     Attributes:
-        text: What the user reads.
-        reasoning: The thinking; None if there was none.
-        calls: Name and arguments of each call that ended. A call that began and broke off is none:
-            its text is part of `text`.
+        text: Text for the user.
+        reasoning: Reasoning text; None if there was none.
+        calls: Name and arguments of each complete tool call. A call that breaks off is not
+            included: its text is part of `text`.
     """
 
     text: str
@@ -51,13 +51,13 @@ class ParsedCompletion:
 
 
 class CompletionParser:
-    """Reads one answer.
+    """Parses one completion.
 
     Args:
-        reasoning_parser: Splits off the thinking; None if the model does not think.
-        tool_parser: Splits off calls; None if the request offers no tools.
-        reasoning_source: Whom to name when the first one fails.
-        tool_source: Whom to name when the second one fails.
+        reasoning_parser: Parser of the reasoning; None if the model has none.
+        tool_parser: Parser of tool calls; None if the request has no tools.
+        reasoning_source: Plugin to name in errors of the reasoning parser.
+        tool_source: Plugin to name in errors of the tool parser.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CompletionParser:
         self._tool_source = tool_source
 
     def feed(self, delta: str) -> list[CompletionEvent]:
-        """Take the next piece of the answer; return what is certain by now.
+        """Parse the next part of the completion; return the events that are certain by now.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
@@ -86,7 +86,7 @@ class CompletionParser:
         return [*self._read_reasoning(events)]
 
     def close(self) -> list[CompletionEvent]:
-        """Return what was held back, when the answer is over.
+        """Return the events held back, at the end of the completion.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
@@ -100,7 +100,7 @@ class CompletionParser:
         return events
 
     def read_whole(self, text: str) -> ParsedCompletion:
-        """Take a whole answer apart; the parser is used up then.
+        """Parse a whole completion; the parser cannot be used again.
 
         Raises:
             RequestFailedError: A parser failed; the message names its plugin.
@@ -122,9 +122,9 @@ class CompletionParser:
 
 
 def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
-    """Join all events of one answer."""
+    """Join all events of one completion."""
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning_texts: list[str] = []
     open_calls: dict[int, tuple[str, list[str]]] = {}
     calls: list[tuple[str, str]] = []
     for event in events:
@@ -132,7 +132,7 @@ def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
             case TextDelta(text):
                 texts.append(text)
             case ReasoningDelta(text):
-                thoughts.append(text)
+                reasoning_texts.append(text)
             case ToolCallStart(index, name):
                 open_calls[index] = (name, [])
             case ToolCallArguments(index, piece):
@@ -140,11 +140,13 @@ def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
             case ToolCallEnd(index):
                 name, pieces = open_calls[index]
                 calls.append((name, "".join(pieces)))
-    return ParsedCompletion("".join(texts), "".join(thoughts) if thoughts else None, tuple(calls))
+    return ParsedCompletion(
+        "".join(texts), "".join(reasoning_texts) if reasoning_texts else None, tuple(calls)
+    )
 
 
 def parse_completion(output: CompletionOutput, parser: CompletionParser) -> None:
-    """Move thinking and tool calls of a whole answer out of its text, in place."""
+    """Move reasoning and tool calls of a whole completion out of its text, in place."""
     parsed = parser.read_whole(output.text)
     output.text = parsed.text
     output.reasoning = parsed.reasoning
@@ -155,11 +157,11 @@ def parse_completion(output: CompletionOutput, parser: CompletionParser) -> None
 
 
 class CompletionParsers:
-    """Makes the parser of each request.
+    """Makes the parser of each completion.
 
     Args:
-        reasoning: The reasoning parser in use, if any.
-        tools: The tool parser in use, if any.
+        reasoning: Reasoning parser in use, if any.
+        tools: Tool parser in use, if any.
     """
 
     def __init__(
@@ -172,14 +174,14 @@ class CompletionParsers:
 
     @property
     def reads_calls(self) -> bool:
-        """Whether there is a tool parser: without one, no answer holds a call."""
+        """Whether there is a tool parser; without one, tool calls are not parsed."""
         return self.tools is not None
 
     def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
-        """Return the shape of whole answers that are a call of one of `functions`.
+        """Return the grammar of completions that consist of calls of `functions`.
 
         Args:
-            functions: The `function` objects of OpenAI's tools.
+            functions: `function` objects of OpenAI's tool definitions.
 
         Returns:
             None if there is no tool parser, or if it cannot force a call.
@@ -193,15 +195,15 @@ class CompletionParsers:
         return _guard(
             lambda: tools.parser.call_grammar(functions, at_least_one=True),
             tools.source,
-            "wrote the grammar of a call",
+            "building the grammar of tool calls",
         )
 
     def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
-        """Return a parser for one answer.
+        """Return a parser for one completion.
 
         Args:
-            prompt_text: The rendered prompt: it may have opened the thinking already.
-            with_tools: Whether calls are looked for: the request offers tools.
+            prompt_text: Rendered prompt, which may contain the start of the reasoning.
+            with_tools: Whether to parse tool calls: the request has tools.
 
         Raises:
             RequestFailedError: A plugin's parser cannot be built.
@@ -219,13 +221,15 @@ def _build(choice: ParserChoice[P], *arguments: str) -> P:
     return _guard(lambda: choice.parser(*arguments), choice.source)
 
 
-def _guard(call: Callable[[], R], source: Source | None, doing: str = "read the answer") -> R:
-    """Call a plugin; whatever it raises ends this request and is told without a traceback."""
+def _guard(
+    call: Callable[[], R], source: Source | None, action: str = "parsing the completion"
+) -> R:
+    """Call a plugin; log an error that it raises, and raise it as a RequestFailedError."""
     try:
         return call()
     except RequestError:
         raise
     except Exception as error:
-        who = "the parser" if source is None else f"plugin {source}"
-        logger.exception("%s failed while it %s", who, doing)
-        raise RequestFailedError(f"{who} failed while it {doing}; the log says how") from error
+        parser_name = "the parser" if source is None else f"plugin {source}"
+        logger.exception("%s failed while %s", parser_name, action)
+        raise RequestFailedError(f"{parser_name} failed while {action}; see the log") from error

@@ -1,6 +1,6 @@
-"""Messages in OpenAI's shape become what chat templates read: plain text, arguments as objects.
+"""Conversion of OpenAI messages to the input of chat templates: plain text, arguments as objects.
 
-Whatever cannot be shown to the model is refused by name; nothing is dropped in silence.
+Fields that a template cannot render are refused by name; nothing is dropped silently.
 """
 
 import json
@@ -11,19 +11,19 @@ from quire.errors import InvalidRequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PART_SEPARATOR = "\n"  # between the text parts of one message
-KEPT = ("name", "tool_call_id", "reasoning_content")
-KNOWN = frozenset({"role", "content", "tool_calls", "reasoning", *KEPT})
-IN_A_PART = frozenset({"type", "text", "cache_control"})  # the last is about billing elsewhere
-IN_A_CALL = frozenset({"id", "type", "index", "function"})
+KEPT_KEYS = ("name", "tool_call_id", "reasoning_content")
+MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "reasoning", *KEPT_KEYS})
+PART_KEYS = frozenset({"type", "text", "cache_control"})  # the last concerns other APIs' billing
+CALL_KEYS = frozenset({"id", "type", "index", "function"})
 
 Message = dict[str, Any]
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages as templates read them.
+    """Return the messages in the format of chat templates.
 
     Raises:
-        InvalidRequestError: A message is not what the API asks for; `param` says where.
+        InvalidRequestError: A message does not follow the API; `param` is its path.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequestError(
@@ -51,14 +51,14 @@ def _normalize(message: object, where: str) -> Message:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", param=f"{where}.role"
         )
-    _check_keys(message, KNOWN, where)
+    _check_keys(message, MESSAGE_KEYS, where)
     calls = message.get("tool_calls") or []
     is_optional = role == "assistant" and bool(calls or message.get("reasoning_content"))
     normal: Message = {
         "role": "system" if role == "developer" else role,
         "content": _text(message.get("content"), f"{where}.content", is_optional),
     }
-    normal |= {key: message[key] for key in KEPT if message.get(key) is not None}
+    normal |= {key: message[key] for key in KEPT_KEYS if message.get(key) is not None}
     if role == "assistant" and message.get("reasoning") is not None:
         normal.setdefault("reasoning_content", message["reasoning"])
     if calls:
@@ -67,11 +67,11 @@ def _normalize(message: object, where: str) -> Message:
 
 
 def _check_keys(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    """Refuse what would be lost; what says nothing, such as `"refusal": null`, may be there."""
+    """Refuse unknown keys, except those with an empty value such as `"refusal": null`."""
     for key, value in given.items():
         if key not in known and value not in (None, False, "", [], {}):
             raise InvalidRequestError(
-                f"{where}.{key:.100} cannot be shown to the model; leave it out",
+                f"{where}.{key:.100} is not supported; leave it out",
                 param=f"{where}.{key:.100}",
             )
 
@@ -94,7 +94,7 @@ def _part(part: object, where: str) -> str:
         raise InvalidRequestError(
             f"{where} has the type {kind!r}; this model reads text parts only", param=where
         )
-    _check_keys(part, IN_A_PART, where)
+    _check_keys(part, PART_KEYS, where)
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text must be a string, got {text!r}", param=where)
@@ -103,7 +103,9 @@ def _part(part: object, where: str) -> str:
 
 def _calls(calls: object, role: str, where: str) -> list[dict[str, Any]]:
     if role != "assistant":
-        raise InvalidRequestError(f"{where}: a message of role {role} has no calls", param=where)
+        raise InvalidRequestError(
+            f"{where}: a message of role {role} cannot have tool calls", param=where
+        )
     if not isinstance(calls, list):
         raise InvalidRequestError(f"{where} must be a list, got {calls!r}", param=where)
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
@@ -114,7 +116,7 @@ def _call(call: object, where: str) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
         raise InvalidRequestError(f"{where} must have a function with a name", param=where)
-    _check_keys(call, IN_A_CALL, where)
+    _check_keys(call, CALL_KEYS, where)
     _check_keys(function, frozenset({"name", "arguments"}), f"{where}.function")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     normal = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -140,7 +142,7 @@ def _normalize_tool(tool: object, where: str) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if kind != "function" or not isinstance(function, Mapping):
         raise InvalidRequestError(
-            f'{where} must read {{"type": "function", "function": {{"name": ...}}}}', param=where
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', param=where
         )
     name = function.get("name")
     if not isinstance(name, str) or not name:

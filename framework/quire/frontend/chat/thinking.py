@@ -1,4 +1,4 @@
-"""Where a form begins: at once, or behind the thinking that the prompt has opened."""
+"""The start of a structured-output constraint: at once, or after the model's reasoning."""
 
 import logging
 
@@ -9,16 +9,16 @@ from quire.interfaces.reasoning import ReasoningParser
 
 logger = logging.getLogger(__name__)
 
-NUM_LAST_TOKENS = 64  # of a prompt that came as tokens: what opens the thinking is at its end
+NUM_LAST_TOKENS = 64  # of a prompt given as token ids, searched for the start of the reasoning
 
 
 class Thinking:
-    """How a model thinks.
+    """The reasoning format of a model.
 
     Args:
-        parser: The reasoning parser in use.
-        end_marker: The text that ends the thinking, if the parser says so.
-        tokenizer: The model's.
+        parser: Reasoning parser in use.
+        end_marker: Text that ends the reasoning, if the parser declares it.
+        tokenizer: Tokenizer of the model.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class Thinking:
         self._tokenizer = tokenizer
 
     def end_token_id(self, text: str | None, token_ids: list[int]) -> int | None:
-        """Return the token behind which a form begins; None if the prompt opened no thinking.
+        """Return the token that ends the reasoning; None if the prompt does not start one.
 
         Args:
-            text: The prompt, if it came as text.
-            token_ids: The prompt.
+            text: Text of the prompt, if it was given as text.
+            token_ids: Token ids of the prompt.
 
         Raises:
-            GrammarError: The thinking is open, and nothing says where it ends.
+            GrammarError: The prompt starts the reasoning, and no single token ends it.
             RequestFailedError: The parser failed.
         """
         if text is None:
@@ -47,22 +47,22 @@ class Thinking:
         try:
             return self._parser.parser(text).is_thinking
         except Exception as error:
-            logger.exception("plugin %s failed to look at a prompt", self._parser.source)
+            logger.exception("plugin %s failed while parsing a prompt", self._parser.source)
             raise RequestFailedError(
-                f"plugin {self._parser.source} failed on this prompt; the log says how"
+                f"plugin {self._parser.source} failed on this prompt; see the log"
             ) from error
 
     def _marker_id(self) -> int:
         if self._end_marker is None:
             raise GrammarError(
-                "the prompt opens the model's thinking, and the reasoning parser does not say what "
-                "ends it, so no form can be kept; switch the thinking off"
+                "the prompt starts the model's reasoning, and the reasoning parser declares no end "
+                "marker, so the structured output cannot be enforced; disable the reasoning"
             )
         token_ids = self._tokenizer.encode(self._end_marker, add_special_tokens=False)
         if len(token_ids) != 1:
             raise GrammarError(
-                f"the prompt opens the model's thinking, and {self._end_marker!r}, which ends it, "
-                f"is {len(token_ids)} tokens of this model instead of one, so no form can be kept; "
-                "switch the thinking off"
+                f"the prompt starts the model's reasoning, whose end marker {self._end_marker!r} "
+                f"is {len(token_ids)} tokens of this model instead of one, so the structured "
+                "output cannot be enforced; disable the reasoning"
             )
         return token_ids[0]

@@ -1,1 +1,1 @@
-"""From engine outputs to what a caller reads: texts, log probabilities and deltas."""
+"""Conversion of engine outputs to completions: text, log probabilities and deltas."""

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Emitted(NamedTuple):
-    """How much of an answer its deltas have brought."""
+    """The parts of a completion that its deltas have returned so far."""
 
     num_texts: int = 0
     num_tokens: int = 0
@@ -38,13 +38,14 @@ class _Emitted(NamedTuple):
 
 
 class CompletionState:
-    """One answer, as it grows.
+    """The state of one completion.
 
     Attributes:
-        request: What the engine was asked.
-        finish_reason: None as long as it grows.
-        must_abort: The text ended at a stop string, and the engine does not know yet.
-        num_cached_tokens: Prompt tokens whose KV was in the cache already.
+        request: Request to the engine.
+        finish_reason: Reason why it finished; None while it runs.
+        must_abort: True if the text ended at a stop string, so the engine's request must be
+            aborted.
+        num_cached_tokens: Number of prompt tokens that were found in the prefix cache.
     """
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
@@ -56,14 +57,14 @@ class CompletionState:
         self._detokenizer = Detokenizer(tokenizer, request.token_ids, request.params)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
-        self._num_decoded = 0  # of these, or with a stop token that is not shown
+        self._num_decoded = 0  # of `_token_ids`, including a hidden stop token
         self._logprobs: list[dict[int, Logprob]] = []
         self._prompt_logprobs: list[LogprobRow | None] = []
         self._stop_reason: int | str | None = None
         self._emitted = _Emitted()
 
-    def take(self, output: EngineOutput) -> None:
-        """Take what a step added; it becomes text when somebody asks, or when text may end it.
+    def apply(self, output: EngineOutput) -> None:
+        """Add the output of a step; it is detokenized on demand, or at once to find stop strings.
 
         Raises:
             RequestError: The engine reports that the request failed.
@@ -76,7 +77,7 @@ class CompletionState:
         self._logprobs += [self._row(row).as_dict() for row in output.logprobs or ()]
         self._token_ids += output.token_ids
         if self.request.params.prompt_logprobs is not None:
-            self._take_prompt_logprobs(output)
+            self._add_prompt_logprobs(output)
         if output.finish_reason is not None:
             self._finish(output, output.finish_reason)
         elif self._detokenizer.has_stops:
@@ -84,31 +85,31 @@ class CompletionState:
             self.must_abort = self._ends_at_stop_string()
 
     def abort(self) -> None:
-        """End the answer from outside; what was held back comes with its last delta."""
+        """End the completion with reason "abort"; text held back is part of its last delta."""
         self._decode()
         self._texts.append(self._detokenizer.close())
         self.finish_reason = "abort"
 
     def delta(self) -> Delta:
-        """Return what is new since the last one."""
+        """Return everything added since the last delta."""
         self._decode()
         emitted = self._emitted
         self._emitted = _Emitted(len(self._texts), len(self._token_ids), len(self._prompt_logprobs))
-        is_asked = self.request.params.logprobs is not None
-        new_of_prompt = range(emitted.num_prompt_logprobs, len(self._prompt_logprobs))
+        has_logprobs = self.request.params.logprobs is not None
+        new_prompt_rows = range(emitted.num_prompt_logprobs, len(self._prompt_logprobs))
         return Delta(
             index=self.request.child,
             text="".join(self._texts[emitted.num_texts :]),
             token_ids=self._token_ids[emitted.num_tokens :],
-            logprobs=self._logprobs[emitted.num_tokens :] if is_asked else None,
+            logprobs=self._logprobs[emitted.num_tokens :] if has_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             num_cached_tokens=self.num_cached_tokens,
-            prompt_logprobs=[self._prompt_logprobs[index] for index in new_of_prompt] or None,
+            prompt_logprobs=[self._prompt_logprobs[index] for index in new_prompt_rows] or None,
         )
 
-    def completion(self) -> CompletionOutput:
-        """Return the answer so far."""
+    def output(self) -> CompletionOutput:
+        """Return the completion so far."""
         self._decode()
         return CompletionOutput(
             index=self.request.child,
@@ -121,15 +122,16 @@ class CompletionState:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of the prompt, as far as they are known; None if nobody asked for them."""
+        """Log probabilities of the prompt, as far as computed; None if not requested."""
         if self.request.params.prompt_logprobs is None:
             return None
         return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
 
     def _decode(self, num_hidden: int = 0) -> None:
-        """Turn tokens into text, but the last few; behind a stop string nothing is the answer's.
+        """Detokenize new tokens, except the last `num_hidden`; drop tokens after a stop string.
 
-        A token that cannot be decoded is tried once, so that the answer can still be ended.
+        A token that cannot be decoded is tried only once, so that the completion can still be
+        ended.
         """
         detokenizer = self._detokenizer
         first, self._num_decoded = self._num_decoded, len(self._token_ids)
@@ -141,31 +143,31 @@ class CompletionState:
                 break
 
     def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
-        """Take in that the engine ended the answer, unless a stop string did before."""
+        """Apply the engine's finish reason, unless a stop string ended the completion before."""
         self._decode(num_hidden=int(self._ends_with_hidden_stop(output)))
         self._texts.append(self._detokenizer.close())
         if self._ends_at_stop_string():
             return
         self.finish_reason = reason
         if reason == "stop" and output.token_ids:
-            asked_for = output.token_ids[-1] in self.request.params.stop_token_ids
-            self._stop_reason = output.token_ids[-1] if asked_for else None
+            is_requested = output.token_ids[-1] in self.request.params.stop_token_ids
+            self._stop_reason = output.token_ids[-1] if is_requested else None
 
     def _ends_at_stop_string(self) -> bool:
-        """Whether the text has come to a stop string; then that is the reason of its end."""
+        """Return whether the text ended at a stop string; if so, set the finish reason."""
         found = self._detokenizer.stop_string
         if found is not None:
             self._stop_reason, self.finish_reason = found, "stop"
         return found is not None
 
     def _ends_with_hidden_stop(self, output: EngineOutput) -> bool:
-        """Whether the last token ended the answer and is not shown."""
+        """Return whether the last token ended the completion and is left out of the text."""
         ended = output.finish_reason == "stop" and bool(output.token_ids)
         is_stop_token = ended and output.token_ids[-1] in self.request.stop_token_ids
         return is_stop_token and not self.request.params.include_stop_str_in_output
 
-    def _take_prompt_logprobs(self, output: EngineOutput) -> None:
-        """Add to those of the prompt; nothing predicts its first token."""
+    def _add_prompt_logprobs(self, output: EngineOutput) -> None:
+        """Add log probabilities of prompt tokens; the first token has none."""
         if not self._prompt_logprobs:
             self._prompt_logprobs.append(None)
         self._prompt_logprobs += [self._row(row) for row in output.prompt_logprobs or ()]
@@ -175,12 +177,12 @@ class CompletionState:
 
 
 class PromptState:
-    """The n answers to one prompt.
+    """The state of the n completions of one prompt.
 
     Args:
         admission: The prompt and its requests.
-        tokenizer: The model's.
-        finished_hooks: The plugins' `request_finished`; their errors are logged.
+        tokenizer: Tokenizer of the model.
+        finished_hooks: `request_finished` hooks of the plugins; their errors are logged.
     """
 
     def __init__(
@@ -191,64 +193,68 @@ class PromptState:
     ) -> None:
         self.admission = admission
         self._finished_hooks = finished_hooks
-        self._answers = {
+        self._completions = {
             request.request_id: CompletionState(request, tokenizer)
             for request in admission.requests
         }
 
     @property
     def is_finished(self) -> bool:
-        """Whether every answer is over."""
-        return all(answer.finish_reason is not None for answer in self._answers.values())
+        """Whether every completion has finished."""
+        return all(
+            completion.finish_reason is not None for completion in self._completions.values()
+        )
 
     @property
     def unfinished_ids(self) -> list[str]:
-        """Engine requests that are not over."""
-        return [i for i, answer in self._answers.items() if answer.finish_reason is None]
+        """Ids of the engine requests that have not finished."""
+        return [
+            i for i, completion in self._completions.items() if completion.finish_reason is None
+        ]
 
-    def take(self, output: EngineOutput) -> CompletionState:
-        """Take what a step added; return whose it is.
+    def apply(self, output: EngineOutput) -> CompletionState:
+        """Add the output of a step to its completion; return that completion.
 
         Raises:
             RequestError: The engine reports that the request failed.
         """
-        answer = self._answers[output.request_id]
+        completion = self._completions[output.request_id]
         try:
-            answer.take(output)
+            completion.apply(output)
         except QuireError:
-            self._run_hooks(answer.request, output)
+            self._run_hooks(completion.request, output)
             raise
-        if answer.finish_reason is not None:
-            self._run_hooks(answer.request, output)
-        return answer
+        if completion.finish_reason is not None:
+            self._run_hooks(completion.request, output)
+        return completion
 
     def abort(self) -> list[Delta]:
-        """End what is not over; return the last delta of each."""
-        return [self._abort(self._answers[request_id]) for request_id in self.unfinished_ids]
+        """Abort the unfinished completions; return the last delta of each."""
+        return [self._abort(self._completions[request_id]) for request_id in self.unfinished_ids]
 
     def result(self) -> RequestOutput:
-        """Return everything so far."""
-        answers = list(self._answers.values())
-        first = answers[0]
+        """Return all completions so far."""
+        completions = list(self._completions.values())
+        first = completions[0]
         prompt, adapter = self.admission.prompt, self.admission.requests[0].adapter
         return RequestOutput(
             request_id=self.admission.request_id,
             prompt=prompt.text,
             prompt_token_ids=list(prompt.token_ids),
-            outputs=[answer.completion() for answer in answers],
+            outputs=[completion.output() for completion in completions],
             finished=self.is_finished,
             prompt_logprobs=first.prompt_logprobs,
             num_cached_tokens=first.num_cached_tokens,
             lora_request=None if adapter is None else _lora_request(adapter),
         )
 
-    def _abort(self, answer: CompletionState) -> Delta:
-        answer.abort()
+    def _abort(self, completion: CompletionState) -> Delta:
+        completion.abort()
         last = EngineOutput(
-            request_id=answer.request.request_id, token_ids=[], finish_reason="abort"
+            request_id=completion.request.request_id, token_ids=[], finish_reason="abort"
         )
-        self._run_hooks(answer.request, last)
-        return answer.delta()
+        self._run_hooks(completion.request, last)
+        return completion.delta()
 
     def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
         for source, hook in self._finished_hooks:
@@ -262,5 +268,5 @@ def _lora_request(adapter: AdapterRef) -> LoRARequest:
 def _call_safely(source: Any, hook: Any, request: EngineRequest, output: EngineOutput) -> None:
     try:
         hook(request=request, output=output)
-    except Exception:  # a plugin's: the answer is complete, and stays so
+    except Exception:  # a plugin's error, which must not affect the completion
         logger.exception("plugin %s failed in request_finished", source)

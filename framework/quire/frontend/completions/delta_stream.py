@@ -1,4 +1,4 @@
-"""A caller reads deltas at its own pace: the engine fills the stream and never waits for it."""
+"""`DeltaStream`: an unbounded queue of deltas between the engine and one asyncio reader."""
 
 import asyncio
 from collections import deque
@@ -11,24 +11,24 @@ from quire.outputs import Delta, RequestOutput
 
 
 class DeltaStream:
-    """The deltas of one prompt's answers, in the order in which the engine made them.
+    """The deltas of one prompt's completions, in the order in which the engine made them.
 
     An async iterator and an async context manager. Leaving the context, `aclose`, or cancelling the
-    task that waits for the next delta aborts what is not over.
+    task that waits for the next delta aborts the unfinished completions.
 
     Args:
-        answers: What the deltas add up to.
-        loop: The event loop that reads.
-        on_close: Called once if the caller leaves before the end.
+        completions: State of the completions that the deltas add up to.
+        loop: Event loop of the reader.
+        on_close: Function called once if the reader leaves before the end.
     """
 
     def __init__(
         self,
-        answers: PromptState,
+        completions: PromptState,
         loop: asyncio.AbstractEventLoop,
         on_close: Callable[["DeltaStream"], object],
     ) -> None:
-        self.answers = answers
+        self.completions = completions
         self.loop = loop
         self._on_close = on_close
         self._deltas: deque[Delta] = deque()
@@ -39,13 +39,13 @@ class DeltaStream:
 
     @property
     def request_id(self) -> str:
-        """The id of the prompt's requests; made by us."""
-        return self.answers.admission.request_id
+        """The internal id of the prompt's requests."""
+        return self.completions.admission.request_id
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt, as the model reads it."""
-        return self.answers.admission.prompt.token_ids
+        """The token ids of the prompt."""
+        return self.completions.admission.prompt.token_ids
 
     @property
     def is_over(self) -> bool:
@@ -53,29 +53,29 @@ class DeltaStream:
         return self._is_over
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call something in a while, unless the stream is over by then. On the event loop."""
+        """Call a function after a delay, unless the stream is over by then. On the event loop."""
         self._timer = self.loop.call_later(delay_s, call)
 
     def push(self, delta: Delta) -> None:
         """Add a delta. Called on the event loop."""
         self._deltas.append(delta)
-        if self.answers.is_finished:
+        if self.completions.is_finished:
             self._end()
         self._wake.set()
 
     def fail(self, error: QuireError) -> None:
-        """End the stream with an error, after the deltas that are there. On the event loop."""
+        """End the stream with an error after the queued deltas. Called on the event loop."""
         if not self._is_over:
             self._error = error
             self._end()
             self._wake.set()
 
     def result(self) -> RequestOutput:
-        """Return everything so far."""
-        return self.answers.result()
+        """Return all completions so far."""
+        return self.completions.result()
 
     async def aclose(self) -> None:
-        """Abort what is not over. May be called twice."""
+        """Abort the unfinished completions. May be called twice."""
         self._close()
 
     def __aiter__(self) -> Self:

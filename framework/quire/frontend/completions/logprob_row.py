@@ -1,7 +1,7 @@
-"""The candidates at one position are numbers side by side; objects are made when somebody looks.
+"""`LogprobRow`: compact log probabilities of one position, converted to objects on access.
 
-A prompt can bring hundreds of thousands of candidates. As objects they would take ten times the
-memory, and the garbage collector would walk over all of them again and again.
+A prompt can have hundreds of thousands of candidates. As objects they would take ten times the
+memory, and every garbage collection would traverse them.
 """
 
 import math
@@ -15,11 +15,11 @@ LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 
 
 class LogprobRow(Mapping[int, Logprob]):
-    """A read-only mapping from token id to `Logprob`; the token that stands there comes first.
+    """A read-only mapping from token id to `Logprob`; the chosen token comes first.
 
     Args:
-        row: The token that stands there with its rank, then the likeliest ones in their order.
-        text_of: What a token looks like.
+        row: Chosen token with its rank, then the most likely tokens in order.
+        text_of: Function that returns the text of a token.
     """
 
     __slots__ = ("_logprobs", "_rank", "_text_of", "_token_ids")
@@ -32,29 +32,29 @@ class LogprobRow(Mapping[int, Logprob]):
 
     def as_dict(self) -> dict[int, Logprob]:
         """Return all candidates as objects."""
-        return {token_id: self._at(index) for index, token_id in self._numbered()}
+        return {token_id: self._logprob_at(index) for index, token_id in self._candidates()}
 
     def __getitem__(self, token_id: int) -> Logprob:
         try:
-            return self._at(self._token_ids.index(token_id))
+            return self._logprob_at(self._token_ids.index(token_id))
         except (ValueError, TypeError, OverflowError):
             raise KeyError(token_id) from None
 
     def __iter__(self) -> Iterator[int]:
-        return (token_id for _, token_id in self._numbered())
+        return (token_id for _, token_id in self._candidates())
 
     def __len__(self) -> int:
         chosen = self._token_ids[0]
         return len(self._token_ids) - self._token_ids[1:].count(chosen)
 
-    def _numbered(self) -> Iterator[tuple[int, int]]:
-        """Yield (index, token id); the one that stands there is not told again among the others."""
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        """Yield (index, token id); the chosen token is not repeated among the most likely ones."""
         chosen = self._token_ids[0]
         for index, token_id in enumerate(self._token_ids):
             if index == 0 or token_id != chosen:
                 yield index, token_id
 
-    def _at(self, index: int) -> Logprob:
-        number = self._logprobs[index]
-        shown = max(number, LOWEST_LOGPROB) if math.isfinite(number) else LOWEST_LOGPROB
+    def _logprob_at(self, index: int) -> Logprob:
+        logprob = self._logprobs[index]
+        shown = max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
         return Logprob(shown, index or self._rank, self._text_of(self._token_ids[index]))

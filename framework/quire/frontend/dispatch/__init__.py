@@ -1,1 +1,1 @@
-"""The way to the engine: its thread, its client interface and the streams' hand-over."""
+"""The connection to the engine: its client interface, its thread, and delivery to streams."""

@@ -1,7 +1,8 @@
-"""Control verbs wait for their turn in the engine's thread, and never longer than it lives.
+"""Control commands from the event loop, run in the engine's thread between two steps.
 
-An error of ours is the answer of a verb. Any other means that nobody knows the engine's state: it
-dies of that, in this process as in another one.
+A command that raises a `QuireError` fails with it. Any other error leaves the engine in an unknown
+state, so the engine dies, whether it runs in this process or in another one. If the engine stops,
+all waiting commands fail.
 """
 
 import asyncio
@@ -20,21 +21,21 @@ Pending = asyncio.Future[Any]
 
 
 class ControlCalls:
-    """The control verbs that somebody waits for, and those who wait for the engine's end."""
+    """Pending control commands, and pending waits for the engine's end."""
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
         self._waiting: set[Pending] = set()
-        self._lock = threading.RLock()  # a finalizer may come in between
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
 
     async def call(self, command: Control) -> Any:
-        """Have a command done between two steps; returns and raises what the engine does."""
+        """Run a command between two steps; return or raise its outcome."""
         with self._pending() as pending:
             self._thread.post(partial(_run, pending, command))
             return await pending
 
     async def wait_for_death(self) -> EngineDeadError:
-        """Return why the engine stopped, as soon as it did."""
+        """Wait until the engine has stopped, and return the reason."""
         with self._pending() as pending:
             if self._thread.death is None:
                 with contextlib.suppress(EngineDeadError):
@@ -42,7 +43,7 @@ class ControlCalls:
         return self._thread.death or EngineDeadError("the engine stopped")
 
     def fail(self, death: EngineDeadError) -> None:
-        """Tell everybody who waits that no answer will come."""
+        """Fail everything that is pending."""
         with self._lock:
             waiting = list(self._waiting)
         for pending in waiting:
@@ -64,15 +65,15 @@ def _run(pending: Pending, command: Control, core: EngineCoreClient) -> None:
     try:
         result = core.control(command)
     except EngineDeadError:
-        raise  # the thread ends, and tells everybody
-    except QuireError as error:  # the caller's: it is raised where it waits
+        raise  # ends the engine's thread, which fails everything that is pending
+    except QuireError as error:  # of this command: raised in its caller
         _send(pending, partial(_set_error, pending, error))
     else:
         _send(pending, partial(_set_result, pending, result))
 
 
 def _send(pending: Pending, call: partial[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the result
         pending.get_loop().call_soon_threadsafe(call)
 
 

@@ -1,8 +1,8 @@
-"""Where the engine's thread and the event loop meet: requests cross one way, outputs the other.
+"""Exchange of requests and outputs between the event loop and the engine's thread.
 
-All outputs of a step cross in one call. Detokenizing happens on the event loop: there it overlaps
-with the next step's matrix products, which let go of the interpreter. A stop string is therefore
-seen while the next step runs, and its surplus is dropped.
+All outputs of a step are passed in one call. Detokenization runs on the event loop: there it
+overlaps with the next step's matrix products, which release the GIL. A stop string is therefore
+found while the next step runs, and the tokens after it are dropped.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from quire.frontend.dispatch.throughput import Throughput
 from quire.messages import Control, EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
-OVERDUE_S = 1.0  # after a request's time is up, for the engine to say so itself
+OVERDUE_S = 1.0  # after a request's timeout, for the engine to report it first
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,15 @@ Batch = list[tuple[DeltaStream, EngineOutput]]
 
 
 class Dispatch:
-    """The streams that are open, and the thread that fills them.
+    """The open streams, and the engine thread that fills them.
 
     Args:
-        core: The engine; its thread starts now.
-        request_timeout_s: What the engine gives requests that name no time, and at most.
+        core: Engine core; its thread starts now.
+        request_timeout_s: Default and upper limit of a request's timeout, as in the engine.
 
     Attributes:
-        stats: What the engine said about itself after the last step.
-        throughput: What it has done since its start.
+        stats: Statistics of the engine after the last step.
+        throughput: Totals of the engine since its start.
     """
 
     def __init__(self, core: EngineCoreClient, request_timeout_s: float | None = None) -> None:
@@ -49,34 +49,34 @@ class Dispatch:
         self.stats = EngineStats()
         self.throughput = Throughput()
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
-        self._lock = threading.RLock()  # a finalizer may come in between
-        self._thread = EngineThread(core, self._deliver, self._announce_death)
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
+        self._thread = EngineThread(core, self._deliver, self._fail_all)
         self._controls = ControlCalls(self._thread)
         self._thread.start()
 
     @property
     def death(self) -> EngineDeadError | None:
-        """Why the engine stopped, if it did."""
+        """The reason why the engine stopped; None while it runs."""
         return self._thread.death
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the engine last finished a step; 0 while there is nothing to do."""
+        """Seconds since the engine last completed a step; 0 while it is idle."""
         return self._thread.stalled_s
 
     def streams(self) -> list[DeltaStream]:
-        """Return the streams that are open."""
+        """Return the open streams."""
         with self._lock:
             return list(dict.fromkeys(self._streams.values()))
 
-    def start(self, answers: PromptState) -> DeltaStream:
-        """Hand the requests of one prompt to the engine. On the event loop that will read.
+    def start(self, completions: PromptState) -> DeltaStream:
+        """Queue the requests of one prompt in the engine. Called on the event loop of the reader.
 
         Raises:
             EngineDeadError: The engine stopped.
         """
-        stream = DeltaStream(answers, asyncio.get_running_loop(), self._drop)
-        requests = answers.admission.requests
+        stream = DeltaStream(completions, asyncio.get_running_loop(), self._drop)
+        requests = completions.admission.requests
         with self._lock:
             self._streams.update({request.request_id: stream for request in requests})
         try:
@@ -84,39 +84,39 @@ class Dispatch:
         except EngineDeadError:
             self._forget(stream)
             raise
-        self._limit(stream)
+        self._start_timeout(stream)
         return stream
 
     def end(self, stream: DeltaStream) -> None:
-        """Abort a request for somebody else than its reader, who is told."""
-        self._call(stream.loop, partial(self._end_here, stream))
+        """Abort a request from outside its reader; the reader gets the last deltas."""
+        self._call(stream.loop, partial(self._abort_stream, stream))
 
     async def control(self, command: Control) -> Any:
-        """Have the engine do something between two steps; returns and raises what it does."""
+        """Run a control command between two steps; return or raise its outcome."""
         return await self._controls.call(command)
 
     async def wait_for_death(self) -> EngineDeadError:
-        """Return why the engine stopped, as soon as it did."""
+        """Wait until the engine has stopped, and return the reason."""
         return await self._controls.wait_for_death()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the thread after the step that runs; if that hangs, without it."""
+        """End the thread after the running step; wait for it at most `timeout_s`."""
         self._thread.stop(timeout_s)
 
     def stop_soon(self) -> None:
-        """Let the thread end after the step that runs, without waiting for it."""
+        """Request the thread to end after the running step, without waiting for it."""
         self._thread.stop_soon()
 
     # -- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, stream: DeltaStream, core: EngineCoreClient) -> None:
-        """Queue the requests of one prompt; if one is refused, its output ends the others."""
-        for request in stream.answers.admission.requests:
+        """Queue the requests of one prompt; if one is refused, its output fails the others."""
+        for request in stream.completions.admission.requests:
             core.add(request)
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
-        self.throughput.take(outputs)
+        self.throughput.add(outputs)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
             for output in outputs.outputs:
@@ -124,56 +124,56 @@ class Dispatch:
                 if stream is not None:
                     batches[stream.loop].append((stream, output))
         for loop, batch in batches.items():
-            self._call(loop, partial(self._hand_over, batch))
+            self._call(loop, partial(self._apply_outputs, batch))
 
-    def _announce_death(self, death: EngineDeadError) -> None:
-        """Fail everybody who waits."""
+    def _fail_all(self, death: EngineDeadError) -> None:
+        """Fail all open streams and pending control commands."""
         for stream in self.streams():
             self._call(stream.loop, partial(self._fail, stream, death))
         self._controls.fail(death)
 
     def _call(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        """Call something on an event loop; one that is closed has no readers any more."""
+        """Schedule a call on an event loop; if the loop is closed, drop its streams."""
         try:
             loop.call_soon_threadsafe(call)
         except RuntimeError:
-            gone = [stream for stream in self.streams() if stream.loop is loop]
-            for stream in gone:
+            closed = [stream for stream in self.streams() if stream.loop is loop]
+            for stream in closed:
                 self._drop(stream)
 
     # -- on the event loop -----------------------------------------------------------------------
 
-    def _limit(self, stream: DeltaStream) -> None:
-        """End a request that is late and of which the engine says nothing: its step may hang."""
-        request = stream.answers.admission.requests[0]
+    def _start_timeout(self, stream: DeltaStream) -> None:
+        """Set a timer that fails a request if the engine does not, as in a step that hangs."""
+        request = stream.completions.admission.requests[0]
         limits = [s for s in (request.timeout_s, self._request_timeout_s) if s is not None]
         if limits:
             passed_s = time.monotonic() - request.arrival_s
             stream.call_later(min(limits) + OVERDUE_S - passed_s, partial(self._expire, stream))
 
     def _expire(self, stream: DeltaStream) -> None:
-        message = "the request's time is up, and the engine does not answer: a step takes too long"
+        message = "the request timed out, and the engine does not answer: a step takes too long"
         self._fail(stream, RequestTimeoutError(message))
 
-    def _hand_over(self, batch: Batch) -> None:
-        """Turn outputs into deltas."""
+    def _apply_outputs(self, batch: Batch) -> None:
+        """Apply the outputs of a step to their streams; abort those that found a stop string."""
         must_abort = []
         for stream, output in batch:
-            if output.request_id in self._streams and self._advance(stream, output):
+            if output.request_id in self._streams and self._apply_output(stream, output):
                 must_abort.append(output.request_id)
         self._abort(must_abort)
 
-    def _advance(self, stream: DeltaStream, output: EngineOutput) -> bool:
-        """Add one output to its stream; whether the engine must be told to stop."""
+    def _apply_output(self, stream: DeltaStream, output: EngineOutput) -> bool:
+        """Apply one output to its stream; return whether the engine's request must be aborted."""
         try:
-            answer = stream.answers.take(output)
-            delta = answer.delta()
+            completion = stream.completions.apply(output)
+            delta = completion.delta()
         except QuireError as error:
             self._fail(stream, error)
             return False
-        except Exception as error:  # ours, but only this request may suffer from it
-            logger.exception("request %s could not be decoded", output.request_id)
-            failure = RequestFailedError("the answer could not be decoded; see the log")
+        except Exception as error:  # an internal error, which must fail this request only
+            logger.exception("request %s failed: it could not be decoded", output.request_id)
+            failure = RequestFailedError("the completion could not be decoded; see the log")
             failure.__cause__ = error
             self._fail(stream, failure)
             return False
@@ -181,29 +181,29 @@ class Dispatch:
             with self._lock:
                 self._streams.pop(output.request_id, None)
         stream.push(delta)
-        return answer.must_abort
+        return completion.must_abort
 
-    def _end_here(self, stream: DeltaStream) -> None:
+    def _abort_stream(self, stream: DeltaStream) -> None:
         for delta in self._drop(stream):
             stream.push(delta)
 
     def _fail(self, stream: DeltaStream, error: QuireError) -> None:
-        """End a request with an error; its other answers go too."""
+        """Fail a request, with all its completions."""
         stream.fail(error)
         self._drop(stream)
 
     # -- on either ------------------------------------------------------------------------------
 
     def _drop(self, stream: DeltaStream) -> list[Delta]:
-        """Forget a stream and abort what is not over; return the last deltas."""
-        unfinished = stream.answers.unfinished_ids
+        """Forget a stream and abort its unfinished completions; return their last deltas."""
+        unfinished = stream.completions.unfinished_ids
         self._forget(stream)
         self._abort(unfinished)
-        return stream.answers.abort()
+        return stream.completions.abort()
 
     def _forget(self, stream: DeltaStream) -> None:
         with self._lock:
-            for request in stream.answers.admission.requests:
+            for request in stream.completions.admission.requests:
                 self._streams.pop(request.request_id, None)
 
     def _abort(self, request_ids: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The frontend knows the engine by a few verbs, in this process or in another one."""
+"""`EngineCoreClient`: the interface of an engine core, in this process or in another one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -22,63 +22,63 @@ from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats, E
 
 
 class EngineCoreClient(Protocol):
-    """An engine core. One thread calls it, but for `wake` and `kill`."""
+    """An engine core. One thread calls it, except for `wake` and `kill`."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; one that cannot be served is answered with an error by `step`.
+        """Queue a request; if it cannot be served, `step` returns an error for it.
 
         Raises:
-            InvalidRequestError: A request with this id is not over yet.
+            InvalidRequestError: A request with this id has not finished yet.
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; ids that are not known are none of its business."""
+        """Drop requests; unknown ids are ignored."""
 
     def step(self) -> EngineOutputs | None:
-        """Run one step; return what it added to each request.
+        """Run one step; return the outputs of all requests.
 
         Returns:
-            None if `wake` was called before a step that runs elsewhere has ended.
+            None if `wake` was called before a step in another process completed.
 
         Raises:
-            EngineDeadError: The engine cannot go on.
+            EngineDeadError: The engine has failed.
         """
 
     def wake(self) -> None:
-        """Let a `step` return that only waits for another process; from any thread."""
+        """Make a `step` that waits for another process return; from any thread."""
 
     def kill(self) -> bool:
-        """Let no verb wait any longer for another process, which dies by it; from any thread.
+        """Kill the engine's process, if it has its own, so that no call waits; from any thread.
 
         Returns:
-            Whether there is another process.
+            Whether the engine has its own process.
         """
 
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Return whether a step would do anything."""
 
     def control(self, command: Control) -> Any:
-        """Do something between two steps; the answer is the one that the command names."""
+        """Run a command between two steps; return the result that the command documents."""
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about now."""
+        """Return the current statistics."""
 
     def check_health(self) -> None:
-        """Return if the engine lives; for one that is idle, as steps find out by themselves.
+        """Raise an error if the engine is dead; for an idle engine, since `step` checks itself.
 
         Raises:
-            EngineDeadError: It does not.
+            EngineDeadError: The engine is dead.
         """
 
     def shutdown(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release all resources. May be called twice."""
 
 
-# What a client can do something about. Whatever else fails in the engine is its own fault.
+# Errors that a client can act on. All others are failures of the engine.
 _ERRORS: dict[str, Callable[[str], RequestError]] = {
     InvalidRequestError.code: InvalidRequestError,
     PromptTooLongError.code: PromptTooLongError,
-    CapacityError.code: PromptTooLongError,  # prompt and answer can never fit the KV cache
+    CapacityError.code: PromptTooLongError,  # prompt and completion can never fit the KV cache
     GrammarError.code: GrammarError,
     ChatTemplateError.code: ChatTemplateError,
     UnknownModelError.code: UnknownModelError,
@@ -89,7 +89,7 @@ _ERRORS: dict[str, Callable[[str], RequestError]] = {
 
 
 def death_by(error: BaseException) -> EngineDeadError:
-    """Return what to tell of an engine that died by an error; the error is its cause."""
+    """Return the EngineDeadError for an error that the engine died of, which is its cause."""
     if isinstance(error, EngineDeadError):
         return error
     death = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
@@ -98,7 +98,7 @@ def death_by(error: BaseException) -> EngineDeadError:
 
 
 def error_of(report: ErrorReport) -> RequestError:
-    """Return the exception for an error that came out of the engine, with what caused it."""
+    """Return the exception for an error report of the engine, with its cause."""
     error = _ERRORS.get(report.code, RequestFailedError)(report.message)
     error.__cause__ = None if report.cause is None else CauseError(report.cause)
     return error

@@ -1,9 +1,9 @@
-"""One thread owns the engine core: commands go in, outputs come out, and its death is announced.
+"""The thread that owns the engine core: it runs commands and steps, and reports its death.
 
 The core is not thread-safe and need not be. The thread sleeps on a condition while the core has no
 work, and drains the commands before every step, so an abort takes effect within one step. While it
-sleeps it looks now and then whether the core still lives. Nobody waits for ever for a step that
-hangs: whoever stops the thread says how long it gets, and what is on its way then has failed.
+sleeps, it checks the core's health at intervals. Stopping the thread has a timeout, so a step that
+hangs blocks no caller: its requests fail.
 """
 
 import atexit
@@ -18,9 +18,9 @@ from quire.errors import EngineDeadError
 from quire.frontend.dispatch.engine_client import EngineCoreClient, death_by
 from quire.messages import EngineOutputs
 
-HEALTH_INTERVAL_S = 0.5  # how often an idle engine is looked after
-STOP_TIMEOUT_S = 5.0  # for the step that runs
-KILL_TIMEOUT_S = 0.5  # for a thread to see that its engine's process was killed
+HEALTH_INTERVAL_S = 0.5  # between two health checks of an idle engine
+STOP_TIMEOUT_S = 5.0  # for the running step
+KILL_TIMEOUT_S = 0.5  # for the thread to notice that its engine's process was killed
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ class EngineThread:
     """Runs the steps of a core.
 
     Args:
-        core: The engine; from now on nobody else calls it.
-        on_outputs: Called in the thread after each step that had something to say.
-        on_death: Called once, when a step or a command failed or the thread was stopped; in the
-            thread, or by who stops it if that takes too long.
+        core: Engine core; from now on called by this thread alone.
+        on_outputs: Function called in the thread after each step that has outputs.
+        on_death: Function called once, when a step or a command failed or the thread was stopped;
+            in the thread, or in the caller of `stop` if that times out.
     """
 
     def __init__(
@@ -49,39 +49,41 @@ class EngineThread:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
-        self._is_left_behind = False
+        self._is_abandoned = False
         self._owner_pid = os.getpid()
-        self._busy_since: float | None = None  # when the last step ended, or the first began
+        self._busy_since: float | None = None  # end of the last step, or start of the first one
         self._death: EngineDeadError | None = None
-        # A daemon, so that a caller who forgets to shut down can still leave the program.
+        # A daemon, so that the program can exit even if the caller does not shut down.
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-        # While modules still exist: a daemon thread that outlives them can crash the exit.
+        # Before modules are torn down: a daemon thread that still runs then can crash the exit.
         atexit.register(self.stop)
 
     @property
     def death(self) -> EngineDeadError | None:
-        """Why the engine stopped, if it did."""
+        """The reason why the engine stopped; None while it runs."""
         return self._death
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the last step ended; 0 while there is nothing to do."""
+        """Seconds since the last step completed; 0 while the engine is idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def post(self, command: Command) -> None:
-        """Have a command called with the core, in the thread, before the next step.
+        """Queue a command, which is called in the thread with the core before the next step.
 
         Raises:
-            EngineDeadError: The engine stopped, or we are a fork of the process that has it; the
-                command will never be called.
+            EngineDeadError: The engine stopped, or this process is a fork of the one that owns it;
+                the command is not called.
         """
         if os.getpid() != self._owner_pid:
-            raise EngineDeadError(f"the engine belongs to process {self._owner_pid}, not to a fork")
+            raise EngineDeadError(
+                f"the engine belongs to process {self._owner_pid} and cannot be used in its forks"
+            )
         with self._wake:
             if self._death is not None:
                 raise EngineDeadError(str(self._death)) from self._death
@@ -90,25 +92,27 @@ class EngineThread:
         self._core.wake()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the thread after the step that runs, and shut the core down. May be called twice.
+        """End the thread after the running step, and shut the core down. May be called twice.
 
-        If that takes too long, an engine in another process is killed; one in this process is left
-        behind, with the thread, and everybody who waits hears that it is dead.
+        On a timeout the engine counts as dead, and all waiting calls fail. An engine in another
+        process is killed; one in this process is abandoned together with the thread.
         """
         self.stop_soon()
-        is_ours = os.getpid() == self._owner_pid and threading.current_thread() is not self._thread
-        if not is_ours or self._is_left_behind:
+        can_join = os.getpid() == self._owner_pid and threading.current_thread() is not self._thread
+        if not can_join or self._is_abandoned:
             return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._die(EngineDeadError(f"the engine was shut down, and hung for {timeout_s:g} s"))
+            self._die(
+                EngineDeadError(f"the engine was shut down; its last step hung for {timeout_s:g} s")
+            )
             if self._core.kill():
                 self._thread.join(KILL_TIMEOUT_S)
             else:
-                self._is_left_behind = True
+                self._is_abandoned = True
 
     def stop_soon(self) -> None:
-        """Let the thread end after the step that runs, without waiting for it."""
+        """Request the thread to end after the running step, without waiting for it."""
         if os.getpid() != self._owner_pid:
             return  # a fork has neither the thread nor the engine
         with self._wake:
@@ -118,18 +122,18 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._run_once():
                 pass
             self._die(EngineDeadError("the engine was shut down"))
-        except BaseException as error:  # whoever waits for this thread must hear of it
+        except BaseException as error:  # all waiting calls must fail with it
             if self._death is None:
                 logger.critical("the engine died", exc_info=error)
             self._die(death_by(error))
         finally:
             self._shut_down()
 
-    def _turn(self) -> bool:
-        """Run the commands and one step; False when the thread is to end."""
+    def _run_once(self) -> bool:
+        """Run the commands and one step; return False if the thread must end."""
         while not self._wait_for_work():
             self._core.check_health()
         if self._busy_since is None:
@@ -144,7 +148,7 @@ class EngineThread:
         return True
 
     def _wait_for_work(self) -> bool:
-        """Wait a while, if need be; whether there is something to do."""
+        """Wait at most one health interval for work; return whether there is any."""
         if self._core.has_work():
             return True
         with self._wake:
@@ -160,7 +164,7 @@ class EngineThread:
         return commands
 
     def _die(self, death: EngineDeadError) -> None:
-        """Say once why the engine stopped."""
+        """Record why the engine stopped, and report it once."""
         with self._wake:
             if self._death is not None:
                 return
@@ -172,5 +176,5 @@ class EngineThread:
         try:
             self._core.shutdown()
         except Exception:
-            logger.exception("the engine did not shut down cleanly")
+            logger.exception("the engine failed while shutting down")
         atexit.unregister(self.stop)

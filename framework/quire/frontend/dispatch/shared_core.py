@@ -1,7 +1,7 @@
-"""Several threads may call one engine core: they take turns, and nobody calls one that is dead.
+"""An engine core shared by several threads: one caller at a time, and none once it is dead.
 
-A core knows one caller. Here the calls of many queue up, and whoever closes it does not queue: the
-call that runs ends after its step, with an error, as does each that waits.
+A core supports one caller. Calls of several threads wait for a lock here. Closing does not wait for
+it: the running call ends with an error after its step, as do all waiting calls.
 """
 
 import os
@@ -20,93 +20,95 @@ CLOSE_WAIT_S = 10.0
 
 
 class SharedCore:
-    """An engine core, and whose turn it is. Its verbs are for whoever has the turn.
+    """An engine core with a lock. Its methods may be called only within `turn`, except `close`.
 
     Args:
-        core: The engine; nobody else may call it from now on.
+        core: Engine core; from now on called by this object alone.
     """
 
     def __init__(self, core: EngineCoreClient) -> None:
         self._core = core
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._is_taken = False
+        self._is_held = False
         self._is_closed = False
         self._death: EngineDeadError | None = None
 
     @contextmanager
     def turn(self) -> Iterator[Self]:
-        """Wait until nobody else has the core, and have it.
+        """Wait for exclusive use of the core, and hold it.
 
         Raises:
-            EngineDeadError: It was closed, or is dead.
-            InvalidRequestError: This thread has it already: a plugin calls the engine that waits
-                for it.
+            EngineDeadError: The core was closed or is dead.
+            InvalidRequestError: This thread holds it already: a plugin called the engine from
+                within one of the engine's calls.
         """
-        with self._turns():
-            if self._is_taken:
-                raise InvalidRequestError("the engine cannot be called from inside a call of it")
+        with self._lock_of_process():
+            if self._is_held:
+                raise InvalidRequestError(
+                    "the engine cannot be called from within one of its own calls"
+                )
             self._check()
-            self._is_taken = True
+            self._is_held = True
             try:
                 yield self
             finally:
-                self._is_taken = False
+                self._is_held = False
                 if self._is_closed:
                     self._core.shutdown()
 
     def close(self) -> None:
-        """End the call that runs and those that wait, and shut the core down. From any thread.
+        """End the running call and all waiting ones, and shut the core down. From any thread.
 
-        A step that does not end is not waited for: an engine in a process of its own is killed,
-        and one in this process is shut down by the call that runs, when its step ends.
+        If the running step does not end in time, an engine in its own process is killed; one in
+        this process is shut down by the running call when its step ends.
         """
         self._is_closed = True
         self._core.wake()
-        lock = self._turns()
+        lock = self._lock_of_process()
         if not lock.acquire(timeout=CLOSE_WAIT_S):
             is_killed = self._core.kill()
             if not (is_killed and lock.acquire(timeout=CLOSE_WAIT_S)):
                 return
         try:
-            if not self._is_taken:  # else by ourselves, further up: a signal, or a plugin
+            if not self._is_held:  # else by this thread: called from a signal handler or a plugin
                 self._core.shutdown()
         finally:
             lock.release()
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; raises as the core does."""
+        """Queue a request; raises what the core raises."""
         self._call(lambda: self._core.add(request))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; a core that is dead has forgotten them."""
+        """Abort requests; does nothing if the core is dead."""
         if self._death is None:
             self._guard(lambda: self._core.abort(request_ids))
 
     def step(self) -> EngineOutputs | None:
-        """Run one step; returns as the core does.
+        """Run one step; return what the core returns.
 
         Raises:
-            EngineDeadError: It failed, then or ever before, or the core was closed.
+            EngineDeadError: This or an earlier call failed, or the core was closed.
         """
         return self._call(self._core.step)
 
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Return whether a step would do anything."""
         return self._core.has_work()
 
     def control(self, command: Control) -> Any:
-        """Do something between two steps; returns and raises what the core does."""
+        """Run a control command between two steps; return or raise its outcome."""
         return self._call(lambda: self._core.control(command))
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about now."""
+        """Return the current statistics."""
         return self._call(self._core.stats)
 
-    def _turns(self) -> threading.RLock:
-        """Return the lock; in a fork a new one, as whoever had the old one is not here."""
+    def _lock_of_process(self) -> threading.RLock:
+        """Return the lock; in a fork a new one, since the holder of the old one does not exist."""
         if os.getpid() != self._pid:
-            self._pid, self._lock, self._is_taken = os.getpid(), threading.RLock(), False
+            self._pid, self._lock, self._is_held = os.getpid(), threading.RLock(), False
         return self._lock
 
     def _call(self, verb: Callable[[], R]) -> R:
@@ -120,7 +122,10 @@ class SharedCore:
             raise EngineDeadError(str(self._death)) from self._death
 
     def _guard(self, verb: Callable[[], R]) -> R:
-        """Call the core; what it did not raise on purpose is its death: half a step was done."""
+        """Call the core; after an error other than a QuireError it counts as dead.
+
+        Such an error may have interrupted a step, so the core's state is unknown.
+        """
         try:
             return verb()
         except EngineDeadError as death:

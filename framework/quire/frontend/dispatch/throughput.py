@@ -1,4 +1,4 @@
-"""How much the engine has done since it started: counted in its thread, read in any other."""
+"""Totals of steps and tokens since the engine's start: counted in its thread, read in any."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class Done:
     """Totals at one moment.
 
     Attributes:
-        num_steps: Steps that the engine ran.
-        num_computed_tokens: Tokens whose KV was computed, of prompts and answers.
-        num_generated_tokens: Tokens of answers.
+        num_steps: Number of steps that the engine ran.
+        num_computed_tokens: Number of tokens whose KV was computed, in prompts and completions.
+        num_generated_tokens: Number of generated tokens.
     """
 
     num_steps: int = 0
@@ -21,17 +21,17 @@ class Done:
 
 
 class Throughput:
-    """Adds up what the steps say.
+    """Adds up the statistics of steps.
 
     Attributes:
-        done: The totals; replaced as a whole, so that a reader never sees half a step.
+        done: Totals; replaced as a whole, so that a reader never sees a partial update.
     """
 
     def __init__(self) -> None:
         self.done = Done()
 
-    def take(self, outputs: EngineOutputs) -> None:
-        """Count one step."""
+    def add(self, outputs: EngineOutputs) -> None:
+        """Add the outputs of one step."""
         before = self.done
         self.done = Done(
             before.num_steps + 1,

@@ -1,1 +1,1 @@
-"""Checks of a request, before the engine gets it."""
+"""Validation of requests before they are queued in the engine."""

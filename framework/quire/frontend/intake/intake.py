@@ -1,4 +1,4 @@
-"""Every check of a request happens here, before the engine hears of it; after that it is complete.
+"""Validation of requests, and their conversion to complete `EngineRequest`s.
 
 One prompt becomes n requests that differ in `child` alone: same tokens, same seed.
 """
@@ -39,7 +39,7 @@ MAX_TIMEOUT_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPrompt:
-    """What became of one prompt: n requests, ready for the engine."""
+    """An accepted prompt with its n requests, ready for the engine."""
 
     request_id: str
     prompt: EncodedPrompt
@@ -50,14 +50,15 @@ class Intake:
     """Turns prompts and `SamplingParams` into complete engine requests.
 
     Args:
-        tokenizer: The model's.
-        max_model_len: Tokens of prompt and answer together, at most.
-        vocab_size: V of the model: ids from here on do not exist.
-        fields: Every request field that the composed sampler steps read.
-        hooks: The plugins' `request_received`, with who they belong to.
-        check_grammar: Looks at a form before it is queued; raises `GrammarError`.
-        thinking: How the model thinks, if it does: a form begins behind it.
-        has_priorities: Whether the scheduling policy looks at priorities.
+        tokenizer: Tokenizer of the model.
+        max_model_len: Largest number of tokens, prompt and completion together.
+        vocab_size: V of the model, the upper bound of token ids.
+        fields: Request fields that the samplers in use read.
+        hooks: `request_received` hooks, each with its plugin.
+        check_grammar: Function that validates a structured-output constraint; raises
+            `GrammarError`.
+        thinking: The model's reasoning format, if it has one: constraints apply after it.
+        has_priorities: Whether the scheduling policy reads priorities.
     """
 
     def __init__(
@@ -80,13 +81,12 @@ class Intake:
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
-        self._checked_constraint: StructuredOutputsParams | None = (
-            None  # a batch's is looked at once
-        )
+        # The last one that passed: the requests of a batch often share one.
+        self._checked_constraint: StructuredOutputsParams | None = None
 
     @property
     def extra_fields(self) -> tuple[RequestField, ...]:
-        """Fields that plugins add to the request; over HTTP, further fields of the body."""
+        """Fields that plugins add to the request; over HTTP, additional fields of the body."""
         known = SamplingParams.__struct_fields__
         return tuple(field for field in self._fields.values() if field.name not in known)
 
@@ -104,21 +104,22 @@ class Intake:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AdmittedPrompt:
-        """Check a prompt and what is asked of it.
+        """Check a prompt with its parameters, and make its requests.
 
         Args:
             prompt: Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the
-                ids count and the text is kept for the output), `add_special_tokens`, `cache_salt`;
-                or what `encode` returned.
-            params: How to generate.
-            adapter: The LoRA adapter, resolved.
-            priority: Smaller goes first; not 0 only where the scheduling policy reads it.
-            timeout_s: Seconds from now on that the request may take; the engine may allow less.
+                ids are used and the text is kept for the output), `add_special_tokens`,
+                `cache_salt`; or a result of `encode`.
+            params: Sampling parameters.
+            adapter: LoRA adapter, resolved.
+            priority: Priority, smaller first; must be 0 unless the scheduling policy reads it.
+            timeout_s: Seconds from now that the request may take; the engine's limit may be
+                shorter.
 
         Raises:
             InvalidRequestError: A value is out of range, or a field does not exist.
-            PromptTooLongError: There is no room for an answer.
-            GrammarError: The form that is asked for cannot be honoured.
+            PromptTooLongError: The prompt leaves no tokens for a completion.
+            GrammarError: The structured-output constraint is not supported.
             RequestError: A plugin refuses the request.
             RequestFailedError: A plugin failed.
         """
@@ -141,17 +142,17 @@ class Intake:
             arrival_s=time.monotonic(),
             timeout_s=timeout_s,
         )
-        requests = (first, *_others(first, request_id))
+        requests = (first, *_sibling_requests(first, request_id))
         for request in requests:
             self._hooks.received(request)
         return AdmittedPrompt(request_id, encoded, requests)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Return a prompt's tokens, checked.
+        """Tokenize a prompt and check its tokens.
 
         Raises:
             InvalidRequestError: It is empty, or not a prompt.
-            PromptTooLongError: It is longer than the model's length.
+            PromptTooLongError: It leaves no tokens for a completion.
         """
         parts = prompt_parts(prompt)
         text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
@@ -164,8 +165,8 @@ class Intake:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
         if len(token_ids) >= self._max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: this "
-                f"model takes {self._max_model_len} tokens, prompt and answer together",
+                f"the prompt has {len(token_ids)} tokens and leaves no room for a completion: this "
+                f"model takes {self._max_model_len} tokens, prompt and completion together",
                 param="prompt",
             )
         return EncodedPrompt(text, token_ids, parts.get("cache_salt"))
@@ -197,14 +198,14 @@ class Intake:
         return token_ids
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        room = self._max_model_len - num_prompt_tokens
-        if params.min_tokens > room:
+        num_available = self._max_model_len - num_prompt_tokens
+        if params.min_tokens > num_available:
             raise InvalidRequestError(
                 f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} "
-                f"tokens this model has room for {room}",
+                f"tokens this model has room for {num_available}",
                 param="min_tokens",
             )
-        return room if params.max_tokens is None else min(params.max_tokens, room)
+        return num_available if params.max_tokens is None else min(params.max_tokens, num_available)
 
     def _resolve_stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
         check_token_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
@@ -212,36 +213,36 @@ class Intake:
         return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
 
     def _resolve_constraint(self, prompt: EncodedPrompt, params: SamplingParams) -> int | None:
-        """Check the form; return the token behind which it begins, None for the answer's start."""
-        form = params.structured_outputs
-        if form is None:
+        """Check the constraint; return the token after which it applies, None for the start."""
+        constraint = params.structured_outputs
+        if constraint is None:
             return None
         try:
-            self._check_constraint(form)
+            self._check_constraint(constraint)
             if self._thinking is None:
                 return None
             return self._thinking.end_token_id(prompt.text, prompt.token_ids)
         except GrammarError as error:
             if error.param is None:
-                error.param = "structured_outputs" if form.calls is None else "tools"
+                error.param = "structured_outputs" if constraint.calls is None else "tools"
             raise
 
-    def _check_constraint(self, form: StructuredOutputsParams) -> None:
-        if self._check_grammar is None or form is self._checked_constraint:
+    def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
+        if self._check_grammar is None or constraint is self._checked_constraint:
             return
         try:
-            self._check_grammar(form)
+            self._check_grammar(constraint)
         except RequestError:
             raise
         except Exception as error:
-            logger.exception("the structured-output backend failed to check a form")
+            logger.exception("the structured-output backend failed while checking a constraint")
             raise RequestFailedError(
-                "the structured-output backend failed on this form; the log says how"
+                "the structured-output backend failed on this request's constraint; see the log"
             ) from error
-        self._checked_constraint = form
+        self._checked_constraint = constraint
 
     def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
-        """Return every sampler field: from the parameters, else from extra_args, else default."""
+        """Return the sampler fields: from the parameters, else `extra_args`, else the default."""
         known = SamplingParams.__struct_fields__
         self._check_extra_args(params.extra_args)
         values = {}
@@ -267,8 +268,8 @@ class Intake:
                 )
 
 
-def _others(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:
-    """Yield the other answers' requests to the same prompt, which the first one reports on."""
+def _sibling_requests(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:
+    """Yield the requests for the other completions; prompt logprobs come from the first one."""
     params = first.params
     if params.prompt_logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=None)

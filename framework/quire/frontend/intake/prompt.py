@@ -1,4 +1,4 @@
-"""A prompt is text, token ids, or a dict that says more; what it holds is checked part by part."""
+"""Prompt formats (text, token ids, or a dict of both with options) and their validation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_SALT_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as text, if it came as text, and as tokens."""
+    """A tokenized prompt, with its text if it was given as text."""
 
     text: str | None
     token_ids: list[int]
@@ -20,10 +20,10 @@ class EncodedPrompt:
 
 
 def prompt_parts(prompt: object) -> dict[str, Any]:
-    """Return a prompt in its dict form, its keys and types checked.
+    """Return a prompt as a dict, with keys and types checked.
 
     Raises:
-        InvalidRequestError: It is none; `param` says which part is to blame.
+        InvalidRequestError: It is not a prompt; `param` names the invalid part.
     """
     if isinstance(prompt, str):
         return {"prompt": prompt}
@@ -31,7 +31,8 @@ def prompt_parts(prompt: object) -> dict[str, Any]:
         return {"prompt_token_ids": prompt}
     if not isinstance(prompt, dict):
         raise InvalidRequestError(
-            f"a prompt is text, token ids or a dict, got {type(prompt).__name__}", param="prompt"
+            f"a prompt must be text, token ids or a dict, got {type(prompt).__name__}",
+            param="prompt",
         )
     for key, value in prompt.items():
         _check_part(key, value)
@@ -44,24 +45,25 @@ def prompt_parts(prompt: object) -> dict[str, Any]:
 
 
 def _check_part(key: object, value: object) -> None:
-    kinds: dict[object, type | tuple[type, ...]] = {
+    types: dict[object, type | tuple[type, ...]] = {
         "prompt": str,
         "prompt_token_ids": (list, tuple),
         "add_special_tokens": bool,
-        "cache_salt": object,  # checked by itself
+        "cache_salt": object,  # checked by `_check_salt`
     }
-    if key not in kinds:
+    if key not in types:
         raise InvalidRequestError(
-            f"a prompt has no part {key!r}; it may have {', '.join(PROMPT_KEYS)}", param="prompt"
+            f"a prompt dict has no key {key!r}; its keys are {', '.join(PROMPT_KEYS)}",
+            param="prompt",
         )
-    if value is not None and not isinstance(value, kinds[key]):
+    if value is not None and not isinstance(value, types[key]):
         raise InvalidRequestError(
             f"{key} of a prompt cannot be a {type(value).__name__}", param="prompt"
         )
 
 
 def _check_salt(salt: object) -> None:
-    """Check what keeps prefixes apart: a line that people can read and compare."""
+    """Check the salt of the prefix cache: printable text, so that it can be read in logs."""
     if salt is None:
         return
     is_text = isinstance(salt, str) and salt.isprintable()
@@ -74,10 +76,10 @@ def _check_salt(salt: object) -> None:
 
 
 def check_token_ids(token_ids: Sequence[Any], vocab_size: int, param: str) -> None:
-    """Check that ids exist.
+    """Check that all ids are token ids of the model.
 
     Raises:
-        InvalidRequestError: One does not.
+        InvalidRequestError: One is not; `param` names the field.
     """
     for token_id in token_ids:
         is_int = isinstance(token_id, int) and not isinstance(token_id, bool)

@@ -1,10 +1,11 @@
 """The plugins' `request_received`: calls for each request, and counts of failures in a row.
 
-A plugin that raises fails its request. One that raises on every request makes a server useless, so
-a load balancer has to know. A plugin that fails on some requests only must not look like that when
-such requests come in quick succession, so the failures have to last for a while with no request
-between them that passes. A server without requests cannot show that it works again: some time after
-the last failure a plugin no longer counts as failing, until it fails once more.
+A plugin that raises fails its request. A server whose plugin raises on every request is useless and
+must report that it is not ready, so that load balancers avoid it. A plugin that fails on some
+requests only must not count as failing when such requests come in quick succession. Therefore the
+failures must last for a minimum time without a request that passes in between. A server that gets
+no requests cannot show that the plugin works again, so some time after the last failure a plugin no
+longer counts as failing, until it fails once more.
 """
 
 import logging
@@ -19,9 +20,9 @@ from quire.plugins.registry import Source
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5  # in a row; with so many a plugin is failing,
-MIN_FAILING_S = 10.0  # if so long lies between the first and the last of them
-RETRY_AFTER_S = 30.0
+MAX_FAILURES = 5  # in a row, after which a plugin counts as failing
+MIN_FAILING_S = 10.0  # minimum time between the first and the last of them
+RETRY_AFTER_S = 30.0  # since the last failure, after which it no longer counts as failing
 
 RequestHook = tuple[Source, Callable[..., Any]]
 
@@ -35,8 +36,8 @@ class FailingPlugin:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A hook, and its failures since it last did not fail."""
+class _HookState:
+    """A hook, and its failures since its last success."""
 
     source: Source
     call: Callable[..., Any]
@@ -50,18 +51,18 @@ class RequestHooks:
     """Calls every plugin's `request_received`.
 
     Args:
-        hooks: The hooks, with who they belong to.
-        now: A clock, in seconds.
+        hooks: Hooks, each with its plugin.
+        now: Clock, in seconds.
     """
 
     def __init__(
         self, hooks: Sequence[RequestHook], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._hooks = [_Watched(source, call) for source, call in hooks]
+        self._hooks = [_HookState(source, call) for source, call in hooks]
         self._now = now
 
     def received(self, request: EngineRequest) -> None:
-        """Let every plugin look at a request.
+        """Call the hook of every plugin for a request.
 
         Raises:
             RequestError: A plugin refuses it.
@@ -71,17 +72,17 @@ class RequestHooks:
             try:
                 hook.call(request=request)
             except RequestError:
-                _works(hook)
+                _record_success(hook)
                 raise
             except Exception as error:
-                self._note(hook, error, request)
+                self._record_failure(hook, error, request)
                 raise RequestFailedError(
-                    f"plugin {hook.source} failed on this request; the log says how"
+                    f"plugin {hook.source} failed on this request; see the log"
                 ) from error
-            _works(hook)
+            _record_success(hook)
 
     def failing(self) -> list[FailingPlugin]:
-        """Return the plugins that have failed on every request for a while, and just now."""
+        """Return the plugins that have failed on every request for a while, also recently."""
         since_s = self._now() - RETRY_AFTER_S
         return [
             FailingPlugin(hook.source, hook.num_failures)
@@ -89,7 +90,7 @@ class RequestHooks:
             if hook.is_failing and hook.last_failure_s > since_s
         ]
 
-    def _note(self, hook: _Watched, error: Exception, request: EngineRequest) -> None:
+    def _record_failure(self, hook: _HookState, error: Exception, request: EngineRequest) -> None:
         hook.last_failure_s = self._now()
         if hook.num_failures == 0:
             hook.first_failure_s = hook.last_failure_s
@@ -110,7 +111,7 @@ class RequestHooks:
             )
 
 
-def _works(hook: _Watched) -> None:
+def _record_success(hook: _HookState) -> None:
     if hook.is_failing:
         logger.warning("plugin %s works again, after %d failures", hook.source, hook.num_failures)
     hook.num_failures = 0
@@ -118,13 +119,13 @@ def _works(hook: _Watched) -> None:
 
 
 def _attributes_hint(error: Exception, payload: EngineRequest) -> str:
-    """Return what a hook may read instead, where it read an attribute that does not exist."""
+    """Return a hint with the existing attributes if the hook read one that does not exist."""
     if not isinstance(error, AttributeError) or error.obj is not payload:
         return ""
-    names, wrong = payload.__struct_fields__, str(error.name)
-    meant = next((name for name in names if wrong.endswith(f"_{name}")), None)
+    names, missing = payload.__struct_fields__, str(error.name)
+    meant = next((name for name in names if missing.endswith(f"_{name}")), None)
     hint = f"; did you mean {meant!r}?" if meant else ""
     return (
-        f": {type(payload).__name__} has no {wrong!r}{hint} (it has {', '.join(names)}; "
-        "docs/hooks.md says what each is)"
+        f": {type(payload).__name__} has no {missing!r}{hint} (it has {', '.join(names)}; "
+        "see docs/hooks.md)"
     )

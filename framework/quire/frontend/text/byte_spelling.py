@@ -1,6 +1,6 @@
-"""How tokenizers spell bytes: an alphabet of 256 printable characters, or tokens like `<0xE2>`.
+"""Byte encodings of vocabularies: 256 printable characters for bytes, or tokens like `<0xE2>`.
 
-Both who decodes answers and who builds grammars read tokens, so both read them here.
+Shared by detokenization and by grammars.
 """
 
 import re
@@ -26,11 +26,11 @@ def single_byte(token: str) -> bytes | None:
 
 
 def flat_steps(part: dict[str, Any] | None, field: str) -> Iterator[dict[str, Any]]:
-    """Yield a part of a tokenizer.json, or the parts that a sequence of them is made of.
+    """Yield a component of a tokenizer.json, or the components of a (nested) sequence.
 
     Args:
-        part: A decoder or a pre-tokenizer; None if there is none.
-        field: Where a sequence lists its parts.
+        part: Decoder or pre-tokenizer; None if there is none.
+        field: Name of the field in which a sequence lists its components.
     """
     if part is None:
         return
@@ -43,7 +43,7 @@ def flat_steps(part: dict[str, Any] | None, field: str) -> Iterator[dict[str, An
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """Map each character of the byte-level alphabet to its byte.
+    """Return the byte of each character of the byte-level alphabet.
 
     Printable Latin-1 characters stand for themselves; the others, in order, for the characters from
     U+0100 (as in GPT-2's published vocabulary).

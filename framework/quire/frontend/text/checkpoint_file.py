@@ -1,4 +1,4 @@
-"""The small JSON files beside a checkpoint are read here, so a broken one is always named."""
+"""Reading of a checkpoint's small JSON files, with errors that name the file."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from quire.errors import CheckpointCorruptError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file.
+    """Return the object in a JSON file; an empty one if there is no such file.
 
     Raises:
         CheckpointCorruptError: The file is not a JSON object.
@@ -19,10 +19,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointCorruptError(
-            f"{path} cannot be read as JSON ({error}); fetch the checkpoint again"
+            f"{path} cannot be read as JSON ({error}); download the checkpoint again"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointCorruptError(
-            f"{path} must hold a JSON object, it holds a {type(content).__name__}"
+            f"{path} must contain a JSON object, got a {type(content).__name__}"
         )
     return content

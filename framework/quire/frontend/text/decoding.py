@@ -1,8 +1,7 @@
-"""Which family of decoders a tokenizer belongs to is read from its description, never guessed.
+"""Decoders of token ids, chosen by the decoder that tokenizer.json describes.
 
-tokenizer.json says how tokens become text. Byte-level BPE and the SentencePiece forms (Metaspace;
-Replace, ByteFallback, Fuse, Strip) have exact streams. Whatever else there is, is decoded through a
-window.
+Byte-level BPE and the SentencePiece variants (Metaspace; Replace, ByteFallback, Fuse, Strip) have
+exact incremental decoders. Any other decoder is applied to a window of tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 
 class Decoding(ABC):
-    """How the tokens of one tokenizer become text."""
+    """Conversion of one tokenizer's tokens to text."""
 
     def __init__(self, backend: TokenizerBackend) -> None:
         self.backend = backend
@@ -31,7 +30,7 @@ class Decoding(ABC):
 
     @staticmethod
     def of(backend: TokenizerBackend) -> "Decoding":
-        """Return the decoding that a tokenizer's description asks for."""
+        """Return the decoding for a tokenizer's decoder."""
         steps = [*flat_steps(backend.decoder(), "decoders")]
         if [step["type"] for step in steps] == ["ByteLevel"]:
             return ByteLevelDecoding(backend)
@@ -40,7 +39,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that stands at the end of a prompt."""
+        """Return an incremental decoder that continues a prompt."""
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
@@ -48,40 +47,44 @@ class Decoding(ABC):
 
 
 class ByteLevelDecoding(Decoding):
-    """Tokens are bytes, written in an alphabet of 256 printable characters."""
+    """Decoding of tokens that are bytes, written as 256 printable characters."""
 
     def __init__(self, backend: TokenizerBackend) -> None:
         super().__init__(backend)
-        self._every = cache(lambda token_id: byte_level_bytes(backend.id_to_token(token_id) or ""))
-        self._shown = cache(lambda i: b"" if i in self.special_token_ids else self._every(i))
+        self._lookup = cache(lambda token_id: byte_level_bytes(backend.id_to_token(token_id) or ""))
+        self._lookup_visible = cache(
+            lambda i: b"" if i in self.special_token_ids else self._lookup(i)
+        )
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that stands at the end of a prompt."""
-        bytes_of = self._shown if skip_special_tokens else self._every
+        """Return an incremental decoder that continues a prompt."""
+        bytes_of = self._lookup_visible if skip_special_tokens else self._lookup
         return ByteLevelStream(bytes_of, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""
-        return self._every(token_id)
+        return self._lookup(token_id)
 
 
 class PieceDecoding(Decoding):
-    """Tokens are text in which a mark stands for the blank."""
+    """Decoding of tokens that are text in which a mark stands for the space."""
 
     def __init__(self, backend: TokenizerBackend, rules: PieceRules) -> None:
         super().__init__(backend)
         self._rules = rules
-        self._every = cache(self._piece)
-        self._shown = cache(lambda i: None if i in self.special_token_ids else self._every(i))
+        self._lookup = cache(self._piece)
+        self._lookup_visible = cache(
+            lambda i: None if i in self.special_token_ids else self._lookup(i)
+        )
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that stands at the end of a prompt."""
-        piece_of = self._shown if skip_special_tokens else self._every
+        """Return an incremental decoder that continues a prompt."""
+        piece_of = self._lookup_visible if skip_special_tokens else self._lookup
         return PieceStream(piece_of, self._rules, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that does not exist."""
-        piece = self._every(token_id)
+        piece = self._lookup(token_id)
         if isinstance(piece, str):
             return piece.replace(self._rules.mark, " ").encode()
         return piece or b""
@@ -93,10 +96,10 @@ class PieceDecoding(Decoding):
 
 
 class WindowDecoding(Decoding):
-    """Only the tokenizer's own `decode` knows."""
+    """Decoding with the tokenizer's own `decode`, for any other tokenizer."""
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that stands at the end of a prompt."""
+        """Return an incremental decoder that continues a prompt."""
 
         def decode(token_ids: Sequence[int]) -> str:
             return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -109,7 +112,7 @@ class WindowDecoding(Decoding):
 
 
 def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
-    """Return the rules if the steps are a form that `PieceStream` follows exactly."""
+    """Return the rules if `PieceStream` reproduces the decoder steps exactly."""
     kinds = [step["type"] for step in steps]
     if kinds == ["Metaspace"]:
         drops_marks = steps[0].get("prepend_scheme", "always") != "never"

@@ -1,4 +1,4 @@
-"""One request's tokens become text here: characters are whole, and stop strings end it."""
+"""Incremental detokenization of one request, with stop strings."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from quire.sampling_params import SamplingParams
 
 
 class Detokenizer:
-    """Incremental, and O(1) a token.
+    """An incremental detokenizer, O(1) per token.
 
-    The texts of all calls joined are the text of prompt and answer decoded together, without the
-    prompt's own characters, up to the first stop string.
+    The joined texts of all calls are the text of prompt and completion decoded together, without
+    the prompt's own characters, up to the first stop string.
 
     Args:
-        tokenizer: The model's.
-        prompt_token_ids: What stands before the answer.
-        params: Stop strings, min_tokens, and whether special tokens are shown.
+        tokenizer: Tokenizer of the model.
+        prompt_token_ids: Token ids of the prompt.
+        params: Stop strings, min_tokens, and whether special tokens are skipped.
 
     Attributes:
-        has_stops: Whether text may end the answer.
+        has_stops: Whether there are stop strings.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Detokenizer:
     ) -> None:
         self._stream = tokenizer.text_stream(prompt_token_ids, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        self._num_free_tokens = max(0, params.min_tokens - 1)  # they cannot end the answer
+        self._num_unchecked_tokens = max(0, params.min_tokens - 1)  # not searched for stop strings
         self.has_stops = bool(params.stop)
 
     @property
@@ -36,14 +36,14 @@ class Detokenizer:
         return self._stops.found
 
     def feed(self, token_id: int) -> str:
-        """Take one token; return the text that is certain by now."""
+        """Add one token; return the text that is certain by now."""
         text = self._stream.feed(token_id)
-        if self._num_free_tokens:
-            self._num_free_tokens -= 1
+        if self._num_unchecked_tokens:
+            self._num_unchecked_tokens -= 1
             return text
         return self._stops.feed(text)
 
     def close(self) -> str:
-        """Return what was held back; a stop string may still be found in it."""
+        """Return the text held back; a stop string may still be found in it."""
         text = self._stops.feed(self._stream.close())
         return text + self._stops.close()

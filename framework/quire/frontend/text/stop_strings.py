@@ -1,18 +1,19 @@
-"""A text ends at the stop string that is complete first; what may begin one is held back.
+"""Stop string matching in streamed text.
 
-If two are complete at the same character, the longer one counts. So the outcome depends on the
-text alone, not on how it was cut into tokens.
+A text ends at the stop string that is complete first. If two are complete at the same character,
+the longer one counts. Text that may be the start of a stop string is held back. So the result
+depends on the text alone, not on how it is split into tokens.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for stop strings in a text that arrives in pieces.
+    """Searches for stop strings in a text that arrives in pieces.
 
     Args:
-        stops: The strings; none of them empty.
-        include_in_output: Keep the stop string in the text.
+        stops: Stop strings, none of them empty.
+        include_in_output: True to keep the stop string in the text.
 
     Attributes:
         found: The stop string that ended the text, if one did.
@@ -26,7 +27,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Take the next piece; return what is certain not to be part of a stop string."""
+        """Add the next piece; return the text that cannot be part of a stop string."""
         if not text or self.found is not None:
             return ""
         if not self._stops:
@@ -41,7 +42,7 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def close(self) -> str:
-        """Return what was held back: it was no stop string after all."""
+        """Return the text held back, which is not a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -57,7 +58,7 @@ class StopStrings:
         return start, end
 
     def _num_held(self, text: str) -> int:
-        """Return the length of the longest end of the text that a stop string begins with."""
+        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
         for length in range(min(len(text), self._max_held), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

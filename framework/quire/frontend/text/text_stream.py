@@ -1,8 +1,8 @@
-"""From token ids to text, one token at a time: what comes out is never taken back.
+"""Incremental decoders from token ids to text; returned text never changes afterwards.
 
-Each stream follows one family of decoders exactly, with a state of a few bytes, so a token costs
-the same at any length. A stream begins at the end of a prompt: a character that the prompt began
-and the answer completes belongs to the answer, as does the blank before its first word.
+Each stream reproduces one family of decoders exactly, with a state of a few bytes, so a token costs
+the same at any length. A stream continues a prompt: a character that starts in the prompt and ends
+in the completion belongs to the completion, as does the space before its first word.
 """
 
 from codecs import getincrementaldecoder
@@ -12,9 +12,9 @@ from typing import Protocol
 
 MAX_CHARACTER_BYTES = 4
 REPLACEMENT = "\ufffd"
-WINDOW = 8  # tokens of context that a window keeps
+WINDOW = 8  # tokens of context that `WindowStream` keeps
 
-Piece = str | bytes | None  # text, one byte of a character, or nothing at all
+Piece = str | bytes | None  # text, one byte of a character, or a token that is left out
 PieceOf = Callable[[int], Piece]
 
 
@@ -22,18 +22,18 @@ class TextStream(Protocol):
     """An incremental decoder."""
 
     def feed(self, token_id: int) -> str:
-        """Take one token; return the text that is certain by now and was not returned before."""
+        """Add one token; return the text that is certain by now and was not returned before."""
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the text held back."""
 
 
 class ByteLevelStream:
-    """Byte-level BPE: tokens are bytes, and the text is their UTF-8.
+    """The stream of byte-level BPE: tokens are bytes of UTF-8 text.
 
     Args:
-        bytes_of: The bytes of a token; empty for one that is left out.
-        prompt_token_ids: What stands before the answer.
+        bytes_of: Function that returns the bytes of a token; empty for one that is left out.
+        prompt_token_ids: Token ids of the prompt.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], prompt_token_ids: Sequence[int]) -> None:
@@ -42,23 +42,23 @@ class ByteLevelStream:
         self._decoder.decode(_last_bytes(bytes_of, prompt_token_ids))
 
     def feed(self, token_id: int) -> str:
-        """Take one token; a character that is not complete stays inside."""
+        """Add one token; an incomplete character is held back."""
         return self._decoder.decode(self._bytes_of(token_id))
 
     def close(self) -> str:
-        """Return U+FFFD for a character that was never completed."""
+        """Return U+FFFD if the last character is incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PieceRules:
-    """How pieces of text become the text.
+    """The rules by which pieces are joined to a text.
 
     Attributes:
-        mark: What stands for a blank in a token.
-        has_byte_tokens: Whether `<0xE2>` is a byte.
-        num_strip: Blanks that are taken off the front of a text.
-        drops_first_marks: Whether the first token of a text loses its marks.
+        mark: Character that stands for a space in a token.
+        has_byte_tokens: Whether tokens like `<0xE2>` are bytes.
+        num_strip: Number of spaces removed from the start of a text.
+        drops_first_marks: Whether the marks of a text's first token are removed.
     """
 
     mark: str
@@ -68,15 +68,16 @@ class PieceRules:
 
 
 class PieceStream:
-    """SentencePiece's family: tokens are text, or single bytes of characters not in the vocabulary.
+    """The stream of SentencePiece: tokens are text, or bytes of characters not in the vocabulary.
 
-    A run of byte tokens is text if all of it is UTF-8, and otherwise one U+FFFD a byte; so it is
-    held back until it ends. What happens at the front of a text happens to the prompt.
+    A run of byte tokens is text if all of it is valid UTF-8, and otherwise one U+FFFD per byte; so
+    it is held back until it ends. The rules for the start of a text apply to the prompt.
 
     Args:
-        piece_of: A token as it is, one byte for a byte token, None for one that is left out.
-        rules: What becomes of the pieces.
-        prompt_token_ids: What stands before the answer.
+        piece_of: Function that returns a token's text, the byte of a byte token, or None for a
+            token that is left out.
+        rules: Rules by which the pieces are joined.
+        prompt_token_ids: Token ids of the prompt.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PieceStream:
         self._read_prompt(prompt_token_ids)
 
     def feed(self, token_id: int) -> str:
-        """Take one token; a run of byte tokens stays inside."""
+        """Add one token; a run of byte tokens is held back."""
         piece = self._piece_of(token_id)
         if piece is None:
             return ""
@@ -101,11 +102,11 @@ class PieceStream:
         return self._end_run() + self._strip(self._without_marks(piece))
 
     def close(self) -> str:
-        """Return the run of bytes that was held back."""
+        """Return the text of the bytes held back."""
         return self._end_run()
 
     def _read_prompt(self, token_ids: Sequence[int]) -> None:
-        """Learn from the prompt whether the text has begun, and the bytes that it ends with."""
+        """Apply the rules for the start of a text, and keep the byte run at the prompt's end."""
         for token_id in token_ids:
             if not self._drops_marks and not self._num_strip:
                 break
@@ -121,15 +122,15 @@ class PieceStream:
         self._num_prompt_bytes = 0
         try:
             text = run.decode("utf-8")
-            num_known = len(run[:num_prompt].decode("utf-8", "ignore"))
+            num_prompt_characters = len(run[:num_prompt].decode("utf-8", "ignore"))
         except UnicodeDecodeError:
-            text, num_known = REPLACEMENT * len(run), num_prompt
-        self._strip(text[:num_known])  # the prompt's part: it only says that the text has begun
-        return self._strip(text[num_known:])
+            text, num_prompt_characters = REPLACEMENT * len(run), num_prompt
+        self._strip(text[:num_prompt_characters])  # the prompt's part counts as start of the text
+        return self._strip(text[num_prompt_characters:])
 
     def _without_marks(self, piece: str) -> str:
-        blank, self._drops_marks = "" if self._drops_marks else " ", False
-        return piece.replace(self._mark, blank)
+        space, self._drops_marks = "" if self._drops_marks else " ", False
+        return piece.replace(self._mark, space)
 
     def _strip(self, text: str) -> str:
         while self._num_strip and text.startswith(" "):
@@ -141,14 +142,14 @@ class PieceStream:
 
 
 class WindowStream:
-    """Any other decoder: decode the last few tokens twice and return what is new.
+    """The stream of any other decoder: decode the last few tokens again and return the new text.
 
-    Exact as long as a token's text depends on its near neighbours only, which holds for WordPiece
-    and for the decoders of transformers' slow tokenizers.
+    Exact if a token's text depends on its near neighbours only, which holds for WordPiece and for
+    the decoders of transformers' slow tokenizers.
 
     Args:
-        decode: The decoder.
-        prompt_token_ids: What stands before the answer.
+        decode: Function that decodes token ids.
+        prompt_token_ids: Token ids of the prompt.
     """
 
     def __init__(
@@ -156,20 +157,20 @@ class WindowStream:
     ) -> None:
         self._decode = decode
         self._token_ids = list(prompt_token_ids[-WINDOW:])
-        self._num_sent = _certain_length(decode(self._token_ids))
+        self._num_sent = _stable_length(decode(self._token_ids))
 
     def feed(self, token_id: int) -> str:
-        """Take one token; an end that may be half a character stays inside."""
+        """Add one token; a suffix that may be an incomplete character is held back."""
         self._token_ids.append(token_id)
         text = self._decode(self._token_ids)
-        delta = text[self._num_sent : _certain_length(text)]
+        delta = text[self._num_sent : _stable_length(text)]
         self._num_sent += len(delta)
         if len(self._token_ids) > 3 * WINDOW:
             self._move_window(len(text) - self._num_sent)
         return delta
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the text held back."""
         text = self._decode(self._token_ids)
         delta = text[self._num_sent :]
         self._num_sent = len(text)
@@ -180,14 +181,17 @@ class WindowStream:
         self._num_sent = max(0, len(self._decode(self._token_ids)) - num_held)
 
 
-def _certain_length(text: str) -> int:
-    """Return how much of a text no later token can change: an end of U+FFFD may become one."""
+def _stable_length(text: str) -> int:
+    """Return the length of the text that later tokens cannot change.
+
+    A few U+FFFD at the end may still become one character.
+    """
     num_open = len(text) - len(text.rstrip(REPLACEMENT))
     return len(text) - min(num_open, MAX_CHARACTER_BYTES - 1)
 
 
 def _last_bytes(bytes_of: Callable[[int], bytes], token_ids: Sequence[int]) -> bytes:
-    """Return at least the last four bytes of a prompt; no character is longer."""
+    """Return at least the last four bytes of a prompt, the longest UTF-8 character."""
     tail = b""
     for token_id in reversed(token_ids):
         tail = bytes_of(token_id) + tail
@@ -197,7 +201,7 @@ def _last_bytes(bytes_of: Callable[[int], bytes], token_ids: Sequence[int]) -> b
 
 
 def _last_run(piece_of: PieceOf, token_ids: Sequence[int]) -> bytes:
-    """Return the byte tokens at the end of a prompt; tokens that are left out do not end a run."""
+    """Return the byte run at the end of a prompt; tokens that are left out do not end it."""
     run = b""
     for token_id in reversed(token_ids):
         piece = piece_of(token_id)

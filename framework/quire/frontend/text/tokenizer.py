@@ -1,7 +1,7 @@
-"""Text to tokens with `tokenizers` alone; transformers is asked only where there is no fast file.
+"""Tokenizers of checkpoints, with `tokenizers` and, without a tokenizer.json, transformers.
 
-`transformers.AutoTokenizer` loads torch, which takes seconds, so it is the last resort and the log
-says so. Nothing here runs code from a checkpoint.
+`transformers.AutoTokenizer` loads torch, which takes seconds, so it is the last resort and is
+logged. Nothing here runs code from a checkpoint.
 """
 
 import json
@@ -36,7 +36,7 @@ class FastBackend:
         """Return the ids of a text."""
         if len(text) <= SHORT_CHARACTERS:
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:  # without offsets: a third of the time, and of how long it holds the interpreter
+        else:  # without offsets: a third of the time, during which it holds the GIL
             (encoding,) = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -69,13 +69,13 @@ class FastBackend:
         decoder = self._tokenizer.decoder
         if decoder is None:
             return None
-        # The pickled state of a decoder is its JSON; asking the whole tokenizer takes 100 ms.
+        # The pickled state of a decoder is its JSON; serializing the whole tokenizer takes 100 ms.
         description: dict[str, Any] = json.loads(decoder.__getstate__())
         return description
 
 
 class SlowBackend:
-    """A tokenizer of transformers that has no fast form."""
+    """A tokenizer of transformers that has no fast variant."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +112,7 @@ class SlowBackend:
         return frozenset(self._tokenizer.all_special_ids)
 
     def decoder(self) -> dict[str, Any] | None:
-        """Only `decode` knows."""
+        """Return None: only `decode` implements the decoder."""
         return None
 
 
@@ -120,11 +120,11 @@ class Tokenizer:
     """The tokenizer of one checkpoint.
 
     Attributes:
-        eos_token_ids: Ids that end an answer, from generation_config.json and the tokenizer.
-        special_tokens: Text of bos_token, eos_token, pad_token and unk_token, as far as they exist;
-            chat templates read them.
+        eos_token_ids: Ids that end a completion, from generation_config.json and the tokenizer.
+        special_tokens: Texts of bos_token, eos_token, pad_token and unk_token, as far as they
+            exist; chat templates read them.
         special_token_ids: Ids that `skip_special_tokens` leaves out.
-        vocab_size: Largest id plus one; a model's logits may be wider.
+        vocab_size: Largest id plus one; a row of the model's logits may be longer.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.special_token_ids = backend.special_token_ids()
         self.vocab_size = max(backend.vocabulary().values(), default=-1) + 1
-        self._edit_bos = self._bos_edit(add_bos_token)
+        self._adjust_bos = self._bos_adjustment(add_bos_token)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -148,7 +148,7 @@ class Tokenizer:
 
         Raises:
             CheckpointNotFoundError: The folder has no tokenizer.
-            CheckpointCorruptError: One of its files is broken.
+            CheckpointCorruptError: One of its files is invalid.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -165,12 +165,12 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with the tokenizer's own begin-of-text if it has one."""
+        """Return the ids of a text, with the tokenizer's begin-of-text token if it adds one."""
         token_ids = self.backend.encode(text, add_special_tokens=add_special_tokens)
-        return self._edit_bos(token_ids) if add_special_tokens else token_ids
+        return self._adjust_bos(token_ids) if add_special_tokens else token_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of ids; bytes that are no character become U+FFFD."""
+        """Return the text of ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -178,26 +178,26 @@ class Tokenizer:
         return self.backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text; part of a character, perhaps."""
+        """Return the UTF-8 bytes that a token adds to a text; maybe only part of a character."""
         return self._decoding.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """Return what a token looks like alone, as logprobs show it."""
+        """Return the text of a token on its own, as logprobs show it."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def text_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream:
-        """Return an incremental decoder that stands at the end of a prompt."""
+        """Return an incremental decoder that continues a prompt."""
         return self._decoding.stream(prompt_token_ids, skip_special_tokens)
 
     @cached_property
     def _decoding(self) -> Decoding:
         return Decoding.of(self.backend)
 
-    def _bos_edit(self, add_bos_token: bool | None) -> Callable[[list[int]], list[int]]:
-        """Return how to make `encode` agree with `add_bos_token` of tokenizer_config.json.
+    def _bos_adjustment(self, add_bos_token: bool | None) -> Callable[[list[int]], list[int]]:
+        """Return a function that applies `add_bos_token` of tokenizer_config.json to encoded ids.
 
-        The post-processor in tokenizer.json usually agrees already; some checkpoints leave it out
-        and say it in the config alone.
+        The post-processor in tokenizer.json usually does so already; some checkpoints set it in
+        the config alone.
         """
         bos = self.backend.token_to_id(self.special_tokens.get("bos_token", ""))
         is_added = self.backend.encode("", add_special_tokens=True)[:1] == [bos]
@@ -216,12 +216,12 @@ def _load_backend(folder: Path) -> TokenizerBackend:
         return FastBackend(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # `tokenizers` raises plain Exception and nothing else
         raise CheckpointCorruptError(
-            f"{path} is not a tokenizer ({error}); fetch the checkpoint again"
+            f"{path} is not a tokenizer ({error}); download the checkpoint again"
         ) from error
 
 
 def _load_with_transformers(folder: Path) -> TokenizerBackend:
-    """Let transformers convert what it knows; it is named by string so that no floor needs it."""
+    """Load a tokenizer with transformers; imported by name, since it is an optional dependency."""
     logger.warning(
         "%s has no tokenizer.json: loading the tokenizer with transformers, which loads torch "
         "and takes seconds",
@@ -234,14 +234,14 @@ def _load_with_transformers(folder: Path) -> TokenizerBackend:
         )
     except Exception as error:
         raise CheckpointNotFoundError(
-            f"{folder} holds no tokenizer: there is no tokenizer.json, and transformers finds none "
-            f"either ({error}); name another folder with --tokenizer"
+            f"{folder} contains no tokenizer: there is no tokenizer.json, and transformers finds "
+            f"none either ({error}); give another folder with --tokenizer"
         ) from error
     return FastBackend(tokenizer.backend_tokenizer) if tokenizer.is_fast else SlowBackend(tokenizer)
 
 
 def _special_tokens(config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Return the texts of the named special tokens; each stands as text or as an object."""
+    """Return the texts of the named special tokens; the files have each as text or as an object."""
     found = read_json_object(folder / "special_tokens_map.json") | {
         name: value for name, value in config.items() if value is not None
     }
@@ -270,6 +270,6 @@ def _declared_eos(path: Path) -> list[int]:
     listed = declared if isinstance(declared, list) else [] if declared is None else [declared]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
         raise CheckpointCorruptError(
-            f"{path}: eos_token_id must be a token id or a list of them, it is {declared!r}"
+            f"{path}: eos_token_id must be a token id or a list of token ids, got {declared!r}"
         )
     return listed

@@ -1,11 +1,11 @@
-"""What a `Tokenizer` and its `Decoding` are built on: text to ids, ids to text, the vocabulary."""
+"""`TokenizerBackend`: the tokenizer library's functions that `Tokenizer` and `Decoding` need."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 
 class TokenizerBackend(Protocol):
-    """The code that knows the merges: a fast tokenizer, or one of transformers' slow ones."""
+    """A tokenizer implementation: a fast tokenizer, or one of transformers' slow ones."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
@@ -26,4 +26,4 @@ class TokenizerBackend(Protocol):
         """Return the ids that `skip_special_tokens` leaves out."""
 
     def decoder(self) -> dict[str, Any] | None:
-        """Return the decoder as `tokenizer.json` describes it; None if only `decode` knows."""
+        """Return the decoder as `tokenizer.json` describes it; None if it has no description."""

@@ -1,9 +1,9 @@
-"""The model's tokens as bytes, read from tokenizer.json: what grammars are matched against.
+"""The model's vocabulary as bytes for grammars, read from tokenizer.json.
 
-A tokenizer spells bytes in one of two ways. A byte-level one has a printable character for each
-byte; a SentencePiece one has text with a mark for the blank, and `<0x0A>` for single bytes. Which
-one it is stands in its decoder. Special tokens are left out: no grammar may ask for one. Added
-tokens that are not special, such as <tool_call>, stand for their own text.
+A tokenizer encodes bytes in one of two ways, as its decoder describes. A byte-level one has a
+printable character for each byte; a SentencePiece one has text with a mark for the space, and
+`<0x0A>` for single bytes. Special tokens are left out: no grammar may require one. Added tokens
+that are not special, such as <tool_call>, stand for their own text.
 """
 
 import json
@@ -17,19 +17,19 @@ from quire.interfaces.structured_output import Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Spelling = Callable[[str], bytes]
+TokenToBytes = Callable[[str], bytes]
 
 
 def read_vocabulary(tokenizer: "Tokenizer", eos_token_ids: Iterable[int], size: int) -> Vocabulary:
     """Return the vocabulary of a tokenizer.
 
     Args:
-        tokenizer: Of the model.
-        eos_token_ids: Ids that end an answer.
-        size: V, the length of a row of logits; it may be larger than the tokenizer's.
+        tokenizer: Tokenizer of the model.
+        eos_token_ids: Ids that end a completion.
+        size: V, the length of a row of logits; it may be larger than the tokenizer's vocabulary.
 
     Raises:
-        UnsupportedModelError: The tokenizer spells bytes in a way that is not known.
+        UnsupportedModelError: The tokenizer's encoding of bytes is not supported.
     """
     return parse_vocabulary(tokenizer.to_str(), eos_token_ids, size)
 
@@ -37,15 +37,15 @@ def read_vocabulary(tokenizer: "Tokenizer", eos_token_ids: Iterable[int], size: 
 def parse_vocabulary(
     tokenizer_json: str | bytes, eos_token_ids: Iterable[int], size: int
 ) -> Vocabulary:
-    """Return the vocabulary that the text of a tokenizer.json describes; raises as above."""
+    """Return the vocabulary of a tokenizer.json's text; raises as `read_vocabulary` does."""
     spec = json.loads(tokenizer_json)
     ends = tuple(dict.fromkeys(eos_token_ids))
     added = {token["id"]: token for token in spec.get("added_tokens") or ()}
-    spell = _spelling(spec)
+    to_bytes = _token_to_bytes(spec)
     tokens: dict[bytes, list[int]] = {}
     for text, token_id in _model_tokens(spec["model"]):
         if token_id not in added and token_id not in ends and token_id < size:
-            tokens.setdefault(spell(text), []).append(token_id)
+            tokens.setdefault(to_bytes(text), []).append(token_id)
     for token_id, token in added.items():
         if not token.get("special") and token_id not in ends and token_id < size:
             tokens.setdefault(token["content"].encode(), []).append(token_id)
@@ -61,28 +61,28 @@ def _model_tokens(model: dict[str, Any]) -> Iterator[tuple[str, int]]:
         yield from ((token, token_id) for token_id, (token, _) in enumerate(vocabulary))
 
 
-def _spelling(spec: dict[str, Any]) -> Spelling:
-    """Return how the tokenizer's texts become bytes."""
+def _token_to_bytes(spec: dict[str, Any]) -> TokenToBytes:
+    """Return the function that converts the text of a token to bytes."""
     decoders = list(flat_steps(spec.get("decoder"), "decoders"))
     splitters = list(flat_steps(spec.get("pre_tokenizer"), "pretokenizers"))
     if any(step["type"] == "ByteLevel" for step in decoders + splitters):
         return byte_level_bytes
-    blanks = [step["replacement"] for step in decoders if step["type"] == "Metaspace"]
-    blanks += [
+    space_marks = [step["replacement"] for step in decoders if step["type"] == "Metaspace"]
+    space_marks += [
         step["pattern"]["String"]
         for step in decoders
         if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
     ]
-    if not blanks:
+    if not space_marks:
         kinds = ", ".join(step["type"] for step in decoders) or "none"
         raise UnsupportedModelError(
             f"structured output needs the bytes of each token, and this tokenizer's decoder "
             f"({kinds}) is neither byte-level nor SentencePiece's"
         )
     has_bytes = any(step["type"] == "ByteFallback" for step in decoders)
-    return lambda text: _sentencepiece(text, blanks[0], has_bytes=has_bytes)
+    return lambda text: _sentencepiece_bytes(text, space_marks[0], has_bytes=has_bytes)
 
 
-def _sentencepiece(text: str, blank: str, *, has_bytes: bool) -> bytes:
+def _sentencepiece_bytes(text: str, space_mark: str, *, has_bytes: bool) -> bytes:
     byte = single_byte(text) if has_bytes else None
-    return text.replace(blank, " ").encode() if byte is None else byte
+    return text.replace(space_mark, " ").encode() if byte is None else byte

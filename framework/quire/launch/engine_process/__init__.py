@@ -1,1 +1,1 @@
-"""An engine in a process of its own: both ends, and what they say to each other."""
+"""An engine in a separate process: both ends, and the messages between them."""

@@ -1,7 +1,7 @@
-"""The engine's half: it steps as long as there is work, and sends one message a step.
+"""Main loop of the engine process: apply commands, run steps, send one message per step.
 
-Commands are taken between two steps, all that have come by then. A command that is refused with an
-error of ours gets that as its answer; any other error, as all of a step's, ends the engine.
+All commands that have arrived are applied between two steps. A command that raises a `QuireError`
+gets it as its reply; any other error, and every error of a step, ends the engine.
 """
 
 from typing import Any
@@ -29,15 +29,15 @@ from quire.messages import (
 )
 from quire.process.ipc import Channel, encode
 
-HEALTH_INTERVAL_S = 0.5  # how often an idle engine looks after its workers
+HEALTH_INTERVAL_S = 0.5  # interval of the worker health checks of an idle engine
 
 
 class CoreServer:
-    """Serves one core to one parent.
+    """Server of one engine core for one parent process.
 
     Args:
-        core: The engine.
-        channel: The way to the parent.
+        core: Engine core that runs the steps.
+        channel: Channel to the parent.
     """
 
     def __init__(self, core: EngineCore, channel: Channel) -> None:
@@ -48,16 +48,16 @@ class CoreServer:
         self._is_stopping = False
 
     def serve(self) -> None:
-        """Serve until the parent says stop; raises what a step raises.
+        """Serve until the parent sends `Shutdown`; errors of a step are raised as they are.
 
         Raises:
-            EngineDeadError: The parent sent what is no command, or a worker died.
+            EngineDeadError: The parent sent an invalid message, or a worker died.
         """
         while not self._is_stopping:
             if not self._has_work():
                 self._channel.wait(HEALTH_INTERVAL_S)
                 self._core.check_health()
-            self._take_commands()
+            self._apply_commands()
             if self._has_work() and not self._is_stopping:
                 self._channel.send(Stepped(self._step(), self._num_taken))
 
@@ -71,7 +71,7 @@ class CoreServer:
         refused, self._refused = self._refused, []
         return EngineOutputs([*refused, *outputs.outputs], outputs.stats)
 
-    def _take_commands(self) -> None:
+    def _apply_commands(self) -> None:
         while (command := self._channel.take()) is not None:
             self._num_taken += 1
             match command:
@@ -81,7 +81,7 @@ class CoreServer:
                 case Abort():
                     self._core.abort(command.request_ids)
                 case Call():
-                    self._channel.send(self._answer(command))
+                    self._channel.send(self._reply(command))
                 case Shutdown():
                     self._is_stopping = True
 
@@ -95,15 +95,15 @@ class CoreServer:
             )
             self._refused.append(output)
 
-    def _answer(self, call: Call) -> Reply:
-        """Do what is asked; a refusal is for the one who asked."""
+    def _reply(self, call: Call) -> Reply:
+        """Execute a call; a `QuireError` becomes its reply."""
         try:
-            value = encode(self._do(call.command))
+            value = encode(self._execute(call.command))
         except QuireError as error:
             return Reply(call.call_id, _NOTHING, ErrorMessage.of(error))
         return Reply(call.call_id, msgspec.Raw(value))
 
-    def _do(self, command: Control | ReadStats) -> Any:
+    def _execute(self, command: Control | ReadStats) -> Any:
         return self._core.stats() if isinstance(command, ReadStats) else self._core.control(command)
 
 

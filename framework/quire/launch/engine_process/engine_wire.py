@@ -1,7 +1,7 @@
-"""What the engine's process and its parent say to each other.
+"""Messages between the engine process and its parent.
 
 parent -> engine   EngineConfig on its standard input; then Add, Abort, Call and Shutdown
-engine -> parent   Connected; Ready or Refused; one Stepped a step, and Answers; at worst Failed
+engine -> parent   Connected; Ready or Refused; one Stepped per step, a Reply per Call; Failed
 """
 
 from pathlib import Path
@@ -33,21 +33,21 @@ _KINDS: dict[str, type[QuireError]] = {
 
 
 def own_quire() -> str:
-    """Return which quire runs here."""
+    """Return the version and the folder of the running quire."""
     return f"quire {quire.__version__} in {Path(quire.__file__).parent}"
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
-    """One of our errors, on its way to another process."""
+    """A `QuireError` as a message to another process."""
 
-    kind: str  # the nearest class of quire.errors
+    kind: str  # name of the nearest class of quire.errors
     message: str
     param: str | None = None
-    cause: str | None = None  # what it comes from, as the text of a traceback
+    cause: str | None = None  # traceback of its cause
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorMessage":
-        """Pack an error; one that is not ours keeps its name in the message."""
+        """Pack an error; a type outside quire.errors is named in the message."""
         param = error.param if isinstance(error, RequestError) else None
         message, cause = sendable(str(error)), cause_text(error)
         for kind in type(error).__mro__:
@@ -56,7 +56,7 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
         return cls(QuireError.__name__, f"{type(error).__name__}: {message}", cause=cause)
 
     def error(self) -> QuireError:
-        """Unpack it."""
+        """Return the error."""
         kind = _KINDS.get(self.kind, QuireError)
         error = kind(self.message)
         if isinstance(error, RequestError):
@@ -66,15 +66,15 @@ class ErrorMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an engine's process is started with.
+    """Configuration with which an engine process is started.
 
     Attributes:
-        settings: What the user asked for, without what is the server's.
-        address: Where the parent listens.
-        log_level: The parent's.
-        quire: The parent's quire: its version, and where it lies.
-        fingerprint: The parts that the parent chose.
-        checkpoint_folder: Where the parent found the model.
+        settings: Settings as given by the user, without the server's.
+        address: Socket address on which the parent listens.
+        log_level: Log level of the parent.
+        quire: Version and folder of the parent's quire.
+        fingerprint: Fingerprint of the parent's composition.
+        checkpoint_folder: Folder in which the parent found the model.
     """
 
     settings: Settings
@@ -86,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request that is decoded on its own: if it cannot be, it fails and no other does."""
+    """A request that is decoded separately, so that an unreadable one fails alone."""
 
     request_id: str
     body: msgspec.Raw
@@ -96,15 +96,15 @@ class EncodedRequest(msgspec.Struct, frozen=True, array_like=True):
         """Encode a request.
 
         Raises:
-            QuireError: It holds what msgpack cannot carry.
+            QuireError: A value of the request cannot be encoded as msgpack.
         """
         return cls(request.request_id, msgspec.Raw(encode(request)))
 
     def request(self) -> EngineRequest:
-        """Decode it.
+        """Decode the request.
 
         Raises:
-            UnreadableError: It is none.
+            UnreadableError: The bytes are not a request.
         """
         return decode(self.body, EngineRequest)
 
@@ -116,57 +116,58 @@ class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Forget requests."""
+    """Abort requests."""
 
     request_ids: list[str]
 
 
 class ReadStats(msgspec.Struct, frozen=True, tag=True):
-    """Say a few numbers about now."""
+    """Return the current statistics."""
 
 
 class Call(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Do something between two steps, and answer."""
+    """Execute a command between two steps, and reply."""
 
     call_id: int
     command: Control | ReadStats
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Give everything back and end."""
+    """Release all resources and exit."""
 
 
 ToEngine = Add | Abort | Call | Shutdown
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The process has found its parent; nobody else needs the socket's place any more."""
+    """The process has connected; the socket's folder can be removed."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine takes requests."""
+    """The engine is ready for requests."""
 
     started: Started
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine cannot start; the last word."""
+    """The engine cannot start; its last message."""
 
     error: ErrorMessage
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine took requests and cannot go on; the last word."""
+    """The engine failed while it was serving; its last message."""
 
     error: ErrorMessage
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step is done; all that it has to say.
+    """A step is complete.
 
     Attributes:
-        num_taken: Commands that the engine had taken before it: what was sent later, as an abort,
-            it did not know.
+        outputs: Outputs of the step.
+        num_taken: Number of commands that the engine had applied before it. Later commands, such
+            as an abort, had no effect on the step.
     """
 
     outputs: EngineOutputs
@@ -174,7 +175,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What came of a call."""
+    """Result of a call."""
 
     call_id: int
     value: msgspec.Raw
@@ -183,4 +184,8 @@ class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 FromEngine = Connected | Ready | Refused | Failed | Stepped | Reply
 
-ANSWERS: dict[type[Any], Any] = {LoadAdapter: None, ResetPrefixCache: None, ReadStats: EngineStats}
+REPLY_TYPES: dict[type[Any], Any] = {
+    LoadAdapter: None,
+    ResetPrefixCache: None,
+    ReadStats: EngineStats,
+}

@@ -1,23 +1,25 @@
-"""Where the engine's process begins: its parent is watched first, then it becomes an engine.
+"""Entry point of the engine process: start the watchdog of the parent, then run the engine.
 
-The config comes on the standard input, as msgpack. Nothing heavy is imported before the parent is
-watched, so its death is never noticed late.
+The configuration arrives on the standard input as msgpack. Nothing heavy is imported before the
+watchdog runs, so the death of the parent is always noticed at once.
 """
 
 import signal
 import sys
 
+from quire.process.stack_dump import enable_stack_dumps
 from quire.process.watchdog import die_with, leave_to_parent
 
 
 def main(arguments: list[str]) -> int:
-    """Run an engine until the parent says stop, or is gone; returns the exit status.
+    """Run an engine until the parent stops it or dies; return the exit status.
 
     Args:
-        arguments: The parent's process id, and the folder of its socket.
+        arguments: Process id of the parent, and the folder of its socket.
     """
-    # Signals are for the parent, which stops us in order; its death is seen in another way.
+    # The parent handles these signals and shuts the engine down; the watchdog sees its death.
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
+    enable_stack_dumps()
     die_with(int(arguments[0]), arguments[1])
 
     from quire.launch.engine_process.engine_wire import EngineConfig

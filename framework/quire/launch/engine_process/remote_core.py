@@ -1,7 +1,7 @@
-"""An engine in another process, with the verbs of one in this: nobody above can tell.
+"""Client of an engine in another process, with the same methods as `EngineCore`.
 
-That process steps as long as it has work and sends one message a step; `step` takes the next one.
-So a step here is a step there, only that the engine does not wait for us between two of them.
+That process runs steps as long as it has work and sends one message per step; `step` returns the
+next one. The engine does not wait for the client between two steps.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from typing import Any, Self
 from quire.config import ServerSettings
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
 from quire.launch.composing import Composed
-from quire.launch.engine_process.engine_link import LAST_WORD_S, EngineLink
+from quire.launch.engine_process.engine_link import EXIT_GRACE_S, EngineLink
 from quire.launch.engine_process.engine_wire import (
-    ANSWERS,
+    REPLY_TYPES,
     Abort,
     Add,
     Call,
@@ -48,34 +48,35 @@ from quire.process.ipc import Channel, decode, encode
 from quire.process.python_child import python_arguments
 
 MODULE = "quire.launch.engine_process.entry"
-STOP_TIMEOUT_S = 10.0  # for the step that runs; after that the process is killed
+STOP_TIMEOUT_S = 10.0  # time for the running step to complete, before the process is killed
 NEVER = sys.maxsize
 
 logger = logging.getLogger(__name__)
 
 
 class RemoteCore:
-    """An `EngineCore` in a process of its own. One thread calls it, but for `wake` and `kill`.
+    """An `EngineCore` in a separate process.
 
-    In a fork of the process that started it, it is dead.
+    It is used by one thread, except `wake` and `kill`, which any thread may call. In a fork of the
+    process that started it, its methods raise `EngineDeadError`.
 
     Args:
-        link: The way to the process; its engine takes requests.
+        link: Connection to the process, whose engine is ready for requests.
     """
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
-        self._open: dict[str, int] = {}  # requests that are not over: which command added them
+        self._open: dict[str, int] = {}  # unfinished requests: number of the command that added it
         self._unsent: list[EncodedRequest] = []
         self._inbox: deque[Stepped] = deque()
         self._stats = EngineStats()
 
     @classmethod
     def start(cls, composed: Composed) -> tuple[Self, Started]:
-        """Start a process, and wait until its engine takes requests.
+        """Start a process, and wait until its engine is ready for requests.
 
         Raises:
-            QuireError: What the engine raises there, or it chose other parts than we did.
+            QuireError: The engine cannot start, or it chose other parts than this process.
             EngineDeadError: The process ended.
         """
         with SocketFolder() as folder:
@@ -93,15 +94,15 @@ class RemoteCore:
 
     @property
     def pid(self) -> int:
-        """The process of the engine."""
+        """Process id of the engine."""
         return self._link.pid
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; all that were queued leave together, with the next other verb.
+        """Queue a request; queued requests are sent together before the next other command.
 
         Raises:
-            InvalidRequestError: A request with this id is not over yet.
-            EngineDeadError: We are a fork of the process that started the engine.
+            InvalidRequestError: A request with this id is not finished yet.
+            EngineDeadError: This process is a fork of the one that started the engine.
         """
         self._link.check_owner()
         request_id = request.request_id
@@ -114,7 +115,7 @@ class RemoteCore:
             self._refuse(request_id, ErrorReport(InvalidRequestError.code, str(error)))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; ids that are not known are none of its business."""
+        """Abort requests; unknown ids are ignored."""
         gone = [request_id for request_id in request_ids if request_id in self._open]
         with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
             if gone:
@@ -124,17 +125,17 @@ class RemoteCore:
             self._open.pop(request_id, None)
 
     def has_work(self) -> bool:
-        """Whether a step would have something to say."""
+        """Whether a step would have outputs."""
         return bool(self._open or self._inbox)
 
     def step(self) -> EngineOutputs | None:
-        """Wait for the next step to end; return what it added to each request.
+        """Wait for the next step to complete, and return its outputs.
 
         Returns:
-            None if `wake` was called before that.
+            The outputs, or None if `wake` was called first.
 
         Raises:
-            EngineDeadError: The engine cannot go on.
+            EngineDeadError: The engine is dead.
         """
         self._flush()
         if not self.has_work():
@@ -148,42 +149,42 @@ class RemoteCore:
         return EngineOutputs(self._expected(stepped), self._stats)
 
     def wake(self) -> None:
-        """Let a `step` that waits return; from any thread."""
+        """Make a waiting `step` return; from any thread."""
         self._link.wake()
 
     def kill(self) -> bool:
-        """Let no verb wait any longer: the process is killed; from any thread. Returns True."""
+        """Kill the process, so that no method waits any longer; from any thread. Returns True."""
         self._link.kill()
         return True
 
     def control(self, command: Control) -> Any:
-        """Have the engine do something between two steps; returns and raises what it does there.
+        """Execute a command in the engine between two steps; return its result or raise its error.
 
         Raises:
-            EngineDeadError: The engine cannot go on.
+            EngineDeadError: The engine is dead.
         """
         return self._call(command)
 
     def stats(self) -> EngineStats:
-        """Return a few numbers about the engine, as they are now.
+        """Return the current statistics of the engine.
 
         Raises:
-            EngineDeadError: The engine cannot go on.
+            EngineDeadError: The engine is dead.
         """
         stats: EngineStats = self._call(ReadStats())
         return stats
 
     def check_health(self) -> None:
-        """Return if the engine lives.
+        """Check that the engine is alive.
 
         Raises:
-            EngineDeadError: It does not.
+            EngineDeadError: The engine is dead.
         """
         self._link.check()
 
     def shutdown(self) -> None:
-        """End the process after the step that runs, or after a while. May be called twice."""
-        with contextlib.suppress(EngineDeadError):  # it has come to its end already
+        """End the process after the running step, or after a timeout. May be called twice."""
+        with contextlib.suppress(EngineDeadError):  # it is dead already
             self._link.send(Shutdown())
         self._link.close(EngineDeadError("the engine was shut down"), STOP_TIMEOUT_S)
 
@@ -204,10 +205,10 @@ class RemoteCore:
             self._take(message)
         if message.error is not None:
             raise message.error.error()
-        return decode(message.value, ANSWERS[type(command)])
+        return decode(message.value, REPLY_TYPES[type(command)])
 
     def _refuse(self, request_id: str, report: ErrorReport) -> None:
-        """Answer a request here, in the next step."""
+        """Fail a request with the next step, without sending it to the engine."""
         output = EngineOutput(
             request_id=request_id, token_ids=[], finish_reason="error", error=report
         )
@@ -219,12 +220,12 @@ class RemoteCore:
             case Stepped():
                 self._inbox.append(message)
             case Reply():  # its caller was interrupted
-                logger.debug("nobody waits for the answer to call %d any more", message.call_id)
+                logger.debug("ignoring the reply to call %d: its caller is gone", message.call_id)
             case _:
-                self._link.die(EngineDeadError(f"the engine said {message!r} out of turn"))
+                self._link.die(EngineDeadError(f"the engine sent {message!r} unexpectedly"))
 
     def _expected(self, stepped: Stepped) -> list[EngineOutput]:
-        """Leave out what was aborted meanwhile, and note what is over."""
+        """Drop outputs of aborted requests, and forget requests that are finished."""
         num_taken, added_by = stepped.num_taken, self._open
         expected = []
         for output in stepped.outputs.outputs:
@@ -236,10 +237,10 @@ class RemoteCore:
 
 
 def _expect(link: EngineLink, kind: type[Any]) -> Any:
-    """Wait for a word of the start-up.
+    """Wait for a message of the start-up.
 
     Raises:
-        QuireError: The engine cannot start; the process is gone then.
+        QuireError: The engine cannot start; its process was ended.
     """
     try:
         message = link.receive()
@@ -247,17 +248,17 @@ def _expect(link: EngineLink, kind: type[Any]) -> Any:
         link.close(EngineDeadError(f"the engine did not start: {error}"))
         raise
     if isinstance(message, Refused):
-        link.close(EngineDeadError("the engine did not start"), LAST_WORD_S)
+        link.close(EngineDeadError("the engine did not start"), EXIT_GRACE_S)
         raise message.error.error()
     if not isinstance(message, kind):
-        link.die(EngineDeadError(f"the engine said {message!r} out of turn"))
+        link.die(EngineDeadError(f"the engine sent {message!r} unexpectedly"))
     return message
 
 
 def _config(composed: Composed, folder: SocketFolder) -> bytes:
     composition = composed.composition
     config = EngineConfig(
-        settings=replace(composed.settings, server=ServerSettings()),  # its key is none of theirs
+        settings=replace(composed.settings, server=ServerSettings()),  # without the API key
         address=folder.address,
         log_level=logging.getLogger("quire").getEffectiveLevel(),
         quire=own_quire(),

@@ -1,7 +1,7 @@
-"""An engine for another process: it composes once more, agrees with the parent, and serves it.
+"""Engine in a separate process: compose, compare the composition with the parent's, and serve.
 
-It composes by itself, because nothing that could be sent would be as sure as the same settings on
-the same plugins; then it compares what it chose with what the parent chose.
+The process composes by itself from the parent's settings, and then checks that it chose the same
+parts as the parent.
 """
 
 import gc
@@ -31,13 +31,13 @@ from quire.messages import Started
 from quire.plugins.loading import load_plugins
 from quire.process.ipc import Channel
 
-LAST_WORD_S = 2.0  # for the parent to read why we end
+LINGER_S = 2.0  # time for the parent to read the last message
 
 logger = logging.getLogger(__name__)
 
 
 def run(config: EngineConfig) -> int:
-    """Connect, start the engine, and serve it until the parent says stop; the exit status."""
+    """Connect, start the engine, and serve it until the parent stops it; return the exit status."""
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,
@@ -47,25 +47,25 @@ def run(config: EngineConfig) -> int:
     channel.send(Connected())
     try:
         core, started = start(config)
-    except BaseException as error:  # noqa: BLE001 - the edge of the process: the parent hears of it
+    except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the parent
         _log(error)
         channel.send(Refused(ErrorMessage.of(error)))
-        channel.close(LAST_WORD_S)
+        channel.close(LINGER_S)
         return 1
     gc.collect()
-    gc.freeze()  # what is here now stays: no collection in a step need look at it again
+    gc.freeze()  # these objects stay alive, so that collections during steps can skip them
     channel.send(Ready(started))
-    is_well = serve(core, channel)
-    channel.close(LAST_WORD_S)
-    return 0 if is_well else 1
+    was_stopped = serve(core, channel)
+    channel.close(LINGER_S)
+    return 0 if was_stopped else 1
 
 
 def start(config: EngineConfig) -> tuple[EngineCore, Started]:
     """Start the engine of a config.
 
     Raises:
-        QuireError: It cannot be started.
-        PluginError: It would be another engine than the parent believes.
+        QuireError: The engine cannot be started.
+        PluginError: This process chose other parts than the parent.
     """
     composed = compose_engine(config.settings, load_plugins(config.settings.plugins))
     check_agreement(config, composed.composition)
@@ -73,13 +73,14 @@ def start(config: EngineConfig) -> tuple[EngineCore, Started]:
 
 
 def serve(core: EngineCore, channel: Channel) -> bool:
-    """Serve a core until the parent says stop; whether it came to that.
+    """Serve a core until the parent stops it.
 
-    If not, the parent is told why.
+    Returns:
+        True if the parent stopped it, False if it failed; the error is sent to the parent.
     """
     try:
         CoreServer(core, channel).serve()
-    except BaseException as error:  # noqa: BLE001 - the edge of the process: the parent hears of it
+    except BaseException as error:  # noqa: BLE001 - the edge of the process: sent to the parent
         _log(error)
         channel.send(Failed(ErrorMessage.of(death_by(error))))
         return False
@@ -89,18 +90,20 @@ def serve(core: EngineCore, channel: Channel) -> bool:
 
 
 def check_agreement(config: EngineConfig, composition: Composition) -> None:
-    """Compare what this process chose with what the parent chose.
+    """Check that this process chose the same parts as the parent.
 
     Raises:
-        PluginError: They differ; the message is the difference.
+        PluginError: They differ; the message has the difference.
     """
-    theirs = _lines(config.quire, config.checkpoint_folder, config.fingerprint)
+    parent_lines = _lines(config.quire, config.checkpoint_folder, config.fingerprint)
     folder = str(composition.checkpoint.folder)
-    ours = _lines(own_quire(), folder, composition.fingerprint())
-    if theirs != ours:
-        difference = unified_diff(theirs, ours, "the parent", "the engine's process", lineterm="")
+    own_lines = _lines(own_quire(), folder, composition.fingerprint())
+    if parent_lines != own_lines:
+        difference = unified_diff(
+            parent_lines, own_lines, "the parent", "the engine process", lineterm=""
+        )
         raise PluginError(
-            "the engine's process chose other parts than its parent; was something installed or "
+            "the engine process chose other parts than its parent; was a plugin installed or "
             "changed in between?\n" + "\n".join(difference)
         )
 

@@ -1,4 +1,4 @@
-"""An attention layer knows its heads; who attends, and in which memory, is bound later."""
+"""Attention layer over the paged KV cache; its backend and cache memory are bound after loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.layers.attention.rotary import Rotation, rotate
 from quire.layers.context import LayerContext
 from quire.layers.layer import frozen
 from quire.layers.norm import QKNorm
-from quire.layers.parallel import share, share_kv_heads
+from quire.layers.parallel import shard, shard_kv_heads
 
 
 class Attention(CachingLayer[AttentionBackend]):
@@ -25,21 +25,22 @@ class Attention(CachingLayer[AttentionBackend]):
 
     Args:
         name: Module path in the model, as in `ModelDescription.kv_layers`.
-        num_heads: Query heads of the whole model.
-        num_kv_heads: Key/value heads of the whole model.
-        head_dim: Numbers per head.
-        scale: Factor on the logits of attention.
-        context: Where and how to build.
-        sliding_window: Tokens that a query sees, itself included; None: all.
-        logit_soft_cap: Bound on the logits of attention, by tanh.
-        attention_chunk: Tokens of a chunk; a query sees its own chunk only. None: all.
-        has_sinks: Whether the checkpoint has a sink for each query head. Its `KVLayer` says so too,
-            so that a backend is chosen that serves them.
+        num_heads: Number of query heads of the whole model.
+        num_kv_heads: Number of key/value heads of the whole model.
+        head_dim: Elements per head.
+        scale: Factor on the attention logits.
+        context: Settings to build the layer with.
+        sliding_window: Number of tokens a query attends to, itself included; None: all.
+        logit_soft_cap: Bound on the attention logits, applied by tanh.
+        attention_chunk: Number of tokens of a chunk; a query attends to its own chunk only. None:
+            all.
+        has_sinks: Whether the checkpoint has a sink for each query head. The layer's `KVLayer` must
+            have the same value, so that a backend with sinks is chosen.
 
     Attributes:
         sinks: `[H]` float32, the parameter of that name, if there is one.
-        params: What the backend is told. A checkpoint may bring scales of a float8 cache, which
-            are in it from `finish_loading` on.
+        params: Layer parameters for the backend. From `finish_loading` on they include the scales
+            of a float8 cache, if the checkpoint has them.
     """
 
     contract = AttentionBackend
@@ -59,21 +60,21 @@ class Attention(CachingLayer[AttentionBackend]):
         attention_chunk: int | None = None,
         has_sinks: bool = False,
     ) -> None:
-        mine = share("num_attention_heads", num_heads, context.tp)
-        num_kv_heads = len(share_kv_heads(num_kv_heads, context.tp))
-        super().__init__(name, len(mine), num_kv_heads, head_dim)
+        local_heads = shard("num_attention_heads", num_heads, context.tp)
+        num_kv_heads = len(shard_kv_heads(num_kv_heads, context.tp))
+        super().__init__(name, len(local_heads), num_kv_heads, head_dim)
         self.has_sinks = has_sinks
-        self._all_heads, self._heads = num_heads, mine
-        self._width = len(mine) * head_dim  # numbers of all query heads
+        self._all_heads, self._heads = num_heads, local_heads
+        self._width = len(local_heads) * head_dim  # elements of all query heads
         self._kv_scales: dict[str, float] = {}
-        sinks = frozen((len(mine),), torch.float32, context.device) if has_sinks else None
+        sinks = frozen((len(local_heads),), torch.float32, context.device) if has_sinks else None
         self.register_parameter("sinks", sinks)
         self.params = AttentionLayerParams(
             scale, sliding_window, logit_soft_cap, sinks, attention_chunk=attention_chunk
         )
 
     def optional_weights(self, path: str) -> Mapping[str, str]:
-        """Return the names of a float8 cache's scales: of the layer, or of what makes K and V."""
+        """Return the names of a float8 cache's scales, by layer, parent or projection."""
         parent = path[: path.rfind(".") + 1]  # with its dot, or nothing
         return {
             f"{owner}{side}_scale": f"{side}_scale"
@@ -82,12 +83,12 @@ class Attention(CachingLayer[AttentionBackend]):
         }
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
-        """Return `[H]` of the whole model for sinks; scales are single numbers."""
+        """Return `[H]` of the whole model for sinks, and `[]` for scales."""
         del part
         return (self._all_heads,) if parameter == "sinks" else ()
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Keep the sinks of this device's heads, or a scale.
+        """Load the sinks of this device's heads, or a scale.
 
         Raises:
             CheckpointCorruptError: A scale is not positive and finite.
@@ -99,12 +100,12 @@ class Attention(CachingLayer[AttentionBackend]):
         if not (math.isfinite(scale) and scale > 0):
             raise CheckpointCorruptError(
                 f"{parameter} of attention layer {self.name} is {scale}: the scale of a float8 "
-                "cache must be positive and finite; leave it out of the checkpoint, and it is 1"
+                "cache must be positive and finite; remove it from the checkpoint to use 1"
             )
         self._kv_scales[parameter] = scale
 
     def finish_loading(self) -> None:
-        """Tell the backend's parameters which scales the checkpoint brought."""
+        """Add the checkpoint's scales to the backend's parameters."""
         self.params = replace(
             self.params,
             k_scale=self._kv_scales.get("k_scale", 1.0),
@@ -118,13 +119,13 @@ class Attention(CachingLayer[AttentionBackend]):
         v: Tensor,  # [T, K, D]
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H * D]
-        """Keep `k` and `v` in the cache, and attend from `q`.
+        """Write `k` and `v` to the cache, and return the attention of `q`.
 
         Raises:
-            RequestFailedError: The backend returned something else than `[T, H, D]` like `q`.
+            RequestFailedError: The backend's result is not `[T, H, D]` of `q`'s dtype and device.
         """
         backend, kv_cache = self._bound()
-        out = backend.forward(q, k, v, kv_cache, batch.attention[self.place], self.params)
+        out = backend.forward(q, k, v, kv_cache, batch.attention[self.backend_index], self.params)
         self._check(out, q.shape, q)
         return out.reshape(-1, self._width)
 
@@ -135,18 +136,18 @@ class Attention(CachingLayer[AttentionBackend]):
         norm: QKNorm | None,
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H * D]
-        """Do the same from what was projected: norm and rotate q and k first.
+        """Apply norm and rotation to q and k of the projection, then do what `forward` does.
 
-        A backend that can does all of it in one pass with the write to the cache.
+        A backend with `fuses_rotary` does all of it in one pass with the write to the cache.
 
         Raises:
-            RequestFailedError: The backend returned something else than `[T, H, D]` like `qkv`.
+            RequestFailedError: The backend's result is not `[T, H, D]` of `qkv`'s dtype and device.
         """
         backend, kv_cache = self._bound()
         num_rotated = self.num_heads + self.num_kv_heads
         heads = qkv.view(-1, num_rotated + self.num_kv_heads, self.head_dim)
         if backend.fuses_rotary:
-            step, metadata = _rotary_step(rotation, norm), batch.attention[self.place]
+            step, metadata = _rotary_step(rotation, norm), batch.attention[self.backend_index]
             out = backend.forward_rotary(heads, step, kv_cache, metadata, self.params)
             self._check(out, (len(heads), self.num_heads, self.head_dim), heads)
             return out.reshape(-1, self._width)

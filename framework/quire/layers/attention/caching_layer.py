@@ -1,4 +1,4 @@
-"""A layer that keeps something in the KV cache learns late who serves it, and in which memory."""
+"""Base class of layers that store data in the KV cache, with a backend that is bound later."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ Backend = TypeVar("Backend", bound=KVBackend)
 
 
 class CachingLayer(Layer, Generic[Backend]):
-    """What the layers of every contract with a backend share.
+    """Base of the layers of every layout.
 
     Args:
         name: Module path in the model, as in `ModelDescription.kv_layers`.
-        num_heads: Query heads, on this device.
-        num_kv_heads: Key/value heads, on this device.
-        head_dim: Numbers per head in the cache.
+        num_heads: Number of query heads on this device.
+        num_kv_heads: Number of key/value heads on this device.
+        head_dim: Elements per head in the cache.
 
     Attributes:
-        contract: The class that a backend of such layers must extend.
-        has_sinks: Its heads have learned sinks.
-        place: Of the backend among those of the worker, and of its metadata in a batch.
+        contract: Class that a backend of such layers must extend.
+        has_sinks: True if the heads have learned sinks.
+        backend_index: Index of the layer's backend in the worker, and of its metadata in a batch;
+            -1 if no backend is bound.
     """
 
     contract: ClassVar[type[KVBackend]]
@@ -38,46 +39,50 @@ class CachingLayer(Layer, Generic[Backend]):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.has_sinks = False
-        self.place = -1
+        self.backend_index = -1
         self._backend: Backend | None = None
         self._kv_cache: Tensor | None = None
-        self._called = ""
+        self._callee = ""
 
     def backend_shape(self, shape: AttentionShape) -> AttentionShape:
-        """Add to a shape what backends of this contract know besides."""
+        """Return the shape extended by the sizes that backends of this layer's contract need."""
         return shape
 
     def bind(
-        self, backend: Backend, kv_cache: Tensor, place: int, called: str | None = None
+        self,
+        backend: Backend,
+        kv_cache: Tensor,
+        backend_index: int,
+        backend_name: str | None = None,
     ) -> None:
-        """Say who serves the layer, where it keeps its part, and the backend's place.
+        """Set the layer's backend and its part of the cache.
 
         Args:
-            backend: Computes the layer's attention.
-            kv_cache: The layer's part of the cache, as the backend views it.
-            place: Index of the backend among those of the worker.
-            called: Name of the backend and its plugin in errors; None: the name of its class.
+            backend: Backend that computes the layer's attention.
+            kv_cache: The layer's part of the cache, as returned by the backend's `kv_view`.
+            backend_index: Index of the backend in the worker.
+            backend_name: Name of the backend and its plugin for errors; None: its class name.
         """
         self._backend = backend
         self._kv_cache = kv_cache
-        self.place = place
-        self._called = f"{called or type(backend).__name__} of layer {self.name}"
+        self.backend_index = backend_index
+        self._callee = f"{backend_name or type(backend).__name__} of layer {self.name}"
 
     def unbind(self) -> None:
-        """Let go of both."""
+        """Drop the backend and the cache."""
         self._backend = self._kv_cache = None
-        self.place = -1
+        self.backend_index = -1
 
     def _check(self, returned: Tensor, shape: Sequence[int], query: Tensor) -> None:
-        """Check what the backend returned for a query; only the host's knowledge is compared.
+        """Check the shape, dtype and device of the backend's result, without reading its values.
 
         Raises:
-            RequestFailedError: It has another shape, or not the type and the device of the query.
+            RequestFailedError: The shape is wrong, or dtype or device are not those of the query.
         """
-        check_returned(returned, shape, query.dtype, query.device, self._called)
+        check_returned(returned, shape, query.dtype, query.device, self._callee)
 
     def _bound(self) -> tuple[Backend, Tensor]:
-        """Return the backend and the layer's part of the cache.
+        """Return the bound backend and the layer's part of the cache.
 
         Raises:
             RuntimeError: The layer is not bound.

@@ -1,4 +1,4 @@
-"""A latent attention layer has many query heads, and one row a token that serves them all."""
+"""Multi-head latent attention (MLA) layer: the cache has one row per token for all query heads."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from quire.interfaces.mla import MLABackend, MLAShape
 from quire.interfaces.model import ForwardBatch
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.layers.context import LayerContext
-from quire.layers.parallel import share
+from quire.layers.parallel import shard
 
 
 class MLAAttention(CachingLayer[MLABackend]):
-    """Multi-head latent attention of one layer over the paged cache, up-projections left out.
+    """Multi-head latent attention of one layer over the paged cache, without the up-projections.
 
-    The model multiplies its queries by the up-projection of keys before, and the answer by that of
-    values after: it has the projections, and this layer only reads and writes latents.
+    The projections belong to the model: it multiplies the queries by the keys' up-projection
+    before, and the output by the values' up-projection after. This layer only uses latents.
 
     Args:
         name: Module path in the model, as in `ModelDescription.kv_layers`.
-        num_heads: Query heads of the whole model.
-        latent_dim: Numbers of a latent.
-        rope_dim: Numbers of the rotated key.
-        scale: Factor on the logits of attention.
-        context: Where and how to build.
+        num_heads: Number of query heads of the whole model.
+        latent_dim: Elements of a latent.
+        rope_dim: Elements of the rotated key.
+        scale: Factor on the attention logits.
+        context: Settings to build the layer with.
     """
 
     contract = MLABackend
@@ -38,14 +38,14 @@ class MLAAttention(CachingLayer[MLABackend]):
         scale: float,
         context: LayerContext,
     ) -> None:
-        num_local_heads = len(share("num_attention_heads", num_heads, context.tp))
+        num_local_heads = len(shard("num_attention_heads", num_heads, context.tp))
         super().__init__(name, num_local_heads, 1, latent_dim + rope_dim)
         self.latent_dim = latent_dim
         self.rope_dim = rope_dim
         self.scale = scale
 
     def backend_shape(self, shape: AttentionShape) -> AttentionShape:
-        """Say which part of a row is the latent."""
+        """Return the shape extended by the sizes of the latent and of the rotated key."""
         return MLAShape.of(shape, self.latent_dim, self.rope_dim)
 
     def forward(
@@ -56,14 +56,14 @@ class MLAAttention(CachingLayer[MLABackend]):
         k_rope: Tensor,  # [T, P], rotated
         batch: ForwardBatch,
     ) -> Tensor:  # [T, H, C]
-        """Keep `latent` and `k_rope` in the cache, and attend from the queries.
+        """Write `latent` and `k_rope` to the cache, and return the attention of the queries.
 
         Raises:
-            RequestFailedError: The backend returned something else than `[T, H, C]` like
-                `q_latent`.
+            RequestFailedError: The backend's result is not `[T, H, C]` of `q_latent`'s dtype and
+                device.
         """
         backend, kv_cache = self._bound()
-        metadata = batch.attention[self.place]
+        metadata = batch.attention[self.backend_index]
         out = backend.forward(q_latent, q_rope, latent, k_rope, kv_cache, metadata, self.scale)
         self._check(out, q_latent.shape, q_latent)
         return out

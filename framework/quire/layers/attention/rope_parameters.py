@@ -1,4 +1,4 @@
-"""How a checkpoint says what its rotary embedding is. Torch-free, for the `describe` of models."""
+"""Rotary-embedding parameters of a checkpoint's config.json. Torch-free, for models' `describe`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ SUPPORTED = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """A rotary embedding (Su et al., 2021) and how it is stretched to longer contexts.
+    """A rotary embedding (Su et al., 2021) and its scaling to longer contexts.
 
     Attributes:
         theta: Base of the wavelengths.
-        kind: `default`, `linear` or `llama3`.
-        factor: How many times longer the context becomes.
-        low_freq_factor: llama3: waves longer than the original context over this are stretched.
-        high_freq_factor: llama3: waves shorter than the original context over this are kept.
-        original_max_positions: llama3: the context that the model was trained with.
+        kind: Scaling: `default` (none), `linear` or `llama3`.
+        factor: Ratio of the scaled to the original context length.
+        low_freq_factor: llama3: divisor of the original context length; longer waves are scaled.
+        high_freq_factor: llama3: divisor of the original context length; shorter waves are not
+            scaled.
+        original_max_positions: llama3: context length that the model was trained with.
     """
 
     theta: float
@@ -36,18 +37,18 @@ class RopeParameters:
 def read_rope(values: ConfigValues, default_theta: float = 10000.0) -> RopeParameters:
     """Read the rotary embedding from a config.json, as transformers 5 and 4 write it.
 
-    Version 5 has `rope_parameters` with everything in it; version 4 has `rope_theta` and, for
-    stretched contexts, `rope_scaling`, whose kind is under `rope_type` or, older, `type`.
+    Version 5 has `rope_parameters` with everything in it. Version 4 has `rope_theta` and, for
+    scaled contexts, `rope_scaling`, whose kind is under `rope_type` or, older, `type`.
 
     Raises:
-        UnsupportedModelError: It is of a kind that quire does not compute, or a value is missing.
+        UnsupportedModelError: The kind is not supported, or a value is missing or wrong.
     """
     merged = _merged(values, default_theta)
     rope = ConfigValues(merged, values.architecture, prefix="rope_parameters.")
     kind = rope.text("rope_type", "default")
     if kind not in SUPPORTED:
         raise UnsupportedModelError(
-            f"{values.architecture}: rope_type {kind!r} is not supported; quire computes "
+            f"{values.architecture}: rope_type {kind!r} is not supported; quire supports "
             f"{', '.join(SUPPORTED)}"
         )
     _refuse_partial(rope)
@@ -72,7 +73,7 @@ def _llama3(rope: ConfigValues, theta: float, factor: float) -> RopeParameters:
 
 
 def _merged(values: ConfigValues, default_theta: float) -> Mapping[str, Any]:
-    """All of it in one mapping, whichever version wrote it."""
+    """Return the values of both versions' keys in one mapping."""
     merged: dict[str, Any] = {"rope_theta": values.positive("rope_theta", default_theta)}
     merged["partial_rotary_factor"] = values.positive("partial_rotary_factor", 1.0)
     merged["original_max_position_embeddings"] = values.count("max_position_embeddings", 0)
@@ -89,5 +90,5 @@ def _refuse_partial(rope: ConfigValues) -> None:
     if factor != 1.0:
         raise UnsupportedModelError(
             f"{rope.architecture}: partial_rotary_factor {factor:g} is not supported; quire "
-            "rotates whole heads"
+            "supports 1 only"
         )

@@ -1,4 +1,4 @@
-"""Angles come from one table: its rows are gathered once a step, or read by who rotates."""
+"""Rotary embedding: a table of angles by position, and the rotation of heads by a step's angles."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire.layers.layer import Layer
 
 
 class Rotation:
-    """The angles of a step's tokens, gathered from the table when somebody asks for them.
+    """The angles of a step's tokens, gathered from the table on first access.
 
-    The sine of the first half carries the minus sign of the rotation, so that rotating is one
-    product with a head and one with the head whose halves are swapped.
+    The sines of the first half include the minus sign of the rotation. So a rotation is one product
+    with the head, and one with the head whose halves are swapped.
 
     Attributes:
         table: `[max_positions, 2, D]`: the cosines and sines of each position.
-        positions: `[T]` int64, rows of the table.
+        positions: `[T]` int64, row of the table for each token.
     """
 
     def __init__(self, table: Tensor, positions: Tensor) -> None:
@@ -47,10 +47,10 @@ class RotaryEmbedding(Layer):
     """The table of a rotary embedding (Su et al., 2021), computed in float32.
 
     Args:
-        head_dim: Numbers per head; all are rotated, the first half against the second.
-        max_positions: Rows of the table.
-        rope: Wavelengths, and how they are stretched.
-        context: Where and how to build.
+        head_dim: Elements per head; all are rotated, the first half against the second.
+        max_positions: Number of rows of the table.
+        rope: Wavelengths and their scaling.
+        context: Settings to build the layer with.
     """
 
     table: Tensor  # [max_positions, 2, D]
@@ -72,13 +72,13 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate each head of `[T, any, D]` by its token's angles; returns a new tensor."""
+    """Return a new tensor with each head of `[T, any, D]` rotated by its token's angles."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return torch.addcmul(heads * rotation.cos, swapped, rotation.sin)
 
 
 def frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
-    """Return the angle per position of each pair of numbers, `[D / 2]` float32."""
+    """Return the angle per position of each pair of elements, `[D / 2]` float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -87,7 +87,7 @@ def frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
 
 
 def _llama3(plain: Tensor, rope: RopeParameters) -> Tensor:
-    """Stretch long waves, keep short ones, and blend between (Llama 3.1)."""
+    """Scale long waves, keep short ones, and interpolate between them (Llama 3.1)."""
     turns = rope.original_max_positions * plain / (2 * math.pi)  # within the original context
     low, high = rope.low_freq_factor, rope.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)

@@ -1,1 +1,1 @@
-"""Linear layers: merged, sharded, adapted, quantized or packed for the CPU."""
+"""Linear layers: merged, sharded, with LoRA adapters, quantized or packed for the CPU."""

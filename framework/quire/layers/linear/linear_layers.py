@@ -1,8 +1,8 @@
-"""A linear layer is a list of checkpoint matrices, stacked; each device has a share of each.
+"""Linear layers: merged checkpoint matrices, tensor parallelism, quantization and LoRA.
 
-Merged layers (qkv, gate and up), tensor parallelism and LoRA all follow from that one list: loading
-narrows each matrix to this device's rows and columns, and an adapter's matrices are cut the same
-way.
+A linear layer is a list of stacked checkpoint matrices, and each device has a shard of each of
+them. Loading narrows each matrix to this device's rows and columns, and an adapter's matrices are
+narrowed in the same way.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from quire.layers.layer import Layer, frozen
 from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
 from quire.layers.linear.prepacked import Prepacked
 from quire.layers.linear.row_tiles import InTiles
-from quire.layers.parallel import share, share_kv_heads
+from quire.layers.parallel import shard, shard_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
 class LinearSlice:
-    """One matrix of the checkpoint, and which of its rows this device has.
+    """One matrix of the checkpoint, and the rows of it that this device has.
 
     Attributes:
         name: Last name of the checkpoint's module: `q_proj`.
-        num_rows: Rows in the checkpoint.
-        rows: Those of this device.
+        num_rows: Number of rows in the checkpoint.
+        rows: Rows of this device.
     """
 
     name: str
@@ -41,7 +41,7 @@ class LinearSlice:
 
 
 class Unquantized(LinearMethod):
-    """The weight as it is, in the layers' dtype."""
+    """An unquantized weight in the layers' dtype."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -53,7 +53,7 @@ class Unquantized(LinearMethod):
         layer.register_parameter("weight", weight)
 
     def finish_loading(self, layer: nn.Module) -> None:
-        """Nothing to repack."""
+        """Do nothing: there is nothing to repack."""
 
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute `x @ weight.T`."""
@@ -65,15 +65,15 @@ class Unquantized(LinearMethod):
 
 
 class ParallelLinear(Layer):
-    """What all linear layers share. Build one of the four below.
+    """Base of the four linear layers below.
 
     Args:
-        name: Module path in the model; quantization methods go by it.
-        num_columns: Inputs in the checkpoint.
-        columns: Those of this device; if fewer, outputs are partial sums.
+        name: Module path in the model; quantization methods may depend on it.
+        num_columns: Number of inputs in the checkpoint.
+        columns: Inputs of this device; if they are fewer, outputs are partial sums.
         slices: The checkpoint's matrices, in order.
         bias: Whether each matrix has a bias.
-        context: Where and how to build.
+        context: Settings to build the layer with.
     """
 
     bias: Tensor | None
@@ -99,8 +99,8 @@ class ParallelLinear(Layer):
         self.lora: LoRAStacks | None = None
         self.method = linear_method(name, context)
         self.method.create_weights(self, self.out_features, len(columns))
-        no_bias = None if not bias else frozen((self.out_features,), context.dtype, context.device)
-        self.register_parameter("bias", no_bias)
+        vector = None if not bias else frozen((self.out_features,), context.dtype, context.device)
+        self.register_parameter("bias", vector)
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return `[rows]` for a vector and `[rows, columns]` for a matrix."""
@@ -109,35 +109,39 @@ class ParallelLinear(Layer):
         return (num_rows,) if is_vector else (num_rows, self.num_columns)
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
-        """Copy this device's rows and columns of one checkpoint matrix into their place."""
+        """Copy this device's rows and columns of one checkpoint matrix to the parameter."""
         rows = self.slices[part].rows
-        share_of_rows = tensor[rows.start : rows.stop]
+        row_shard = tensor[rows.start : rows.stop]
         if tensor.dim() == 2:
-            share_of_rows = share_of_rows[:, self.columns.start : self.columns.stop]
+            row_shard = row_shard[:, self.columns.start : self.columns.stop]
         if parameter == "weight":
             self.method.expect(self, tensor.dtype)
         offset = self.offsets[part]
-        self.get_parameter(parameter)[offset : offset + len(rows)].copy_(share_of_rows)
+        self.get_parameter(parameter)[offset : offset + len(rows)].copy_(row_shard)
 
     def finish_loading(self) -> None:
-        """Let the quantization method repack."""
+        """Repack the weight by the quantization method."""
         self.method.finish_loading(self)
 
     def enable_lora(self, max_loras: int, max_rank: int) -> None:
-        """Make room for adapters."""
-        places = tuple(
+        """Allocate memory for adapters."""
+        lora_slices = tuple(
             LoRASlice(self.offsets[part.name], part.rows) for part in self.slices.values()
         )
         context = self.context
-        self.lora = LoRAStacks(places, self.columns, max_loras, max_rank, context)
+        self.lora = LoRAStacks(lora_slices, self.columns, max_loras, max_rank, context)
 
     def set_adapter(self, index: int, modules: Mapping[str, AdapterModule]) -> None:
-        """Place an adapter's matrices, by the last name of the checkpoint's module; none clears.
+        """Load an adapter's matrices to an index of the stacks; no matrices clear the index.
 
         `enable_lora` must have been called.
+
+        Args:
+            index: Adapter index.
+            modules: Matrices by the last name of the checkpoint's module.
         """
         if self.lora is None:
-            raise RuntimeError(f"{self.name} has no room for adapters; call enable_lora first")
+            raise RuntimeError(f"{self.name} has no adapter memory; call enable_lora first")
         self.lora.set(index, [modules.get(name) for name in self.slices])
 
     def _project(self, x: Tensor, adapters: AdapterBatch | None, bias: Tensor | None) -> Tensor:
@@ -151,14 +155,14 @@ class ParallelLinear(Layer):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several matrices on the same input, each divided by rows: gate and up in one product.
+    """Several matrices with the same input, each sharded by rows: gate and up in one product.
 
     Args:
         name: Module path in the model.
-        in_features: Inputs.
-        parts: Outputs of each matrix, by the last name of the checkpoint's module.
-        bias: Whether each has a bias.
-        context: Where and how to build.
+        in_features: Number of inputs.
+        parts: Number of outputs of each matrix, by the last name of the checkpoint's module.
+        bias: Whether each matrix has a bias.
+        context: Settings to build the layer with.
     """
 
     def __init__(
@@ -171,7 +175,7 @@ class MergedColumnParallelLinear(ParallelLinear):
         context: LayerContext,
     ) -> None:
         slices = tuple(
-            LinearSlice(part, rows, share(f"outputs of {name}", rows, context.tp))
+            LinearSlice(part, rows, shard(f"outputs of {name}", rows, context.tp))
             for part, rows in parts.items()
         )
         super().__init__(name, in_features, range(in_features), slices, bias=bias, context=context)
@@ -182,7 +186,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
-    """One matrix divided by rows, so that each device has some of the outputs."""
+    """One matrix sharded by rows, so that each device has some of the outputs."""
 
     def __init__(
         self, name: str, in_features: int, out_features: int, *, bias: bool, context: LayerContext
@@ -192,19 +196,19 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """Query, key and value projections in one product, divided by heads.
+    """Query, key and value projections in one product, sharded by heads.
 
-    With fewer key/value heads than devices, each is kept by several devices.
+    With fewer key/value heads than devices, each head is replicated on several devices.
 
     Args:
         name: Module path in the model.
-        hidden_size: Inputs.
-        num_heads: Query heads of the whole model.
-        num_kv_heads: Key/value heads of the whole model.
-        head_dim: Numbers per head.
-        parts: The checkpoint's names of the three.
-        bias: Whether each has a bias.
-        context: Where and how to build.
+        hidden_size: Number of inputs.
+        num_heads: Number of query heads of the whole model.
+        num_kv_heads: Number of key/value heads of the whole model.
+        head_dim: Elements per head.
+        parts: The checkpoint's names of the three projections.
+        bias: Whether each projection has a bias.
+        context: Settings to build the layer with.
     """
 
     def __init__(
@@ -219,8 +223,8 @@ class QKVParallelLinear(ParallelLinear):
         bias: bool,
         context: LayerContext,
     ) -> None:
-        heads = share("num_attention_heads", num_heads, context.tp)
-        kv_heads = share_kv_heads(num_kv_heads, context.tp)
+        heads = shard("num_attention_heads", num_heads, context.tp)
+        kv_heads = shard_kv_heads(num_kv_heads, context.tp)
         counts = (num_heads, num_kv_heads, num_kv_heads)
         slices = tuple(
             LinearSlice(part, count * head_dim, _head_rows(mine, head_dim))
@@ -229,17 +233,17 @@ class QKVParallelLinear(ParallelLinear):
         super().__init__(name, hidden_size, range(hidden_size), slices, bias=bias, context=context)
 
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
-        """Return q, k and v of this device side by side: `[T, hidden] -> [T, (H + 2K) * D]`."""
+        """Return q, k and v of this device concatenated: `[T, hidden] -> [T, (H + 2K) * D]`."""
         return self._project(x, adapters, self.bias)
 
 
 class RowParallelLinear(ParallelLinear):
-    """One matrix divided by columns: each device has some inputs, and the outputs are summed."""
+    """One matrix sharded by columns: each device has some inputs, and the outputs are summed."""
 
     def __init__(
         self, name: str, in_features: int, out_features: int, *, bias: bool, context: LayerContext
     ) -> None:
-        columns = share(f"inputs of {name}", in_features, context.tp)
+        columns = shard(f"inputs of {name}", in_features, context.tp)
         slices = (LinearSlice(_last_name(name), out_features, range(out_features)),)
         super().__init__(name, in_features, columns, slices, bias=bias, context=context)
         self.tp = context.tp
@@ -252,7 +256,7 @@ class RowParallelLinear(ParallelLinear):
         return out if self.bias is None else out.add_(self.bias)
 
     def _sum(self, partial: Tensor) -> Tensor:  # [T, out], both
-        """Add up the devices' parts; in batch-invariant mode always in the order of ranks."""
+        """Sum the devices' partial outputs; in batch-invariant mode always in rank order."""
         if not self.context.batch_invariant:
             return self.tp.all_reduce(partial)
         first, *rest = self.tp.all_gather(partial, -1).chunk(self.tp.size, -1)
@@ -260,38 +264,38 @@ class RowParallelLinear(ParallelLinear):
 
 
 def linear_method(name: str, context: LayerContext) -> LinearMethod:
-    """Return how a layer keeps its weight: as the quantization says, or else as it is.
+    """Return the quantization's method for a layer, or else the method without quantization.
 
     Args:
-        name: Of the layer.
-        context: Where and how to build.
+        name: Module path of the layer.
+        context: Settings to build the layer with.
     """
     chosen = context.quantization and context.quantization.linear_method(name)
-    return _as_the_mode_asks(chosen, name, context) if chosen else plain_method(name, context)
+    return _in_tiles_if_invariant(chosen, name, context) if chosen else plain_method(name, context)
 
 
 def plain_method(name: str, context: LayerContext, is_shared: bool = False) -> LinearMethod:
-    """Return how a layer keeps its weight if no quantization says otherwise.
+    """Return the method for a layer whose weight is not quantized.
 
     Args:
-        name: Of the layer, for errors.
-        context: Where and how to build.
-        is_shared: Another layer reads the weight as it is.
+        name: Module path of the layer for errors.
+        context: Settings to build the layer with.
+        is_shared: True if another layer reads the dense weight.
     """
     method: LinearMethod = Unquantized(context.dtype, context.device)
     if context.prepack:
         method = Prepacked(context.dtype, context.device, is_shared)
-    return _as_the_mode_asks(method, name, context)
+    return _in_tiles_if_invariant(method, name, context)
 
 
-def _as_the_mode_asks(method: LinearMethod, name: str, context: LayerContext) -> LinearMethod:
+def _in_tiles_if_invariant(method: LinearMethod, name: str, context: LayerContext) -> LinearMethod:
     if not context.batch_invariant:
         return method
     return InTiles(method, name, context.dtype, context.device)
 
 
 def _offsets(slices: tuple[LinearSlice, ...]) -> dict[str, int]:
-    """Where each slice begins among our rows."""
+    """Return the offset of each slice in this device's rows, by name."""
     offsets, offset = {}, 0
     for part in slices:
         offsets[part.name] = offset

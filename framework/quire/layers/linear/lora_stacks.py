@@ -1,10 +1,11 @@
-"""Adapters live in fixed stacks beside a linear layer; a batch loops over the few that occur in it.
+"""LoRA adapters of a linear layer, in preallocated stacks of A and B matrices.
 
-An adapter of rank r fills the first r rows of each slice's room, packed together, so one product
-with A serves all slices of a merged layer, and small adapters cost what they are, not what the
-largest may be. The scale is folded into B. Kernels loop on the device, over what stands there: an
-adapter is loaded into the same memory that a captured step reads. On a CPU a few tokens of each of
-many adapters are computed token by token, which reads as much and starts less.
+The slices of an adapter (of rank r, r rows each) are packed together in A, so one product with A is
+enough for all slices of a merged layer, and its cost depends on the adapter's own rank, not on
+`max_rank`. The scale is fused into B. A batch loops over the adapters that occur in it. Kernels do
+so on the device, and read the stacks at fixed addresses, so a captured step uses newly loaded
+adapters. On a CPU, a few tokens of each of many adapters are computed token by token, which reads
+as much memory in fewer calls.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from quire.layers.context import LayerContext
 from quire.layers.linear.row_tiles import Product, in_tiles, largest_tile, random_rows, refusal
 from quire.native.layer_kernels import cpu_lora
 
-FEW_TOKENS = 16  # an adapter, up to which matrix products take as long as each token by itself
+FEW_TOKENS = 16  # per adapter; with more, matrix products are faster than token by token
 
 
 @dataclass(frozen=True, slots=True)
 class LoRASlice:
-    """Where the outputs of one checkpoint matrix stand.
+    """Position of one checkpoint matrix in the layer's outputs.
 
     Attributes:
-        offset: First of our rows.
+        offset: First output of the matrix on this device.
         rows: This device's rows of the checkpoint's matrix.
     """
 
@@ -38,7 +39,7 @@ class LoRASlice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _AdapterSlice:
     """One adapted slice of one adapter: `out[:, start:stop] += h[:, first:last] @ b`."""
 
     start: int
@@ -49,22 +50,22 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """One adapter in this layer, as views of the stacks."""
+class _LoadedAdapter:
+    """One adapter of this layer, as views of the stacks."""
 
     a: Tensor  # [sum of ranks, in]
-    shares: tuple[_Share, ...]
+    slices: tuple[_AdapterSlice, ...]
 
 
 class LoRAStacks:
-    """Room for `max_loras` adapters of one linear layer.
+    """Memory for `max_loras` adapters of one linear layer.
 
     Args:
-        slices: One after the other, without a gap.
-        columns: This device's inputs.
-        max_loras: Places.
-        max_rank: Of each slice.
-        context: Where and how to build.
+        slices: Slices of the layer in order, without gaps.
+        columns: Inputs of this device.
+        max_loras: Number of adapters.
+        max_rank: Largest rank of each slice.
+        context: Settings to build the layer with.
 
     Attributes:
         a: `[max_loras, num_slices * max_rank, in]`.
@@ -88,11 +89,11 @@ class LoRAStacks:
         is_native = context.kernels == "native" and not context.batch_invariant
         is_native = is_native and cpu_lora.is_available()
         shape = (max_loras, max_rank, out_features)
-        if is_native:  # read along the outputs
+        if is_native:  # contiguous along the outputs, as the native kernel reads it
             self.b = torch.zeros(shape, dtype=dtype, device=device).mT
         else:
             self.b = torch.zeros(max_loras, out_features, max_rank, dtype=dtype, device=device)
-        self._placed: list[_Placed | None] = [None] * max_loras
+        self._loaded: list[_LoadedAdapter | None] = [None] * max_loras
         self._kernels = _Kernels(self.a, self.b, slices) if context.kernels == "triton" else None
         self._add_by_token: cpu_lora.AddLoRA | None = None
         if is_native:
@@ -100,28 +101,28 @@ class LoRAStacks:
             self._add_by_token = cpu_lora.AddLoRA(self.a, self.b.mT, output_ends)
 
     def set(self, index: int, modules: Sequence[AdapterModule | None]) -> None:
-        """Place an adapter's matrices, one entry a slice; all None clears the place.
+        """Load an adapter's matrices, one entry per slice; all None clears the index.
 
         Raises:
-            RefusedError: In batch-invariant mode, for ranks whose products depend on the batch.
+            RefusedError: In batch-invariant mode, if products of these ranks depend on the batch.
         """
-        ends, shares = [0], []
+        ends, adapted = [0], []
         for number, module in enumerate(modules):
             if module is not None:
-                shares.append(self._place(index, number, ends[-1], module))
-            ends.append(shares[-1].last if shares else 0)
+                adapted.append(self._copy_slice(index, number, ends[-1], module))
+            ends.append(adapted[-1].last if adapted else 0)
         if self._kernels is not None:
             self._kernels.set(index, ends)
             return
         if self._add_by_token is not None:
             self._add_by_token.set(index, ends)
-        placed = _Placed(self.a[index, : ends[-1]], tuple(shares)) if shares else None
-        if placed is not None and self.batch_invariant:
-            _try(placed)
-        self._placed[index] = placed
+        adapter = _LoadedAdapter(self.a[index, : ends[-1]], tuple(adapted)) if adapted else None
+        if adapter is not None and self.batch_invariant:
+            _check_products(adapter)
+        self._loaded[index] = adapter
 
     def add(self, out: Tensor, x: Tensor, batch: AdapterBatch) -> None:
-        """Add each row's adapter to `out` `[T, out]`, in place; `x` is `[T, in]`."""
+        """Add each row's adapter output to `out` `[T, out]`, in place; `x` is `[T, in]`."""
         if self._kernels is not None:
             self._kernels.add(out, x, batch.index)
             return
@@ -130,31 +131,33 @@ class LoRAStacks:
             by_token(out, x, batch.index)
             return
         for index, rows in batch.rows:
-            placed = self._placed[index]
-            if placed is None:
+            adapter = self._loaded[index]
+            if adapter is None:
                 continue
             add = _add_in_tiles if self.batch_invariant else _add
             if batch.covers_all:
-                add(out, x, placed)
+                add(out, x, adapter)
             else:
                 chosen = out.index_select(0, rows)
-                add(chosen, x.index_select(0, rows), placed)
+                add(chosen, x.index_select(0, rows), adapter)
                 out.index_copy_(0, rows, chosen)
 
-    def _place(self, index: int, number: int, first: int, module: AdapterModule) -> _Share:
+    def _copy_slice(
+        self, index: int, number: int, first: int, module: AdapterModule
+    ) -> _AdapterSlice:
         part, rank = self.slices[number], module.a.shape[0]
         last = first + rank
         a = module.a[:, self.columns.start : self.columns.stop]
-        _bring(a, self.a[index, first:last])
+        _copy_async(a, self.a[index, first:last])
         start, stop = part.offset, part.offset + len(part.rows)
         b = self.b[index, start:stop, :rank]
-        _bring(module.b[part.rows.start : part.rows.stop], b)
+        _copy_async(module.b[part.rows.start : part.rows.stop], b)
         b.mul_(module.scale)
-        return _Share(start, stop, first, last, b.t())
+        return _AdapterSlice(start, stop, first, last, b.t())
 
 
 class _Kernels:
-    """The stacks as the kernels read them, and where an adapter's slices lie, on the device."""
+    """The stacks and the row spans of the adapters' slices on the device, for Triton kernels."""
 
     def __init__(self, a: Tensor, b: Tensor, slices: tuple[LoRASlice, ...]) -> None:
         from quire.kernels import lora_products as lora  # loads Triton
@@ -167,19 +170,19 @@ class _Kernels:
         self.tiles = torch.tensor(tiles, dtype=torch.int32, device=a.device)
 
     def set(self, index: int, ends: list[int]) -> None:
-        """Say where in `a` the slices of an adapter end, the first entry being 0."""
-        _bring(torch.tensor(ends, dtype=torch.int32), self.spans[index])
+        """Set the ends of an adapter's slices in `a`; the first entry is 0."""
+        _copy_async(torch.tensor(ends, dtype=torch.int32), self.spans[index])
 
     def add(self, out: Tensor, x: Tensor, index: Tensor) -> None:
         hidden = self.shrink(x, self.a, self.spans, index)
         self.expand(out, hidden, self.b, self.spans, self.tiles, index)
 
 
-def _bring(source: Tensor, target: Tensor) -> None:
-    """Write a tensor to the device's memory, behind the steps under way and without waiting.
+def _copy_async(source: Tensor, target: Tensor) -> None:
+    """Copy a tensor to device memory in stream order, without waiting for running steps.
 
-    A GPU copies from page-locked memory while the host goes on, and torch gives such memory away
-    again only when the copy is done.
+    The copy is asynchronous because its source is page-locked memory, which torch does not reuse
+    before the copy is done.
     """
     if target.device.type == "cuda" and source.device.type == "cpu":
         page_locked = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
@@ -187,23 +190,23 @@ def _bring(source: Tensor, target: Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
-def _add(out: Tensor, x: Tensor, placed: _Placed) -> None:
-    hidden = functional.linear(x, placed.a)  # [n, sum of ranks]
-    for share in placed.shares:
-        out[:, share.start : share.stop].addmm_(hidden[:, share.first : share.last], share.b)
+def _add(out: Tensor, x: Tensor, adapter: _LoadedAdapter) -> None:
+    hidden = functional.linear(x, adapter.a)  # [n, sum of ranks]
+    for part in adapter.slices:
+        out[:, part.start : part.stop].addmm_(hidden[:, part.first : part.last], part.b)
 
 
-def _add_in_tiles(out: Tensor, x: Tensor, placed: _Placed) -> None:
-    """Do the same with products whose rows are independent of each other."""
-    hidden = in_tiles(_product_with(placed.a.t()), x)
-    for share in placed.shares:
-        part = hidden[:, share.first : share.last]
-        out[:, share.start : share.stop] += in_tiles(_product_with(share.b), part)
+def _add_in_tiles(out: Tensor, x: Tensor, adapter: _LoadedAdapter) -> None:
+    """Do the same with products whose rows do not depend on each other."""
+    hidden = in_tiles(_product_with(adapter.a.t()), x)
+    for part in adapter.slices:
+        own = hidden[:, part.first : part.last]
+        out[:, part.start : part.stop] += in_tiles(_product_with(part.b), own)
 
 
-def _try(placed: _Placed) -> None:
-    """Try an adapter's products, as `InTiles` does with a layer's own weight."""
-    products = [(placed.a.t(), "A"), *((share.b, "B") for share in placed.shares)]
+def _check_products(adapter: _LoadedAdapter) -> None:
+    """Check that an adapter's products are batch-invariant, as `InTiles` does for a weight."""
+    products = [(adapter.a.t(), "A"), *((part.b, "B") for part in adapter.slices)]
     for matrix, side in products:  # [in, out]
         sample = random_rows(matrix.shape[0], matrix.dtype, matrix.device)
         if largest_tile(_product_with(matrix), sample) is None:

@@ -1,14 +1,14 @@
-"""In batch-invariant mode a row is multiplied in a tile of fixed shape, whatever else is computed.
+"""Batch-invariant matrix products: rows are multiplied in tiles of a fixed shape.
 
-A matrix library chooses its kernel by the number of rows, and kernels add up in different orders;
-so the same row can differ in its last bit alone and in a batch. Tiles of a fixed shape leave no
-choice. What remains is a property of the library on this machine: that a row's result does not
-depend on its place in the tile, nor on its neighbours. That is tried for each weight at load.
+A matrix library chooses its kernel by the number of rows, and kernels sum in different orders, so
+a row's result alone and in a batch can differ in its last bit. With tiles of a fixed shape the
+kernel is always the same. A row's result must also not depend on its index in the tile, nor on the
+other rows. That is a property of the library on this machine; it is tested for each weight at load.
 
     T = 150 rows   [ 128 | 16 | 6 and 10 of zeros ]
 
-Measured in float32 on one core of a Zen 5 against one product of all rows: 512 rows cost 1.01 to
-1.1 of the time, one row as much as 16, which is 2 to 3 times of its own.
+Measured in float32 on one core of a Zen 5 against one product of all rows: 512 rows take 1.01 to
+1.1 times as long. One row takes as long as 16, which is 2 to 3 times as long as the row alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.interfaces.quantization import LinearMethod
 
 SMALL_TILE = 16  # rows
 LARGE_TILE = 128
-ALIGNMENT = 64  # bytes; torch allocates so, and 16 rows keep it
+ALIGNMENT = 64  # bytes, as torch allocates; multiples of 16 rows keep it
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Product = Callable[[Tensor], Tensor]  # [n, in] -> [n, out]
@@ -34,9 +34,9 @@ def in_tiles(product: Product, x: Tensor, large: int = SMALL_TILE) -> Tensor:
     """Return `product(x)`, computed in tiles of `large` and of 16 rows.
 
     Args:
-        product: Treats each row by itself.
+        product: Function that computes each row independently.
         x: `[T, in]`.
-        large: Rows of the tiles that come first; a multiple of 16.
+        large: Number of rows of the first tiles, a multiple of 16.
     """
     num_rows = len(x)
     num_missing = -num_rows % SMALL_TILE
@@ -50,14 +50,14 @@ def in_tiles(product: Product, x: Tensor, large: int = SMALL_TILE) -> Tensor:
 
 
 def largest_tile(product: Product, sample: Tensor) -> int | None:
-    """Return the largest tile that gives each row the bits that every other place gives it.
+    """Return the largest tile in which a row's result does not depend on its index in the tile.
 
     Args:
-        product: As for `in_tiles`.
+        product: Function as for `in_tiles`.
         sample: `[128, in]`, random numbers.
 
     Returns:
-        128 or 16; None where even in a tile of 16 rows a row's place decides about its bits.
+        128 or 16; None if a row's bits depend on its index even in a tile of 16 rows.
     """
     few = sample[:SMALL_TILE].contiguous()
     expected = product(few)
@@ -73,26 +73,26 @@ def largest_tile(product: Product, sample: Tensor) -> int | None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal to the bit; not-a-number equals itself."""
+    """Return whether two tensors are bitwise equal; NaN equals itself."""
     bits = _BITS[one.dtype.itemsize]
     return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))
 
 
 def random_rows(in_features: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the rows that weights are tried with, `[128, in]`; always the same."""
+    """Return the rows that weights are tested with, `[128, in]`; always the same."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(LARGE_TILE, in_features, generator=generator)
     return rows.to(device=device, dtype=dtype)
 
 
 class InTiles(LinearMethod):
-    """Another method's weight, multiplied in tiles, unless the method keeps the promise itself.
+    """Another method's weight, multiplied in tiles unless that method is batch-invariant itself.
 
     Args:
-        method: Keeps the weight.
-        name: Of the layer, for errors.
-        dtype: Of the rows.
-        device: Where they lie.
+        method: Method that stores the weight.
+        name: Module path of the layer for errors.
+        dtype: Dtype of the rows.
+        device: Device of the rows.
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class InTiles(LinearMethod):
         self.has_rows = method.has_rows
 
     def create_weights(self, layer: nn.Module, out_features: int, in_features: int) -> None:
-        """Let the other method register its parameters."""
+        """Register the parameters of the other method."""
         self.in_features = in_features
         self.method.create_weights(layer, out_features, in_features)
 
     def expect(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        """Let the other method know."""
+        """Pass the dtype on to the other method."""
         self.method.expect(layer, dtype)
 
     def finish_loading(self, layer: nn.Module) -> None:
-        """Let the other method repack, and try what the library does with it.
+        """Repack by the other method, and find the largest tile that is batch-invariant.
 
         Raises:
-            RefusedError: Its products depend on a row's place.
+            RefusedError: The products depend on a row's index in any tile.
         """
         self.method.finish_loading(layer)
         self.is_batch_invariant = self.method.is_batch_invariant
@@ -150,17 +150,17 @@ class InTiles(LinearMethod):
 
 
 def refusal(what: str, dtype: torch.dtype) -> RefusedError:
-    """Say that this machine cannot keep the promise, and what can be done."""
+    """Return the error that batch-invariant mode is not possible on this machine."""
     name = str(dtype).removeprefix("torch.")
     return RefusedError(
-        f"batch-invariant mode: {what} in {name} gives a row other bits at another place in the "
-        "batch, with the matrix library of this machine; try another --dtype, another number of "
-        "--threads, or leave out --batch-invariant"
+        f"batch-invariant mode is not possible: with the matrix library of this machine, {what} in "
+        f"{name} gives a row different bits at different positions of the batch; try another "
+        "--dtype or another number of --threads, or leave out --batch-invariant"
     )
 
 
 def _tiles(num_rows: int, large: int) -> Iterator[tuple[int, int]]:
-    """Cut a multiple of 16 rows."""
+    """Yield the tiles of a multiple of 16 rows, as (start, stop)."""
     start = 0
     while start < num_rows:
         size = large if num_rows - start >= large else SMALL_TILE

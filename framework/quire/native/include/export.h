@@ -1,4 +1,4 @@
-// What a library shows: plain C functions.
+// EXPORT marks the plain C functions that a library exports.
 #pragma once
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-// Lanes of several vectors change places: a square of numbers is turned, or many vectors summed.
+// Shuffles of lanes between vectors: transpose of a square block, and sums of many vectors.
 #pragma once
 
 #include <utility>
@@ -7,8 +7,9 @@
 
 typedef std::make_integer_sequence<int, LANES> AllLanes;
 
-// The two halves of one exchange: lanes whose index has the bit W change places with those of the
-// other vector that have not. `first` keeps a's lanes without the bit, `second` b's lanes with it.
+// The two results of one exchange of a and b: lanes of a whose index has the bit W are swapped with
+// lanes of b whose index has not. `first_of` keeps a's lanes without the bit, `second_of` keeps b's
+// lanes with the bit.
 template <int W, int... J>
 INLINE vf first_of(vf a, vf b, std::integer_sequence<int, J...>) {
 #if defined(__clang__)
@@ -26,7 +27,7 @@ INLINE vf second_of(vf a, vf b, std::integer_sequence<int, J...>) {
 #endif
 }
 
-// Turns the square whose rows are the vectors: v[i][j] and v[j][i] change places.
+// Transposes the square block whose rows are the vectors: v[i][j] and v[j][i] are swapped.
 template <int W = 1>
 INLINE void transpose(vf (&v)[LANES]) {
     for (int i = 0; i < LANES; i++)
@@ -38,7 +39,7 @@ INLINE void transpose(vf (&v)[LANES]) {
     if constexpr (W * 2 < LANES) transpose<W * 2>(v);
 }
 
-// Lane i of what is returned is the sum of v[i]'s lanes; v is written over.
+// Returns a vector whose lane i is the sum of v[i]'s lanes; v is overwritten.
 template <int W = LANES / 2>
 INLINE vf sums(vf (&v)[LANES]) {
     for (int i = 0; i < W; i++)
@@ -47,7 +48,7 @@ INLINE vf sums(vf (&v)[LANES]) {
     return v[0];
 }
 
-// The vector whose lanes with the bit W, and those without, have changed places.
+// Returns v with the lanes i and i ^ W swapped.
 template <int W, int... J>
 INLINE vf exchanged(vf v, std::integer_sequence<int, J...>) {
 #if defined(__clang__)
@@ -57,7 +58,7 @@ INLINE vf exchanged(vf v, std::integer_sequence<int, J...>) {
 #endif
 }
 
-// `max_lane` and `sum` of vec.h, in the same order, without a detour through memory.
+// The same results as `max_lane` and `sum` of vec.h, in the same order, without memory accesses.
 template <int W = LANES / 2>
 INLINE float largest_lane(vf v) {
     v = max(v, exchanged<W>(v, AllLanes()));

@@ -1,4 +1,4 @@
-// Work in parts, on the pool of threads that all libraries of the process share.
+// Parallel work, divided into parts, on the thread pool that all libraries of the process share.
 #pragma once
 
 #include "export.h"
@@ -11,9 +11,9 @@ static RunParts run_parts_in_pool = nullptr;
 // Called once, when the library is loaded.
 EXPORT void use_pool(RunParts run) { run_parts_in_pool = run; }
 
-// Calls work(part, parts) for each part, on any threads, and returns when all are done. Take as
-// many parts as threads should work: the pool grows to that number. Parts must not wait for each
-// other, as one thread may do them all, and an exception in one ends the process.
+// Calls work(part, parts) for each part, on any threads, and returns when all parts are done. The
+// number of parts is the number of threads to use; the pool grows to that number. Parts must not
+// wait for each other, because one thread may run them all. An exception in one ends the process.
 template <class Work>
 static inline void in_parts(long parts, const Work& work) {
     PartOfWork one = [](void* given, long part, long of) noexcept {
@@ -23,7 +23,7 @@ static inline void in_parts(long parts, const Work& work) {
     for (long part = 0; part < parts; part++) one((void*)&work, part, parts);
 }
 
-// Calls work(i) for each i below `count`: neighbours on one thread.
+// Calls work(i) for each i below `count`; adjacent ones run on the same thread.
 template <class Work>
 static inline void share_evenly(long count, long threads, const Work& work) {
     long most = threads < count ? threads : count;

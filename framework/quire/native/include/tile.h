@@ -1,13 +1,13 @@
-// The product of a few rows and a panel of columns, kept in registers.
+// The product of a few rows and a panel of columns, accumulated in registers.
 //
-// Each number of the product is one lane of one accumulator, and its products are added in the
-// order of k, so it has the same bits in a tile of any shape.
+// Each element of the product is one lane of one accumulator, and is summed in the order of k, so
+// it has the same bits in a tile of any shape.
 #pragma once
 
 #include "vec.h"
 
-// Vectors and rows of the largest tile: accumulators, a panel's vectors and one number of `a` fit
-// the registers (32 of AVX-512 and NEON, 16 of AVX2).
+// Vectors and rows of the largest tile: accumulators, a panel's vectors and one element of `a` fit
+// into the registers (32 of AVX-512 and NEON, 16 of AVX2).
 #if defined(QUIRE_AVX512)
 constexpr int TILE_VECTORS = 2, TILE_ROWS = 12, REGISTERS = 32;
 #elif defined(QUIRE_AVX2)

@@ -1,8 +1,8 @@
-// One vector of float32, as wide as the instruction set that this file is compiled for.
+// A vector of float32 with the width of the instruction set that this file is compiled for.
 //
-// AVX-512: 16 lanes; AVX2 with FMA: 8; NEON, or anything GCC and Clang know: 4. Where a product and
-// a sum are one instruction the source says so (`fma`), and the compiler may not make others of them
-// (`-ffp-contract=off`): so each number is rounded alike wherever it stands.
+// AVX-512: 16 lanes; AVX2 with FMA: 8; NEON, and any other target of GCC and Clang: 4. Products and
+// sums are fused only where the source calls `fma`; the compiler must not fuse others
+// (`-ffp-contract=off`). So each element is rounded in the same way in any lane.
 #pragma once
 
 #include <cmath>
@@ -80,7 +80,7 @@ INLINE vf min(vf a, vf b) {
 
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
-// bfloat16 is the upper half of float32.
+// A bfloat16 is the upper 16 bits of a float32.
 INLINE vf load_bf16(const uint16_t* p) {
 #if defined(QUIRE_AVX512)
     __m256i half = _mm256_loadu_si256((const __m256i*)p);
@@ -97,7 +97,7 @@ INLINE vf load_bf16(const uint16_t* p) {
 #endif
 }
 
-// Rounds to nearest, ties to even; not-a-number stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 INLINE uint16_t to_bf16(float x) {
     uint32_t word;
     std::memcpy(&word, &x, 4);
@@ -140,12 +140,12 @@ INLINE float max_lane(vf v) {
     return lane[0];
 }
 
-INLINE vf round_to_integer(vf v) {  // to nearest, for |v| < 2^22
+INLINE vf round_to_integer(vf v) {  // to nearest; for |v| < 2^22
     const vf magic = set1(12582912.0f);  // 1.5 * 2^23
     return (v + magic) - magic;
 }
 
-// e^x is 2^n times what is returned, which lies about one.
+// Returns y near one, and n, such that e^x = 2^n * y.
 // Cephes' reduction (Moshier), by the nearest multiple of log 2 in two parts, and its polynomial.
 INLINE vf exp_without_power(vf x, vf& n) {
     n = round_to_integer(x * set1(1.44269504f));
@@ -166,7 +166,7 @@ INLINE vf exp(vf v) {
     vf x = min(max(v, low), high);
     vf n, y = exp_without_power(x, n);
     vi exponent = __builtin_convertvector(n, vi);
-    vi half = exponent >> 1;  // 2^128 is no float32, so in two steps
+    vi half = exponent >> 1;  // in two steps, because 2^128 is not a float32
     vf scaled = y * from_bits((half + set1i(127)) << 23);
     scaled = scaled * from_bits((exponent - half + set1i(127)) << 23);
     vf zeros = zero(), infinity = set1(INFINITY);

@@ -1,1 +1,1 @@
-"""The C++ kernels of layers, masks and adapters, as torch operators call them."""
+"""C++ kernels of layers, logit masks and LoRA adapters, with their Python wrappers."""

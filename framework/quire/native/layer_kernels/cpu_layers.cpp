@@ -1,18 +1,19 @@
 // Norms, gated activations and masks of float32 rows, each in one pass.
 //
-// A row is computed by itself and always in the same order, and its last numbers go through a
-// padded vector, so the bits of a row depend neither on its batch nor on the number of threads.
+// A row is computed independently and always in the same order, and its last elements are computed
+// in a padded vector. So a row's bits depend neither on its batch nor on the number of threads.
 #include "export.h"
 #include "rows.h"
 
 namespace {
 
-// Fewer numbers a thread take less time than handing them to a thread that is awake.
+// Fewer elements per thread take less time than passing them to a thread that is awake.
 constexpr long NUMBERS_PER_THREAD = 1 << 12;
 
-constexpr int CHAINS = 4;  // sums that run side by side
+constexpr int CHAINS = 4;  // independent partial sums
 
-// Sum of squares of x + residual; writes that sum to `total`, if there is a residual.
+// Returns the sum of squares of x + residual, and writes x + residual to `total`, if there is a
+// residual.
 template <bool HAS_RESIDUAL>
 INLINE float sum_of_squares(const float* x, const float* residual, float* total, long size) {
     vf sums[CHAINS] = {};
@@ -48,8 +49,8 @@ INLINE void multiply(const float* x, float factor, const float* weight, float* o
     }
 }
 
-// 1 / sqrt(mean + eps). Squares of large numbers overflow, and those of small ones vanish, so such
-// rows are summed again in float64.
+// Returns 1 / sqrt(mean + eps). Squares of large numbers overflow, and those of small numbers
+// underflow, so such rows are summed again in float64.
 INLINE float inverse_length(const float* x, float squares, long size, float eps) {
     double mean = squares;
     if (!(squares > 1e-30f && squares < 1e38f)) {
@@ -71,7 +72,7 @@ void norm_row(
 
 INLINE vf absolute(vf v) { return from_bits(bits(v) & set1i(0x7fffffff)); }
 
-// e^v of a number that is not positive, as `exp` computes it, and without what only others need.
+// e^v for v <= 0: the result of `exp`, without the steps that only positive v need.
 INLINE vf exp_of_negative(vf v) {
     const vf low = set1(-87.33654f), zeros = zero();
     vf x = max(v, low);
@@ -80,7 +81,7 @@ INLINE vf exp_of_negative(vf v) {
     return v < low ? zeros : y;
 }
 
-// x * sigmoid(slope), without an overflow. Not a number stays one: x is one wherever the slope is.
+// x * sigmoid(slope), without overflow. NaN stays NaN, because x is NaN wherever the slope is.
 INLINE vf gated(vf x, vf slope) {
     const vf one = set1(1.0f);
     vf small = exp_of_negative(-absolute(slope));
@@ -121,7 +122,7 @@ void gate_rows(const float* gate_up, float* out, long rows, long size, int threa
 
 }  // namespace
 
-// A norm over rows, for all calls of a layer.
+// Constants of a row norm, for all calls of a layer.
 struct Norm {
     const float* weight;  // [size]
     int64_t size;
@@ -138,7 +139,7 @@ EXPORT void rms_norm(const Norm* norm, const float* x, float* out, long rows) {
     });
 }
 
-// The same of x + residual, in place: x becomes the norm, and the residual that sum.
+// The same for x + residual, in place: x becomes the norm, and residual becomes the sum.
 EXPORT void add_rms_norm(const Norm* norm, float* x, float* residual, long rows) {
     const Norm of = *norm;
     for_each_row(rows, rows * of.size, NUMBERS_PER_THREAD, of.threads, [=](long row) {
@@ -147,8 +148,8 @@ EXPORT void add_rms_norm(const Norm* norm, float* x, float* residual, long rows)
     });
 }
 
-// Norms of heads, each with its own weight: x [tokens, heads, size], tokens `stride` numbers apart;
-// the weight [heads, size].
+// Norms of heads, each with its own weight: x is [tokens, heads, size] with a token stride of
+// `stride` elements, weight is [heads, size].
 EXPORT void head_rms_norm(
     const float* x, long stride, const float* weight, float* out,
     long tokens, long heads, long size, float eps, int threads
@@ -164,7 +165,7 @@ EXPORT void head_rms_norm(
     });
 }
 
-// out [rows, size] = activation(gate) * up, of gate_up [rows, 2 * size].
+// out [rows, size] = activation(gate) * up, with gate_up [rows, 2 * size].
 EXPORT void silu_and_mul(const float* gate_up, float* out, long rows, long size, int threads) {
     gate_rows<Silu>(gate_up, out, rows, size, threads);
 }
@@ -173,8 +174,9 @@ EXPORT void gelu_tanh_and_mul(const float* gate_up, float* out, long rows, long 
     gate_rows<GeluTanh>(gate_up, out, rows, size, threads);
 }
 
-// Minus infinity where a row has no bit: row rows[i] of logits, `stride` numbers apart, by the bits
-// of words [masks, words_stride]. Only words with a bit missing are written.
+// Writes -inf where a bit is 0: row rows[i] of logits (with a row stride of `stride` elements) is
+// masked by the bits of words[i], with words [masks, words_stride]. Logits of words without a zero
+// bit are not written.
 EXPORT void mask_logits(
     float* logits, long stride, long size, const int64_t* rows, long masks,
     const uint32_t* words, long words_stride, int threads

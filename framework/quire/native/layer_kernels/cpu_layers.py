@@ -1,7 +1,7 @@
-"""The fused layers and masks of CPUs, in C++: what a call needs is looked up once, beforehand.
+"""Fused layers and logit masks for CPUs, in C++.
 
-A small model's layer takes about a microsecond, and so does a call. So each object here binds its
-function, weight and sizes, and a call passes what is new.
+A small model's layer takes about a microsecond, and so does a Python call. So each object here
+binds its function, weight and sizes beforehand, and a call passes the rest only.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS, repeats=True)
 
 
 def is_available() -> bool:
-    """Whether the functions are there; waits until it is known."""
+    """Return whether the functions are available; waits for their compilation."""
     try:
         LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged why
+    except NativeUnavailableError:  # the library has logged the reason
         return False
     return True
 
 
-def check_bound(weight: Tensor) -> None:
-    """Check what the library will read at each call.
+def check_weight(weight: Tensor) -> None:
+    """Check a weight whose memory the library reads at each call.
 
     Raises:
-        ValueError: It is not float32 on the CPU, in one piece.
+        ValueError: The weight is not contiguous float32 on the CPU.
     """
     is_plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
     if not is_plain or not weight.is_contiguous():
         raise ValueError(
-            f"kernels read float32 of the CPU in one piece, got {weight.dtype} on {weight.device} "
-            f"with strides {weight.stride()}"
+            f"the weight must be contiguous float32 on the CPU, got {weight.dtype} on "
+            f"{weight.device} with strides {weight.stride()}"
         )
 
 
 def wrong_rows(x: Tensor, size: int) -> ValueError:
     """Return the error for rows that are not float32 `[..., size]`."""
-    return ValueError(f"rows must be float32 of {size}, got {x.dtype} {list(x.shape)}")
+    return ValueError(f"rows must be float32 [..., {size}], got {x.dtype} {list(x.shape)}")
 
 
 class _Norm(Structure):
-    """A norm over rows, as the library reads it."""
+    """The C struct `Norm` of the library."""
 
     _fields_: ClassVar = [
         ("weight", c_void_p),
@@ -70,15 +70,15 @@ class _Norm(Structure):
 
 
 class AddRMSNorm:
-    """The norm of rows, after the residual's addition if there is one.
+    """RMS norm of rows, with the residual addition if there is a residual.
 
     Args:
-        weight: `[n]` float32; its memory must stay where it is.
-        eps: Added to the mean square.
+        weight: `[n]` float32; its memory must not move.
+        eps: Term added to the mean square.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        check_bound(weight)
+        check_weight(weight)
         library = LIBRARY.load()
         self._norm, self._add_and_norm = library.rms_norm, library.add_rms_norm
         self._weight = weight
@@ -87,13 +87,13 @@ class AddRMSNorm:
         self._address = addressof(self._constants)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the norm of `x + residual`, and that sum: `[..., n]` float32, as `x` is.
+        """Return the norm of `x + residual`, and that sum; all `[..., n]` float32.
 
-        With a residual both are written over, and what comes back lies where they did: at few rows
-        most of the time goes into fetching memory that has not been touched for a while.
+        With a residual both inputs are overwritten and returned: with few rows, most of the time is
+        spent on fetching memory that is not in the caches, as newly allocated outputs would be.
 
         Raises:
-            ValueError: They have another type or width.
+            ValueError: Dtype or shape of an input is wrong.
         """
         if x.dtype != torch.float32 or x.shape[-1] != self._size:
             raise wrong_rows(x, self._size)
@@ -114,15 +114,15 @@ class AddRMSNorm:
 
 
 class HeadRMSNorm:
-    """The norm of each head, with a weight for each.
+    """RMS norm of each head, with a weight per head.
 
     Args:
-        weight: `[H, D]` float32; its memory must stay where it is.
-        eps: Added to the mean square.
+        weight: `[H, D]` float32; its memory must not move.
+        eps: Term added to the mean square.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        check_bound(weight)
+        check_weight(weight)
         self._norm = LIBRARY.load().head_rms_norm
         self._weight = weight
         self._shape = tuple(weight.shape)
@@ -131,10 +131,10 @@ class HeadRMSNorm:
         self._threads = torch.get_num_threads()
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Return the normed heads, `[T, H, D]` float32; tokens of the input may lie apart.
+        """Return the normed heads, `[T, H, D]` float32; the input may have any token stride.
 
         Raises:
-            ValueError: They have another type, number or size.
+            ValueError: Dtype, number of heads or head_dim are wrong.
         """
         num_tokens, num_heads, size = heads.shape
         if heads.dtype != torch.float32 or (num_heads, size) != self._shape:
@@ -153,7 +153,7 @@ class HeadRMSNorm:
 
 
 class GatedActivation:
-    """An activation of the gate times the up projection.
+    """The gate's activation times the up projection.
 
     Args:
         function: `silu_and_mul` or `gelu_tanh_and_mul` of the library.
@@ -167,7 +167,7 @@ class GatedActivation:
         """Return `activation(gate) * up`: `[T, 2 * n] -> [T, n]` float32, the gate first.
 
         Raises:
-            ValueError: They have another type, or one has no partner.
+            ValueError: The dtype is not float32, or the width is odd.
         """
         num_rows, width = gate_up.shape
         if gate_up.dtype != torch.float32 or width % 2:
@@ -180,7 +180,7 @@ class GatedActivation:
 
 
 class LogitMask:
-    """Bits of tokens, of which those that are missing may not be drawn."""
+    """Masking of logits by a bitmask with one bit per token."""
 
     def __init__(self) -> None:
         self._mask = LIBRARY.load().mask_logits
@@ -188,25 +188,28 @@ class LogitMask:
 
     def __call__(
         self,
-        logits: Tensor,  # [N, V] float32, in place; each row in one piece
+        logits: Tensor,  # [N, V] float32, in place; each row contiguous
         rows: Tensor,  # [M] int64, all different
         words: Tensor,  # [M, at least ceil(V / 32)] int32
     ) -> None:
-        """Set the logits of row `rows[i]` to minus infinity where `words[i]` has no bit.
+        """Set the logits of row `rows[i]` to -inf where the bit in `words[i]` is 0.
 
         Raises:
-            ValueError: Types or sizes are others.
+            ValueError: Dtypes or shapes are wrong.
         """
         if logits.dtype != torch.float32:
             raise wrong_rows(logits, logits.shape[1])
         if rows.dtype != torch.int64 or words.dtype != torch.int32:
             raise ValueError(
-                f"rows and words must be int64, int32, got {rows.dtype}, {words.dtype}"
+                f"rows must be int64 and words int32, got {rows.dtype} and {words.dtype}"
             )
         if len(rows) != len(words) or words.shape[1] * 32 < logits.shape[1]:
-            raise ValueError(f"{list(words.shape)} words for {len(rows)} rows of {logits.shape[1]}")
+            raise ValueError(
+                f"{list(words.shape)} words do not match {len(rows)} rows with a vocabulary of "
+                f"{logits.shape[1]}"
+            )
         if logits.stride(1) != 1:
-            raise ValueError("logits must have each row in one piece")
+            raise ValueError("each row of the logits must be contiguous")
         rows, words = rows.contiguous(), words.contiguous()
         self._mask(
             logits.data_ptr(), logits.stride(0), logits.shape[1], rows.data_ptr(), len(rows),

@@ -1,15 +1,15 @@
-// Adapters of a linear layer, each token's by itself.
+// LoRA adapters of a linear layer, computed token by token.
 //
-// A token is computed in the same order whatever stands beside it, by one thread.
+// Each token is computed by one thread, in an order that does not depend on the other tokens.
 #include "export.h"
 #include "rows.h"
 
 // Adapters of one linear layer; see `cpu_lora.py`. Slice s has rows spans[s] to spans[s + 1] of an
 // adapter's `a`, and outputs[s] to outputs[s + 1].
 struct Adapters {
-    const float* a;          // [places, rows, inputs]
-    const float* b;          // [places, max_rank, outputs of all slices]
-    const int32_t* spans;    // [places, slices + 1]
+    const float* a;          // [max_loras, rows, inputs]
+    const float* b;          // [max_loras, max_rank, outputs of all slices]
+    const int32_t* spans;    // [max_loras, slices + 1]
     const int64_t* outputs;  // [slices + 1]
     int64_t inputs, rows, max_rank, slices;
 };
@@ -17,7 +17,7 @@ struct Adapters {
 namespace {
 
 constexpr long PRODUCTS_PER_THREAD = 1 << 17;  // fewer take less time than waking a thread
-constexpr int DOTS = 4;                        // rows of A at once
+constexpr int DOTS = 4;                        // rows of A per iteration
 
 // hidden[r] = x . a[r]
 void shrink(const float* x, const float* a, long rows, long inputs, float* hidden) {
@@ -40,7 +40,7 @@ void shrink(const float* x, const float* a, long rows, long inputs, float* hidde
     }
 }
 
-// out[o] += hidden . b[:, o], of one slice; rows of b are `stride` numbers apart.
+// out[o] += hidden . b[:, o], for one slice; rows of b have a stride of `stride` elements.
 void expand(float* out, const float* hidden, const float* b, long rank, long stride, long size) {
     long i = 0;
     for (; i + 2 * LANES <= size; i += 2 * LANES) {
@@ -64,8 +64,8 @@ void expand(float* out, const float* hidden, const float* b, long rank, long str
 
 }  // namespace
 
-// out [tokens, outputs] += what the adapter index[token] makes of x [tokens, inputs]; -1 is none.
-// `hidden` is room for [tokens, rows].
+// out [tokens, outputs] += the output of adapter index[token] for x [tokens, inputs]; -1 is none.
+// `hidden` is scratch memory for [tokens, rows].
 EXPORT void add_lora(
     float* out, const float* x, const int64_t* index, long tokens, float* hidden,
     const Adapters* adapters, int threads

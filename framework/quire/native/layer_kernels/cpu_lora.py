@@ -1,4 +1,4 @@
-"""Adapters of a CPU's linear layers in C++, token by token; `layers.lora` knows when that pays."""
+"""LoRA adapters of linear layers on CPUs, computed token by token in C++ (see `lora_stacks`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.native.layer_kernels.cpu_layers import check_bound, wrong_rows
+from quire.native.layer_kernels.cpu_layers import check_weight, wrong_rows
 from quire.native.library import NativeLibrary, NativeUnavailableError
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -19,16 +19,16 @@ LIBRARY = NativeLibrary("adapters", SOURCE, FUNCTIONS)
 
 
 def is_available() -> bool:
-    """Whether the function is there; waits until it is known."""
+    """Return whether the function is available; waits for its compilation."""
     try:
         LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged why
+    except NativeUnavailableError:  # the library has logged the reason
         return False
     return True
 
 
 class _Adapters(Structure):
-    """The stacks of a layer, as the library reads them."""
+    """The C struct `Adapters` of the library."""
 
     _fields_: ClassVar = [
         *((name, c_void_p) for name in ("a", "b", "spans", "outputs")),
@@ -37,23 +37,23 @@ class _Adapters(Structure):
 
 
 class AddLoRA:
-    """Adapters of a linear layer, each token's by itself: for few tokens of many adapters.
+    """Adapters of a linear layer, computed token by token: for few tokens of many adapters.
 
     Args:
-        a: `[places, rows, in]` float32, an adapter's slices after each other.
-        b: `[places, max_rank, out]` float32; the first rows of each slice's outputs are in use.
-        output_ends: Where the slices' outputs end.
-
-    The memory of both must stay where it is.
+        a: `[max_loras, rows, in]` float32, each adapter's slices concatenated; its memory must not
+            move.
+        b: `[max_loras, max_rank, out]` float32; the first rows of each slice's outputs are in use;
+            its memory must not move.
+        output_ends: Ends of the slices in the outputs.
     """
 
     def __init__(self, a: Tensor, b: Tensor, output_ends: Sequence[int]) -> None:
-        check_bound(a)
-        check_bound(b)
+        check_weight(a)
+        check_weight(b)
         self._add = LIBRARY.load().add_lora
-        places, self._rows, self._inputs = a.shape
+        max_loras, self._rows, self._inputs = a.shape
         self._outputs = b.shape[2]
-        self._spans = torch.zeros(places, len(output_ends) + 1, dtype=torch.int32)
+        self._spans = torch.zeros(max_loras, len(output_ends) + 1, dtype=torch.int32)
         outputs = torch.tensor([0, *output_ends])
         self._memory = (a, b, self._spans, outputs)
         pointers = [tensor.data_ptr() for tensor in self._memory]
@@ -61,20 +61,20 @@ class AddLoRA:
         self._adapters = _Adapters(*pointers, *sizes)
         self._threads = torch.get_num_threads()
 
-    def set(self, place: int, ends: Sequence[int]) -> None:
-        """Say where in `a` the slices of an adapter end, the first entry being 0."""
-        self._spans[place] = torch.tensor(ends, dtype=torch.int32)
+    def set(self, index: int, ends: Sequence[int]) -> None:
+        """Set the ends of an adapter's slices in `a`; the first entry is 0."""
+        self._spans[index] = torch.tensor(ends, dtype=torch.int32)
 
     def __call__(
         self,
-        out: Tensor,  # [T, out] float32, in place, in one piece
+        out: Tensor,  # [T, out] float32, in place, contiguous
         x: Tensor,  # [T, in] float32
-        index: Tensor,  # [T] int64: places, or -1
+        index: Tensor,  # [T] int64: adapter index, or -1
     ) -> None:
-        """Add each token's adapter to its outputs.
+        """Add each token's adapter output to its outputs.
 
         Raises:
-            ValueError: Types or sizes are others.
+            ValueError: Dtypes or shapes are wrong.
         """
         if x.dtype != torch.float32 or x.shape[-1] != self._inputs:
             raise wrong_rows(x, self._inputs)
@@ -82,11 +82,11 @@ class AddLoRA:
             raise wrong_rows(out, self._outputs)
         if index.dtype != torch.int64 or not len(out) == len(x) == len(index):
             raise ValueError(
-                f"{len(out)} outputs, {len(x)} inputs and {index.dtype} of {len(index)} do not "
-                "belong together"
+                f"{len(out)} outputs, {len(x)} inputs and an index of {index.dtype} with "
+                f"{len(index)} elements do not match; the index must be int64"
             )
         if not out.is_contiguous():
-            raise ValueError("outputs must be in one piece")
+            raise ValueError("outputs must be contiguous")
         x, index, num_tokens = x.contiguous(), index.contiguous(), len(x)
         hidden = torch.empty(num_tokens, self._rows, dtype=torch.float32)
         self._add(

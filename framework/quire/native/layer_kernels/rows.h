@@ -1,4 +1,4 @@
-// Rows of float32 are shared out among threads, and their last numbers go through a padded vector.
+// Division of float32 rows over threads, and padded vectors for the last elements of a row.
 #pragma once
 #include <cstring>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Fewer than `per_thread` of all numbers take less time than waking a thread for them.
+// Uses one thread per `per_thread` of all `numbers`: fewer take less time than waking a thread.
 template <class Row>
 INLINE void for_each_row(long rows, long numbers, long per_thread, int threads, Row compute) {
     long useful = numbers / per_thread;
@@ -15,7 +15,7 @@ INLINE void for_each_row(long rows, long numbers, long per_thread, int threads, 
     share_evenly(rows, threads < 1 ? 1 : threads, compute);
 }
 
-// The first `count` numbers, and zeros behind them.
+// The first `count` elements, followed by zeros.
 INLINE vf load_part(const float* p, long count) {
     float padded[LANES] = {};
     std::memcpy(padded, p, count * sizeof(float));

@@ -1,1 +1,1 @@
-"""Connections, the guard in front of all routes, and limits that all requests share."""
+"""Connections, the guard middleware, and limits shared by all requests."""

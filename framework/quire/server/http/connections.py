@@ -1,7 +1,7 @@
-"""A connection is closed if a request's head takes too long, or if there are too many of them.
+"""HTTP connections with a timeout for the request head and a limit on their number.
 
-uvicorn closes a kept connection that says nothing, but waits for ever for a first request, and for
-one that has begun. The body is `read_body`'s to wait for.
+uvicorn closes an idle kept-alive connection, but waits without limit for the first request, and for
+the rest of a head that has begun. The timeout of the body is in `read_body`.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ MAX_CONNECTIONS = 4096
 
 
 class Connection(H11Protocol):
-    """A connection whose client must come to the point."""
+    """A connection that is closed if a request head takes longer than `HEAD_TIMEOUT_S`."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
+        """Start the timeout of the first request, or close a connection over the limit."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
-            logger.warning("more than %d connections: closing the newest", MAX_CONNECTIONS)
+            logger.warning("more than %d open connections: closing the newest one", MAX_CONNECTIONS)
             transport.close()
         else:
             self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock when a request's head is complete; start it when another one begins."""
+        """Cancel the timeout when a request head is complete; restart it when another begins."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._stop_clock()
+            self._cancel_deadline()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clock."""
-        self._stop_clock()
+        """Cancel the timeout."""
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _stop_clock(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -1,4 +1,4 @@
-"""A client that goes away stops its request: work runs only as long as somebody waits for it."""
+"""Cancellation of the work for a request when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Run `work` to its end, or until the client is gone.
+    """Run `work` to its end, or until the client disconnects.
 
     Args:
-        work: What to run; it is cancelled when the client goes.
-        receive: The request's, its body read already.
+        work: Coroutine to run; cancelled when the client disconnects.
+        receive: Function that receives the request's messages; the body is read already.
 
     Raises:
-        ClientDisconnect: The client went away.
+        ClientDisconnect: The client disconnected.
     """
     return await run_until(work, _disconnected(receive))
 
 
 async def run_until(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, None]) -> T:
-    """Run `work` to its end, or until `end` ends; neither of them is left running.
+    """Run `work` to its end, or until `end` finishes; neither of them is left running.
 
     Raises:
-        ClientDisconnect: `end` ended first.
+        ClientDisconnect: `end` finished first.
     """
     working, ending = asyncio.create_task(work), asyncio.create_task(end)
     try:

@@ -1,14 +1,14 @@
-"""Whether the server takes new requests, and how many it is still answering.
+"""State of the server: whether it drains, and the number of requests in flight.
 
-Readiness flips before anything stops: while it drains, the server goes on listening, finishes what
-runs and tells newcomers to come back.
+While the server drains it still listens: running requests finish, and new ones get 503 with
+`Retry-After`.
 """
 
 import asyncio
 
 
 class Lifecycle:
-    """The state that the guard, the health routes and the shutdown share; one event loop."""
+    """State shared by the guard, the health routes and the shutdown, in one event loop."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -17,18 +17,18 @@ class Lifecycle:
         self._idle.set()
 
     def enter(self) -> None:
-        """Count a request in."""
+        """Count a request that begins."""
         self.num_in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """Count a request out."""
+        """Count a request that ends."""
         self.num_in_flight -= 1
         if self.num_in_flight == 0:
             self._idle.set()
 
     def drain(self) -> None:
-        """Take no new requests from now on."""
+        """Refuse new requests from now on."""
         self.is_draining = True
 
     async def wait_until_idle(self, timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
-"""Deny by default: one guard in front of every route, known or not, looks at the raw request.
+"""Guard middleware in front of all routes: checks of Host, API key, Origin and body size.
 
-It runs before routing, so a route that somebody adds is guarded without doing anything. Only
-`/livez` and `/readyz`, spelt exactly so, are open.
+It denies by default: it runs before routing, so new routes and unknown paths are guarded too. Only
+`/livez` and `/readyz`, spelt exactly so, need no key.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError, error_respon
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Guard:
     """ASGI middleware: Host, key, Origin, drain and body size, in this order.
 
     Args:
-        app: What is guarded.
-        settings: Address, key and body limit.
-        lifecycle: Counts the requests, and says whether new ones are taken.
+        app: Application behind the guard.
+        settings: Address, API key and body limit.
+        lifecycle: Counter of the requests, which also has the drain state.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, lifecycle: Lifecycle) -> None:
@@ -39,26 +39,26 @@ class Guard:
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
+        """Pass the request to the application, or refuse it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] != "http":  # no route speaks WebSocket
+        elif scope["type"] != "http":  # no route supports WebSocket
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self._guard(scope, receive, send)
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
-        scope["quire_request_id"] = request_id  # ours; a client's id is never used inside
-        answer = _GuardedResponse(send, request_id)
+        scope["quire_request_id"] = request_id  # made here; ids from clients are not used
+        guarded_send = _GuardedSend(send, request_id)
         self._lifecycle.enter()
         try:
             self._check(scope)
-            await self._app(scope, _Limited(receive, self._max_body_bytes), answer)
+            await self._app(scope, _LimitedReceive(receive, self._max_body_bytes), guarded_send)
         except Exception as error:
-            if answer.has_begun:
-                raise  # the connection breaks: there is no other way to say it
-            await error_response(error, request_id)(scope, receive, answer)
+            if guarded_send.has_started:
+                raise  # too late for an error response: break the connection
+            await error_response(error, request_id)(scope, receive, guarded_send)
         finally:
             self._lifecycle.leave()
 
@@ -69,7 +69,7 @@ class Guard:
             return
         if self._key:
             self._check_key(scope)
-        if scope["method"] not in _READING:
+        if scope["method"] not in _SAFE_METHODS:
             _check_origin(scope)
         if self._lifecycle.is_draining:
             raise HTTPError(
@@ -81,14 +81,14 @@ class Guard:
         self._check_length(scope)
 
     def _check_host(self, scope: Scope) -> None:
-        """On a loopback address, a foreign Host is a web page that rebound its name to us."""
+        """Refuse a foreign Host on a loopback address: a web page may have rebound its name."""
         for value in _values(scope, b"host"):
             host = (urlsplit(f"//{value}").hostname or "") if _is_netloc(value) else ""
             if not is_loopback(host):
                 raise HTTPError(
                     403,
-                    "this server listens on a loopback address and answers only to its own name; "
-                    "call it as 127.0.0.1 or localhost, or serve with --host",
+                    "this server listens on a loopback address and accepts no other Host; "
+                    "call it as 127.0.0.1 or localhost, or start it with --host",
                     code="forbidden_host",
                 )
 
@@ -99,7 +99,7 @@ class Guard:
         if not secrets.compare_digest(given, self._key or b"") or scheme.lower() != "bearer":
             raise HTTPError(
                 401,
-                "this server asks for a key: send the header 'Authorization: Bearer KEY'",
+                "this server requires a key: send the header 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -110,8 +110,8 @@ class Guard:
                 raise _too_large(self._max_body_bytes)
 
 
-class _Limited:
-    """A `receive` that stops a body which grows past its limit, whatever its headers said."""
+class _LimitedReceive:
+    """A `receive` that fails once the body exceeds its limit, whatever its headers declare."""
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
         self._receive = receive
@@ -127,17 +127,17 @@ class _Limited:
         return message
 
 
-class _GuardedResponse:
-    """A `send` that adds the request's id, and knows whether an answer has begun."""
+class _GuardedSend:
+    """A `send` that adds the request's id and records whether a response has started."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._header = (b"x-request-id", request_id.encode())
-        self.has_begun = False
+        self.has_started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.has_begun = True
+            self.has_started = True
             message = {**message, "headers": [*message.get("headers", ()), self._header]}
         await self._send(message)
 
@@ -153,7 +153,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_origin(scope: Scope) -> None:
-    """A web page of another origin must not make a browser post to us."""
+    """Refuse requests that a browser sends for a web page of another origin."""
     hosts = [value.lower() for value in _values(scope, b"host")]
     for origin in _values(scope, b"origin"):
         scheme, _, netloc = origin.lower().partition("://")
@@ -179,10 +179,10 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _is_netloc(value: str) -> bool:
-    """Whether a Host header is nothing but a host and a port."""
+    """Whether a Host header is only a host and an optional port."""
     try:
         parts = urlsplit(f"//{value}")
-        parts.port  # noqa: B018 - raises if it is no number
+        parts.port  # noqa: B018 - raises if it is not a number
     except ValueError:
         return False
     return parts.netloc == value and "@" not in value

@@ -1,1 +1,1 @@
-"""The HTTP routes, one file a route, and the choices that they send."""
+"""The HTTP routes, and the builders of the choices in their responses."""

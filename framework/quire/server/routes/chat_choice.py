@@ -1,7 +1,7 @@
-"""One answer of a chat: parser events in, OpenAI's pieces out; a whole answer is its pieces joined.
+"""Builder of one chat choice from parser events, as OpenAI's deltas or as the full choice.
 
-Streamed and whole answers come through the same class, so they cannot differ, but for one thing. A
-call that breaks off had begun in the stream already; its text follows, and a whole answer has only
+Streamed and full responses go through the same class, so they differ in one thing only. A tool call
+that breaks off has already begun in the stream, where its text follows; a full response has only
 the text.
 """
 
@@ -36,39 +36,39 @@ from quire.server.wire.protocol import (
 
 
 class ChatChoiceBuilder:
-    """Reads one choice.
+    """Builds one choice from deltas.
 
     Args:
-        index: Which of the choices.
-        parser: Splits the text into thinking, content and calls.
-        allows_parallel: Whether calls after the first that ends are kept.
+        index: Index of the choice.
+        parser: Parser that splits the text into reasoning, content and tool calls.
+        allows_parallel: Whether calls after the first complete one are kept.
     """
 
     def __init__(self, index: int, parser: CompletionParser, allows_parallel: bool) -> None:
         self.index = index
         self._parser = parser
         self._allows_parallel = allows_parallel
-        self._whole = _Whole()
+        self._accumulated = _AccumulatedChoice()
 
     def read(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatDelta:
-        """Take one delta; return what it adds, as a stream sends it."""
+        """Apply one delta; return the part that it adds, as a stream sends it."""
         events = self._parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = [*events, *self._parser.close()]
         piece = self._piece(events)
-        self._whole.add(piece, logprobs)
-        self._whole.finish_reason = self._ending(delta)
-        self._whole.stop_reason = delta.stop_reason
+        self._accumulated.add(piece, logprobs)
+        self._accumulated.finish_reason = self._finish_reason(delta)
+        self._accumulated.stop_reason = delta.stop_reason
         return piece
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """How the answer ended, in OpenAI's words; None while it goes on."""
-        return self._whole.finish_reason
+        """Finish reason in OpenAI's terms; None while the choice is incomplete."""
+        return self._accumulated.finish_reason
 
     def choice(self) -> ChatChoice:
-        """Return the whole answer."""
-        return self._whole.choice(self.index)
+        """Return the full choice."""
+        return self._accumulated.choice(self.index)
 
     def _piece(self, events: Iterable[CompletionEvent]) -> ChatDelta:
         piece = ChatDelta()
@@ -79,35 +79,35 @@ class ChatChoiceBuilder:
                     piece.content = (piece.content or "") + text
                 case ReasoningDelta(text):
                     piece.reasoning = piece.reasoning_content = (piece.reasoning or "") + text
-                case ToolCallStart(index, name) if self._keeps(index):
-                    calls[index] = _started(index, name)
-                case ToolCallArguments(index, arguments) if self._keeps(index):
-                    call = calls.setdefault(index, _continued(index))
+                case ToolCallStart(index, name) if self._is_kept(index):
+                    calls[index] = _call_start(index, name)
+                case ToolCallArguments(index, arguments) if self._is_kept(index):
+                    call = calls.setdefault(index, _call_continuation(index))
                     call.function.arguments += arguments
-                case ToolCallEnd(index) if self._keeps(index):
-                    self._whole.ended.add(index)
+                case ToolCallEnd(index) if self._is_kept(index):
+                    self._accumulated.ended.add(index)
         if calls:
             piece.tool_calls = list(calls.values())
         return piece
 
-    def _ending(self, delta: Delta) -> FinishReason | None:
+    def _finish_reason(self, delta: Delta) -> FinishReason | None:
         if delta.finish_reason == "stop":
-            return "tool_calls" if self._whole.ended else "stop"
+            return "tool_calls" if self._accumulated.ended else "stop"
         return "length" if delta.finish_reason == "length" else None
 
-    def _keeps(self, index: int) -> bool:
-        """A call counts when it ends: one that breaks off does not shut out the next."""
-        return self._allows_parallel or self._whole.ended <= {index}
+    def _is_kept(self, index: int) -> bool:
+        """Whether a call is kept; one that broke off does not exclude the next."""
+        return self._allows_parallel or self._accumulated.ended <= {index}
 
 
 @dataclass
-class _Whole:
-    """The pieces of an answer, until it is complete."""
+class _AccumulatedChoice:
+    """The parts of a choice that have arrived so far."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, MessageToolCall] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)  # the others broke off
+    ended: set[int] = field(default_factory=set)  # the other calls broke off
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -124,13 +124,13 @@ class _Whole:
             self.logprobs = (self.logprobs or []) + logprobs.content
 
     def choice(self, index: int) -> ChatChoice:
-        """Return the answer.
+        """Return the full choice.
 
         Raises:
-            RequestFailedError: It has not ended.
+            RequestFailedError: The choice is incomplete.
         """
         if self.finish_reason is None:
-            raise RequestFailedError("the answer has no end")
+            raise RequestFailedError("the completion ended without a finish reason")
         content = "".join(self.content)
         calls = [call for i, call in self.calls.items() if i in self.ended]
         message = ChatMessage(content=content or (None if calls else ""))
@@ -153,7 +153,7 @@ class _Whole:
         self.calls[piece.index].function.arguments += piece.function.arguments
 
 
-def _started(index: int, name: str) -> ToolCallDelta:
+def _call_start(index: int, name: str) -> ToolCallDelta:
     return ToolCallDelta(
         index=index,
         id=f"call_{secrets.token_hex(12)}",
@@ -162,5 +162,5 @@ def _started(index: int, name: str) -> ToolCallDelta:
     )
 
 
-def _continued(index: int) -> ToolCallDelta:
+def _call_continuation(index: int) -> ToolCallDelta:
     return ToolCallDelta(index=index, function=FunctionDelta(arguments=""))

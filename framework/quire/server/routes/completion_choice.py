@@ -1,4 +1,4 @@
-"""One answer of a completion: deltas in, OpenAI's pieces out; joined, they are the whole."""
+"""Builder of the pieces of one completion choice, and the full choice from its pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, Fin
 
 
 @dataclass(frozen=True, slots=True)
-class Shows:
-    """What an answer shows besides what was generated.
+class ResponseOptions:
+    """Optional parts of a response.
 
     Attributes:
-        num_top_logprobs: Candidates a position beside the chosen one; None: no `logprobs`.
-        echo: The prompt before the answer.
-        prompt_logprobs: The field `prompt_logprobs`.
+        num_top_logprobs: Candidates per position beside the sampled one; None for no `logprobs`.
+        echo: True if the prompt precedes the completion.
+        prompt_logprobs: True if the field `prompt_logprobs` is present.
     """
 
     num_top_logprobs: int | None
@@ -29,52 +29,52 @@ class Shows:
 
 
 class CompletionChoiceBuilder:
-    """Reads one choice; what was read is its reader's, and not kept here.
+    """Builds the pieces of one choice from deltas; it does not keep them.
 
     Args:
-        index: Which of the choices.
-        generation: Knows the prompts, once it runs.
-        shows: What is asked for.
+        index: Index of the choice.
+        generation: Generation of the request; it has the encoded prompts once it runs.
+        options: Optional parts of the response.
     """
 
-    def __init__(self, index: int, generation: Generation, shows: Shows) -> None:
+    def __init__(self, index: int, generation: Generation, options: ResponseOptions) -> None:
         self.index = index
         self._generation = generation
-        self._shows = shows
+        self._options = options
         self._tokenizer = generation.frontend.tokenizer
-        self._has_begun = False
+        self._has_started = False
         self._num_characters = 0
         self._echo: Echo | None = None
 
     def read(self, delta: Delta) -> CompletionChoice | None:
-        """Take one delta; return what it adds, if anything is to be seen."""
+        """Return the piece that a delta adds; None if it adds nothing visible."""
         piece = CompletionChoice(
             index=self.index,
-            text=self._begin() + delta.text,
+            text=self._echoed_prompt() + delta.text,
             logprobs=self._logprobs(delta),
             finish_reason=_public(delta),
             stop_reason=delta.stop_reason,
         )
-        if self._shows.prompt_logprobs and delta.prompt_logprobs is not None:
+        if self._options.prompt_logprobs and delta.prompt_logprobs is not None:
             piece.prompt_logprobs = delta.prompt_logprobs
-        says = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
-        return None if says == ("", None, None, UNSET) else piece
+        fields = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
+        return None if fields == ("", None, None, UNSET) else piece
 
-    def _begin(self) -> str:
-        """Return the prompt's text before the first piece, if it was asked for."""
-        is_first, self._has_begun = not self._has_begun, True
-        if not (is_first and self._shows.echo):
+    def _echoed_prompt(self) -> str:
+        """Return the prompt's text for the first piece with `echo`, else an empty string."""
+        is_first, self._has_started = not self._has_started, True
+        if not (is_first and self._options.echo):
             return ""
         prompt = self._generation.encoded[self.index // self._generation.n]
-        self._echo = Echo(prompt, self._tokenizer, self._shows.num_top_logprobs or 0)
+        self._echo = Echo(prompt, self._tokenizer, self._options.num_top_logprobs or 0)
         self._num_characters = len(self._echo.text)
         return self._echo.text
 
     def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
-        if self._shows.num_top_logprobs is None:
+        if self._options.num_top_logprobs is None:
             return None
         shown, self._num_characters = completion_logprobs(
-            delta, self._shows.num_top_logprobs, self._num_characters, self._tokenizer
+            delta, self._options.num_top_logprobs, self._num_characters, self._tokenizer
         )
         if self._echo is None or delta.prompt_logprobs is None:
             return shown
@@ -82,14 +82,14 @@ class CompletionChoiceBuilder:
         return of_prompt if shown is None else joined([of_prompt, shown])
 
 
-def whole_choice(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
-    """Return the whole of an answer.
+def full_choice(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
+    """Return the full choice of some pieces.
 
     Raises:
-        RequestFailedError: It has not ended.
+        RequestFailedError: The choice is incomplete.
     """
     if not pieces or pieces[-1].finish_reason is None:
-        raise RequestFailedError("the answer has no end")
+        raise RequestFailedError("the completion ended without a finish reason")
     logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     of_prompt = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
     return CompletionChoice(

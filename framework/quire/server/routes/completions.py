@@ -1,4 +1,4 @@
-"""POST /v1/completions: text after text, or after token ids, for one prompt or many."""
+"""POST /v1/completions: completions of one or several prompts, as text or token ids."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -16,19 +16,23 @@ from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import CompletionChoiceBuilder, Shows, whole_choice
+from quire.server.routes.completion_choice import (
+    CompletionChoiceBuilder,
+    ResponseOptions,
+    full_choice,
+)
 from quire.server.routes.generation import Envelope, Generation
-from quire.server.routes.models import choose
+from quire.server.routes.models import resolve_model
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_known, sampler_fields, sort_fields
 from quire.server.wire.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.wire.params import (
     constraint_field,
+    includes_usage,
     one_constraint,
     prompt_parts,
     response_constraint,
     sampling_params,
-    wants_usage,
 )
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
 from quire.server.wire.sse import EventStream
@@ -43,25 +47,25 @@ class CompletionRun:
     """One completion request, ready to run."""
 
     generation: Generation
-    shows: Shows
+    options: ResponseOptions
     with_usage: bool
     envelope: Envelope
 
-    def answers(self) -> list[CompletionChoiceBuilder]:
-        """Return a fresh reader for each choice."""
+    def builders(self) -> list[CompletionChoiceBuilder]:
+        """Return a new builder for each choice."""
         indexes = range(self.generation.num_choices)
-        return [CompletionChoiceBuilder(index, self.generation, self.shows) for index in indexes]
+        return [CompletionChoiceBuilder(index, self.generation, self.options) for index in indexes]
 
 
 class CompletionRoute:
-    """The endpoint."""
+    """Endpoint of /v1/completions."""
 
     def __init__(self, frontend: AsyncFrontend, budget: LogprobBudget) -> None:
         self._frontend = frontend
         self._budget = budget
 
     async def create(self, request: Request) -> Response:
-        """Complete the prompts."""
+        """Return the completions of the prompts, in full or as a stream."""
         body = await read_body(request, CompletionBody)
         extras = sort_fields(body.raw, CompletionBody, sampler_fields(self._frontend))
         if body.is_large:
@@ -71,15 +75,15 @@ class CompletionRoute:
         headers, release = extras.headers(), run.generation.release
         if body.typed.stream:
             request_id = request.scope["quire_request_id"]
-            return EventStream(_events(run), headers, request_id, on_over=release)
-        return EncodedResponse(partial(_whole, run), headers, release)
+            return EventStream(_events(run), headers, request_id, on_close=release)
+        return EncodedResponse(partial(_full_response, run), headers, release)
 
     def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> CompletionRun:
         typed = body.typed
         check_known(
             body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
         )
-        chosen = choose(self._frontend, typed.model)
+        resolved = resolve_model(self._frontend, typed.model)
         is_prompt_only = bool(typed.echo) and typed.max_tokens == 0
         params = sampling_params(
             typed,
@@ -101,34 +105,34 @@ class CompletionRoute:
                 self._budget,
                 prompts,
                 params,
-                chosen.adapter,
+                resolved.adapter,
                 constraint_field(typed.response_format),
                 priority=typed.priority,
                 timeout_s=typed.timeout_s,
                 is_prompt_only=is_prompt_only,
             ),
-            Shows(typed.logprobs, bool(typed.echo), typed.prompt_logprobs is not None),
-            wants_usage(typed),
-            Envelope.fresh("cmpl", chosen.name),
+            ResponseOptions(typed.logprobs, bool(typed.echo), typed.prompt_logprobs is not None),
+            includes_usage(typed),
+            Envelope.fresh("cmpl", resolved.name),
         )
 
     def _check_lengths(self, prompts: list[str | list[int]]) -> None:
-        """Refuse ids that cannot fit before anybody looks at each of them."""
+        """Refuse lists of token ids that cannot fit, before each id is checked."""
         limit = self._frontend.max_model_len
         for prompt in prompts:
             if isinstance(prompt, list) and len(prompt) >= limit:
                 raise PromptTooLongError(
-                    f"the prompt has {len(prompt)} tokens and leaves no room for an answer: this "
-                    f"model takes {limit} tokens, prompt and answer together",
+                    f"the prompt has {len(prompt)} tokens and leaves no room for a completion: "
+                    f"this model takes {limit} tokens, prompt and completion together",
                     param="prompt",
                 )
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """Return each prompt of the field `prompt`: a text, texts, ids, or lists of ids.
+    """Return each prompt of the field `prompt`: text, texts, token ids, or lists of token ids.
 
     Raises:
-        InvalidRequestError: It is none of these, or empty.
+        InvalidRequestError: The field is none of these, or an empty list.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -146,28 +150,30 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-async def _whole(run: CompletionRun) -> bytes:
-    answers = run.answers()
-    pieces: list[list[CompletionChoice]] = [[] for _ in answers]
+async def _full_response(run: CompletionRun) -> bytes:
+    builders = run.builders()
+    pieces: list[list[CompletionChoice]] = [[] for _ in builders]
     async with aclosing(run.generation.deltas()) as deltas:
         async for index, delta in deltas:
-            read = partial(answers[index].read, delta)
+            read = partial(builders[index].read, delta)
             piece = await in_thread_if(run.generation.is_large_delta(delta), read)
             if piece is not None:
                 pieces[index].append(piece)
-    return await in_thread_if(run.generation.is_large, partial(_encode_whole, run, pieces))
+    return await in_thread_if(run.generation.is_large, partial(_encode_full_response, run, pieces))
 
 
-def _encode_whole(run: CompletionRun, pieces: Sequence[Sequence[CompletionChoice]]) -> bytes:
-    return json_of(_completion(run, [*map(whole_choice, pieces)], run.generation.usage()))
+def _encode_full_response(
+    run: CompletionRun, pieces: Sequence[Sequence[CompletionChoice]]
+) -> bytes:
+    return json_of(_completion(run, [*map(full_choice, pieces)], run.generation.usage()))
 
 
 async def _events(run: CompletionRun) -> AsyncGenerator[bytes]:
-    answers = run.answers()
+    builders = run.builders()
     usage = None if run.with_usage else UNSET
     async with aclosing(run.generation.deltas()) as deltas:
         async for index, delta in deltas:
-            event = partial(_event, run, answers[index], delta, usage)
+            event = partial(_event, run, builders[index], delta, usage)
             encoded = await in_thread_if(run.generation.is_large_delta(delta), event)
             if encoded is not None:
                 yield encoded
@@ -176,9 +182,9 @@ async def _events(run: CompletionRun) -> AsyncGenerator[bytes]:
 
 
 def _event(
-    run: CompletionRun, answer: CompletionChoiceBuilder, delta: Delta, usage: UnsetType | None
+    run: CompletionRun, builder: CompletionChoiceBuilder, delta: Delta, usage: UnsetType | None
 ) -> bytes | None:
-    piece = answer.read(delta)
+    piece = builder.read(delta)
     return None if piece is None else json_of(_completion(run, [piece], usage))
 
 
@@ -200,29 +206,29 @@ def _max_tokens(body: CompletionBody) -> int:
 
 
 def _num_prompt_logprobs(body: CompletionBody) -> int | None:
-    """Return how many candidates a position of the prompt; None for none.
+    """Return the number of candidates per position of the prompt; None for none.
 
     Raises:
-        InvalidRequestError: An echo of several answers asks for them: each would repeat the prompt.
+        InvalidRequestError: `echo` asks for them with `n` above 1: each choice would repeat them.
     """
     if not body.echo or body.logprobs is None:
         return body.prompt_logprobs
     if (body.n or 1) > 1:
         raise InvalidRequestError(
-            "echo with logprobs would repeat the prompt's before each answer; send n: 1, or ask "
-            "for prompt_logprobs",
+            "echo with logprobs would repeat the log probabilities of the prompt in each choice; "
+            "send n: 1, or ask for prompt_logprobs",
             param="echo",
         )
     return max(body.logprobs, body.prompt_logprobs or 0)
 
 
 def _check_count(prompt: str | list[Any], n: int) -> None:
-    """Check the number of answers before anything is copied."""
+    """Check the number of prompts and completions before anything is copied."""
     is_many = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
     num_prompts = len(prompt) if is_many else 1
     if num_prompts > MAX_PROMPTS or num_prompts * n > MAX_CHOICES:
         raise InvalidRequestError(
-            f"a request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} answers, got "
-            f"{num_prompts} prompts of {n} answers",
+            f"a request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} completions, got "
+            f"{num_prompts} prompts of {n} completions",
             param="prompt",
         )

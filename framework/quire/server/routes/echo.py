@@ -1,7 +1,7 @@
-"""`echo`: the prompt before the answer; its text comes at once, its log probabilities follow.
+"""The option `echo`: the text of the prompt before the completion, and its log probabilities.
 
-A client finds a token in the text by its offset, so offsets follow the text that is shown: a
-special token that the text does not have takes no room in it.
+The text is sent at once; the log probabilities follow. A client finds a token in the text by its
+offset, so offsets refer to the text that is shown: a special token that it lacks takes no room.
 """
 
 from quire.frontend.intake.prompt import EncodedPrompt
@@ -17,12 +17,12 @@ from quire.server.wire.protocol import CompletionLogprobs
 
 
 class Echo:
-    """Shows one prompt.
+    """Text and log probabilities of one echoed prompt.
 
     Args:
-        prompt: The prompt; one that came as tokens is shown as they decode.
-        tokenizer: The model's.
-        num_top: Candidates to show a position, beside the token that stands there.
+        prompt: Encoded prompt; the text of one given as token ids is decoded.
+        tokenizer: Tokenizer of the model.
+        num_top: Number of candidates to show per position, beside the prompt's own token.
     """
 
     def __init__(self, prompt: EncodedPrompt, tokenizer: Tokenizer, num_top: int) -> None:
@@ -35,7 +35,7 @@ class Echo:
         self._num_characters = 0
 
     def logprobs(self, rows: PromptLogprobs) -> CompletionLogprobs:
-        """Return the log probabilities of the prompt tokens that come next."""
+        """Return the log probabilities of the next prompt tokens."""
         shown = CompletionLogprobs([], [], [], [])
         for row in rows:
             offset = self._num_characters
@@ -44,16 +44,16 @@ class Echo:
                 shown.token_logprobs.append(None)
                 shown.top_logprobs.append(None)
                 shown.text_offset.append(offset)
-                self._go_past(self._first_token_id)
+                self._advance(self._first_token_id)
             else:
                 append_position(shown, position_of(row, self._num_top, self._tokenizer), offset)
-                self._go_past(next(iter(row)))
+                self._advance(next(iter(row)))
         return shown
 
-    def _go_past(self, token_id: int) -> None:
+    def _advance(self, token_id: int) -> None:
         start, octets = self._end, self._tokenizer.token_bytes(token_id)
         if self._octets.startswith(octets, start):
             self._end += len(octets)
-        elif token_id not in self._tokenizer.special_token_ids:  # blanks or letters were rewritten
+        elif token_id not in self._tokenizer.special_token_ids:  # its text was normalized
             self._end += len(octets.lstrip(b" ") if start == 0 else octets)
         self._num_characters += num_characters(self._octets[start : self._end])

@@ -1,4 +1,4 @@
-"""One HTTP request is several answers at once: n for each of its prompts, in one stream."""
+"""Generation for one HTTP request: `n` completions of each prompt, merged into one stream."""
 
 import asyncio
 import secrets
@@ -17,18 +17,18 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.messages import FinishReason
 from quire.outputs import Delta
 from quire.sampling_params import SamplingParams
-from quire.server.http.logprob_budget import LogprobBudget, LogprobShare
+from quire.server.http.logprob_budget import LogprobBudget, LogprobReservation
 from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
 from quire.server.wire.protocol import CachedTokens, Usage
 
 T = TypeVar("T")
 
-LARGE = 1024  # candidates; more of them are worked on beside the event loop
+LARGE = 1024  # candidates; more of them are processed in a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all chunks of one answer share."""
+    """Fields that are the same in all chunks of one response."""
 
     id: str
     model: str
@@ -36,26 +36,26 @@ class Envelope:
 
     @classmethod
     def fresh(cls, prefix: str, model: str) -> "Envelope":
-        """Return an envelope with an id of ours."""
+        """Return an envelope with a new id."""
         return cls(f"{prefix}-{secrets.token_hex(14)}", model)
 
 
 class Generation:
-    """The answers to one HTTP request, numbered prompt by prompt; it runs once.
+    """The completions of one HTTP request, numbered prompt by prompt; it runs once.
 
     Args:
-        frontend: Serves the prompts.
-        budget: Of log probabilities of prompts; what is taken is held until `release`.
-        prompts: Prompts as `AsyncFrontend.submit` takes them.
-        params: How to generate; `n` answers a prompt.
+        frontend: Frontend that serves the prompts.
+        budget: Budget of prompt log probabilities; a reservation is held until `release`.
+        prompts: Prompts as `AsyncFrontend.submit` accepts them.
+        params: Sampling parameters, with `n` completions per prompt.
         adapter: Name of a LoRA adapter.
-        constraint_field: The field that asked for the form, to be named where the form is refused.
-        priority: Smaller goes first, if the scheduling policy reads it.
-        timeout_s: Seconds that each prompt may take.
-        is_prompt_only: Leave the answers out: what is asked about is the prompt.
+        constraint_field: Field that set the constraint, for the error if it is refused.
+        priority: Scheduling priority; smaller goes first, if the policy reads it.
+        timeout_s: Number of seconds that each prompt may take.
+        is_prompt_only: True if the request is about the prompts, so completions are left out.
 
     Attributes:
-        encoded: The prompts as tokens; empty before the first delta.
+        encoded: Encoded prompts; empty before the first delta.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Generation:
     ) -> None:
         self.frontend = frontend
         self._budget = budget
-        self._share: LogprobShare | None = None
+        self._reservation: LogprobReservation | None = None
         self.prompts = prompts
         self.n = params.n
         self._params = params
@@ -89,35 +89,35 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """How many answers there will be."""
+        """Number of choices in the response."""
         return len(self.prompts) * self.n
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
-        """Generate; yield (choice, delta). Closing it aborts what still runs.
+        """Generate; yield (choice index, delta). Closing the generator aborts what still runs.
 
-        Whoever has read it and holds nothing of it any more calls `release`.
+        The caller calls `release` once it holds no data of the deltas any more.
 
         Raises:
             HTTPError: The server shut down before the end.
-            RequestError: A prompt is wrong, or failed.
+            RequestError: A prompt is invalid, or failed.
             EngineDeadError: The engine stopped.
         """
         num_running = self.num_choices
         async with AsyncExitStack() as stack:
             streams = []
             self.encoded = await self.frontend.encode(self.prompts)
-            self._take_share()
+            self._reserve_logprobs()
             for encoded in self.encoded:
                 stream = await self._submit(encoded)
                 streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
-                await asyncio.sleep(0)  # hundreds of prompts: others have their turn in between
+                await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
             deltas = await stack.enter_async_context(aclosing(merged(streams)))
             async for prompt_index, delta in deltas:
                 _check_finish(delta.finish_reason)
                 num_running -= delta.finish_reason is not None
                 if self._is_prompt_only:
-                    delta = _without_answer(delta)
+                    delta = _without_completion(delta)
                 self._count(prompt_index, delta)
                 yield prompt_index * self.n + delta.index, delta
         if num_running:
@@ -138,7 +138,7 @@ class Generation:
             raise
 
     def usage(self) -> Usage:
-        """Return what it cost so far."""
+        """Return the token counts so far."""
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
@@ -148,33 +148,33 @@ class Generation:
 
     @property
     def is_large(self) -> bool:
-        """Whether encoding the whole answer takes long."""
-        return self._share is not None and self._share.num > LARGE
+        """Whether encoding the full response takes long."""
+        return self._reservation is not None and self._reservation.num > LARGE
 
     def is_large_delta(self, delta: Delta) -> bool:
-        """Whether what is to be done with a delta takes long."""
+        """Whether processing a delta takes long."""
         num_rows = len(delta.prompt_logprobs or ())
         return num_rows * ((self._params.prompt_logprobs or 0) + 1) > LARGE
 
     def release(self) -> None:
-        """Give back what was taken of the budget. May be called twice."""
-        if self._share is not None:
-            self._share.give_back()
+        """Release the reservation of log probabilities. May be called twice."""
+        if self._reservation is not None:
+            self._reservation.release()
 
-    def _take_share(self) -> None:
-        num_likeliest = self._params.prompt_logprobs
-        if num_likeliest is not None:
+    def _reserve_logprobs(self) -> None:
+        num_top = self._params.prompt_logprobs
+        if num_top is not None:
             num_tokens = sum(len(prompt.token_ids) for prompt in self.encoded)
-            self._share = self._budget.take(num_tokens, num_likeliest + 1)
+            self._reservation = self._budget.reserve(num_tokens, num_top + 1)
 
     def _count(self, prompt_index: int, delta: Delta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
-        if delta.index == 0:  # the other answers find in the cache what the first one computed
+        if delta.index == 0:  # the others hit the prefix cache of the first
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Yield (stream, item) as items come; closing it, or an error in one, stops reading all."""
+    """Yield (stream index, item) as items come; closing it, or an error in one, stops all."""
     if len(streams) == 1:
         async for only in streams[0]:
             yield 0, only
@@ -209,13 +209,13 @@ async def _feed(
     try:
         async for item in stream:
             await queue.put((index, item))
-    except Exception as error:  # noqa: BLE001 - it is raised again by whoever reads the queue
+    except Exception as error:  # noqa: BLE001 - it is raised again by the reader of the queue
         end = _End(error)
     await queue.put(end)
 
 
-def _without_answer(delta: Delta) -> Delta:
-    """Leave out the one token that was generated, as a prompt is not computed for nothing."""
+def _without_completion(delta: Delta) -> Delta:
+    """Return a delta without the one token that is generated even for a prompt alone."""
     return msgspec.structs.replace(
         delta,
         text="",
@@ -227,7 +227,7 @@ def _without_answer(delta: Delta) -> Delta:
 
 
 def _check_finish(reason: FinishReason | None) -> None:
-    """OpenAI's clients know no "abort" and no "error": these are errors, not ways to finish."""
+    """Raise an error for the finish reasons "abort" and "error", which OpenAI does not have."""
     if reason == "abort":
         raise HTTPError(
             503,

@@ -1,4 +1,4 @@
-"""Is the process alive, may it be given requests, what is it made of: nothing here computes."""
+"""Routes of the health checks, the version and the plugins; they start no computation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,12 @@ from quire.server.wire.json_response import json_response
 
 
 class HealthRoutes:
-    """The routes for whoever watches the server.
+    """Routes for monitoring the server.
 
     Args:
-        frontend: Knows whether the engine answers.
-        lifecycle: Knows whether the server drains.
-        plugins_report: Returns a plain dict for each plugin.
+        frontend: Frontend, which has the state of the engine.
+        lifecycle: Lifecycle, which has the drain state.
+        plugins_report: Function that returns a dict per plugin.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class HealthRoutes:
         self._plugins_report = plugins_report
 
     async def livez(self, request: Request) -> Response:
-        """The process runs its event loop."""
+        """Return 200 as long as the event loop runs."""
         del request
         return json_response({"status": "alive"})
 
     async def health(self, request: Request) -> Response:
-        """The engine is loaded and well, its steps come to an end, new requests are taken."""
+        """Return 200 if the engine is ready, its steps complete, and new requests are accepted."""
         del request
         if self._lifecycle.is_draining:
             return json_response({"status": "draining"}, 503)
@@ -48,7 +48,7 @@ class HealthRoutes:
         return json_response({"status": "ready"})
 
     async def readyz(self, request: Request) -> Response:
-        """The same, and no plugin makes every request fail: a restart would not fix that."""
+        """Return `health`, or 503 if a plugin fails every request, which no restart would fix."""
         health = await self.health(request)
         failing = self._frontend.failing_plugins
         if health.status_code != 200 or not failing:
@@ -59,11 +59,11 @@ class HealthRoutes:
         return json_response({"status": "failing", "plugins": plugins}, 503)
 
     async def version(self, request: Request) -> Response:
-        """The version of quire."""
+        """Return the version of quire."""
         del request
         return json_response({"version": __version__})
 
     async def plugins(self, request: Request) -> Response:
-        """Which plugins are installed, and what became of each."""
+        """Return the installed plugins and their states."""
         del request
         return json_response({"object": "list", "data": self._plugins_report()})

@@ -1,4 +1,4 @@
-"""The names that a request may ask for: the served model, and each adapter beside it."""
+"""Routes of the served model and its adapters, and resolution of a request's `model`."""
 
 import time
 from dataclasses import dataclass
@@ -32,22 +32,24 @@ class ModelList(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What `model` of a request stands for."""
+class ResolvedModel:
+    """The model or adapter that `model` of a request selects."""
 
     name: str
     adapter: str | None
 
 
-def choose(frontend: AsyncFrontend, name: str | None) -> Chosen:
-    """Return what a request's `model` stands for; without one, the served model.
+def resolve_model(frontend: AsyncFrontend, name: str | None) -> ResolvedModel:
+    """Return the model or adapter that a request's `model` selects; by default the model.
 
     Raises:
-        UnknownModelError: Nothing is served under the name.
+        UnknownModelError: No model or adapter is served under the name.
     """
     adapter = frontend.resolve_adapter(name)
     return (
-        Chosen(frontend.model_name, None) if adapter is None else Chosen(adapter.name, adapter.name)
+        ResolvedModel(frontend.model_name, None)
+        if adapter is None
+        else ResolvedModel(adapter.name, adapter.name)
     )
 
 
@@ -59,13 +61,13 @@ class ModelRoutes:
         self._created = int(time.time())
 
     async def list_models(self, request: Request) -> Response:
-        """Return all names."""
+        """Return the served model and all adapters."""
         del request
         return json_response(ModelList(self._cards()))
 
     async def retrieve_model(self, request: Request) -> Response:
-        """Return one name."""
-        name = choose(self._frontend, request.path_params["model"]).name
+        """Return the served model or one adapter."""
+        name = resolve_model(self._frontend, request.path_params["model"]).name
         return json_response(next(card for card in self._cards() if card.id == name))
 
     def _cards(self) -> list[ModelCard]:

@@ -1,4 +1,4 @@
-"""POST /reset_prefix_cache: forget what is cached, so that every later prompt is computed."""
+"""POST /reset_prefix_cache: clear the prefix cache, so that later prompts are computed."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,13 +9,13 @@ from quire.server.wire.json_response import json_response
 
 
 class CacheRoutes:
-    """The routes of the KV cache; the guard asks for the key, as everywhere."""
+    """Routes of the KV cache; the guard requires the key, as for all routes."""
 
     def __init__(self, frontend: AsyncFrontend) -> None:
         self._frontend = frontend
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """Forget all cached prefixes, between two steps; what runs goes on."""
+        """Clear all cached prefixes between two steps; running requests continue."""
         del request
         await self._frontend.control(ResetPrefixCache())
         return json_response({"status": "reset"})

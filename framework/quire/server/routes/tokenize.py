@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, with the fields that vLLM's have."""
+"""POST /tokenize and /detokenize, with the fields of vLLM's routes."""
 
 import asyncio
 
@@ -8,14 +8,14 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.server.routes.models import choose
+from quire.server.routes.models import resolve_model
 from quire.server.wire.bodies import read_body
 from quire.server.wire.json_response import json_response
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 
 
 class Tokens(msgspec.Struct):
-    """The answer of /tokenize."""
+    """The response of /tokenize."""
 
     count: int
     max_model_len: int
@@ -23,21 +23,21 @@ class Tokens(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """The answer of /detokenize."""
+    """The response of /detokenize."""
 
     prompt: str
 
 
 class TokenRoutes:
-    """The two endpoints."""
+    """Endpoints of /tokenize and /detokenize."""
 
     def __init__(self, frontend: AsyncFrontend) -> None:
         self._frontend = frontend
 
     async def tokenize(self, request: Request) -> Response:
-        """Return the ids of a text."""
+        """Return the token ids of a text."""
         body = await read_body(request, TokenizeBody)
-        choose(self._frontend, body.typed.model)
+        resolve_model(self._frontend, body.typed.model)
         encode, typed = self._frontend.tokenizer.encode, body.typed
         if body.is_large:
             tokens = await asyncio.to_thread(encode, typed.prompt, typed.add_special_tokens)
@@ -46,9 +46,9 @@ class TokenRoutes:
         return json_response(Tokens(len(tokens), self._frontend.max_model_len, tokens))
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of ids."""
+        """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody)
-        choose(self._frontend, body.typed.model)
+        resolve_model(self._frontend, body.typed.model)
         self._check(body.typed.tokens)
         decode = self._frontend.tokenizer.decode
         text = await asyncio.to_thread(decode, body.typed.tokens, False)
@@ -59,5 +59,6 @@ class TokenRoutes:
         for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise InvalidRequestError(
-                    f"tokens holds {token_id}; token ids are from 0 to {size - 1}", param="tokens"
+                    f"tokens contains {token_id}; token ids are from 0 to {size - 1}",
+                    param="tokens",
                 )

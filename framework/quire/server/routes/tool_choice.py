@@ -1,4 +1,4 @@
-"""Whether the model may, must or must not call, and how it is made to."""
+"""Tools of a chat request, and the constraint that forces a tool call."""
 
 import re
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a chat request says about tools.
+    """Tools of a chat request, and how the model may call them.
 
     Attributes:
-        tools: What the template shows the model; empty where it must not call.
-        form: The form that forces a call, if one is forced.
-        allows_parallel: Whether an answer may hold more than one call.
+        tools: Tools that the template shows the model; empty if it must not call any.
+        constraint: Structured-output constraint that forces a call, if one is forced.
+        allows_parallel: Whether a completion may have more than one call.
     """
 
     tools: list[dict[str, Any]]
-    form: StructuredOutputsParams | None = None
+    constraint: StructuredOutputsParams | None = None
     allows_parallel: bool = True
 
 
@@ -36,7 +36,7 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend) -> ToolUse:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`.
 
     Raises:
-        InvalidRequestError: They contradict each other, or the model's tool parser cannot do it.
+        InvalidRequestError: They are contradictory, or the tool parser does not support them.
         RequestError: The tool parser refuses the tools, or failed.
     """
     tools = _checked(body.tools or [])

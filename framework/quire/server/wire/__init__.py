@@ -1,1 +1,1 @@
-"""Bodies as bytes: OpenAI's fields, JSON, server-sent events and errors."""
+"""Request and response bodies: OpenAI's fields, JSON, server-sent events and errors."""

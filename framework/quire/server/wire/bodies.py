@@ -1,4 +1,4 @@
-"""From bytes to a typed body, strictly: what is wrong with it names its field."""
+"""Strict decoding of JSON request bodies to typed structs; errors name the wrong field."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from quire.server.wire.http_errors import HTTPError
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-MAX_BRACKETS = 100_000  # each may open an object, and millions of those stop every thread
+MAX_BRACKETS = 100_000  # each may open an object; creating millions blocks every thread
 BODY_TIMEOUT_S = 60.0
-LARGE_BYTES = 32 * 1024  # from here on, work on the text leaves the event loop
+LARGE_BYTES = 32 * 1024  # bodies from this size on are processed in a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """A body, typed, and as it was written."""
+    """A request body, as a typed struct and as plain JSON data."""
 
     typed: T
     raw: dict[str, Any]
@@ -28,7 +28,7 @@ class Body(Generic[T]):
 
     @property
     def is_large(self) -> bool:
-        """Whether work that is linear in the body belongs in a thread."""
+        """Whether work that is linear in the size of the body is done in a thread."""
         return self.num_bytes >= LARGE_BYTES
 
 
@@ -36,8 +36,8 @@ async def read_body(request: Request, kind: type[T]) -> Body[T]:
     """Read and decode a request's JSON body.
 
     Raises:
-        HTTPError: It is not JSON by its header, or comes too slowly.
-        InvalidRequestError: It is not JSON, or a field has the wrong type.
+        HTTPError: The content type is not JSON, or the body arrives too slowly.
+        InvalidRequestError: The body is not JSON, or a field has the wrong type.
     """
     check_content_type(request)
     try:
@@ -51,17 +51,17 @@ async def read_body(request: Request, kind: type[T]) -> Body[T]:
 
 
 def check_content_type(request: Request) -> None:
-    """Only JSON, uncompressed: a browser cannot send it across origins without asking.
+    """Check for uncompressed JSON, which browsers send across origins only after a preflight.
 
     Raises:
-        HTTPError: It is something else.
+        HTTPError: The headers declare something else.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"the content type must be application/json, got {kind[:100] or 'none'!r}"
         raise HTTPError(415, message, code="unsupported_media_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        message = "compressed bodies are not taken; send the JSON as it is"
+        message = "compressed bodies are not supported; send the JSON uncompressed"
         raise HTTPError(415, message, code="unsupported_media_type")
 
 
@@ -69,7 +69,7 @@ def decode(data: bytes, kind: type[T]) -> Body[T]:
     """Decode a JSON object.
 
     Raises:
-        InvalidRequestError: It is not JSON, or a field has the wrong type.
+        InvalidRequestError: The body is not JSON, or a field has the wrong type.
     """
     if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
         raise InvalidRequestError(f"the body has more than {MAX_BRACKETS} opening brackets")
@@ -88,10 +88,10 @@ def decode(data: bytes, kind: type[T]) -> Body[T]:
 
 
 def check_depth(value: Any) -> None:
-    """Check nesting without recursion: templates and schemas will walk the value with it.
+    """Check the nesting, without recursion; templates and schemas walk the value recursively.
 
     Raises:
-        InvalidRequestError: It is nested deeper than `MAX_DEPTH`.
+        InvalidRequestError: The value is nested deeper than `MAX_DEPTH`.
     """
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -105,12 +105,12 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
     """Return a decoded value as a typed one.
 
     Args:
-        value: What JSON gave.
-        kind: The type that it must have.
+        value: Value as decoded from JSON.
+        kind: Type to convert it to.
         where: Path of the value in the body, for the message.
 
     Raises:
-        InvalidRequestError: It has another type; `param` is the path of the field.
+        InvalidRequestError: The value has another type; `param` is the path of the field.
     """
     try:
         return msgspec.convert(value, kind)

@@ -1,8 +1,9 @@
-"""What becomes of each field of a body that has no place in its struct.
+"""Handling of body fields that the struct of a request does not declare.
 
-A field that a sampler declares goes to the sampler. A field that would change the answer and that
-nobody here can honour is refused by name, unless it is neutral. What OpenAI's clients send about
-themselves is taken in silence. Anything else is ignored, and a response header says so.
+A field that a sampler plugin declares is passed to the samplers. A field that would change the
+completion and is not supported is refused by name, unless its value is neutral. Fields that
+OpenAI's clients send about themselves are ignored silently. Any other field is ignored, and a
+response header names it.
 """
 
 import re
@@ -17,7 +18,7 @@ from quire.frontend.async_frontend import AsyncFrontend
 
 IGNORED_HEADER = "x-quire-ignored-fields"
 
-SILENT = frozenset(
+SILENTLY_IGNORED = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "moderation",
         "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "verbosity",
@@ -56,7 +57,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
 }
-_WAYS_OUT = {
+_HINTS = {
     "functions": "; send tools",
     "function_call": "; send tool_choice",
     "max_completion_tokens": "; send max_tokens",
@@ -72,33 +73,33 @@ _MAX_SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """The fields of a body that its struct does not have."""
+    """Body fields that the struct of the request does not declare."""
 
     for_samplers: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
     def headers(self) -> dict[str, str]:
-        """Return the header that says what was ignored, if anything was."""
+        """Return the header that names the ignored fields, if there are any."""
         return {IGNORED_HEADER: ",".join(_shown(self.ignored))} if self.ignored else {}
 
 
 def sampler_fields(frontend: AsyncFrontend) -> frozenset[str]:
-    """Return the fields that sampler plugins of this engine add to a request."""
+    """Return the request fields that the sampler plugins of this engine declare."""
     return frozenset(found.name for found in frontend.intake.extra_fields)
 
 
 def sort_fields(
     raw: dict[str, Any], kind: type[msgspec.Struct], declared: Collection[str]
 ) -> Extras:
-    """Decide on each field that `kind` does not have.
+    """Classify each body field that `kind` does not declare.
 
     Args:
-        raw: The body, as it was written.
-        kind: The struct that takes its own fields.
-        declared: Fields that the sampler steps of this engine read.
+        raw: Body as plain JSON data.
+        kind: Struct of the request.
+        declared: Fields that the samplers of this engine read.
 
     Raises:
-        InvalidRequestError: A field asks for what cannot be done here; `param` names it.
+        InvalidRequestError: A field asks for something unsupported; `param` names it.
     """
     known = {info.encode_name for info in msgspec.structs.fields(kind)}
     for_samplers: dict[str, Any] = {}
@@ -110,16 +111,16 @@ def sort_fields(
             for_samplers[name] = value
         elif name in NEUTRAL:
             _check_neutral(name, value)
-        elif name not in SILENT:
+        elif name not in SILENTLY_IGNORED:
             ignored.append(name)
     return Extras(for_samplers, tuple(ignored))
 
 
 def check_known(value: Any, kind: type[msgspec.Struct], param: str) -> None:
-    """Check that an object has no field that its struct lacks.
+    """Check that an object has only fields that its struct declares.
 
     Raises:
-        InvalidRequestError: It has one, and to ignore it would change what was asked for.
+        InvalidRequestError: It has another one; ignoring it would change the request.
     """
     known = {info.encode_name for info in msgspec.structs.fields(kind)}
     for name in value if isinstance(value, dict) else ():
@@ -130,13 +131,13 @@ def check_known(value: Any, kind: type[msgspec.Struct], param: str) -> None:
 
 
 def _check_neutral(name: str, value: Any) -> None:
-    is_truth = isinstance(value, bool)
-    if any(value == neutral and is_truth == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
+    is_bool = isinstance(value, bool)
+    if any(value == neutral and is_bool == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
         return
-    way_out = _WAYS_OUT.get(name, "; leave it out, or load a plugin that serves it")
-    raise InvalidRequestError(f"{name} is not served by this engine{way_out}", param=name)
+    hint = _HINTS.get(name, "; leave it out, or load a plugin that supports it")
+    raise InvalidRequestError(f"{name} is not supported by this engine{hint}", param=name)
 
 
 def _shown(names: Iterable[str]) -> list[str]:
-    """Names as a header may carry them: a client's text must not write headers of ours."""
+    """Return names that are safe in a header: a client must not be able to inject headers."""
     return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in names][:_MAX_SHOWN]

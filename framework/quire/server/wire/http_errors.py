@@ -1,7 +1,7 @@
-"""Every failure leaves as `{"error": {message, type, param, code}}`, with a status that fits.
+"""Error responses: `{"error": {message, type, param, code}}` with a matching HTTP status.
 
-Messages of typed errors are written for the client and go out as they are. Anything else is a
-defect of ours: the client gets a sentence and the request's id, the log gets the traceback.
+Messages of typed errors are written for the client and are sent unchanged. Any other exception is a
+bug in quire: the client gets a generic message with the request's id, the log gets the traceback.
 """
 
 import logging
@@ -25,7 +25,7 @@ from quire.errors import (
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would send it again by themselves
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would retry by themselves
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]*[/\\][^\s'\",;:()]*")
 _LONGEST_MESSAGE = 2000
@@ -34,7 +34,7 @@ _CODES = {401: "invalid_api_key", 403: "forbidden", 404: "not_found", 405: "meth
 
 
 class ErrorDetail(msgspec.Struct):
-    """What OpenAI's clients read of an error."""
+    """The error fields that OpenAI's clients read."""
 
     message: str
     type: str
@@ -43,20 +43,20 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is not a success."""
+    """The body of every response that is not a success."""
 
     error: ErrorDetail
 
 
 class HTTPError(RequestError):
-    """A request that HTTP itself refuses: too large, of the wrong type, without a key.
+    """A request refused at the HTTP level: too large, of the wrong type, without a key.
 
     Args:
-        status: The HTTP status.
-        message: What is wrong, and the way out.
+        status: HTTP status.
+        message: Message for the client: the problem, and what to do.
         code: Stable name of the failure.
-        param: The field that is to blame.
-        headers: Headers that the status asks for.
+        param: Field that caused the failure.
+        headers: Response headers that go with the status.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def status_of(error: Exception) -> int:
 
 
 def detail_of(error: Exception, request_id: str = "") -> ErrorDetail:
-    """Return what a client may know of an error."""
+    """Return the details of an error that the client may see."""
     status = status_of(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     match error:
@@ -119,12 +119,12 @@ def headers_of(error: Exception) -> dict[str, str]:
     if isinstance(error, RequestTimeoutError):
         return NO_RETRY
     if isinstance(error, EngineDeadError):
-        return NO_RETRY  # the server ends; when another one is there, nobody knows
+        return NO_RETRY  # the server exits; when another one starts is unknown
     return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
 
 
 def error_response(error: Exception, request_id: str = "") -> Response:
-    """Return the answer to a request that failed; what is our own fault is logged as well."""
+    """Return the response to a request that failed; failures of the server are also logged."""
     log_failure(error, request_id)
     return Response(
         error_json(error, request_id),
@@ -140,7 +140,7 @@ def error_json(error: Exception, request_id: str = "") -> bytes:
 
 
 def log_failure(error: Exception, request_id: str) -> None:
-    """Write down what the client is not told."""
+    """Log a failure of the server, with details that the client does not get."""
     if isinstance(error, EngineDeadError | RequestFailedError):
         logger.error("request %s failed: %r", request_id, str(error))  # one line, always
     elif not isinstance(error, QuireError):
@@ -148,13 +148,13 @@ def log_failure(error: Exception, request_id: str) -> None:
 
 
 def scrubbed(message: str) -> str:
-    """Return a message without addresses, paths and further lines; it may quote an exception."""
+    """Return the first line of a message, which may quote an exception, without paths."""
     first_line = message.split("\n", 1)[0]
     return _shortened(_PATH.sub("<path>", _ADDRESS.sub("<address>", first_line)))
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """Answer for whatever an endpoint raised."""
+    """Return the response for an exception of an endpoint."""
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "invalid_request")
         what = f"{request.method} {request.url.path}: {error.detail}"
@@ -163,7 +163,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_disconnect(request: Request, error: Exception) -> Response:
-    """Nobody is there to read the answer."""
+    """Return a response that is not read: the client has disconnected."""
     del request, error
     return Response(status_code=499)
 
@@ -171,4 +171,4 @@ async def handle_disconnect(request: Request, error: Exception) -> Response:
 def _shortened(message: str) -> str:
     too_long = len(message) > _LONGEST_MESSAGE
     text = message[:_LONGEST_MESSAGE] + "..." if too_long else message
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    return text.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded

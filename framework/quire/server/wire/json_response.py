@@ -1,4 +1,4 @@
-"""Answers are msgspec structs, encoded once; a large one beside the event loop."""
+"""JSON responses from msgspec structs; large ones are encoded in a thread."""
 
 import asyncio
 import logging
@@ -17,39 +17,39 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PIECE_BYTES = 64 * 1024
-READ_TIMEOUT_S = 60.0  # a client that reads nothing for so long is taken for gone
+READ_TIMEOUT_S = 60.0  # a client that reads nothing for so long is disconnected
 
 
 class EncodedResponse(Response):
-    """Wait for an answer as long as its client does; then send it as fast as the client reads.
+    """A JSON response, computed while its client is connected and sent as fast as it reads.
 
     Args:
-        make: Returns the answer as JSON.
-        headers: More response headers.
-        on_over: Called once nothing of the answer is held any more.
+        make: Function that computes the response as JSON.
+        headers: Further response headers.
+        on_close: Function called once no data of the response is held any more.
     """
 
     def __init__(
         self,
         make: Callable[[], Coroutine[Any, Any, bytes]],
         headers: dict[str, str],
-        on_over: Callable[[], None],
+        on_close: Callable[[], None],
     ) -> None:
         super().__init__(headers=headers, media_type="application/json")
         self._make = make
-        self._on_over = on_over
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make it, and send all of it."""
+        """Compute the response and send it."""
         del scope
         try:
             body = await run_while_connected(self._make(), receive)
             await self._send(body, send)
         finally:
-            self._on_over()
+            self._on_close()
 
     async def _send(self, body: bytes, send: Send) -> None:
-        """Send piece after piece: what the client has not read waits here, and only once."""
+        """Send the body in pieces, so that unread data is held only once."""
         self.headers["content-length"] = str(len(body))
         start = {"type": "http.response.start", "status": self.status_code}
         await send(start | {"headers": self.raw_headers})
@@ -60,7 +60,7 @@ class EncodedResponse(Response):
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     await send(piece | {"more_body": end < len(body)})
         except TimeoutError:
-            logger.warning("a client read nothing for %g s: closing", READ_TIMEOUT_S)
+            logger.warning("a client read nothing for %g s: closing its connection", READ_TIMEOUT_S)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -74,12 +74,12 @@ def json_of(body: Any) -> bytes:
 
 
 async def in_thread_if(is_large: bool, work: Callable[[], T]) -> T:
-    """Do some work; beside the event loop, if it takes long."""
+    """Run `work`: in a thread if it is large, else in the event loop."""
     return await asyncio.to_thread(work) if is_large else work()
 
 
 def _plain(value: object) -> object:
-    """Return what msgspec does not know as something that it does."""
+    """Convert a value that msgspec does not support to one that it does."""
     if isinstance(value, LogprobRow):
         return value.as_dict()
     raise NotImplementedError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,7 +1,8 @@
-r"""Log probabilities in OpenAI's two shapes.
+r"""Log probabilities in OpenAI's two response formats.
 
 /v1/completions has no field for a token's bytes, so a token that is a part of a character is
-written as `bytes:\xe2\x80` there: two of them would be the same U+FFFD, and one would be lost.
+written as `bytes:\xe2\x80` there: as text, two of them would be the same U+FFFD, and one would be
+lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from quire.server.wire.protocol import ChatLogprobs, CompletionLogprobs, TokenLo
 
 
 def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
-    """Return a delta's log probabilities as /v1/chat/completions has them."""
+    """Return a delta's log probabilities in the format of /v1/chat/completions."""
     if delta.logprobs is None:
         return None
     return ChatLogprobs([position_of(found, num_top, tokenizer) for found in delta.logprobs])
@@ -21,16 +22,16 @@ def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogpr
 def completion_logprobs(
     delta: Delta, num_top: int, offset: int, tokenizer: Tokenizer
 ) -> tuple[CompletionLogprobs | None, int]:
-    """Return a delta's log probabilities as /v1/completions has them.
+    """Return a delta's log probabilities in the format of /v1/completions.
 
     Args:
-        delta: The delta.
-        num_top: Candidates to show a position, beside the chosen one.
-        offset: Characters of the choice's tokens so far.
-        tokenizer: Says what a token looks like.
+        delta: Delta of one choice.
+        num_top: Number of candidates to show per position, beside the sampled one.
+        offset: Number of characters of the choice's tokens so far.
+        tokenizer: Tokenizer of the model.
 
     Returns:
-        The log probabilities, if they were asked for, and the offset after them.
+        The log probabilities, or None if none were requested, and the offset after them.
     """
     if delta.logprobs is None:
         return None, offset
@@ -43,7 +44,7 @@ def completion_logprobs(
 
 
 def append_position(shown: CompletionLogprobs, position: TokenLogprob, offset: int) -> None:
-    """Add a position to the lists, `offset` characters behind the text's beginning."""
+    """Append a position to the lists, `offset` characters after the start of the text."""
     name = _name(position)
     shown.tokens.append(name)
     shown.token_logprobs.append(position.logprob)
@@ -58,7 +59,7 @@ def num_characters(octets: bytes) -> int:
 
 
 def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """Return the log probabilities of a whole answer."""
+    """Return the concatenated log probabilities of several pieces."""
     return CompletionLogprobs(
         [token for piece in pieces for token in piece.tokens],
         [logprob for piece in pieces for logprob in piece.token_logprobs],
@@ -68,11 +69,13 @@ def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def position_of(found: Mapping[int, Logprob], num_top: int, tokenizer: Tokenizer) -> TokenLogprob:
-    """Read one position: the chosen token stands first, then the likeliest."""
+    """Convert one position, whose first entry is the chosen token, with its top candidates."""
     chosen, logprob = next(iter(found.items()))
-    likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
+    most_likely = sorted(found.items(), key=lambda item: -item[1].logprob)[:num_top]
     text, octets = _token(chosen, tokenizer)
-    top = [TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in likeliest]
+    top = [
+        TopLogprob(*_named(token_id, candidate, tokenizer)) for token_id, candidate in most_likely
+    ]
     return TokenLogprob(text, logprob.logprob, octets, top)
 
 

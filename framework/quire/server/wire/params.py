@@ -1,4 +1,4 @@
-"""From a body to `SamplingParams`: only what was given is passed on; defaults live there."""
+"""Conversion of a body to `SamplingParams`, which has the defaults of absent fields."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def sampling_params(
     structured_outputs: StructuredOutputsParams | None,
     extra_args: dict[str, Any],
 ) -> SamplingParams:
-    """Return how to generate.
+    """Return the sampling parameters of a request.
 
     Args:
-        body: The request.
-        max_tokens: Tokens to generate at most; None goes on to the model's length.
-        logprobs: Candidates a position; None for no logprobs.
-        prompt_logprobs: The same for the prompt.
-        structured_outputs: The form that the answer must follow.
+        body: Body of the request.
+        max_tokens: Maximum number of tokens to generate; None for the model's length.
+        logprobs: Number of candidates per position; None for no log probabilities.
+        prompt_logprobs: Number of candidates per position of the prompt; None for none.
+        structured_outputs: Constraint on the completion.
         extra_args: Fields that sampler plugins declare.
 
     Raises:
@@ -54,7 +54,7 @@ def sampling_params(
 def prompt_parts(
     prompt: str | list[int], body: SamplingBody, add_special_tokens: bool
 ) -> dict[str, Any]:
-    """Return a prompt as the frontend takes it, which checks it."""
+    """Return a prompt as the dict that the frontend accepts and checks."""
     parts: dict[str, Any] = {"prompt_token_ids": prompt}
     if isinstance(prompt, str):
         parts = {"prompt": prompt, "add_special_tokens": add_special_tokens}
@@ -64,10 +64,10 @@ def prompt_parts(
 
 
 def response_constraint(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
-    """Return the form that OpenAI's `response_format` asks for.
+    """Return the constraint that OpenAI's `response_format` describes.
 
     Raises:
-        InvalidRequestError: It is none of text, json_object and json_schema, or has no schema.
+        InvalidRequestError: Its type is not text, json_object or json_schema, or has no schema.
     """
     if response_format is None:
         return None
@@ -87,17 +87,17 @@ def response_constraint(response_format: dict[str, Any] | None) -> StructuredOut
 
 
 def constraint_field(response_format: dict[str, Any] | None) -> str:
-    """Return the field that asks for the form, if there is one."""
+    """Return the name of the field that sets the constraint, if there is one."""
     return "structured_outputs" if response_format is None else "response_format"
 
 
-def one_constraint(*forms: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-    """Return the one form that was asked for.
+def one_constraint(*constraints: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    """Return the one constraint that is given; None if there is none.
 
     Raises:
-        InvalidRequestError: Several were.
+        InvalidRequestError: Several are given.
     """
-    given = [form for form in forms if form is not None]
+    given = [constraint for constraint in constraints if constraint is not None]
     if len(given) > 1:
         raise InvalidRequestError(
             "response_format, structured_outputs and a forced tool call exclude each other; "
@@ -107,11 +107,11 @@ def one_constraint(*forms: StructuredOutputsParams | None) -> StructuredOutputsP
     return given[0] if given else None
 
 
-def wants_usage(body: SamplingBody) -> bool:
+def includes_usage(body: SamplingBody) -> bool:
     """Whether a stream ends with the token counts.
 
     Raises:
-        InvalidRequestError: There are `stream_options`, and no stream.
+        InvalidRequestError: `stream_options` is given without `stream`.
     """
     if body.stream_options is None:
         return False

@@ -1,7 +1,7 @@
-"""The bodies that clients send and receive: OpenAI's, and our own fields beside theirs.
+"""Structs of request and response bodies: OpenAI's fields and quire's own.
 
-A field that is absent or null has its default. A number of the wrong type is an error, never a
-guess. In answers, `UNSET` leaves a field out where OpenAI does so; None writes null.
+A field that is absent or null has its default. A number of the wrong type is an error and is not
+converted. In responses, `UNSET` leaves a field out where OpenAI does so; None writes null.
 """
 
 from typing import Any, Literal
@@ -16,13 +16,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream brings besides the text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """What both kinds of completions ask for; the names are those of `SamplingParams`."""
+    """Fields common to both kinds of completions, named as in `SamplingParams`."""
 
     model: str | None = None
     n: int | None = None
@@ -50,14 +50,14 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[Any]  # a text, texts, ids, or lists of ids
+    prompt: str | list[Any]  # text, texts, token ids, or lists of token ids
     logprobs: int | None = None
     echo: bool | None = None
     response_format: dict[str, Any] | None = None
 
 
 class FunctionCall(msgspec.Struct):
-    """A function that the assistant called, in a conversation or in an answer."""
+    """A function that the assistant called, in a conversation or in a response."""
 
     name: str
     arguments: str
@@ -73,7 +73,7 @@ class Function(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool; only functions are."""
+    """A tool; only functions are supported."""
 
     type: str
     function: Function
@@ -110,13 +110,13 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class CachedTokens(msgspec.Struct):
-    """Prompt tokens whose KV was there already."""
+    """Number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """What a request cost, in tokens."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -125,7 +125,7 @@ class Usage(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Log probabilities as /v1/completions has them: parallel lists; null for a first token."""
+    """Log probabilities in the format of /v1/completions; null for the first prompt token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -134,7 +134,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer, or a piece of one."""
+    """One completion, or a piece of one."""
 
     index: int
     text: str
@@ -145,7 +145,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """The answer of /v1/completions, or one event of its stream."""
+    """The response of /v1/completions, or one event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -156,7 +156,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct):
-    """A token that could stand at a position."""
+    """A candidate token at a position."""
 
     token: str
     logprob: float
@@ -164,7 +164,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """The token at a position, and what could stand there in its place."""
+    """The token at a position, and the top candidates there."""
 
     token: str
     logprob: float
@@ -173,14 +173,14 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Log probabilities as /v1/chat/completions has them."""
+    """Log probabilities in the format of /v1/chat/completions."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A whole tool call."""
+    """A complete tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -188,7 +188,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """A whole answer."""
+    """A complete message of the assistant."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -199,7 +199,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer of a chat."""
+    """One complete choice of a chat."""
 
     index: int
     message: ChatMessage
@@ -209,7 +209,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -228,7 +228,7 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """A piece of a tool call; `id`, `type` and the name come once."""
+    """A piece of a tool call; `id`, `type` and the name are sent once."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -237,7 +237,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
-    """What an event adds to an answer."""
+    """The part of a message that one event adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -247,7 +247,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """A piece of one answer."""
+    """A piece of one choice."""
 
     index: int
     delta: ChatDelta

@@ -1,7 +1,8 @@
-"""Server-sent events: headers go out with the first event, so an error before it has a status.
+"""Server-sent events, with error events and keep-alive comments.
 
-An error after that is an event of its own, `data: {"error": ...}`, which OpenAI's clients raise.
-While nothing happens, comments keep proxies from closing the connection.
+The headers are sent with the first event, so an error before it has an HTTP status. An error after
+that is an event of its own, `data: {"error": ...}`, which OpenAI's clients raise. Comments during
+silences keep proxies from closing the connection.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ _COMMENT = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Stream JSON texts as events; the generator is closed when the client goes away.
+    """Stream JSON texts as events; the generator is closed when the client disconnects.
 
     Args:
         events: JSON texts, each one line.
-        headers: More response headers.
-        request_id: Ours, for the log.
+        headers: Further response headers.
+        request_id: Request id made by the server, for the log.
         keep_alive_s: Seconds of silence after which a comment is sent.
-        on_over: Called once nothing of the answer is held any more.
+        on_close: Function called once no data of the response is held any more.
     """
 
     def __init__(
@@ -42,29 +43,29 @@ class EventStream(Response):
         headers: dict[str, str],
         request_id: str,
         keep_alive_s: float = KEEP_ALIVE_S,
-        on_over: Callable[[], None] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS | headers)
         del self.headers["content-length"]
         self._events = events
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
-        self._on_over = on_over
-        self._has_begun = False
-        self._is_over = False
+        self._on_close = on_close
+        self._has_started = False
+        self._is_finished = False
         self._last_sent_s = 0.0
-        self._turn = asyncio.Lock()
+        self._send_lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it."""
+        """Send the events, until the last one or until the client disconnects."""
         try:
             await run_until(self._pump(scope, receive, send), self._watch(receive, send))
         except ClientDisconnect:
             pass  # the generator was cancelled: the request is aborted
         finally:
             await self._events.aclose()
-            if self._on_over is not None:
-                self._on_over()
+            if self._on_close is not None:
+                self._on_close()
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -72,25 +73,27 @@ class EventStream(Response):
                 await self._write(send, b"data: " + event + b"\n\n")
         except ClientDisconnect:
             raise
-        except Exception as error:  # noqa: BLE001 - the edge: every failure becomes an answer
-            if await self._refused(error, scope, receive, send):
+        except Exception as error:  # noqa: BLE001 - the edge: every failure becomes a response
+            if await self._sent_error_response(error, scope, receive, send):
                 return
             log_failure(error, self._request_id)
             event = error_json(error, self._request_id)
             await self._write(send, b"data: " + event + b"\n\n")
         await self._write(send, _DONE, is_last=True)
 
-    async def _refused(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer with a proper status, if no header has left yet."""
-        async with self._turn:
-            if self._has_begun:
+    async def _sent_error_response(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Send an error response unless the headers are sent; return whether it was sent."""
+        async with self._send_lock:
+            if self._has_started:
                 return False
-            self._has_begun = self._is_over = True
+            self._has_started = self._is_finished = True
             await error_response(error, self._request_id)(scope, receive, send)
             return True
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Return when the client is gone; until then, break long silences."""
+        """Send comments during long silences; return when the client disconnects."""
         self._last_sent_s = time.monotonic()
         while True:
             silence_s = time.monotonic() - self._last_sent_s
@@ -105,13 +108,13 @@ class EventStream(Response):
                 return
 
     async def _write(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        async with self._turn:
-            if self._is_over:
+        async with self._send_lock:
+            if self._is_finished:
                 return
-            self._is_over = is_last
+            self._is_finished = is_last
             self._last_sent_s = time.monotonic()
-            if not self._has_begun:
-                self._has_begun = True
+            if not self._has_started:
+                self._has_started = True
                 await send(
                     {
                         "type": "http.response.start",
@@ -123,6 +126,8 @@ class EventStream(Response):
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     piece = {"type": "http.response.body", "body": body, "more_body": not is_last}
                     await send(piece)
-            except TimeoutError:  # what it would still get is held for nobody
-                logger.warning("a client read nothing for %g s: closing", READ_TIMEOUT_S)
+            except TimeoutError:  # the rest need not be held
+                logger.warning(
+                    "a client read nothing for %g s: closing its connection", READ_TIMEOUT_S
+                )
                 raise ClientDisconnect from None

@@ -1,4 +1,4 @@
-"""The conformance kit of attention backends."""
+"""Conformance kit of attention backends."""
 
 from quire.testing.attention.attention_contract import AttentionBackendContract
 

@@ -1,4 +1,4 @@
-"""What an attention backend declares, as cases to try."""
+"""Test cases derived from the declared capabilities of an attention backend."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from quire.interfaces.attention import AttentionCapabilities
 from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import DTYPES, KV_DTYPES
 
-HEAD_DIMS = (32, 40, 64, 80, 96, 128, 256)  # tried where a backend declares: any
+HEAD_DIMS = (32, 40, 64, 80, 96, 128, 256)  # tried where a backend declares any head_dim
 BLOCK_SIZES = (1, 8, 16, 64)
 HEADS = ((4, 2), (4, 4), (6, 2), (8, 1))  # query heads, key/value heads
 TOLERANCES = {
     "float32": 2e-5,
     "float16": 4e-3,
     "bfloat16": 3e-2,
-    "float8_e4m3fn": 2e-5,  # what is kept is defined to the bit
-    "int8": 1e-4,  # so is this, but for a division that rounds otherwise
+    "float8_e4m3fn": 2e-5,  # the stored values are defined bit for bit
+    "int8": 1e-4,  # as well, but a division may round differently
 }
-TURNED_TOLERANCES = {  # a last bit may tip what is kept; queries are rounded once more
+ROTARY_TOLERANCES = {  # one last bit may change a stored value; queries are rounded once more
     "bfloat16": 6e-2,
     "float8_e4m3fn": 0.1,
     "int8": 3e-2,
 }
-REACHES = (1, 5, 16, 33)  # tokens of a window or a chunk
+BOUND_SIZES = (1, 5, 16, 33)  # tokens in a window or an attention chunk
 
 
 @dataclass(frozen=True)
 class DeclaredCases:
-    """The cases of one backend.
+    """Test cases of one backend.
 
     Attributes:
-        declared: What it is registered with.
-        device: Where the tests run.
-        fuses_rotary: Whether it turns heads itself.
+        declared: Capabilities that the backend is registered with.
+        device: Device of the tests.
+        fuses_rotary: Whether the backend applies the rotary embedding itself.
     """
 
     declared: AttentionCapabilities
@@ -48,7 +48,7 @@ class DeclaredCases:
         return next(iter(self.sizes()))
 
     def sizes(self) -> Iterator[SceneSizes]:
-        """Every head size with every block size, each of them with every ratio of heads."""
+        """Return every head_dim with every block size, cycling through the ratios of heads."""
         declared = self.declared
         head_dims = sorted(declared.head_dims or HEAD_DIMS, key=lambda d: (d != 64, d))
         block_sizes = sorted(declared.block_sizes or BLOCK_SIZES, key=lambda s: (s != 16, s))
@@ -66,24 +66,24 @@ class DeclaredCases:
                 )
 
     def types(self) -> Iterator[tuple[str, str]]:
-        """Every element type with every type of the cache; equal ones first."""
+        """Return every dtype with every KV-cache dtype, equal ones first."""
         for dtype in DTYPES:
             for kv_dtype in sorted(KV_DTYPES, key=lambda name: name != dtype):
                 declared = self.declared
                 if dtype in declared.dtypes and kv_dtype in declared.kv_dtypes:
                     yield dtype, kv_dtype
 
-    def reaches(self) -> Iterator[SceneSizes]:
-        """Every window and chunk, and none."""
+    def bounds(self) -> Iterator[SceneSizes]:
+        """Return every sliding window and attention chunk, and neither."""
         yield self.plain
-        for tokens in REACHES:
+        for tokens in BOUND_SIZES:
             if self.declared.sliding_window:
                 yield replace(self.plain, window=tokens)
             if self.declared.attention_chunk:
                 yield replace(self.plain, chunk=tokens)
 
     def sinks(self) -> Iterator[SceneSizes]:
-        """Sinks alone, and with each feature that changes the scores."""
+        """Return sinks alone, and with each feature that changes the scores."""
         declared, plain = self.declared, replace(self.plain, has_sinks=True)
         if not declared.sinks:
             return
@@ -96,7 +96,7 @@ class DeclaredCases:
             yield replace(plain, batch_invariant=True)
 
     def rotary(self) -> Iterator[SceneSizes]:
-        """Heads turned with and without a norm, into every type of the cache."""
+        """Return rotary embeddings with and without a norm, and with every KV-cache dtype."""
         if not self.fuses_rotary:
             return
         for kind in ("plain", "normed"):
@@ -106,7 +106,7 @@ class DeclaredCases:
             yield replace(self.plain, rotary="normed", dtype=dtype, kv_dtype=kv_dtype)
 
     def captured(self) -> Iterator[SceneSizes]:
-        """What changes how a step is computed on the device."""
+        """Return one case for each feature that changes how the device computes a step."""
         declared, plain = self.declared, self.plain
         if declared.graphs == "none":
             return
@@ -125,11 +125,11 @@ class DeclaredCases:
             yield replace(plain, rotary="normed")
 
     def captured_whole(self) -> Iterator[SceneSizes]:
-        """The same, for who captures steps of any tokens a request."""
+        """Return the same cases if the backend captures steps with any tokens per request."""
         return self.captured() if self.declared.graphs == "full" else iter(())
 
     def invariant(self) -> Iterator[SceneSizes]:
-        """Every feature that a batch-invariant answer can have."""
+        """Return every feature that can be combined with batch invariance."""
         declared = self.declared
         if not declared.batch_invariant:
             return
@@ -150,16 +150,16 @@ class DeclaredCases:
 
 
 def tolerance(sizes: SceneSizes) -> float:
-    """Return how far an answer may be from the truth."""
+    """Return the largest absolute error allowed for a scene of these sizes."""
     types = (sizes.dtype, sizes.kv_dtype)
     limit = max(TOLERANCES[name] for name in types)
     if sizes.rotary:
-        return max(limit, *(TURNED_TOLERANCES.get(name, 0.0) for name in types))
+        return max(limit, *(ROTARY_TOLERANCES.get(name, 0.0) for name in types))
     return limit
 
 
 def case_name(case: object) -> str:
-    """Return how a case is called in the test's name."""
+    """Return the name of a case in a test id."""
     if not isinstance(case, SceneSizes):
         return "-".join(case) if isinstance(case, tuple) else str(case)
     special = {

@@ -1,4 +1,4 @@
-"""What the parts of the attention contract share: cases as declared, scenes, comparisons."""
+"""Base class of the attention kit: parametrization by capabilities, scenes and comparisons."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionBackend, AttentionCapabilities, AttentionQuery
-from quire.testing.attention.attention_cases import REACHES, DeclaredCases, case_name, tolerance
+from quire.testing.attention.attention_cases import BOUND_SIZES, DeclaredCases, case_name, tolerance
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import SceneSizes
 
 
 class AttentionChecks:
-    """The class that every part of the contract is built on.
+    """Base class of each part of the contract.
 
     Attributes:
-        backend_class: The backend.
-        capabilities: What it is registered with.
-        device: Where the tests run; a device that it declares.
-        num_cases: Try at most so many cases of each kind, evenly chosen. For a suite that tries
-            all of them elsewhere, because they take long.
+        backend_class: Backend under test.
+        capabilities: Capabilities that the backend is registered with.
+        device: Device of the tests; the backend must declare it.
+        num_cases: Largest number of cases of each kind, chosen evenly; None for all. Set it in a
+            suite that runs all cases elsewhere, because they take long.
     """
 
     backend_class: ClassVar[type[AttentionBackend]]
@@ -32,15 +32,15 @@ class AttentionChecks:
     num_cases: ClassVar[int | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each test the cases that the backend declares."""
+        """Parametrize each test with the cases that the backend declares."""
         found = self._cases()
         cases: dict[str, Sequence[object]] = {
             "sizes": list(found.sizes()),
             "types": list(found.types()),
-            "window": REACHES if self.capabilities.sliding_window else (),
-            "chunk_size": REACHES if self.capabilities.attention_chunk else (),
+            "window": BOUND_SIZES if self.capabilities.sliding_window else (),
+            "chunk_size": BOUND_SIZES if self.capabilities.attention_chunk else (),
             "soft_cap": (2.0, 30.0) if self.capabilities.logit_soft_cap else (),
-            "reach": list(found.reaches()),
+            "bounds": list(found.bounds()),
             "sinks": list(found.sinks()),
             "rotary": list(found.rotary()),
             "page_padding": (1, 7, 64) if self.capabilities.padded_pages else (),
@@ -53,7 +53,7 @@ class AttentionChecks:
             metafunc.parametrize(name, self._chosen(cases[name]), ids=case_name)
 
     def tolerance(self, sizes: SceneSizes) -> float:
-        """Return how far an answer may be from the truth; a test class may have its own reasons."""
+        """Return the largest absolute error allowed; a test class may override it."""
         return tolerance(sizes)
 
     def _chosen(self, cases: Sequence[object]) -> Sequence[object]:
@@ -69,7 +69,7 @@ class AttentionChecks:
         return self._cases().plain
 
     def _scene(self, sizes: SceneSizes) -> AttentionScene:
-        """Build a scene, after asking the declared capabilities whether they allow it."""
+        """Build a scene, after a check that the declared capabilities allow it."""
         query = AttentionQuery(
             device=sizes.device,
             dtype=sizes.dtype,
@@ -85,19 +85,26 @@ class AttentionChecks:
             batch_invariant=sizes.batch_invariant,
         )
         refusal = self.capabilities.refusal(query)
-        assert refusal is None, f"the kit asked for what is not declared: {refusal}"
+        assert refusal is None, f"the kit built a case that the capabilities refuse: {refusal}"
         return AttentionScene(self.backend_class, sizes)
 
     def _check(self, scene: AttentionScene, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Compare what `AttentionScene.step` returned."""
-        for index, (answer, truth) in enumerate(pairs):
-            assert_close(answer, truth, self.tolerance(scene.sizes), f"row {index} of the step")
+        """Compare the pairs that `AttentionScene.step` returned."""
+        for index, (output, expected) in enumerate(pairs):
+            assert_close(output, expected, self.tolerance(scene.sizes), f"row {index} of the step")
 
 
-def assert_close(answer: Tensor, truth: Tensor, limit: float, what: str = "the answer") -> None:
-    """Compare an answer with the truth, number by number."""
-    assert answer.shape == truth.shape, f"{what} has shape {answer.shape}, not {truth.shape}"
-    difference = (answer.double() - truth.double()).abs().max().item()
-    assert difference <= limit, f"{what} is off by {difference:.2e}, allowed are {limit:.0e}" + (
-        ": uninitialised memory was read, or no query sees" if isnan(difference) else ""
+def assert_close(output: Tensor, expected: Tensor, limit: float, what: str = "the output") -> None:
+    """Compare an output with the expected one, element by element."""
+    assert output.shape == expected.shape, (
+        f"{what} has shape {output.shape}, expected {expected.shape}"
+    )
+    difference = (output.double() - expected.double()).abs().max().item()
+    assert difference <= limit, (
+        f"{what} is off by {difference:.2e}, at most {limit:.0e} is allowed"
+        + (
+            ": it read memory that was never written, or that no query may see"
+            if isnan(difference)
+            else ""
+        )
     )

@@ -1,13 +1,13 @@
-"""What every attention backend must do: declared capabilities are promises, and they are tried.
+"""Contract of attention backends: every declared capability is tested.
 
-Write a test class for your backend, and pytest does the rest:
+Write a test class for your backend; pytest collects the inherited tests:
 
     class TestMine(AttentionBackendContract):
         backend_class = MyBackend
         capabilities = MY_CAPABILITIES
 
-All answers are compared with a float64 reference that is attention's definition and nothing else.
-Layouts other than "kv" have contracts of their own.
+All outputs are compared with a plain float64 reference of attention. Layouts other than "kv" have
+contracts of their own.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
 
 RAGGED = (1, 37, 16, 5, 64)
-SAME = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # but for the order of a sum
+SAME = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # tolerance for another sum order
 
 
 class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
     """Tests that an attention backend must pass.
 
     Attributes:
-        backend_class: The backend.
-        capabilities: What it is registered with.
-        device: Where the tests run; a device that it declares.
-        num_cases: How many cases of each kind are tried; None: all that are declared.
+        backend_class: Backend under test.
+        capabilities: Capabilities that the backend is registered with.
+        device: Device of the tests; the backend must declare it.
+        num_cases: Largest number of cases of each kind; None for all declared cases.
     """
 
     def test_the_declared_sizes_work(self, sizes: SceneSizes) -> None:
-        """Prompts of uneven lengths in one step, then three tokens each."""
+        """Run prompts of uneven lengths in one step, then three decode steps."""
         scene = self._scene(sizes)
         numbers = [scene.add(length + 3) for length in RAGGED]
         self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
@@ -50,7 +50,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
             self._check(scene, scene.step([(number, 1) for number in numbers]))
 
     def test_the_declared_types_work(self, types: tuple[str, str]) -> None:
-        """Every element type with every type of the cache; the layer's scales count in float8."""
+        """Run every dtype with every KV-cache dtype; a float8 cache applies the layer's scales."""
         dtype, kv_dtype = types
         sizes = replace(self._plain(), dtype=dtype, kv_dtype=kv_dtype, k_scale=0.5, v_scale=2.0)
         scene = self._scene(sizes)
@@ -60,7 +60,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
 
     @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 40, 200])
     def test_a_prompt_in_chunks_equals_the_whole(self, chunk: int) -> None:
-        """The context of a chunk is what earlier chunks wrote."""
+        """Run chunked prefill: a chunk attends to the KV of earlier chunks."""
         scene = self._scene(self._plain())
         length = 200 if chunk >= 40 else 45
         number = scene.add(length)
@@ -68,7 +68,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
             self._check(scene, scene.step([(number, min(chunk, length - start))]))
 
     def test_prompts_and_single_tokens_share_a_step(self) -> None:
-        """Decode rows before, between and behind rows with several tokens."""
+        """Run decode rows before, between and after rows with several tokens."""
         scene = self._scene(self._plain())
         decoding = [scene.add(length + 1) for length in (20, 3, 47)]
         self._check(scene, scene.step([(n, len(scene.requests[n].q) - 1) for n in decoding]))
@@ -80,7 +80,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         )
 
     def test_very_uneven_contexts_share_a_step(self) -> None:
-        """One long context beside many short ones."""
+        """Run one long context beside many short ones."""
         scene = self._scene(self._plain())
         lengths = (3, 600, 7, 90, 1, 12, 320)
         numbers = [scene.add(length + 2) for length in lengths]
@@ -90,7 +90,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         self._check(scene, scene.step([(number, 1) for number in reversed(numbers)]))
 
     def test_a_shared_prefix_is_read_from_the_other_requests_blocks(self) -> None:
-        """Only what is new is computed, and the shared blocks stay as they are."""
+        """Compute only the new tokens; the shared blocks must not change."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         donor = scene.add(2 * size + 3)
@@ -100,26 +100,26 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         self._check(scene, scene.step([(guest, 8)]))
         self._check(scene, scene.step([(guest, 1)]))
         assert torch.equal(before, scene.raw[scene.requests[donor].block_ids]), (
-            "a step of one request changed blocks of another"
+            "a step of one request changed KV blocks of another: write only to slot_mapping"
         )
 
     def test_the_order_of_requests_changes_nothing(self) -> None:
-        """A request's answer is its own."""
+        """Compare the outputs of the same requests in two batch orders."""
         plan = [(0, 17), (1, 1), (2, 40), (3, 1)]
-        answers = []
+        outputs = []
         for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
             scene = self._scene(self._plain())
             for length in (17, 25, 40, 9):
                 scene.add(length)
             scene.step([(1, 24), (3, 8)])
             pairs = scene.step([plan[index] for index in order])
-            answers.append([pairs[order.index(index)][0] for index in range(4)])
-        for one, other in zip(*answers, strict=True):
+            outputs.append([pairs[order.index(index)][0] for index in range(4)])
+        for one, other in zip(*outputs, strict=True):
             assert_close(one, other, SAME[scene.sizes.dtype])
 
     @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2)], ids=["tokens", "requests"])
     def test_padding_writes_to_the_null_block_only(self, padding: Padding) -> None:
-        """Rows of padding neither disturb an answer nor touch anybody's block."""
+        """Padding rows change no output and no block but the null block."""
         scene = self._scene(self._plain())
         first, second = scene.add(30), scene.add(12)
         self._check(scene, scene.step([(first, 20), (second, 11)], padding))
@@ -128,7 +128,7 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         self._check_writes(scene, before, [(first, 20), (second, 11)])
 
     def test_only_the_slots_of_a_step_are_written(self) -> None:
-        """A step changes the blocks of its new tokens and no other."""
+        """Check that a step changes only the blocks of its new tokens."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         still, moving = scene.add(3 * size), scene.add(3 * size)
@@ -138,16 +138,20 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         self._check_writes(scene, before, [(moving, size), (moving, 2 * size)])
 
     def test_a_block_is_contiguous_and_outermost(self) -> None:
-        """The engine copies and frees whole blocks without knowing the layout."""
+        """The engine copies and frees whole blocks, independent of their layout."""
         scene = self._scene(self._plain())
-        assert len(scene.kv_cache) == len(scene.raw), "the first dimension of kv_view must be B"
+        assert len(scene.kv_cache) == len(scene.raw), (
+            f"dimension 0 of kv_view must be B = {len(scene.raw)}, got {len(scene.kv_cache)}"
+        )
         scene.raw.zero_()
         scene.kv_cache[3].fill_(1)
         changed = scene.raw.any(1).nonzero().flatten().tolist()
-        assert changed == [3], f"writing kv_view[3] changed the bytes of blocks {changed}"
+        assert changed == [3], (
+            f"writing kv_view[3] must change block 3 only, but changed blocks {changed}"
+        )
 
     def test_layers_share_the_metadata_of_a_step(self) -> None:
-        """What `prepare` made serves each layer, with its own cache and scale."""
+        """Use the metadata of one `prepare` for two layers, each with its own cache and scale."""
         scene = self._scene(self._plain())
         scene.add(20)
         metadata = scene.backend.prepare(scene.layout([(0, 20)], Padding()))
@@ -157,12 +161,12 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         scene.backend.forward(q, k, v, scene.kv_cache, metadata, first)
         before = scene.raw.clone()
         out = scene.backend.forward(q, -k, 2 * v, other_cache, metadata, second)
-        truth = reference_attention(q.double(), -k.double(), 2 * v.double(), second)
-        assert_close(out.cpu(), truth.cpu(), 2 * self.tolerance(scene.sizes))
-        assert torch.equal(before, scene.raw), "one layer wrote into the cache of another"
+        expected = reference_attention(q.double(), -k.double(), 2 * v.double(), second)
+        assert_close(out.cpu(), expected.cpu(), 2 * self.tolerance(scene.sizes))
+        assert torch.equal(before, scene.raw), "one layer wrote to the KV cache of another"
 
     def test_a_write_from_outside_is_seen_after_forget_context(self) -> None:
-        """Between two steps of the same requests, as a KV store or a copied block does it."""
+        """Change a block between two steps, as a KV store or a block copy does."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         number, other = scene.add(40), scene.add(size)
@@ -179,6 +183,8 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         self, scene: AttentionScene, before: Tensor, positions: Sequence[tuple[int, int]]
     ) -> None:
         size = scene.sizes.block_size
-        may = {scene.requests[number].block_ids[p // size] for number, p in positions} | {0}
+        allowed = {scene.requests[number].block_ids[p // size] for number, p in positions} | {0}
         changed = set((before != scene.raw).any(1).nonzero().flatten().tolist())
-        assert changed <= may, f"blocks {sorted(changed - may)} are not of this step, but written"
+        assert changed <= allowed, (
+            f"the step wrote to blocks {sorted(changed - allowed)}, where it has no new tokens"
+        )

@@ -1,4 +1,4 @@
-"""Features that a backend may declare: each is tried where it is declared."""
+"""Contract tests of the optional features that a backend may declare."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor
 from quire.interfaces.attention import AttentionLayerParams
 from quire.testing.attention.attention_checks import AttentionChecks, assert_close
 from quire.testing.attention.attention_sizes import SCALE, Padding, SceneSizes
-from quire.testing.attention.attention_truth import kept, reference_attention
+from quire.testing.attention.attention_truth import kv_round_trip, reference_attention
 
-INVARIANT_LENGTH = 150  # beyond 128, where a backend may cut
-SINGLE_TOKENS = (1, 1, 124, 1, 1, 1, 1, 20)  # the first, and those around 128
+INVARIANT_LENGTH = 150  # longer than 128, where a backend may split the context
+SINGLE_TOKENS = (1, 1, 124, 1, 1, 1, 1, 20)  # single tokens at the start and around 128
 RAGGED = (1, 37, 16, 5, 64)
 
 
 class DeclaredFeatures(AttentionChecks):
-    """The part of the contract that depends on what is declared."""
+    """Tests of declared features."""
 
     def test_windows_hide_what_lies_before(self, window: int) -> None:
-        """For prompts, single tokens, and both in one step."""
+        """Test prompts, single tokens, and both in one step."""
         self._check_bounds(replace(self._plain(), window=window))
 
     def test_chunks_hide_what_lies_before(self, chunk_size: int) -> None:
-        """The query's own chunk is all that it sees, wherever the step cuts."""
+        """A query sees its own attention chunk only, wherever a step ends."""
         self._check_bounds(replace(self._plain(), chunk=chunk_size))
 
-    @pytest.mark.parametrize("is_taken", [False, True], ids=["null block", "others' blocks"])
-    def test_what_no_query_sees_is_never_read(self, bounds: SceneSizes, is_taken: bool) -> None:
-        """It is NaN, which no mask hides: blocks left behind, ends of blocks, the null block."""
+    @pytest.mark.parametrize("is_reused", [False, True], ids=["null block", "others' blocks"])
+    def test_what_no_query_sees_is_never_read(self, bounds: SceneSizes, is_reused: bool) -> None:
+        """Fill freed blocks, unused slots and the null block with NaN, which no mask can hide."""
         scene = self._scene(bounds)
         long, short, fresh = scene.add(150), scene.add(40), scene.add(70)
         self._check(scene, scene.step([(long, 90), (short, 4)], Padding(1, 3)))
@@ -45,29 +45,31 @@ class DeclaredFeatures(AttentionChecks):
         )
         for plan in steps:
             for number, _ in plan:
-                scene.give_up_unseen(number, is_taken=is_taken)
+                scene.free_unseen_blocks(number, is_reused=is_reused)
             self._check(scene, scene.step(plan, Padding(1, 3)))
 
     def test_pages_may_be_padded(self, page_padding: int) -> None:
-        """The padding is neither read nor written: another layer may live there."""
+        """The padding is neither read nor written: it may hold the KV of another layer."""
         scene = self._scene(replace(self._plain(), num_padding_rows=page_padding))
         padding = scene.raw[:, scene.page_bytes :].clone()
         numbers = [scene.add(length + 3) for length in RAGGED]
         self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
         for _ in range(3):
             self._check(scene, scene.step([(number, 1) for number in numbers]))
-        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), "padding was written"
+        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), (
+            "the padding behind a page was written to"
+        )
 
     def test_scores_are_capped(self, soft_cap: float) -> None:
-        """The cap acts on the scaled score, before the mask."""
+        """Test the soft cap, which is applied to the scaled scores before the mask."""
         scene = self._scene(replace(self._plain(), soft_cap=soft_cap))
         scene.add(50)
         scene.add(9)
         self._check(scene, scene.step([(0, 48), (1, 7)]))
         self._check(scene, scene.step([(0, 1), (1, 1)]))
 
-    def test_sinks_take_their_share(self, sinks: SceneSizes) -> None:
-        """A logit more for each query head, without a value."""
+    def test_sinks_enter_the_softmax(self, sinks: SceneSizes) -> None:
+        """Test the sink of each query head: one more logit, without a value."""
         scene = self._scene(sinks)
         numbers = [scene.add(length + 3) for length in RAGGED]
         self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
@@ -75,7 +77,7 @@ class DeclaredFeatures(AttentionChecks):
             self._check(scene, scene.step([(number, 1) for number in numbers]))
 
     def test_each_layer_has_its_own_scales(self, scaled_dtype: str) -> None:
-        """Layers that share a step keep the same numbers differently."""
+        """Test two layers of one step that store K and V with different scales."""
         scene = self._scene(replace(self._plain(), kv_dtype=scaled_dtype))
         scene.add(20)
         metadata = scene.backend.prepare(scene.layout([(0, 20)], Padding()))
@@ -85,25 +87,25 @@ class DeclaredFeatures(AttentionChecks):
             cache = torch.zeros_like(scene.raw[:, : scene.page_bytes])
             view = scene.backend.kv_view(cache.view(-1), scene.spec, len(cache))
             out = scene.backend.forward(q, k, v, view, metadata, layer)
-            truth = reference_attention(
+            expected = reference_attention(
                 q.double().cpu(),
-                kept(k.cpu(), scaled_dtype, k_scale),
-                kept(v.cpu(), scaled_dtype, v_scale),
+                kv_round_trip(k.cpu(), scaled_dtype, k_scale),
+                kv_round_trip(v.cpu(), scaled_dtype, v_scale),
                 layer,
             )
-            assert_close(out.cpu(), truth, self.tolerance(scene.sizes))
+            assert_close(out.cpu(), expected, self.tolerance(scene.sizes))
 
-    def test_heads_are_normed_and_turned_before_they_are_kept(self, rotary: SceneSizes) -> None:
-        """`forward_rotary` is norm, rotation, write and attention, padding or none."""
+    def test_heads_are_normed_and_rotated_before_they_are_stored(self, rotary: SceneSizes) -> None:
+        """Test `forward_rotary`: norm, rotary embedding, KV write and attention, with padding."""
         scene = self._scene(rotary)
         a, b, c = (scene.add(length) for length in (40, 9, 25))
         self._check(scene, scene.step([(a, 30), (b, 8)], Padding(1, 2)))
         self._check(scene, scene.step([(c, 17), (a, 1), (b, 1)]))
         self._check(scene, scene.step([(a, 1), (c, 8)], Padding(2, 3)))
 
-    def test_batch_invariant_answers_are_bit_identical(self, invariant: SceneSizes) -> None:
-        """Where it is declared: alone or in any batch, whole or in any chunks, the same bits."""
-        alone = self._answers(invariant, (INVARIANT_LENGTH,), ())
+    def test_batch_invariant_outputs_are_bit_identical(self, invariant: SceneSizes) -> None:
+        """Compare a request alone and whole with the same request in other batches and chunks."""
+        alone = self._outputs(invariant, (INVARIANT_LENGTH,), ())
         for chunks, others in (
             (SINGLE_TOKENS, ()),
             (SINGLE_TOKENS, (5, 90, 200)),
@@ -111,27 +113,28 @@ class DeclaredFeatures(AttentionChecks):
             ((40, 40, 40, 30), (1, 64, 7, 128, 2, 33)),
             ((128, 1, 21), (20,)),
         ):
-            answers = self._answers(invariant, chunks, others)
-            assert torch.equal(answers, alone), (
-                f"in chunks of {chunks}, beside requests of {others} tokens, a row differs"
+            outputs = self._outputs(invariant, chunks, others)
+            assert torch.equal(outputs, alone), (
+                f"in chunks of {chunks}, beside requests of {others} tokens, the output differs "
+                "from that of the request alone, and batch_invariant is declared"
             )
 
-    def _answers(
+    def _outputs(
         self, sizes: SceneSizes, chunks: Sequence[int], others: Sequence[int]
     ) -> Tensor:  # [L, H, D]
-        """Return all answers to one request, computed in chunks beside others."""
+        """Return all outputs of one request, computed in chunks beside other requests."""
         scene = self._scene(sizes)
         number = scene.add(INVARIANT_LENGTH)
         beside = [scene.add(length + INVARIANT_LENGTH) for length in others]
         if beside:
-            scene.answers(list(zip(beside, others, strict=True)))
-        answers = []
+            scene.outputs(list(zip(beside, others, strict=True)))
+        outputs = []
         for index, chunk in enumerate(chunks):
-            place = index % (len(beside) + 1)
+            row = index % (len(beside) + 1)
             plan = [(other, 1) for other in beside]
-            plan.insert(place, (number, chunk))
-            answers.append(scene.answers(plan)[place])
-        return torch.cat(answers)
+            plan.insert(row, (number, chunk))
+            outputs.append(scene.outputs(plan)[row])
+        return torch.cat(outputs)
 
     def _check_bounds(self, sizes: SceneSizes) -> None:
         scene = self._scene(sizes)

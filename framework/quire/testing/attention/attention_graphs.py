@@ -1,8 +1,8 @@
-"""Captured steps: the device runs what the host once launched, over other numbers.
+"""Contract tests of captured steps: the same launches over buffers with other contents.
 
-On a GPU the step is captured as a CUDA graph and replayed. On a CPU it is run again, and what would
-ask the device for a number raises: the host's lists are empty either way, and the buffers larger
-than the step.
+On a GPU the step is captured as a CUDA graph and replayed. On a CPU it is run again, and an
+operator that would wait for the device raises. In both cases the lists on the host are empty and
+the buffers are larger than the step.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from quire.testing.attention.attention_checks import AttentionChecks
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire.testing.attention.attention_truth import DTYPES
-from quire.testing.attention.captured import refill, repeated
+from quire.testing.attention.captured import refill, replayable
 
-NUM_REQUESTS = 6  # of a captured step
+NUM_REQUESTS = 6  # in a captured step
 NUM_TOKENS = 70
-CONTEXT = 192  # tokens that a row of the block table has place for
+CONTEXT = 192  # tokens that one row of the block table can cover
 
 
 class CapturedScene:
-    """The fixed buffers of a step, and what was launched over them.
+    """Fixed buffers of a step, and the captured launches over them.
 
     Args:
-        scene: Whose step it is.
-        num_requests: R of the buffers.
-        num_tokens: T of the buffers; as many as requests: one token each.
+        scene: Scene that runs the step.
+        num_requests: Number of requests in the buffers, R.
+        num_tokens: Number of tokens in the buffers, T; if equal to `num_requests`, each request has
+            one token.
     """
 
     def __init__(self, scene: AttentionScene, num_requests: int, num_tokens: int) -> None:
@@ -58,14 +59,14 @@ class CapturedScene:
         self._run: Callable[[], Tensor] | None = None
 
     def step(self, plan: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-        """Put a plan into the buffers, replay, and return answers beside truths."""
+        """Write a plan to the buffers, replay, and return pairs of output and expected output."""
         scene = self._scene
         self._fill(plan)
         if self._run is None:
-            self._run = repeated(self._launch, scene.sizes.device)
-        answers = scene.computed(plan, self._run())
-        shares = zip(answers, plan, strict=True)
-        return [(answer, scene.truth(number, num_new)) for answer, (number, num_new) in shares]
+            self._run = replayable(self._launch, scene.sizes.device)
+        outputs = scene.finish_step(plan, self._run())
+        rows = zip(outputs, plan, strict=True)
+        return [(output, scene.expected(number, num_new)) for output, (number, num_new) in rows]
 
     def _fill(self, plan: Sequence[tuple[int, int]]) -> None:
         fixed = self._layout
@@ -82,10 +83,10 @@ class CapturedScene:
 
 
 class CapturedSteps(AttentionChecks):
-    """The part of the contract for who declares `graphs`."""
+    """Tests of backends that declare `graphs`."""
 
     def test_a_captured_step_of_single_tokens_is_replayed(self, captured: SceneSizes) -> None:
-        """With other requests, lengths and blocks, and steps of prompts between."""
+        """Replay with other requests, lengths and blocks, and with prefill steps between."""
         scene = self._scene(captured)
         numbers = [scene.add(length + 8) for length in (30, 3, 47, 1)]
         lengths = (30, 3, 47, 1)
@@ -100,7 +101,7 @@ class CapturedSteps(AttentionChecks):
         self._check(scene, step.step([(late, 1)]))
 
     def test_a_captured_step_of_any_tokens_is_replayed(self, captured_whole: SceneSizes) -> None:
-        """One token a request, or all tokens for one of them, from the same launches."""
+        """Replay the same launches for one token per request and for all tokens in one request."""
         scene = self._scene(captured_whole)
         a, b, c = (scene.add(length) for length in (60, 90, 75))
         step = CapturedScene(scene, NUM_REQUESTS, NUM_TOKENS)

@@ -1,10 +1,10 @@
-"""A scene for attention backends: requests, their true K and V, and a pool of poisoned blocks.
+"""Test scene for attention backends: requests, their exact K and V, and a pool of poisoned blocks.
 
-The scene is small and slow on purpose. It knows the whole context of every request, so the answer
-of any step can be computed in float64 by the definition of attention; the backend sees only what
-the engine would show it. Blocks are given out in random order. Every byte that no step has written
-holds NaN, so does what padding writes, and so does every block that no query sees any more: whoever
-reads there shows it.
+The scene is small and slow on purpose. It holds the whole context of every request, so the output
+of any step can be computed in float64 by the definition of attention. The backend gets only what
+the engine would pass to it. Blocks are allocated in random order. Bytes that no step has written
+hold NaN, and so do the rows that padding writes and the blocks that no query sees any more: a read
+of any of them makes the output NaN.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from quire.testing.attention.attention_sizes import (
 )
 from quire.testing.attention.attention_truth import (
     DTYPES,
-    Turning,
+    RotaryReference,
     first_seen,
-    kept,
+    kv_round_trip,
     reference_attention,
 )
 
-MAX_TOKENS = 640  # of one step
-POISON = 0xFF  # all bits set are not a number in every type of the cache; in int8, in its scales
+MAX_TOKENS = 640  # in one step
+POISON = 0xFF  # all bits set are NaN in every KV-cache dtype; for int8, in its scales
 
 
 def assert_like(out: Tensor, q: Tensor) -> None:
-    """See that an answer has a row for each query, padding included, and the queries' type."""
-    assert out.shape == q.shape, f"an answer {[*out.shape]} came for queries {[*q.shape]}"
-    assert out.dtype == q.dtype, f"an answer in {out.dtype} came for queries in {q.dtype}"
+    """Check that an output has a row for each query, padding included, and the queries' dtype."""
+    assert out.shape == q.shape, f"the output must have shape {[*q.shape]}, got {[*out.shape]}"
+    assert out.dtype == q.dtype, f"the output must have dtype {q.dtype}, got {out.dtype}"
 
 
 @dataclass(slots=True)
 class SceneRequest:
-    """One request: what its tokens will ask and hold, and where they lie."""
+    """One request: q, k and v of all its tokens, and its blocks."""
 
     q: Tensor  # [L, H, D]
     k: Tensor  # [L, K, D]
@@ -63,11 +63,12 @@ class AttentionScene:
     """Requests that share a pool, and the backend under test.
 
     Attributes:
-        requests: In the order in which they came.
-        raw: uint8, `[B, bytes from page to page]`; the bytes behind the backend's view.
-        page_bytes: How many of them, from the first, are the page.
-        spec: What gives a page its size.
-        turning: What the backend does to the heads before it attends; None: nothing.
+        requests: Requests in the order in which they were added.
+        raw: Memory behind the backend's view, uint8 `[B, bytes from page to page]`.
+        page_bytes: Number of bytes of a page, from the first of its row of `raw`.
+        spec: KV-cache spec that defines the page size.
+        rotary_reference: Norm and rotary embedding that the backend applies to q and k; None if it
+            applies none.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class AttentionScene:
         self.raw.fill_(POISON)
         pages = self.raw[:, : spec.page_bytes] if sizes.num_padding_rows else self.raw.view(-1)
         self.kv_cache = backend_class.kv_view(pages, spec, sizes.num_blocks)
-        self.turning = self._draw_turning() if sizes.rotary else None
-        self._table, self._norm_weight = self._turning_on(device)
+        self.rotary_reference = self._random_rotary() if sizes.rotary else None
+        self._table, self._norm_weight = self._rotary_inputs(device)
         order = torch.randperm(sizes.num_blocks - 1, generator=self._random) + 1
         self._free = order.tolist()
         self.backend = backend_class(
@@ -106,15 +107,15 @@ class AttentionScene:
         )
 
     def add(self, num_tokens: int) -> int:
-        """Bring in a request that will have so many tokens; return its number."""
+        """Add a request that will have `num_tokens` tokens; return its index in `requests`."""
         sizes = self.sizes
-        q = self._draw(num_tokens, sizes.num_heads)
-        k, v = (self._draw(num_tokens, sizes.num_kv_heads) for _ in range(2))
+        q = self._random_tensor(num_tokens, sizes.num_heads)
+        k, v = (self._random_tensor(num_tokens, sizes.num_kv_heads) for _ in range(2))
         self.requests.append(SceneRequest(q, k, v))
         return len(self.requests) - 1
 
     def add_with_prefix_of(self, other: int, num_shared_blocks: int, num_tokens: int) -> int:
-        """Bring in a request whose first blocks are those of another, computed already."""
+        """Add a request that shares the first blocks of another, which are already computed."""
         number = self.add(num_tokens)
         shared = num_shared_blocks * self.sizes.block_size
         donor, request = self.requests[other], self.requests[number]
@@ -124,7 +125,7 @@ class AttentionScene:
         return number
 
     def end(self, number: int) -> None:
-        """Give a request's blocks back, as they are; the next request takes them at once."""
+        """Free the blocks of a request without clearing them; the next request reuses them."""
         request = self.requests[number]
         others = [r.block_ids for r in self.requests if r is not request]
         shared = {block_id for block_ids in others for block_id in block_ids}
@@ -137,25 +138,25 @@ class AttentionScene:
         """Run one step of the backend.
 
         Args:
-            plan: Request and number of its next tokens, in the order of the batch.
-            padding: Rows to add behind the step, as an engine with fixed batch sizes does.
+            plan: Request index and number of new tokens of each request, in batch order.
+            padding: Rows to append to the step, as an engine with fixed batch sizes does.
 
         Returns:
-            For each request of the plan, what the backend said and what is true, `[n, H, D]`.
+            Output and expected output, `[n, H, D]` each, for each request of the plan.
         """
-        answers = self.answers(plan, padding)
-        shares = zip(answers, plan, strict=True)
-        return [(answer, self.truth(number, num_new)) for answer, (number, num_new) in shares]
+        outputs = self.outputs(plan, padding)
+        rows = zip(outputs, plan, strict=True)
+        return [(output, self.expected(number, num_new)) for output, (number, num_new) in rows]
 
-    def answers(
+    def outputs(
         self, plan: Sequence[tuple[int, int]], padding: Padding | None = None
     ) -> list[Tensor]:
-        """Run one step of the backend, and return for each request what it said, `[n, H, D]`."""
+        """Run one step of the backend; return the output of each request, `[n, H, D]`."""
         padding = padding or Padding()
         layout = self.layout(plan, padding)
         heads = self.inputs(plan, padding.num_tokens)
         positions = self.positions(plan, padding.num_tokens)
-        return self.computed(plan, self.attend(layout, heads, positions, self.sizes.params))
+        return self.finish_step(plan, self.attend(layout, heads, positions, self.sizes.params))
 
     def attend(
         self,
@@ -164,52 +165,52 @@ class AttentionScene:
         positions: Tensor,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Let the backend prepare a step and run one layer of it; nothing else changes."""
+        """Prepare a step and run one layer of it, without any change to the requests."""
         metadata = self.backend.prepare(layout)
-        if self.turning is None:
+        if self.rotary_reference is None:
             out = self.backend.forward(*heads, self.kv_cache, metadata, layer)
         else:
-            eps = self.turning.norm_eps
+            eps = self.rotary_reference.norm_eps
             rotary = RotaryStep(self._table, positions, self._norm_weight, eps)
             qkv = torch.cat(heads, 1)
             out = self.backend.forward_rotary(qkv, rotary, self.kv_cache, metadata, layer)
         assert_like(out, heads[0])
         return out
 
-    def computed(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[Tensor]:
-        """Count the tokens of a step as computed, and cut its answers by request."""
+    def finish_step(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[Tensor]:
+        """Mark the tokens of a step as computed, and split its output by request."""
         out = out.cpu()
         for number, num_new in plan:
             self.requests[number].num_computed += num_new
         ends = list(itertools.accumulate(num_new for _, num_new in plan))
         return [out[end - num_new : end] for end, (_, num_new) in zip(ends, plan, strict=True)]
 
-    def truth(self, number: int, num_last: int) -> Tensor:
-        """Return the float64 answer for the last computed tokens of a request, `[n, H, D]`."""
+    def expected(self, number: int, num_last: int) -> Tensor:
+        """Return the float64 output for the last computed tokens of a request, `[n, H, D]`."""
         request, end = self.requests[number], self.requests[number].num_computed
         sizes, q, k = self.sizes, request.q[:end].double(), request.k[:end]
-        if self.turning is not None:
-            q, k = self.turning.of(q, 0), self.turning.of(k, sizes.num_heads)
+        if self.rotary_reference is not None:
+            q, k = self.rotary_reference.of(q, 0), self.rotary_reference.of(k, sizes.num_heads)
         return reference_attention(
             q[end - num_last :],
-            kept(k, sizes.kv_dtype, sizes.k_scale),
-            kept(request.v[:end], sizes.kv_dtype, sizes.v_scale),
+            kv_round_trip(k, sizes.kv_dtype, sizes.k_scale),
+            kv_round_trip(request.v[:end], sizes.kv_dtype, sizes.v_scale),
             sizes.params,
         )
 
-    def give_up_unseen(self, number: int, *, is_taken: bool = False) -> None:
-        """Give up the blocks that the next tokens of a request do not see, as its spec does.
+    def free_unseen_blocks(self, number: int, *, is_reused: bool = False) -> None:
+        """Free the blocks that the next tokens of a request do not see, as its spec does.
 
         Args:
-            number: The request.
-            is_taken: Whether the table goes on to name them, now that others own them; else it
-                names the null block. Both hold NaN.
+            number: Index of the request.
+            is_reused: Whether the block table keeps their ids, as if other requests owned them now;
+                otherwise the table names the null block. Both hold NaN.
         """
         request = self.requests[number]
         num_gone = first_seen(request.num_computed, self.sizes.params) // self.sizes.block_size
         for index in range(num_gone):
             self.raw[request.block_ids[index]] = POISON
-            request.block_ids[index] *= is_taken
+            request.block_ids[index] *= is_reused
 
     def inputs(
         self, plan: Sequence[tuple[int, int]], num_padding: int = 0
@@ -219,13 +220,13 @@ class AttentionScene:
         def rows_of(sources: Sequence[Tensor]) -> Tensor:
             rows = [
                 source[request.num_computed : request.num_computed + num_new]
-                for source, (request, num_new) in zip(sources, shares, strict=True)
+                for source, (request, num_new) in zip(sources, scheduled, strict=True)
             ]
             junk = torch.full_like(rows[0][:1], math.nan).expand(num_padding, -1, -1)
             return torch.cat([*rows, junk]).to(self.sizes.device)
 
-        shares = [(self.requests[number], num_new) for number, num_new in plan]
-        requests = [request for request, _ in shares]
+        scheduled = [(self.requests[number], num_new) for number, num_new in plan]
+        requests = [request for request, _ in scheduled]
         return (
             rows_of([request.q for request in requests]),
             rows_of([request.k for request in requests]),
@@ -239,9 +240,9 @@ class AttentionScene:
         return torch.tensor(known + [0] * num_padding, device=self.sizes.device)
 
     def layout(self, plan: Sequence[tuple[int, int]], padding: Padding) -> StepLayout:
-        """Give out the blocks that a step needs, and say where its tokens go."""
+        """Allocate the blocks that a step needs, and return its layout."""
         for number, num_new in plan:
-            self._give_blocks(self.requests[number], num_new)
+            self._allocate_blocks(self.requests[number], num_new)
         query_lens = [num_new for _, num_new in plan]
         seq_lens = [self.requests[number].num_computed + num_new for number, num_new in plan]
         slots = [slot for number, num_new in plan for slot in self._slots(number, num_new)]
@@ -263,7 +264,7 @@ class AttentionScene:
             seq_lens_host=seq_lens,
         )
 
-    def _draw_turning(self) -> Turning:
+    def _random_rotary(self) -> RotaryReference:
         sizes = self.sizes
         angles = 6.0 * torch.rand(POOL_TOKENS, sizes.head_dim // 2, generator=self._random)
         cos, sin = angles.cos(), angles.sin()
@@ -271,21 +272,23 @@ class AttentionScene:
         shape = (sizes.num_heads + sizes.num_kv_heads, sizes.head_dim)
         weight = torch.rand(shape, generator=self._random) + 0.5
         dtype = DTYPES[sizes.dtype]
-        return Turning(table.to(dtype), weight.to(dtype) if sizes.rotary == "normed" else None)
+        return RotaryReference(
+            table.to(dtype), weight.to(dtype) if sizes.rotary == "normed" else None
+        )
 
-    def _turning_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        if self.turning is None:
+    def _rotary_inputs(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        if self.rotary_reference is None:
             return torch.empty(0, device=device), None
-        weight = self.turning.norm_weight
-        return self.turning.table.to(device), None if weight is None else weight.to(device)
+        weight = self.rotary_reference.norm_weight
+        return self.rotary_reference.table.to(device), None if weight is None else weight.to(device)
 
-    def _draw(self, num_tokens: int, num_heads: int) -> Tensor:
+    def _random_tensor(self, num_tokens: int, num_heads: int) -> Tensor:
         shape = (num_tokens, num_heads, self.sizes.head_dim)
         return torch.randn(shape, generator=self._random).to(DTYPES[self.sizes.dtype])
 
-    def _give_blocks(self, request: SceneRequest, num_new: int) -> None:
-        wanted = -(-(request.num_computed + num_new) // self.sizes.block_size)
-        while len(request.block_ids) < wanted:
+    def _allocate_blocks(self, request: SceneRequest, num_new: int) -> None:
+        num_blocks = -(-(request.num_computed + num_new) // self.sizes.block_size)
+        while len(request.block_ids) < num_blocks:
             request.block_ids.append(self._free.pop())
 
     def _slots(self, number: int, num_new: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How large a scene for attention backends is, and what its layer asks for."""
+"""Sizes, layer parameters and padding of a test scene for attention backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALE = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SceneSizes:
-    """What a scene is built for."""
+    """Sizes and features of a scene."""
 
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -33,18 +33,18 @@ class SceneSizes:
     has_sinks: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
-    rotary: str | None = None  # "plain" or "normed": the backend turns the heads itself
+    rotary: str | None = None  # "plain" or "normed": the backend applies the rotary embedding
     batch_invariant: bool = False
-    num_padding_rows: int = 0  # between pages, each of D numbers
+    num_padding_rows: int = 0  # between pages, each of D elements
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Number of blocks in the pool."""
         return 48 + POOL_TOKENS // self.block_size
 
     @property
     def params(self) -> AttentionLayerParams:
-        """What a layer of this scene gives to `forward`."""
+        """Layer parameters that a layer of this scene passes to `forward`."""
         return AttentionLayerParams(
             SCALE,
             self.window,
@@ -58,14 +58,14 @@ class SceneSizes:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How many rows of padding a step carries behind the real ones."""
+    """Number of padding rows behind the real rows of a step."""
 
     num_requests: int = 0
     num_tokens: int = 0
 
 
 def full_attention_spec(sizes: SceneSizes) -> KVCacheSpec:
-    """Return the spec that gives a scene's pages their size."""
+    """Return the KV-cache spec that defines the page size of a scene."""
     layer = KVLayer("scene", "full_attention", sizes.num_kv_heads, sizes.head_dim)
     return _full_attention()(layer, sizes.block_size, sizes.kv_dtype)
 

@@ -1,4 +1,4 @@
-"""What is true of attention: definitions in float64, one head and one query after the other."""
+"""Reference attention in float64, one head and one query at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ INT8_MAX = 127.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
-    """What `forward_rotary` does to heads before they are kept and compared.
+class RotaryReference:
+    """Norm and rotary embedding of `forward_rotary`, applied before K is stored.
 
     Attributes:
-        table: `[P, 2, D]`, cosines and sines, the sines of the first half negated.
-        norm_weight: `[H + K, D]`; None: no norm.
+        table: Cosines and sines, `[P, 2, D]`; the sines of the first D / 2 elements are negated.
+        norm_weight: Weight of the RMS norm, `[H + K, D]`; None for no norm.
+        norm_eps: Epsilon of the RMS norm.
     """
 
     table: Tensor
@@ -29,11 +30,11 @@ class Turning:
     norm_eps: float = 1e-3
 
     def of(self, heads: Tensor, first_head: int) -> Tensor:  # [L, n, D] -> float64
-        """Return all heads of a request from its first token on, normed and turned.
+        """Return heads of a request with norm and rotary embedding applied, from position 0.
 
         Args:
-            heads: As they were projected.
-            first_head: Where they begin among the heads that are normed.
+            heads: Projected heads of all tokens.
+            first_head: Index of the first of them in `norm_weight`.
         """
         heads = heads.double()
         if self.norm_weight is not None:
@@ -44,13 +45,13 @@ class Turning:
         return heads * cos + heads.roll(heads.shape[-1] // 2, -1) * sin
 
 
-def kept(x: Tensor, kv_dtype: str, scale: float) -> Tensor:  # [L, K, D]
-    """Return in float64 what a cache of a type keeps of numbers.
+def kv_round_trip(x: Tensor, kv_dtype: str, scale: float) -> Tensor:  # [L, K, D]
+    """Return values in float64 as they are read back from a KV cache.
 
     Args:
-        x: The numbers.
-        kv_dtype: Of the cache.
-        scale: The layer's, for a float8 cache. A row of int8 has its own.
+        x: Values to store.
+        kv_dtype: Dtype of the KV cache.
+        scale: Scale of the layer, for a float8 cache. An int8 cache has a scale for each row.
     """
     if kv_dtype == "float8_e4m3fn":
         scaled = (x.float() / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX)
@@ -68,7 +69,7 @@ def reference_attention(
     v: Tensor,  # [L, K, D]
     layer: AttentionLayerParams,
 ) -> Tensor:  # [n, H, D]
-    """Return attention by its definition; K and V are taken as they are."""
+    """Return attention by its definition, over K and V as given."""
     out = torch.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for row in range(len(q)):
@@ -79,14 +80,14 @@ def reference_attention(
             scores = keys @ q[row, head] * layer.scale
             if layer.logit_soft_cap is not None:
                 scores = layer.logit_soft_cap * torch.tanh(scores / layer.logit_soft_cap)
-            if layer.sinks is not None:  # a logit more, whose value is nothing
+            if layer.sinks is not None:  # one more logit, without a value
                 scores = torch.cat((scores, layer.sinks[head : head + 1].to(scores)))
             out[row, head] = scores.softmax(0)[: len(values)] @ values
     return out
 
 
 def first_seen(position: int, layer: AttentionLayerParams) -> int:
-    """Return the first position that a query at a position sees."""
+    """Return the first position that the query at `position` sees."""
     first = 0 if layer.sliding_window is None else max(0, position + 1 - layer.sliding_window)
     chunk = layer.attention_chunk
     return first if chunk is None else max(first, position // chunk * chunk)

@@ -1,4 +1,4 @@
-"""The conformance kit of KV stores."""
+"""Conformance kit of KV stores."""
 
 from quire.testing.kv_store.kv_store_contract import KVStoreContract
 

@@ -1,8 +1,8 @@
-"""A scene for KV stores: both halves, a small cache, and an engine that keeps to its own rules.
+"""Test scene for KV stores: both sides, a small KV cache, and a minimal engine.
 
-The halves meet only in messages, as if each had a process of its own. What a column holds follows
-from its hash, so the scene knows what a load must bring; and every block that is in no transfer is
-poisoned and looked at after each step, so that whoever writes to it, or too late, shows it.
+The two sides exchange messages only, as if they were in separate processes. The content of a
+cross-group block is derived from its hash, so the scene can check what a load brings. Every block
+that is in no transfer is poisoned and checked after each step, to detect stray and late writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.testing.whole_context import WholeContext
 BLOCK_SIZE = 4
 NUM_BLOCKS = 97
 POISON = 0xA5
-MAX_WAIT_S = 20.0  # for a transfer to end
+MAX_WAIT_S = 20.0  # until a transfer must have ended
 PAUSE_S = 0.001
 
 
@@ -63,19 +63,19 @@ def _group(index: int, names: list[str]) -> KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class SceneTransfer:
-    """A transfer that the engine has not heard the end of."""
+    """An open transfer: its end has not been reported to the engine."""
 
     cross_blocks: tuple[CrossGroupBlock, ...]
     is_load: bool
 
 
 class StoreScene:
-    """A store beside a cache of `NUM_BLOCKS` blocks.
+    """A KV store and a KV cache of `NUM_BLOCKS` blocks.
 
     Attributes:
-        open: Transfers that have not ended, by their ids.
-        done: Ids of those that ended well.
-        failed: Ids of those that did not.
+        open: Transfers that have not ended, by id.
+        done: Ids of the transfers that succeeded.
+        failed: Ids of the transfers that failed.
     """
 
     def __init__(
@@ -105,27 +105,29 @@ class StoreScene:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in no transfer."""
+        """Number of blocks that are in no transfer."""
         return len(self._free)
 
     def lookup(self, block_hashes: Sequence[bytes]) -> int:
-        """Ask, and step until there is an answer; returns how many blocks the store has."""
+        """Look up hashes, stepping while that is pending; return the number of blocks found."""
         deadline = time.monotonic() + MAX_WAIT_S
         while time.monotonic() < deadline:
-            answer = self.scheduler.lookup("request", block_hashes)
-            assert 0 <= answer.num_blocks <= len(block_hashes), f"a lookup says {answer}"
-            if not answer.is_pending:
-                return answer.num_blocks
+            result = self.scheduler.lookup("request", block_hashes)
+            assert 0 <= result.num_blocks <= len(block_hashes), (
+                f"lookup of {len(block_hashes)} hashes returned {result}"
+            )
+            if not result.is_pending:
+                return result.num_blocks
             self.step()
             time.sleep(PAUSE_S)
-        raise AssertionError(f"a lookup is pending after {MAX_WAIT_S:g} s")
+        raise AssertionError(f"a lookup is still pending after {MAX_WAIT_S:g} s")
 
     def start_save(self, block_hashes: Sequence[bytes], *, null_group: int | None = None) -> int:
-        """Compute columns and offer them; returns how many will be written.
+        """Compute cross-group blocks and offer them; return how many will be written.
 
         Args:
-            block_hashes: Of the columns.
-            null_group: A KV group in which they have no block.
+            block_hashes: Hashes of the cross-group blocks.
+            null_group: KV group in which they have the null block; None for complete ones.
         """
         cross_blocks = tuple(self._cross_block(name, null_group) for name in block_hashes)
         for cross_block in cross_blocks:
@@ -133,74 +135,84 @@ class StoreScene:
         transfer_id = self._start(SceneTransfer(cross_blocks, is_load=False))
         num_written = self.scheduler.start_save(transfer_id, cross_blocks)
         assert 0 <= num_written <= len(cross_blocks), (
-            f"{num_written} of {len(cross_blocks)} are written"
+            f"start_save of {len(cross_blocks)} blocks returned {num_written}"
         )
         if not num_written:
             self._free_blocks(self.open.pop(transfer_id))
         return num_written
 
     def start_load(self, block_hashes: Sequence[bytes], *, null_group: int | None = None) -> int:
-        """Ask for columns that were looked up; returns the transfer's id."""
+        """Start a load of cross-group blocks that were looked up; return the id of the transfer."""
         cross_blocks = tuple(self._cross_block(name, null_group) for name in block_hashes)
         transfer_id = self._start(SceneTransfer(cross_blocks, is_load=True))
         self.scheduler.start_load(transfer_id, cross_blocks)
         return transfer_id
 
     def step(self) -> TransferReport:
-        """Let the worker's half have a step, and take its report to the scheduler's half."""
+        """Run a step of the worker side, and apply its report on the scheduler side."""
         message = self.scheduler.plan_step()
-        assert type(message) is bytes, "what the halves say to each other is bytes"
+        assert type(message) is bytes, f"plan_step must return bytes, got {type(message)}"
         self.worker.begin_step(message)
         report = self.worker.report()
         for transfer_id in (*report.done, *report.failed):
-            assert transfer_id in self.open, f"transfer {transfer_id} is not open, and is reported"
+            assert transfer_id in self.open, (
+                f"the worker side reported transfer {transfer_id}, which is not open"
+            )
             self.end(transfer_id, has_failed=transfer_id in report.failed)
         self.check_blocks()
         return report
 
-    def settle(self) -> None:
+    def finish_transfers(self) -> None:
         """Step until every transfer has ended."""
         deadline = time.monotonic() + MAX_WAIT_S
         while self.open:
-            assert time.monotonic() < deadline, f"transfers {sorted(self.open)} do not end"
+            assert time.monotonic() < deadline, (
+                f"transfers {sorted(self.open)} have not ended after {MAX_WAIT_S:g} s"
+            )
             report = self.step()
             if not (report.done or report.failed):
                 time.sleep(PAUSE_S)
 
     def end(self, transfer_id: int, *, has_failed: bool) -> None:
-        """Tell the scheduler's half of a transfer's end, and look at what it brought."""
+        """End a transfer on the scheduler side, and check the bytes that it loaded."""
         transfer = self.open.pop(transfer_id)
         (self.failed if has_failed else self.done).append(transfer_id)
         if transfer.is_load and not has_failed:
             for cross_block in transfer.cross_blocks:
-                self._check_cross_block(cross_block, "a load brought other bytes than were saved")
+                self._check_cross_block(
+                    cross_block, "a load brought bytes that differ from the saved ones"
+                )
         self._free_blocks(transfer)
         self.scheduler.finish(transfer_id, has_failed=has_failed)
 
     def save(self, block_hashes: Sequence[bytes]) -> int:
-        """Save columns and wait; returns how many were written."""
+        """Save cross-group blocks and wait; return how many were written."""
         num_written = self.start_save(block_hashes)
-        self.settle()
+        self.finish_transfers()
         return num_written
 
     def load(self, block_hashes: Sequence[bytes]) -> bool:
-        """Load columns, and wait; returns whether it succeeded."""
+        """Load cross-group blocks and wait; return whether the load succeeded."""
         transfer_id = self.start_load(block_hashes)
-        self.settle()
+        self.finish_transfers()
         return transfer_id in self.done
 
     def check_blocks(self) -> None:
-        """Look for writes where none are allowed: free blocks, the null block, saved blocks."""
+        """Check that free blocks, the null block and blocks being saved were not written to."""
         untouchable = torch.tensor([0, *self._free])
         for tensor in self.tensors:
             is_clean = (tensor[untouchable] == POISON).all(dim=1)
-            assert bool(is_clean.all()), f"{untouchable[~is_clean].tolist()} were written to"
+            assert bool(is_clean.all()), (
+                f"blocks {untouchable[~is_clean].tolist()} are in no transfer, but were written to"
+            )
         for transfer in self.open.values():
             for cross_block in () if transfer.is_load else transfer.cross_blocks:
-                self._check_cross_block(cross_block, "a block was written to while it was saved")
+                self._check_cross_block(
+                    cross_block, "a block was written to while it was being saved"
+                )
 
     def shutdown(self) -> None:
-        """End both halves."""
+        """Shut down both sides."""
         self.scheduler.shutdown()
         self.worker.shutdown()
 
@@ -216,7 +228,7 @@ class StoreScene:
         )
 
     def _rows(self, cross_block: CrossGroupBlock) -> list[tuple[Tensor, int]]:
-        """Return where each piece of a column lies in the cache, and its offset in the content."""
+        """Return each piece of a cross-group block in the cache, with its offset in the content."""
         return [
             (self.tensors[piece.tensor][cross_block.block_ids[piece.group]], piece.offset)
             for piece in self._pieces
@@ -240,12 +252,12 @@ class StoreScene:
 
 
 def content(block_hash: bytes, num_bytes: int) -> Tensor:  # [num_bytes] uint8
-    """Return the bytes that the column of this hash holds."""
+    """Return the content of the cross-group block with this hash."""
     return torch.frombuffer(
         bytearray(hashlib.shake_128(block_hash).digest(num_bytes)), dtype=torch.uint8
     )
 
 
 def chain(name: str, length: int) -> list[bytes]:
-    """Return the block hashes of a prompt; prompts of different names share nothing."""
+    """Return the block hashes of a prompt; prompts with different names share none."""
     return [hashlib.blake2b(f"{name} {i}".encode(), digest_size=32).digest() for i in range(length)]

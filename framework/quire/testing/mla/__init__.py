@@ -1,4 +1,4 @@
-"""The conformance kit of latent attention backends."""
+"""Conformance kit of latent-attention (MLA) backends."""
 
 from quire.testing.mla.mla_contract import MLABackendContract
 

@@ -1,13 +1,13 @@
-"""What every backend of latent attention must do: what it declares is a promise, and is tried.
+"""Contract of latent-attention (MLA) backends: every declared capability is tested.
 
-Write a test class for your backend, and pytest does the rest:
+Write a test class for your backend; pytest collects the inherited tests:
 
     class TestMine(MLABackendContract):
         backend_class = MyBackend
         capabilities = MY_CAPABILITIES
 
-All answers are compared with a float64 reference that is the definition and nothing else. KV-cache
-types other than float32, bfloat16 and float16, and batch-invariant answers, are not covered.
+All outputs are compared with a plain float64 reference. KV-cache dtypes other than float32,
+bfloat16 and float16, and batch invariance, are not covered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.testing.attention.attention_sizes import Padding
 from quire.testing.mla.mla_graphs import CapturedMLAStep
 from quire.testing.mla.mla_scene import DTYPES, SCALE, MLAScene, MLASizes, reference_mla
 
-ROWS = ((32, 16), (64, 16), (128, 32))  # latent, rotated key
+ROWS = ((32, 16), (64, 16), (128, 32))  # latent_dim, rope_dim
 BLOCK_SIZES = (1, 16, 64)
 NUM_HEADS = (1, 4, 20)
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -39,12 +39,13 @@ class MLABackendContract:
     """Tests that a backend of latent attention must pass.
 
     Attributes:
-        backend_class: The backend.
-        capabilities: What it is registered with.
-        device: Where the tests run; a device that it declares.
-        rows: Numbers of a latent and of a rotated key that it serves; the first are tried most.
-        num_heads: Query heads to try.
-        tolerances: How far an answer may be from the truth, by the coarsest type in it.
+        backend_class: Backend under test.
+        capabilities: Capabilities that the backend is registered with.
+        device: Device of the tests; the backend must declare it.
+        rows: Pairs of latent_dim and rope_dim that the backend supports; most tests use the first.
+        num_heads: Numbers of query heads to try.
+        tolerances: Largest absolute error allowed, by dtype; the coarser of dtype and KV-cache
+            dtype counts.
     """
 
     backend_class: ClassVar[type[MLABackend]]
@@ -55,7 +56,7 @@ class MLABackendContract:
     tolerances: ClassVar[Mapping[str, float]] = TOLERANCES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each test the cases that the backend declares."""
+        """Parametrize each test with the cases that the backend declares."""
         cases: dict[str, Sequence[object]] = {
             "sizes": list(self._declared_sizes()),
             "types": list(self._declared_types()),
@@ -67,12 +68,14 @@ class MLABackendContract:
             metafunc.parametrize(name, cases[name], ids=_case_name)
 
     def test_it_declares_the_layout(self) -> None:
-        """So that it is asked for such layers, and for no others."""
+        """Check that the backend is selected for MLA layers and for no others."""
         layouts = sorted(self.capabilities.layouts)
-        assert layouts == ["mla"], f"an MLA backend declares the layout mla alone, not {layouts}"
+        assert layouts == ["mla"], (
+            f"an MLA backend must declare layouts=['mla'] and no other, got {layouts}"
+        )
 
     def test_the_declared_sizes_work(self, sizes: MLASizes) -> None:
-        """Prompts of uneven lengths in one step, then two tokens each."""
+        """Run prompts of uneven lengths in one step, then two decode steps."""
         scene = self._scene(sizes)
         numbers = [scene.add(length + 2) for length in RAGGED]
         self._check(scene.step(list(zip(numbers, RAGGED, strict=True))))
@@ -80,7 +83,7 @@ class MLABackendContract:
             self._check(scene.step([(number, 1) for number in numbers]))
 
     def test_the_declared_types_work(self, types: tuple[str, str]) -> None:
-        """Every element type with every type of the cache."""
+        """Run every dtype with every KV-cache dtype."""
         dtype, kv_dtype = types
         scene = self._scene(replace(self._plain(), dtype=dtype, kv_dtype=kv_dtype))
         numbers = [scene.add(30), scene.add(9)]
@@ -90,14 +93,14 @@ class MLABackendContract:
 
     @pytest.mark.parametrize("chunk", [1, 7, 16])
     def test_a_prompt_in_chunks_equals_the_whole(self, chunk: int) -> None:
-        """The context of a chunk is what earlier chunks wrote."""
+        """Run chunked prefill: a chunk attends to the KV of earlier chunks."""
         scene = self._scene(self._plain())
         number = scene.add(21)
         for start in range(0, 21, chunk):
             self._check(scene.step([(number, min(chunk, 21 - start))]))
 
     def test_prompts_and_single_tokens_share_a_step(self) -> None:
-        """Decode rows before, between and behind rows with several tokens."""
+        """Run decode rows before, between and after rows with several tokens."""
         scene = self._scene(self._plain())
         lengths = (20, 3, 31)
         a, b, c = (scene.add(length + 1) for length in lengths)
@@ -107,7 +110,7 @@ class MLABackendContract:
         self._check(scene.step([(a, 1), (fresh, 18), (b, 1), (chunk, 20), (c, 1)]))
 
     def test_very_uneven_contexts_share_a_step(self) -> None:
-        """One long context beside many short ones."""
+        """Run one long context beside many short ones."""
         scene = self._scene(self._plain())
         lengths = (3, 130, 7, 40, 1)
         numbers = [scene.add(length + 2) for length in lengths]
@@ -117,7 +120,7 @@ class MLABackendContract:
         self._check(scene.step([(number, 1) for number in reversed(numbers)]))
 
     def test_a_shared_prefix_is_read_from_the_other_requests_blocks(self) -> None:
-        """Only what is new is computed, and the shared blocks stay as they are."""
+        """Compute only the new tokens; the shared blocks must not change."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         donor = scene.add(2 * size + 3)
@@ -127,12 +130,12 @@ class MLABackendContract:
         self._check(scene.step([(guest, 8)]))
         self._check(scene.step([(guest, 1)]))
         assert torch.equal(before, scene.raw[scene.requests[donor].block_ids]), (
-            "a step of one request changed blocks of another"
+            "a step of one request changed KV blocks of another: write only to slot_mapping"
         )
 
     @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2)], ids=["tokens", "requests"])
     def test_padding_writes_to_the_null_block_only(self, padding: Padding) -> None:
-        """Rows of padding neither disturb an answer nor touch anybody's block."""
+        """Padding rows change no output and no block but the null block."""
         scene = self._scene(self._plain())
         first, second = scene.add(30), scene.add(12)
         self._check(scene.step([(first, 20), (second, 11)], padding))
@@ -141,7 +144,7 @@ class MLABackendContract:
         self._check_writes(scene, before, [(first, 20), (second, 11)])
 
     def test_only_the_slots_of_a_step_are_written(self) -> None:
-        """A step changes the blocks of its new tokens and no other."""
+        """Check that a step changes only the blocks of its new tokens."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         still, moving = scene.add(3 * size), scene.add(3 * size)
@@ -151,16 +154,20 @@ class MLABackendContract:
         self._check_writes(scene, before, [(moving, size), (moving, 2 * size)])
 
     def test_a_block_is_contiguous_and_outermost(self) -> None:
-        """The engine copies and frees whole blocks without knowing the layout."""
+        """The engine copies and frees whole blocks, independent of their layout."""
         scene = self._scene(self._plain())
-        assert len(scene.kv_cache) == len(scene.raw), "the first dimension of kv_view must be B"
+        assert len(scene.kv_cache) == len(scene.raw), (
+            f"dimension 0 of kv_view must be B = {len(scene.raw)}, got {len(scene.kv_cache)}"
+        )
         scene.raw.zero_()
         scene.kv_cache[3].fill_(1)
         changed = scene.raw.any(1).nonzero().flatten().tolist()
-        assert changed == [3], f"writing kv_view[3] changed the bytes of blocks {changed}"
+        assert changed == [3], (
+            f"writing kv_view[3] must change block 3 only, but changed blocks {changed}"
+        )
 
     def test_layers_share_the_metadata_of_a_step(self) -> None:
-        """What `prepare` made serves each layer, with its own cache and scale."""
+        """Use the metadata of one `prepare` for two layers, each with its own cache and scale."""
         scene = self._scene(self._plain())
         scene.add(20)
         metadata = scene.backend.prepare(scene.layout([(0, 20)], Padding()))
@@ -170,14 +177,14 @@ class MLABackendContract:
         before = scene.raw.clone()
         rows = (q_latent, q_rope, -latent, 2 * k_rope)
         out = scene.backend.forward(*rows, other_cache, metadata, 0.1)
-        truth = reference_mla(
+        expected = reference_mla(
             q_latent.double(), q_rope.double(), -latent.double(), 2 * k_rope.double(), 0.1
         )
-        self._check([(out.cpu(), truth.cpu())])
-        assert torch.equal(before, scene.raw), "one layer wrote into the cache of another"
+        self._check([(out.cpu(), expected.cpu())])
+        assert torch.equal(before, scene.raw), "one layer wrote to the KV cache of another"
 
-    def test_a_layer_may_give_parts_of_larger_tensors(self) -> None:
-        """As projections leave them: heads first, or latent and rotated key in one tensor."""
+    def test_a_layer_may_pass_views_of_larger_tensors(self) -> None:
+        """Pass non-contiguous inputs: heads first, or latent and rotary key in one tensor."""
         scene = self._scene(self._plain())
         scene.add(9)
         metadata = scene.backend.prepare(scene.layout([(0, 9)], Padding()))
@@ -188,19 +195,21 @@ class MLABackendContract:
             by_head, q_rope, joined[:, :dim], joined[:, dim:], scene.kv_cache, metadata, SCALE
         )
         scene.requests[0].num_computed = 9
-        self._check([(out.cpu(), scene.truth(0, 9))])
+        self._check([(out.cpu(), scene.expected(0, 9))])
 
     def test_pages_may_be_padded(self, page_padding: int) -> None:
-        """The padding is neither read nor written: another layer may live there."""
+        """The padding is neither read nor written: it may hold the KV of another layer."""
         scene = self._scene(replace(self._plain(), num_padding_rows=page_padding))
         padding = scene.raw[:, scene.page_bytes :].clone()
         numbers = [scene.add(length + 1) for length in RAGGED]
         self._check(scene.step(list(zip(numbers, RAGGED, strict=True))))
         self._check(scene.step([(number, 1) for number in numbers]))
-        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), "padding was written"
+        assert torch.equal(padding, scene.raw[:, scene.page_bytes :]), (
+            "the padding behind a page was written to"
+        )
 
     def test_a_write_from_outside_is_seen_after_forget_context(self) -> None:
-        """Between two steps of the same requests, as a KV store or a copied block does it."""
+        """Change a block between two steps, as a KV store or a block copy does."""
         scene = self._scene(self._plain())
         size = scene.sizes.block_size
         number, other = scene.add(size + 9), scene.add(size)
@@ -213,7 +222,7 @@ class MLABackendContract:
         self._check(scene.step([(number, 1)]))
 
     def test_a_captured_step_of_single_tokens_is_replayed(self, captured: bool) -> None:
-        """With other requests, lengths and blocks, and a step of prompts between."""
+        """Replay with other requests, lengths and blocks, and with a prefill step between."""
         del captured
         scene = self._scene(self._plain())
         a, b, c = (scene.add(length + 4) for length in (30, 3, 17))
@@ -226,7 +235,7 @@ class MLABackendContract:
         self._check(step.step([(late, 1), (b, 1), (a, 1), (c, 1)]))
 
     def test_a_captured_step_of_any_tokens_is_replayed(self, captured_whole: bool) -> None:
-        """One token a request, or all tokens for one of them, from the same launches."""
+        """Replay the same launches for one token per request and for all tokens in one request."""
         del captured_whole
         scene = self._scene(self._plain())
         a, b = scene.add(40), scene.add(41)
@@ -236,7 +245,7 @@ class MLABackendContract:
         self._check(step.step([(b, 24)]))
 
     def _scene(self, sizes: MLASizes) -> MLAScene:
-        """Build a scene, after asking the declared capabilities whether they allow it."""
+        """Build a scene, after a check that the declared capabilities allow it."""
         query = AttentionQuery(
             device=sizes.device,
             dtype=sizes.dtype,
@@ -249,7 +258,7 @@ class MLABackendContract:
             latent_dim=sizes.latent_dim,
         )
         reason = self.capabilities.refusal(query)
-        assert reason is None, f"the kit asked for what is not declared: {reason}"
+        assert reason is None, f"the kit built a case that the capabilities refuse: {reason}"
         return MLAScene(self.backend_class, sizes)
 
     def _plain(self) -> MLASizes:
@@ -289,18 +298,18 @@ class MLABackendContract:
     ) -> None:
         plain = self._plain()
         limit = tolerance or max(self.tolerances[plain.dtype], self.tolerances[plain.kv_dtype])
-        for index, (answer, truth) in enumerate(pairs):
-            assert_close(answer, truth, limit, f"row {index} of the step")
+        for index, (output, expected) in enumerate(pairs):
+            assert_close(output, expected, limit, f"row {index} of the step")
 
     def _check_writes(
         self, scene: MLAScene, before: Tensor, written: Sequence[tuple[int, int]]
     ) -> None:
-        """See that only the blocks of some tokens, and the null block, have changed."""
+        """Check that only the blocks of the written tokens, and the null block, have changed."""
         changed = (scene.raw != before).any(1).nonzero().flatten().tolist()
         size = scene.sizes.block_size
         allowed = {scene.requests[n].block_ids[position // size] for n, position in written}
         stray = sorted(set(changed) - allowed - {0})
-        assert not stray, f"blocks {stray} are not of this step, but written"
+        assert not stray, f"the step wrote to blocks {stray}, where it has no new tokens"
 
 
 def _case_name(value: object) -> str:

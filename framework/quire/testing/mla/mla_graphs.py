@@ -1,7 +1,7 @@
-"""Captured steps of latent attention: fixed buffers, other numbers, the same launches.
+"""Captured steps of latent attention: the same launches over buffers with other contents.
 
-On a GPU the step is captured as a CUDA graph and replayed. On a CPU it is run again, and what would
-ask the device for a number raises.
+On a GPU the step is captured as a CUDA graph and replayed. On a CPU it is run again, and an
+operator that would wait for the device raises.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from torch import Tensor
 
 from quire.interfaces.attention import StepLayout
 from quire.testing.attention.attention_sizes import Padding
-from quire.testing.attention.captured import refill, repeated
+from quire.testing.attention.captured import refill, replayable
 from quire.testing.mla.mla_scene import MLAScene
 
 
 class CapturedMLAStep:
-    """The buffers of a step, and what was launched over them.
+    """Fixed buffers of a step, and the captured launches over them.
 
     Args:
-        scene: Whose step it is.
-        num_requests: R of the buffers.
-        num_tokens: T of the buffers; as many as requests: one token each.
+        scene: Scene that runs the step.
+        num_requests: Number of requests in the buffers, R.
+        num_tokens: Number of tokens in the buffers, T; if equal to `num_requests`, each request has
+            one token.
     """
 
     def __init__(self, scene: MLAScene, num_requests: int, num_tokens: int) -> None:
@@ -48,11 +49,11 @@ class CapturedMLAStep:
         self._run: Callable[[], Tensor] | None = None
 
     def step(self, plan: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-        """Put a plan into the buffers, replay, and return answers beside truths."""
+        """Write a plan to the buffers, replay, and return pairs of output and expected output."""
         self._fill(plan)
         if self._run is None:
-            self._run = repeated(self._launch, self._device)
-        return self._scene.computed(plan, self._run())
+            self._run = replayable(self._launch, self._device)
+        return self._scene.finish_step(plan, self._run())
 
     def _zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self._device)

@@ -1,7 +1,7 @@
-"""A scene for latent attention: requests, their true rows, and a pool of poisoned blocks.
+"""Test scene for latent attention: requests, their exact rows, and a pool of poisoned blocks.
 
-It is to them what `attention_scene` is to others: small and slow, with blocks given out in random
-order and NaN in every byte that no step has written.
+Like `attention_scene`, it is small and slow, allocates blocks in random order and fills every byte
+that no step has written with NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.testing.attention.attention_scene import assert_like
 from quire.testing.attention.attention_sizes import Padding
 
 POOL_TOKENS = 1024
-MAX_TOKENS = 640  # of one step
+MAX_TOKENS = 640  # in one step
 SCALE = 0.2
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,7 +34,7 @@ StepRows = tuple[Tensor, Tensor, Tensor, Tensor]  # q_latent, q_rope, latent, k_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLASizes:
-    """What a scene is built for."""
+    """Sizes of a scene."""
 
     num_heads: int = 4
     latent_dim: int = 64
@@ -43,16 +43,16 @@ class MLASizes:
     dtype: str = "float32"
     kv_dtype: str = "float32"
     device: str = "cpu"
-    num_padding_rows: int = 0  # between pages, each of C + P numbers
+    num_padding_rows: int = 0  # between pages, each of C + P elements
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Number of blocks in the pool."""
         return 48 + POOL_TOKENS // self.block_size
 
     @property
     def spec(self) -> KVCacheSpec:
-        """Return the spec that gives pages their size."""
+        """KV-cache spec that defines the page size."""
         row = self.latent_dim + self.rope_dim
         layer = KVLayer("scene", "mla_attention", 1, row, (("latent_dim", self.latent_dim),))
         return _mla_attention()(layer, self.block_size, self.kv_dtype)
@@ -60,7 +60,7 @@ class MLASizes:
 
 @dataclass(slots=True)
 class MLARequest:
-    """One request: what its tokens will ask and hold, and where they lie."""
+    """One request: queries, latents and rotary keys of all its tokens, and its blocks."""
 
     q_latent: Tensor  # [L, H, C]
     q_rope: Tensor  # [L, H, P]
@@ -70,7 +70,7 @@ class MLARequest:
     block_ids: list[int] = field(default_factory=list)
 
     def rows(self, start: int, stop: int) -> StepRows:
-        """Return what the layer gives to a backend for some of the tokens."""
+        """Return the rows that a layer passes to a backend for tokens `start` to `stop`."""
         here = slice(start, stop)
         return self.q_latent[here], self.q_rope[here], self.latent[here], self.k_rope[here]
 
@@ -79,9 +79,9 @@ class MLAScene:
     """Requests that share a pool, and the backend under test.
 
     Attributes:
-        requests: In the order in which they came.
-        raw: uint8, `[B, bytes from page to page]`; the bytes behind the backend's view.
-        page_bytes: How many of them, from the first, are the page.
+        requests: Requests in the order in which they were added.
+        raw: Memory behind the backend's view, uint8 `[B, bytes from page to page]`.
+        page_bytes: Number of bytes of a page, from the first of its row of `raw`.
     """
 
     def __init__(self, backend_class: type[MLABackend], sizes: MLASizes, *, seed: int = 0) -> None:
@@ -116,20 +116,20 @@ class MLAScene:
         )
 
     def add(self, num_tokens: int) -> int:
-        """Bring in a request that will have so many tokens; return its number."""
+        """Add a request that will have `num_tokens` tokens; return its index in `requests`."""
         sizes = self.sizes
         self.requests.append(
             MLARequest(
-                self._draw(num_tokens, sizes.num_heads, sizes.latent_dim),
-                self._draw(num_tokens, sizes.num_heads, sizes.rope_dim),
-                self._draw(num_tokens, sizes.latent_dim),
-                self._draw(num_tokens, sizes.rope_dim),
+                self._random_tensor(num_tokens, sizes.num_heads, sizes.latent_dim),
+                self._random_tensor(num_tokens, sizes.num_heads, sizes.rope_dim),
+                self._random_tensor(num_tokens, sizes.latent_dim),
+                self._random_tensor(num_tokens, sizes.rope_dim),
             )
         )
         return len(self.requests) - 1
 
     def add_with_prefix_of(self, other: int, num_shared_blocks: int, num_tokens: int) -> int:
-        """Bring in a request whose first blocks are those of another, computed already."""
+        """Add a request that shares the first blocks of another, which are already computed."""
         number = self.add(num_tokens)
         shared = num_shared_blocks * self.sizes.block_size
         donor, request = self.requests[other], self.requests[number]
@@ -145,37 +145,39 @@ class MLAScene:
         """Run one step of the backend.
 
         Args:
-            plan: Request and number of its next tokens, in the order of the batch.
-            padding: Rows to add behind the step.
+            plan: Request index and number of new tokens of each request, in batch order.
+            padding: Rows to append to the step.
 
         Returns:
-            For each request of the plan, what the backend said and what is true, `[n, H, C]`.
+            Output and expected output, `[n, H, C]` each, for each request of the plan.
         """
         padding = padding or Padding()
         inputs = self.inputs(plan, padding.num_tokens)
-        return self.computed(plan, self.attend(self.layout(plan, padding), inputs))
+        return self.finish_step(plan, self.attend(self.layout(plan, padding), inputs))
 
     def attend(self, layout: StepLayout, inputs: StepRows) -> Tensor:  # [T, H, C]
-        """Run the backend."""
+        """Prepare a step and run the backend on it."""
         metadata = self.backend.prepare(layout)
         out = self.backend.forward(*inputs, self.kv_cache, metadata, SCALE)
         assert_like(out, inputs[0])
         return out
 
-    def computed(self, plan: Sequence[tuple[int, int]], out: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Count the tokens of a plan as computed; return answers beside truths, as `step` does."""
+    def finish_step(
+        self, plan: Sequence[tuple[int, int]], out: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Mark the tokens of a plan as computed; return pairs as `step` does."""
         out = out.cpu()
         for number, num_new in plan:
             self.requests[number].num_computed += num_new
         ends = list(itertools.accumulate(num_new for _, num_new in plan))
-        shares = zip(ends, plan, strict=True)
+        rows = zip(ends, plan, strict=True)
         return [
-            (out[end - num_new : end], self.truth(number, num_new))
-            for end, (number, num_new) in shares
+            (out[end - num_new : end], self.expected(number, num_new))
+            for end, (number, num_new) in rows
         ]
 
-    def truth(self, number: int, num_last: int) -> Tensor:
-        """Return the float64 answer for the last computed tokens of a request, `[n, H, C]`."""
+    def expected(self, number: int, num_last: int) -> Tensor:
+        """Return the float64 output for the last computed tokens of a request, `[n, H, C]`."""
         request, end = self.requests[number], self.requests[number].num_computed
         stored = DTYPES[self.sizes.kv_dtype]
         return reference_mla(
@@ -187,7 +189,7 @@ class MLAScene:
         )
 
     def inputs(self, plan: Sequence[tuple[int, int]], num_padding: int = 0) -> StepRows:
-        """Return what a layer gives to `forward` in a step, with NaN as padding."""
+        """Return the rows that a layer passes to `forward` in a step, with NaN as padding."""
         parts = []
         for number, num_new in plan:
             request = self.requests[number]
@@ -198,7 +200,7 @@ class MLAScene:
         return q_latent, q_rope, latent, k_rope
 
     def layout(self, plan: Sequence[tuple[int, int]], padding: Padding) -> StepLayout:
-        """Give out the blocks that a step needs, and say where its tokens go."""
+        """Allocate the blocks that a step needs, and return its layout."""
         size, empty = self.sizes.block_size, padding.num_requests
         query_lens = [num_new for _, num_new in plan]
         seq_lens, slots, tables = [], [], []
@@ -207,8 +209,8 @@ class MLAScene:
             end = request.num_computed + num_new
             while len(request.block_ids) * size < end:
                 request.block_ids.append(self._free.pop())
-            places = range(request.num_computed, end)
-            slots += [request.block_ids[at // size] * size + at % size for at in places]
+            positions = range(request.num_computed, end)
+            slots += [request.block_ids[p // size] * size + p % size for p in positions]
             seq_lens.append(end)
             tables.append(request.block_ids)
         width = max(map(len, tables))
@@ -230,7 +232,7 @@ class MLAScene:
         junk = tensors[0].new_full((num_padding, *tensors[0].shape[1:]), math.nan)
         return torch.cat([*tensors, junk]).to(self.sizes.device)
 
-    def _draw(self, *shape: int) -> Tensor:
+    def _random_tensor(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._random).to(DTYPES[self.sizes.dtype])
 
 
@@ -241,7 +243,7 @@ def reference_mla(
     k_rope: Tensor,  # [L, P]
     scale: float,
 ) -> Tensor:  # [n, H, C]
-    """Return latent attention by its definition, one head and one query after the other."""
+    """Return latent attention by its definition, one head and one query at a time."""
     out = torch.empty_like(q_latent)
     for row, head in itertools.product(range(len(q_latent)), range(q_latent.shape[1])):
         end = len(latent) - len(q_latent) + row + 1

@@ -1,4 +1,4 @@
-"""The conformance kits of samplers: steps that change logits, and steps that choose tokens."""
+"""Conformance kits of sampler steps: logits processors and samplers."""
 
 from quire.testing.sampling.logits_contract import LogitsProcessorContract
 from quire.testing.sampling.sampler_contract import FusedSamplerContract, SamplerContract

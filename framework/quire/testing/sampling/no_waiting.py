@@ -1,4 +1,4 @@
-"""Sampler steps run where the host cannot learn a value: a step that waits for the device fails."""
+"""Runs of sampler steps that fail if the host waits for the device."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from torch import Tensor
 from quire.interfaces.sampling import SampledRows
 from quire.testing.sampling.sampled_rows import on_device
 
-META = torch.device("meta")  # tensors with a shape and no data: reading a value raises
+META = torch.device("meta")  # tensors with a shape but no data: reading a value raises
 
 
 def run_without_data(
     run: Callable[[Tensor, SampledRows], Tensor], logits: Tensor, rows: SampledRows
 ) -> None:
-    """Call a step with tensors that have no values.
+    """Call a sampler step with tensors on the meta device, which have no data.
 
-    Only a step that never looks at a value, and never sizes a tensor by one, can run so. This does
-    not see a copy from ordinary memory to the device, such as `torch.tensor(list, device=...)`, nor
-    what launches of kernels do, which are left out: `run_without_waiting` does, on a GPU.
+    It fails if the step reads a value, or creates a tensor whose size depends on one. It does not
+    detect a copy from host memory to the device, such as `torch.tensor(list, device=...)`, and it
+    skips kernel launches. `run_without_sync` covers both, on a GPU.
     """
     try:
         with _no_launches():
             run(logits.to(META), on_device(rows, META))
     except (RuntimeError, NotImplementedError) as error:
-        pytest.fail(f"the step needs values on the host, so it waits for the device: {error}")
+        pytest.fail(f"the step reads a value on the host, so it would wait for the device: {error}")
 
 
-def run_without_waiting(
+def run_without_sync(
     run: Callable[[Tensor, SampledRows], Tensor], logits: Tensor, rows: SampledRows
 ) -> None:
-    """Call a step on a GPU, where torch raises if the host waits; elsewhere do nothing."""
+    """Call a sampler step on a GPU, where torch raises if the host waits; elsewhere do nothing."""
     if logits.device.type != "cuda":
         return
     rows = on_device(rows, logits.device)
-    run(logits.clone(), rows)  # compiles what is compiled at first use
+    run(logits.clone(), rows)  # compiles kernels at first use
     given = logits.clone()
-    with waiting_refused():
+    with sync_refused():
         run(given, rows)
 
 
 @contextmanager
-def waiting_refused() -> Iterator[None]:
-    """Let torch raise where the host would wait for the GPU."""
+def sync_refused() -> Iterator[None]:
+    """Make torch raise where the host would wait for the GPU."""
     _set_sync_debug_mode("error")
     try:
         yield
@@ -59,14 +59,14 @@ def waiting_refused() -> Iterator[None]:
 
 def _set_sync_debug_mode(mode: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not see every wait
+        warnings.simplefilter("ignore")  # torch warns that it does not detect every wait
         torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager
 def _no_launches() -> Iterator[None]:
-    """Leave out the Triton kernels: they run on the device, and the host does not wait."""
-    if "triton" not in sys.modules:  # then the step has none
+    """Skip Triton kernel launches: they run on the device, and the host does not wait."""
+    if "triton" not in sys.modules:  # then the step has no Triton kernels
         yield
         return
     from triton.runtime.interpreter import InterpretedFunction
@@ -74,9 +74,9 @@ def _no_launches() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (InterpretedFunction, JITFunction):
-            patch.setattr(kind, "run", _leave_out)
+            patch.setattr(kind, "run", _skip)
         yield
 
 
-def _leave_out(kernel: Any, *args: Any, **kwargs: Any) -> None:
+def _skip(kernel: Any, *args: Any, **kwargs: Any) -> None:
     del kernel, args, kwargs

@@ -1,4 +1,4 @@
-"""Rows of logits and what a worker tells of them, for tests of sampler steps."""
+"""Rows of logits with per-slot fields, as a worker builds them, for tests of sampler steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_LEN = 32
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Known tokens of a request when its next one is sampled.
+    """Known tokens of a request when its next token is sampled.
 
     Attributes:
-        token_ids: Prompt and completion so far; the sampled token takes the position behind them.
-        num_prompt_tokens: Length of the prompt; the tokens behind it were sampled.
+        token_ids: Prompt and completion so far; the sampled token takes the next position.
+        num_prompt_tokens: Length of the prompt; the tokens after it were sampled.
     """
 
     token_ids: Sequence[int]
@@ -46,20 +46,20 @@ def sampled_rows(
     is_known_to_host: bool = True,
     device: str = "cpu",
 ) -> SampledRows:
-    """Build the rows of a draw, as a worker would.
+    """Build sampled rows as a worker does.
 
     Args:
-        capabilities: Whose request fields become columns.
-        fields: The values of each row; what is missing is the field's default.
-        histories: Known tokens of each row; None gives every row the same seven.
-        seeds: One a row; None counts from 0.
-        children: One a row; None is 0 everywhere.
-        positions: One a row; None is the length of its history.
-        slots: One a row; None counts from 0.
-        stale_token: Stands in the table of tokens wherever no history does.
-        all_greedy: What the host says about the rows.
-        is_known_to_host: Whether the rows carry `host_fields`.
-        device: Where their tensors lie.
+        capabilities: Capabilities that declare the request fields.
+        fields: Values of each row; a missing value is the field's default.
+        histories: Known tokens of each row; None gives all rows the same seven tokens.
+        seeds: Seed of each row; None counts from 0.
+        children: Child index of each row; None is 0 for all.
+        positions: Position of each row; None is the length of its history.
+        slots: Slot of each row; None counts from 0.
+        stale_token: Token id of all entries of the token table that belong to no history.
+        all_greedy: Value of `SampledRows.all_greedy`.
+        is_known_to_host: Whether the rows have `host_fields`.
+        device: Device of the tensors.
     """
     slots = range(len(fields)) if slots is None else slots
     histories = [ANY_HISTORY] * len(fields) if histories is None else histories
@@ -68,23 +68,23 @@ def sampled_rows(
     full = [{f.name: row.get(f.name, f.default) for f in capabilities.fields} for row in fields]
     num_slots = max(NUM_SLOTS, max(slots) + 1)
 
-    def column(values: Sequence[Any], dtype: torch.dtype) -> Tensor:  # [num_slots]
+    def per_slot(values: Sequence[Any], dtype: torch.dtype) -> Tensor:  # [num_slots]
         out = torch.zeros(num_slots, dtype=dtype)
         out[list(slots)] = torch.tensor(values).to(dtype)
         return out
 
-    columns = {
-        f.name: column([row[f.name] for row in full], FIELD_DTYPES[f.type])
+    slot_fields = {
+        f.name: per_slot([row[f.name] for row in full], FIELD_DTYPES[f.type])
         for f in capabilities.fields
     }
-    columns["seed"] = column(range(len(full)) if seeds is None else seeds, torch.int64)
-    columns["child"] = column([0] * len(full) if children is None else children, torch.int64)
+    slot_fields["seed"] = per_slot(range(len(full)) if seeds is None else seeds, torch.int64)
+    slot_fields["child"] = per_slot([0] * len(full) if children is None else children, torch.int64)
     rows = SampledRows(
         slots=torch.tensor(list(slots)),
         positions=torch.tensor(list(positions)),
-        columns=columns,
+        slot_fields=slot_fields,
         token_ids=_token_table(num_slots, slots, histories, stale_token),
-        num_prompt_tokens=column([each.num_prompt_tokens for each in histories], torch.int64),
+        num_prompt_tokens=per_slot([each.num_prompt_tokens for each in histories], torch.int64),
         all_greedy=all_greedy,
         host_fields=full if is_known_to_host else (),
     )
@@ -92,19 +92,19 @@ def sampled_rows(
 
 
 def on_device(rows: SampledRows, device: torch.device) -> SampledRows:
-    """Return the rows with their tensors on a device."""
+    """Return the rows with all tensors on `device`."""
     return replace(
         rows,
         slots=rows.slots.to(device),
         positions=rows.positions.to(device),
-        columns={name: column.to(device) for name, column in rows.columns.items()},
+        slot_fields={name: per_slot.to(device) for name, per_slot in rows.slot_fields.items()},
         token_ids=rows.token_ids.to(device),
         num_prompt_tokens=rows.num_prompt_tokens.to(device),
     )
 
 
 def random_logits(num_rows: int, vocab_size: int, scale: float) -> Tensor:  # [N, V]
-    """Return logits, the same ones each time."""
+    """Return random logits, the same for each call."""
     random = torch.Generator().manual_seed(5)
     return torch.randn(num_rows, vocab_size, generator=random) * scale
 

@@ -1,13 +1,13 @@
-"""What every sampler step that draws must do, whatever its distribution.
+"""Contract of samplers, independent of their distribution.
 
     class TestMine(SamplerContract):
-        step_class = MyDraw
+        step_class = MySampler
         capabilities = MY_CAPABILITIES
         active = ({"temperature": 1.0},)
         neutral = {"temperature": 0.0}
 
-`FusedSamplerContract` is for a draw that can also do steps before it. The kit does not know your
-distribution: compare what is drawn with it in a test of your own.
+`FusedSamplerContract` is for a sampler that also fuses logits processors. The kit does not test
+your distribution: compare sampled tokens with it in a test of your own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerCapabilities
-from quire.testing.sampling.no_waiting import META, run_without_data, run_without_waiting
+from quire.testing.sampling.no_waiting import META, run_without_data, run_without_sync
 from quire.testing.sampling.sampled_rows import NUM_SLOTS, random_logits, sampled_rows
 
 NUM_ROWS = 12
-NUM_DRAWS = 40
-SOURCES = ("seeds", "children", "positions")  # of randomness
+NUM_SAMPLES = 40
+SOURCES = ("seeds", "children", "positions")  # sources of randomness
 SampleFunction = Callable[[Tensor, SampledRows], Tensor]
 VARIED = (*((source,) for source in SOURCES), *combinations(SOURCES, 2))
 
 
 class SamplerContract:
-    """Tests that a step which draws must pass.
+    """Tests that a sampler must pass.
 
     Attributes:
-        step_class: The step.
-        capabilities: What it is registered with.
-        active: Examples of request fields with which it draws at random.
-        neutral: Request fields with which it takes the likeliest token.
-        vocab_size: V of the logits in these tests.
-        device: Where they lie.
+        step_class: Sampler under test.
+        capabilities: Capabilities that it is registered with.
+        active: Examples of request fields with which it samples at random.
+        neutral: Request fields with which it takes the most likely token.
+        vocab_size: Size of the vocabulary in these tests, V.
+        device: Device of the logits.
     """
 
     step_class: ClassVar[type[Sampler]]
@@ -51,47 +51,48 @@ class SamplerContract:
     device: ClassVar[str] = "cpu"
 
     def test_neutral_fields_are_called_neutral(self) -> None:
-        """And the examples of random ones are not."""
+        """`is_neutral` is true of the neutral fields and false of the active examples."""
         step = self._step()
         assert step.is_neutral(self._full(self.neutral)), (
-            f"is_neutral says that {self.neutral} does not take the likeliest token"
+            f"is_neutral must be true of {self.neutral}"
         )
         for fields in self.active:
-            assert not step.is_neutral(self._full(fields)), f"is_neutral is true of {fields}"
+            assert not step.is_neutral(self._full(fields)), f"is_neutral must be false of {fields}"
 
     @pytest.mark.parametrize("all_greedy", [False, True])
-    def test_neutral_rows_take_the_likeliest_token(self, all_greedy: bool) -> None:
-        """Whether or not the host has noticed that all of them are neutral."""
+    def test_neutral_rows_take_the_most_likely_token(self, all_greedy: bool) -> None:
+        """Neutral rows take the most likely token, with and without `all_greedy`."""
         logits = self._logits()
         sampled = self._sample(logits, [self.neutral] * NUM_ROWS, all_greedy=all_greedy)
         assert torch.equal(sampled, logits.argmax(-1)), (
-            f"rows of {self.neutral} take other tokens than the likeliest, all_greedy={all_greedy}"
+            f"rows with {self.neutral} and all_greedy={all_greedy} must take the most likely token"
         )
 
     def test_neutral_and_active_rows_share_a_batch(self) -> None:
-        """Greedy rows are greedy beside random ones."""
+        """Neutral rows take the most likely token beside random rows."""
         logits = self._logits()
         fields = [self.neutral if row % 2 else self._active(row) for row in range(NUM_ROWS)]
         sampled = self._sample(logits, fields)
         assert torch.equal(sampled[1::2], logits.argmax(-1)[1::2]), (
-            f"rows of {self.neutral} do not take the likeliest token beside random rows"
+            f"rows with {self.neutral} must take the most likely token beside random rows"
         )
 
-    def test_the_same_seed_draws_the_same_token(self) -> None:
-        """There is no hidden state."""
+    def test_the_same_seed_samples_the_same_token(self) -> None:
+        """Sample the same batch twice with one sampler."""
         step, logits = self._step(), self._logits()
         rows = self._rows([self._active(row) for row in range(NUM_ROWS)])
         assert torch.equal(step.sample(logits.clone(), rows), step.sample(logits.clone(), rows)), (
-            "the same batch draws other tokens the second time: the draw has a state or a generator"
+            "the same batch gives other tokens the second time: a sampler must have no state and "
+            "no generator"
         )
 
     @pytest.mark.parametrize("varied", VARIED, ids=" and ".join)
     def test_seed_child_and_position_all_matter(self, varied: tuple[str, ...]) -> None:
-        """Even logits give many tokens, whichever varies; nor is it the sum of two that counts."""
-        self._expect_many_tokens(self._step().sample, varied)
+        """Equal logits give many tokens if one source varies, or two with a constant sum."""
+        self._check_many_tokens(self._step().sample, varied)
 
     def test_a_row_does_not_depend_on_the_others(self) -> None:
-        """Neither on their order, nor on their number, nor on the slots."""
+        """Compare rows in a batch with the same rows alone in another slot."""
         logits = self._logits()
         fields = [self._active(row) for row in range(NUM_ROWS)]
         seeds = [row * 7 for row in range(NUM_ROWS)]
@@ -101,44 +102,46 @@ class SamplerContract:
                 logits[row : row + 1], [fields[row]], seeds=[seeds[row]], slots=[NUM_SLOTS - 1]
             )
             assert alone[0] == together[row], (
-                f"row {row} draws another token in a batch than alone in another slot"
+                f"the token of row {row} in a batch differs from that alone in another slot"
             )
 
     def test_the_host_fields_are_only_a_hint(self) -> None:
-        """The same tokens are drawn where the host does not know the rows."""
+        """Compare the tokens with and without `host_fields`."""
         logits = self._logits()
         fields = [self.neutral if row % 2 else self._active(row) for row in range(NUM_ROWS)]
         known = self._sample(logits, fields)
         assert torch.equal(known, self._sample(logits, fields, is_known_to_host=False)), (
-            "other tokens are drawn where host_fields is empty"
+            "the tokens differ if host_fields is empty"
         )
 
-    def test_masked_tokens_are_never_drawn(self) -> None:
-        """Not even where only one is left, first or last; and all others are, now and then."""
+    def test_masked_tokens_are_never_sampled(self) -> None:
+        """Sample with one or two allowed tokens; all of them occur, and no other."""
         for allowed in ([0], [self.vocab_size - 1], [3, 17]):
-            logits = torch.full((NUM_DRAWS, self.vocab_size), -torch.inf)
+            logits = torch.full((NUM_SAMPLES, self.vocab_size), -torch.inf)
             logits[:, allowed] = 0.0
-            fields = [self._active(0)] * NUM_DRAWS
-            sampled = set(self._sample(logits, fields, seeds=range(NUM_DRAWS)).tolist())
-            assert sampled == set(allowed), f"of the tokens {allowed}, all alike, came {sampled}"
+            fields = [self._active(0)] * NUM_SAMPLES
+            sampled = set(self._sample(logits, fields, seeds=range(NUM_SAMPLES)).tolist())
+            assert sampled == set(allowed), (
+                f"equal logits for tokens {allowed} only must give all of these, got {sampled}"
+            )
 
     def test_one_token_a_row_comes_back(self) -> None:
-        """`[N]` int64, each in the vocabulary."""
+        """`sample` returns `[N]` int64, all in the vocabulary."""
         sampled = self._sample(self._logits(), [self._active(row) for row in range(NUM_ROWS)])
         assert sampled.shape == (NUM_ROWS,), (
-            f"{NUM_ROWS} rows give the shape {tuple(sampled.shape)}"
+            f"sample must return shape {(NUM_ROWS,)}, got {tuple(sampled.shape)}"
         )
-        assert sampled.dtype == torch.int64, f"token ids are {sampled.dtype}, not int64"
-        self._expect_token_ids(sampled)
+        assert sampled.dtype == torch.int64, f"sample must return int64, got {sampled.dtype}"
+        self._check_token_ids(sampled)
 
     def test_nothing_waits_for_the_device(self) -> None:
-        """No operator copies a value to the host or sizes its result by data."""
+        """No operator copies a value to the host or has a result whose size depends on data."""
         fields = [self.neutral if row % 2 else self._active(row) for row in range(NUM_ROWS)]
         for is_known in (True, False):
             rows = sampled_rows(self.capabilities, fields, is_known_to_host=is_known)
             step = self.step_class(self.vocab_size, META)
             run_without_data(step.sample, self._logits(), rows)
-            run_without_waiting(self._step().sample, self._logits(), rows)
+            run_without_sync(self._step().sample, self._logits(), rows)
 
     def _step(self) -> Sampler:
         return self.step_class(self.vocab_size, torch.device(self.device))
@@ -150,7 +153,7 @@ class SamplerContract:
         return {f.name: fields.get(f.name, f.default) for f in self.capabilities.fields}
 
     def _logits(self, num_rows: int = NUM_ROWS) -> Tensor:
-        """Return logits so even that chance hardly ever takes the likeliest token."""
+        """Return logits so even that random sampling rarely takes the most likely token."""
         return random_logits(num_rows, self.vocab_size, scale=1.0).to(self.device)
 
     def _rows(self, fields: Sequence[Mapping[str, Any]], **given: Any) -> SampledRows:
@@ -159,64 +162,69 @@ class SamplerContract:
     def _sample(self, logits: Tensor, fields: Sequence[Mapping[str, Any]], **given: Any) -> Tensor:
         return self._step().sample(logits.clone().to(self.device), self._rows(fields, **given))
 
-    def _expect_many_tokens(self, sample: SampleFunction, varied: Sequence[str]) -> None:
-        rising = range(1, NUM_DRAWS + 1)
-        numbers: dict[str, Sequence[int]] = dict.fromkeys(SOURCES, [3] * NUM_DRAWS)
+    def _check_many_tokens(self, sample: SampleFunction, varied: Sequence[str]) -> None:
+        rising = range(1, NUM_SAMPLES + 1)
+        numbers: dict[str, Sequence[int]] = dict.fromkeys(SOURCES, [3] * NUM_SAMPLES)
         numbers |= dict(zip(varied, (rising, rising[::-1]), strict=False))
-        even = torch.zeros(NUM_DRAWS, self.vocab_size, device=self.device)
-        rows = self._rows([self._active(0)] * NUM_DRAWS, **numbers)
+        even = torch.zeros(NUM_SAMPLES, self.vocab_size, device=self.device)
+        rows = self._rows([self._active(0)] * NUM_SAMPLES, **numbers)
         num_tokens = len(set(sample(even, rows).tolist()))
         assert num_tokens > min(8, self.vocab_size // 2), (
-            f"{NUM_DRAWS} rows of even logits, with other {' and '.join(varied)} each, draw only "
-            f"{num_tokens} tokens"
+            f"{NUM_SAMPLES} rows of equal logits, each with other {' and '.join(varied)}, give "
+            f"only {num_tokens} different tokens"
         )
 
-    def _expect_token_ids(self, sampled: Tensor) -> None:
+    def _check_token_ids(self, sampled: Tensor) -> None:
         ids = sampled.tolist()
         assert 0 <= min(ids) <= max(ids) < self.vocab_size, (
-            f"{ids} are not all token ids of a vocabulary of {self.vocab_size}"
+            f"all token ids must be from 0 to {self.vocab_size - 1}, got {ids}"
         )
 
 
 class FusedSamplerContract(SamplerContract):
-    """Tests that a draw must pass which can do steps before it.
+    """Tests that a sampler with fused logits processors must pass.
 
     Attributes:
-        fused: Those steps, in the order of the pipeline.
-        mixed: Request fields, each of which needs some of them.
+        fused: Logits processors that it fuses, in pipeline order.
+        mixed: Examples of request fields that need some of them.
     """
 
     fused: ClassVar[Sequence[type[LogitsProcessor]]]
     mixed: ClassVar[Sequence[Mapping[str, Any]]]
 
-    def test_it_draws_what_it_would_draw_after_the_steps(self) -> None:
-        """Whatever the rows of the batch ask for, each a child and a position of its own."""
+    def test_it_samples_the_same_as_after_the_processors(self) -> None:
+        """Compare `sample_fused` with the logits processors and `sample`, for all kinds of rows."""
         logits, fields = self._given()
         numbers = range(len(fields))
         rows = self._rows(fields, children=numbers, positions=numbers[::-1])
         fusing = self._step().sample_fused(logits.clone(), rows)
-        stepwise = self._step().sample(self._after_steps(logits, rows), rows)
+        stepwise = self._step().sample(self._processed(logits, rows), rows)
         differing = [fields[row] for row in (fusing != stepwise).nonzero().flatten().tolist()]
-        assert not differing, f"other tokens than after the steps one by one, with {differing}"
+        assert not differing, (
+            f"sample_fused must sample the same tokens as the separate steps, but differs for "
+            f"{differing}"
+        )
 
     @pytest.mark.parametrize("varied", VARIED, ids=" and ".join)
-    def test_seed_child_and_position_all_matter_to_absorbing(self, varied: tuple[str, ...]) -> None:
-        """As they do to a draw that absorbs nothing."""
-        self._expect_many_tokens(self._step().sample_fused, varied)
+    def test_seed_child_and_position_all_matter_to_fused_sampling(
+        self, varied: tuple[str, ...]
+    ) -> None:
+        """The sources of randomness matter to `sample_fused` as they do to `sample`."""
+        self._check_many_tokens(self._step().sample_fused, varied)
 
-    def test_absorbing_needs_nothing_from_the_host(self) -> None:
-        """And it leaves the logits as they are."""
+    def test_fused_sampling_needs_nothing_from_the_host(self) -> None:
+        """`sample_fused` does not depend on `host_fields`, and does not change the logits."""
         logits, fields = self._given()
         given = logits.clone()
         sampled = self._step().sample_fused(given, self._rows(fields))
         unknown = self._rows(fields, is_known_to_host=False)
-        assert torch.equal(given, logits), "sample_fused has changed the logits"
+        assert torch.equal(given, logits), "sample_fused must not change the logits"
         assert torch.equal(sampled, self._step().sample_fused(given, unknown)), (
-            "other tokens are drawn where host_fields is empty, as in a captured graph"
+            "the tokens differ if host_fields is empty, as in a captured graph"
         )
 
-    def test_absorbing_treats_each_row_alone(self) -> None:
-        """A row does not see the others, and rows of padding share a slot."""
+    def test_fused_sampling_treats_each_row_alone(self) -> None:
+        """Compare rows in a batch with the same rows beside padding rows, which share a slot."""
         logits, fields = self._given()
         together = self._step().sample_fused(logits, self._rows(fields))
         padding = len(fields)  # a slot that no request has
@@ -226,12 +234,12 @@ class FusedSamplerContract(SamplerContract):
             )
             sampled = self._step().sample_fused(logits[[row, 0, 1]], padded)
             assert sampled[0] == together[row], (
-                f"row {row} draws another token in a batch than beside rows of padding"
+                f"the token of row {row} in a batch differs from that beside padding rows"
             )
-            self._expect_token_ids(sampled)
+            self._check_token_ids(sampled)
 
-    def test_a_logit_that_is_not_a_number_is_drawn_in_its_row_only(self) -> None:
-        """So the worker, which looks at the logit of the token, fails that request alone."""
+    def test_a_nan_logit_is_sampled_in_its_row_only(self) -> None:
+        """A row with a NaN logit samples it, so that the worker can fail that request alone."""
         logits, fields = self._given()
         rows = self._rows(fields)
         expected = self._step().sample_fused(logits, rows)
@@ -240,40 +248,40 @@ class FusedSamplerContract(SamplerContract):
             logits[row, token_id], expected[row] = torch.nan, token_id
         sampled = self._step().sample_fused(logits, rows)
         assert torch.equal(sampled[::2], expected[::2]), (
-            f"rows with a logit that is not a number draw {sampled[::2].tolist()}, not its token "
-            f"{expected[::2].tolist()}"
+            f"rows with a NaN logit must sample its token {expected[::2].tolist()}, "
+            f"got {sampled[::2].tolist()}"
         )
         assert torch.equal(sampled[1::2], expected[1::2]), (
-            "a logit that is not a number changes what other rows draw"
+            "a NaN logit changes the tokens of other rows"
         )
 
     def test_a_row_without_a_token_still_gives_an_id(self) -> None:
-        """All of its logits are minus infinity; the others are drawn as ever."""
+        """A row whose logits are all -inf gives a valid id and does not affect other rows."""
         logits, fields = self._given()
         rows = self._rows(fields)
         expected = self._step().sample_fused(logits, rows)
         logits[::3] = -torch.inf
         sampled = self._step().sample_fused(logits, rows)
-        self._expect_token_ids(sampled)
+        self._check_token_ids(sampled)
         assert torch.equal(sampled[1::3], expected[1::3]), (
-            "a row whose logits are all minus infinity changes what other rows draw"
+            "a row whose logits are all -inf changes the tokens of other rows"
         )
 
-    def test_absorbing_does_not_wait_for_the_device(self) -> None:
-        """No operator copies a value to the host or sizes its result by data."""
+    def test_fused_sampling_does_not_wait_for_the_device(self) -> None:
+        """No operator copies a value to the host or has a result whose size depends on data."""
         logits, fields = self._given()
         rows = sampled_rows(self.capabilities, fields, is_known_to_host=False)
         step = self.step_class(self.vocab_size, META)
         run_without_data(step.sample_fused, logits, rows)
-        run_without_waiting(self._step().sample_fused, logits, rows)
+        run_without_sync(self._step().sample_fused, logits, rows)
 
     def _given(self) -> tuple[Tensor, list[Mapping[str, Any]]]:
-        """Return logits and fields of a batch that holds each kind of row."""
+        """Return logits and fields of a batch with each kind of row."""
         kinds = (self.neutral, *self.active, *self.mixed)
         num_rows = max(NUM_ROWS, len(kinds))
         return self._logits(num_rows), [kinds[row % len(kinds)] for row in range(num_rows)]
 
-    def _after_steps(self, logits: Tensor, rows: SampledRows) -> Tensor:
+    def _processed(self, logits: Tensor, rows: SampledRows) -> Tensor:
         logits = logits.clone()
         for step_class in self.fused:
             step = step_class(self.vocab_size, torch.device(self.device))

@@ -1,1 +1,1 @@
-"""From a step plan to tensors: slots, block tables, positions and input ids."""
+"""Batch state and step inputs: slot tables, block tables, positions and input ids as tensors."""

@@ -1,7 +1,7 @@
-"""From a plan to tensors on a device: the host sends a few numbers a request, a kernel the rest.
+"""Step inputs gathered on the device, from a few values per request that the host sends.
 
-All of it lies in buffers that never move, so a captured step finds the next step's inputs where it
-found the last one's. `step_inputs` does the same on the host, and is what the tests compare with.
+All buffers have fixed addresses, so a captured step finds the inputs of each step in the same
+place. `step_inputs` builds the same inputs on the host, and is the reference in the tests.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from quire.worker.device.uploads import upload
 
 
 class DeviceInputs:
-    """The buffers of one worker's steps.
+    """Input buffers of one worker's steps.
 
     Args:
-        tables: The slots' state; the device has their block tables.
-        block_sizes: Tokens a block, for each attention backend.
-        max_num_batched_tokens: Of a step.
+        tables: Slot tables, with block tables on the device.
+        block_sizes: Number of tokens per block, for each attention backend.
+        max_num_batched_tokens: Maximum number of tokens of a step.
 
     Attributes:
-        slots: `[max_num_seqs]` int64, the slot of each request of the step; the spare one behind.
-        sampled_positions: `[max_num_seqs]` int64, where each request's next token goes.
+        slots: Slot of each request of the step, then padding slots, `[max_num_seqs]` int64.
+        sampled_positions: Position of each request's next token, `[max_num_seqs]` int64.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class DeviceInputs:
         self.tables = tables
         self.max_num_seqs = tables.padding_slot
         size_of = dict(zip(tables.backend_groups, block_sizes, strict=True))
-        self._groups = list(size_of)  # those that have layers here
+        self._groups = list(size_of)  # groups that have layers on this device
         self._block_sizes = list(size_of.values())
-        self._words = _words(self.max_num_seqs, tables.device)
-        self.slots = self._words.device["slots"]
-        self.sampled_positions = self._words.device["sampled_positions"]
+        self._request_fields = _request_fields(self.max_num_seqs, tables.device)
+        self.slots = self._request_fields.device["slots"]
+        self.sampled_positions = self._request_fields.device["sampled_positions"]
         max_tokens = max(max_num_batched_tokens, self.max_num_seqs)
         widths = [tables.block_tables[group].shape[1] for group in self._groups]
         self._source = self._make_source(widths)
@@ -51,16 +51,16 @@ class DeviceInputs:
         self._block_rows = _rows_of(self._target.block_rows, self.max_num_seqs, widths)
 
     def build(self, requests: Sequence[ScheduledRequest]) -> StepInputs:
-        """Send a step's numbers, and gather its inputs; the tensors are as long as the step."""
-        slots = [share.slot for share in requests]
-        query_lens = [share.num_tokens for share in requests]
+        """Send the requests of a step, and gather its inputs, without padding."""
+        slots = [request.slot for request in requests]
+        query_lens = [request.num_tokens for request in requests]
         num_requests, num_tokens = len(slots), sum(query_lens)
         seq_lens = self._send(np.array(slots), np.array(query_lens)).tolist()
         gather_step(self._source, self._target, num_requests, num_tokens)
-        sampled = [index for index, share in enumerate(requests) if share.num_samples]
+        sampled = [index for index, request in enumerate(requests) if request.num_samples]
         last_rows = None
         if len(sampled) < num_tokens:
-            ends = self._words.host["query_start"][1:][sampled].astype(np.int64)
+            ends = self._request_fields.host["query_start"][1:][sampled].astype(np.int64)
             last_rows = upload(ends - 1, self.tables.device)
         return StepInputs(
             input_ids=self._target.input_ids[:num_tokens],
@@ -73,13 +73,13 @@ class DeviceInputs:
         )
 
     def send_decode(self, slots: Sequence[int]) -> None:
-        """Send the numbers of a step of one token a request; `gather_decode` finds its inputs."""
+        """Send the requests of a decode step, one token each, for `gather_decode`."""
         self._send(np.asarray(slots, dtype=np.int64), np.ones(len(slots), np.int64))
 
     def gather_decode(self, num_rows: int) -> StepInputs:
-        """Gather the inputs of a step of one token a request, padded; only the device knows them.
+        """Gather the padded inputs of a decode step on the device, without host-side values.
 
-        The same call gives the same tensors, so it can be captured.
+        The same call returns the same tensors, so it can be captured.
         """
         gather_step(self._source, self._target, num_rows, num_rows)
         return StepInputs(
@@ -93,7 +93,7 @@ class DeviceInputs:
         )
 
     def adapter_batch(self, num_tokens: int) -> AdapterBatch:
-        """Return which token of the gathered step uses which adapter, as the device knows it."""
+        """Return the adapter index of each token of the gathered step, on the device."""
         return AdapterBatch(self._target.adapter_index[:num_tokens], ())
 
     def _send(
@@ -101,11 +101,11 @@ class DeviceInputs:
         slots: NDArray[np.int64],  # [R]
         query_lens: NDArray[np.int64],  # [R]
     ) -> NDArray[np.int64]:  # [R]
-        """Send what the host knows of a step; returns the requests' lengths with their new tokens.
+        """Send the per-request values of a step, and return the lengths with the new tokens.
 
-        What is behind the last request is padding: no tokens, and the spare slot.
+        Rows after the last request are padding: no tokens, and the padding slot.
         """
-        count, words, tables = len(slots), self._words.host, self.tables
+        count, fields, tables = len(slots), self._request_fields.host, self.tables
         computed = tables.num_computed[slots]
         seq_lens: NDArray[np.int64] = computed + query_lens
         ends = np.cumsum(query_lens)
@@ -116,26 +116,26 @@ class DeviceInputs:
             ("seq_lens", seq_lens, 0),
             ("adapters", tables.adapter_index[slots], -1),
         ):
-            words[name][:count] = values
-            words[name][count:] = padding
-        words["query_start"][1 : count + 1] = ends
-        words["query_start"][count + 1 :] = ends[-1] if count else 0
-        self._words.push()
+            fields[name][:count] = values
+            fields[name][count:] = padding
+        fields["query_start"][1 : count + 1] = ends
+        fields["query_start"][count + 1 :] = ends[-1] if count else 0
+        self._request_fields.push()
         return seq_lens
 
     def _layouts(
         self, num_rows: int, num_tokens: int, query_lens: list[int], seq_lens: list[int]
     ) -> list[StepLayout]:
-        """Return views of the gathered step, one for each backend; empty lists: a captured step."""
-        words = self._words.device
+        """Return the layout for each backend, as views; a captured step has empty lists."""
+        fields = self._request_fields.device
         layouts = {}
         for index, group in enumerate(self._groups):
             rows = self._block_rows[index][:num_rows]
             if seq_lens:
                 rows = rows[:, : -(-max(seq_lens) // self._block_sizes[index])]
             layouts[group] = StepLayout(
-                query_start=words["query_start"][: num_rows + 1],
-                seq_lens=words["seq_lens"][:num_rows],
+                query_start=fields["query_start"][: num_rows + 1],
+                seq_lens=fields["seq_lens"][:num_rows],
                 block_table=rows,
                 slot_mapping=self._target.slot_mapping[index, :num_tokens],
                 num_tokens=num_tokens,
@@ -146,7 +146,7 @@ class DeviceInputs:
         return [layouts[group] for group in self.tables.backend_groups]
 
     def _make_source(self, widths: Sequence[int]) -> StepSource:
-        tables, words = self.tables, self._words.device
+        tables, fields = self.tables, self._request_fields.device
         geometry = np.zeros((len(self._groups), GEOMETRY_FIELDS), np.int64)
         begin = 0
         for index, group in enumerate(self._groups):
@@ -155,18 +155,18 @@ class DeviceInputs:
             begin += self.max_num_seqs * widths[index]
         return StepSource(
             slots=self.slots,
-            first_positions=words["first_positions"],
-            query_start=words["query_start"],
-            seq_lens=words["seq_lens"],
-            adapters=words["adapters"],
+            first_positions=fields["first_positions"],
+            query_start=fields["query_start"],
+            seq_lens=fields["seq_lens"],
+            adapters=fields["adapters"],
             cells=tables.device_tables.cells,
-            num_tokens_a_row=tables.token_ids.shape[1],
+            tokens_per_row=tables.token_ids.shape[1],
             geometry=upload(geometry, tables.device),
         )
 
 
-def _words(max_num_seqs: int, device: torch.device) -> Mirror:
-    """Return what the host sends of each request."""
+def _request_fields(max_num_seqs: int, device: torch.device) -> Mirror:
+    """Return the buffers of the values that the host sends for each request."""
     return Mirror(
         {
             "slots": BufferSpec(max_num_seqs, torch.int64),
@@ -181,7 +181,7 @@ def _words(max_num_seqs: int, device: torch.device) -> Mirror:
 
 
 def _rows_of(cells: torch.Tensor, num_rows: int, widths: Sequence[int]) -> list[torch.Tensor]:
-    """Cut memory into tables, `[num_rows, width]`."""
+    """Split memory into tables of shape `[num_rows, width]`."""
     tables, start = [], 0
     for width in widths:
         tables.append(cells[start : start + num_rows * width].view(num_rows, width))
@@ -192,13 +192,13 @@ def _rows_of(cells: torch.Tensor, num_rows: int, widths: Sequence[int]) -> list[
 def _make_target(
     max_tokens: int, max_requests: int, widths: Sequence[int], device: torch.device
 ) -> StepTarget:
-    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     return StepTarget(
-        input_ids=numbers(max_tokens),
-        positions=numbers(max_tokens),
-        adapter_index=numbers(max_tokens),
-        slot_mapping=numbers(len(widths), max_tokens),
-        block_rows=numbers(max_requests * sum(widths), dtype=torch.int32),
+        input_ids=zeros(max_tokens),
+        positions=zeros(max_tokens),
+        adapter_index=zeros(max_tokens),
+        slot_mapping=zeros(len(widths), max_tokens),
+        block_rows=zeros(max_requests * sum(widths), dtype=torch.int32),
     )

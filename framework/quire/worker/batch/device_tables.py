@@ -1,7 +1,7 @@
-"""Tables of the device with a row a slot: the host sends the cells that change, all in one copy.
+"""Device tables with one row per slot: the host sends all changed cells in one copy.
 
-One row more than there are slots is the spare one: rows of padding read it and write to it, and
-nobody looks at what is there.
+An additional row is that of the padding slot: padding reads it and writes to it, and its content is
+never used.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from quire.worker.device.uploads import upload
 
 
 class DeviceTables:
-    """Tables of int32 in one piece of memory, so that one kernel writes to all of them.
+    """Tables of int32 in one tensor, so that one kernel writes to all of them.
 
     Args:
-        num_rows: Of each table.
-        widths: Cells a row, for each table.
-        device: Where they lie.
+        num_rows: Number of rows of each table.
+        widths: Number of cells per row, for each table.
+        device: Device of the tables.
 
     Attributes:
-        cells: All of them, `[num_cells]` int32.
-        tables: Views of them, `[num_rows, width]`.
-        starts: Where each table begins in `cells`.
+        cells: Cells of all tables, `[num_cells]` int32.
+        tables: Views of the tables, `[num_rows, width]`.
+        starts: Index in `cells` at which each table begins.
     """
 
     def __init__(self, num_rows: int, widths: Sequence[int], device: torch.device) -> None:
@@ -41,12 +41,12 @@ class DeviceTables:
         self._changes: dict[tuple[int, int], tuple[int, Sequence[int]]] = {}
 
     def write(self, table: int, row: int, column: int, values: Sequence[int]) -> None:
-        """Note that a row gets new cells from a column on; `push` sends them."""
+        """Queue new values for a row from a column on; `push` sends them."""
         if column + len(values) > self._widths[table]:
             raise IndexError(
-                f"{len(values)} cells from column {column} on, and a row has {self._widths[table]}"
+                f"{len(values)} cells from column {column} on, but a row has {self._widths[table]}"
             )
-        if (table, row) in self._changes:  # cells of one copy are written in no order
+        if (table, row) in self._changes:  # one copy has no write order
             self.push()
         start = self.starts[table] + row * self._widths[table] + column
         self._changes[table, row] = (start, values)
@@ -54,8 +54,8 @@ class DeviceTables:
     def gather(
         self, table: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
     ) -> Tensor:  # [N] int32
-        """Return what stands in some cells on the device."""
-        return self.cells.index_select(0, self._places(table, rows, columns))
+        """Return the values of some cells on the device."""
+        return self.cells.index_select(0, self._cell_indexes(table, rows, columns))
 
     def put(
         self,
@@ -64,11 +64,11 @@ class DeviceTables:
         columns: NDArray[np.int64],  # [N]
         values: Tensor,  # [N] int32, on the device
     ) -> None:
-        """Write to some cells what the host need not know."""
-        self.cells.index_copy_(0, self._places(table, rows, columns), values)
+        """Write values that are on the device to some cells."""
+        self.cells.index_copy_(0, self._cell_indexes(table, rows, columns), values)
 
     def push(self) -> None:
-        """Send what changed, behind what the device has been told to do."""
+        """Send the queued changes, after the work queued on the device."""
         if not self._changes:
             return
         changes = [change for change in self._changes.values() if change[1]]
@@ -79,7 +79,7 @@ class DeviceTables:
         starts = np.array([start for start, _ in changes])
         num_cells = int(counts.sum())
         first = np.cumsum(counts) - counts
-        message = np.empty(3 * num_cells, np.int32)  # places of 8 bytes, then values of 4
+        message = np.empty(3 * num_cells, np.int32)  # int64 indexes, then int32 values
         message[: 2 * num_cells].view(np.int64)[:] = np.arange(num_cells) + np.repeat(
             starts - first, counts
         )
@@ -87,7 +87,7 @@ class DeviceTables:
         sent = upload(message, self.cells.device)
         self.cells.index_copy_(0, sent[: 2 * num_cells].view(torch.int64), sent[2 * num_cells :])
 
-    def _places(
+    def _cell_indexes(
         self, table: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
     ) -> Tensor:  # [N] int64
         return upload(self.starts[table] + rows * self._widths[table] + columns, self.cells.device)

@@ -1,9 +1,8 @@
-"""The tables of the running requests: one row a slot, from its assignment to its end.
+"""Slot tables: the state of the running requests, one row per slot.
 
-Tokens and sampler columns lie on the device. Block tables and counts are kept on the host, where
-they are known exactly without asking the device: the plans are what changes them. Kernels read the
-block tables as well, so there the device has them too. What the host writes is on the device after
-`push`, once a step.
+Token ids and sampler fields are on the device. Block tables and counts are on the host, because
+only step plans change them. With Triton kernels the device has the block tables as well. `push`
+sends the host's changes to the device, once per step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,13 @@ from quire.worker.batch.device_tables import DeviceTables
 from quire.worker.device.mirror import BufferSpec, Mirror
 
 FIELD_DTYPES = {float: torch.float32, int: torch.int64, bool: torch.bool}
-PROMPT_FIELD = "number of prompt tokens"  # no request field is called so
-TOKENS = 0  # the first of the device's tables; block tables follow
+PROMPT_FIELD = "number of prompt tokens"  # cannot be the name of a request field
+TOKENS = 0  # index of the first device table; block tables follow
 
 
 @dataclass(slots=True, eq=False)
 class SlotInfo:
-    """What the host must know of a slot to run it; the same one as long as a request owns it."""
+    """Host-side state of a slot; the same object as long as a request owns the slot."""
 
     num_prompt_tokens: int
     num_logprobs: int | None
@@ -46,24 +45,25 @@ class SlotInfo:
 
 
 class SlotTables:
-    """Tables for `max_num_seqs` slots; those of the device have one row more, the spare slot.
+    """Tables for `max_num_seqs` slots; device tables have an additional row, the padding slot.
 
     Attributes:
-        token_ids: `[slots + 1, max_model_len]` int32 on the device.
-        num_prompt_tokens: `[slots + 1]` int64 on the device.
-        columns: Sampler field -> `[slots + 1]` on the device; also `seed` and `child`.
-        block_tables: Per KV group, `[slots, max_blocks]` int32 on the host; 0 where nothing is.
-            Blocks that no later token reads may still be named, and be somebody else's by now.
-        device_tables: Token ids and, if the device has them, the block tables of every KV group;
-            there, cells behind the blocks of a slot may hold anything.
-        backend_groups: The KV group of each attention backend; a group whose layers have heads of
-            several shapes has several backends, one that has no layers here has none.
-        padding_slot: Its row on the device is for padding.
-        num_known: `[slots]` tokens in `token_ids`, on the host.
-        num_computed: `[slots]` tokens whose KV is computed, on the host.
-        adapter_index: `[slots]` where each slot's adapter is for this step, or -1; on the host.
-        with_adapter: The slots that were given out with an adapter.
-        with_prompt_logprobs: Those whose requests want log probabilities of their prompts.
+        token_ids: Token ids, `[slots + 1, max_model_len]` int32 on the device.
+        num_prompt_tokens: Number of prompt tokens, `[slots + 1]` int64 on the device.
+        slot_fields: Sampler field -> `[slots + 1]` on the device; also `seed` and `child`.
+        block_tables: Block ids for each KV group, `[slots, max_blocks]` int32 on the host; 0 for
+            unused entries. Blocks that no later token reads may remain in the table although they
+            belong to another request by now.
+        device_tables: Token ids and, if the device has them, the block tables of every KV group, in
+            which cells after the blocks of a slot may hold anything.
+        backend_groups: KV group of each attention backend. A group whose layers have several head
+            shapes has several backends; a group without layers on this device has none.
+        padding_slot: Index of the padding slot, a row of the device tables only.
+        num_known: Number of tokens in `token_ids`, `[slots]` on the host.
+        num_computed: Number of tokens whose KV is computed, `[slots]` on the host.
+        adapter_index: Adapter index of each slot in this step, or -1, `[slots]` on the host.
+        with_adapter: Slots that were assigned with an adapter.
+        with_prompt_logprobs: Slots whose requests need prompt log probabilities.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class SlotTables:
         self.device_tables = DeviceTables(max_num_seqs + 1, widths, device)
         self.token_ids = self.device_tables.tables[TOKENS]
         self.fields = tuple(fields)
-        self._columns = _columns(fields, max_num_seqs + 1, device)
+        self._field_mirror = _field_mirror(fields, max_num_seqs + 1, device)
         self._has_new_fields = False
-        self.num_prompt_tokens = self._columns.device[PROMPT_FIELD]
-        self.columns = {
-            name: column for name, column in self._columns.device.items() if name != PROMPT_FIELD
+        self.num_prompt_tokens = self._field_mirror.device[PROMPT_FIELD]
+        self.slot_fields = {
+            name: values
+            for name, values in self._field_mirror.device.items()
+            if name != PROMPT_FIELD
         }
         self.block_tables = [np.zeros((max_num_seqs, count), np.int32) for count in max_blocks]
         self.num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in max_blocks]
@@ -102,18 +104,18 @@ class SlotTables:
         self.info: list[SlotInfo | None] = [None] * max_num_seqs
 
     def info_of(self, slot: int) -> SlotInfo:
-        """Return what the host knows of a slot.
+        """Return the host-side state of a slot.
 
         Raises:
             RuntimeError: The slot was never assigned.
         """
         info = self.info[slot]
         if info is None:
-            raise RuntimeError(f"slot {slot} is scheduled and was never assigned")
+            raise RuntimeError(f"slot {slot} is scheduled but was never assigned")
         return info
 
     def assign(self, message: SlotAssignment) -> SlotInfo:
-        """Write the whole state of a slot."""
+        """Write the state of a slot, except for its sampler fields."""
         slot = message.slot
         self.device_tables.write(TOKENS, slot, 0, message.token_ids)
         self.num_known[slot] = len(message.token_ids)
@@ -122,11 +124,11 @@ class SlotTables:
             self.block_tables[group][slot] = 0
             self.num_blocks[group][slot] = 0
             self.add_blocks(NewBlocks(slot, group, block_ids))
-        columns = {"seed": message.seed, "child": message.child}
-        for name, value in {**columns, PROMPT_FIELD: message.num_prompt_tokens}.items():
-            self._columns.host[name][slot] = value
+        slot_fields = {"seed": message.seed, "child": message.child}
+        for name, value in {**slot_fields, PROMPT_FIELD: message.num_prompt_tokens}.items():
+            self._field_mirror.host[name][slot] = value
         self._has_new_fields = True
-        self._note_needs(message)
+        self._track_rare_features(message)
         info = SlotInfo(
             message.num_prompt_tokens,
             message.num_logprobs,
@@ -140,12 +142,12 @@ class SlotTables:
         return info
 
     def write_fields(self, message: SlotAssignment) -> None:
-        """Write the sampler columns of a slot; what a field cannot hold raises."""
+        """Write the sampler fields of a slot; raises for a value that a field cannot hold."""
         self._has_new_fields = True
         with np.errstate(over="raise"):
             for field in self.fields:
                 value = message.fields.get(field.name, field.default)
-                self._columns.host[field.name][message.slot] = value
+                self._field_mirror.host[field.name][message.slot] = value
 
     def add_blocks(self, message: NewBlocks) -> None:
         """Append block ids to a slot's table."""
@@ -158,37 +160,37 @@ class SlotTables:
             self.device_tables.write(TOKENS + 1 + group, slot, start, message.block_ids)
 
     def patch_tokens(self, message: TokenPatch) -> None:
-        """Write tokens that came from elsewhere."""
+        """Write tokens that the sampler did not append."""
         self.device_tables.write(TOKENS, message.slot, message.position, message.token_ids)
         self.num_known[message.slot] = message.position + len(message.token_ids)
 
     def push(self) -> None:
-        """Bring all that changed to the device, without waiting for it."""
+        """Send all changes to the device, without waiting for it."""
         self.device_tables.push()
         if self._has_new_fields:
             self._has_new_fields = False
-            self._columns.push()
+            self._field_mirror.push()
 
     def append_tokens(
         self,
         slots: NDArray[np.int64],  # [N]
         token_ids: Tensor,  # [N] int32
     ) -> None:
-        """Write one drawn token behind the known ones of each slot; they stay on the device."""
+        """Append one sampled token to each slot, on the device only."""
         self.device_tables.put(TOKENS, slots, self.num_known[slots], token_ids)
         self.note_sampled(slots)
 
     def note_sampled(self, slots: NDArray[np.int64]) -> None:  # [N]
-        """Take in that one token more of each slot is known, on the device at least."""
+        """Count one more known token for each slot."""
         self.num_known[slots] += 1
 
     def note_computed(self, requests: Sequence[ScheduledRequest]) -> None:
-        """Take in that a step computes the KV of so many tokens more of each slot."""
-        slots = np.array([share.slot for share in requests], np.int64)
-        self.num_computed[slots] += np.array([share.num_tokens for share in requests], np.int64)
+        """Count the scheduled tokens of a step as computed."""
+        slots = np.array([request.slot for request in requests], np.int64)
+        self.num_computed[slots] += np.array([request.num_tokens for request in requests], np.int64)
 
-    def _note_needs(self, message: SlotAssignment) -> None:
-        """Keep the slots with rare wishes apart, so that a step need not look for them."""
+    def _track_rare_features(self, message: SlotAssignment) -> None:
+        """Track the slots that use rare features, so that a step need not search for them."""
         self.adapter_index[message.slot] = -1
         rare = (
             (self.with_adapter, message.adapter),
@@ -200,7 +202,7 @@ class SlotTables:
                 slots.add(message.slot)
 
 
-def _columns(fields: Sequence[RequestField], size: int, device: torch.device) -> Mirror:
-    columns = {field.name: BufferSpec(size, FIELD_DTYPES[field.type]) for field in fields}
-    whole = dict.fromkeys(("seed", "child", PROMPT_FIELD), BufferSpec(size, torch.int64))
-    return Mirror(columns | whole, device)
+def _field_mirror(fields: Sequence[RequestField], size: int, device: torch.device) -> Mirror:
+    slot_fields = {field.name: BufferSpec(size, FIELD_DTYPES[field.type]) for field in fields}
+    integer_fields = dict.fromkeys(("seed", "child", PROMPT_FIELD), BufferSpec(size, torch.int64))
+    return Mirror(slot_fields | integer_fields, device)

@@ -1,8 +1,8 @@
-"""From a plan to tensors: which tokens a step computes, at which positions, into which slots.
+"""Step inputs built on the host: token ids, positions, slot mapping and attention layout.
 
-This is the host's way, for devices without kernels; `device_inputs` is the other. Everything that
-the host knows is computed with numpy on the host and handed over whole; only the token ids are
-gathered on the device, because the last of them may never have left it.
+Used on devices without Triton kernels; `device_inputs` is the counterpart. All inputs are computed
+with numpy on the host and uploaded, except for the token ids: they are gathered on the device,
+because the last ones may exist only there.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from quire.worker.device.uploads import upload
 
 @dataclass(slots=True)
 class StepInputs:
-    """The input of one forward pass.
+    """The inputs of one forward pass.
 
     Attributes:
-        input_ids: `[T]` int64.
-        positions: `[T]` int64.
-        layouts: One for each attention backend; those of one KV group share theirs.
-        slots: The slot of each request, in order.
-        query_lens: Tokens of each request in this step.
-        sampled: Indices into `slots` of the requests that draw a token.
-        last_rows: For those, the row of their last token, `[N]` int64; None if they are all rows.
+        input_ids: Token ids, `[T]` int64.
+        positions: Positions, `[T]` int64.
+        layouts: Layout for each attention backend; backends of one KV group share theirs.
+        slots: Slot of each request, in order.
+        query_lens: Number of scheduled tokens of each request.
+        sampled: Indices into `slots` of the requests for which a token is sampled.
+        last_rows: Rows of the last tokens of those, `[N]` int64; None if these are all rows.
     """
 
     input_ids: Tensor
@@ -48,16 +48,16 @@ def build_inputs(
     """Build the inputs of a step for some of its requests.
 
     Args:
-        requests: What is to be computed.
-        tables: The slots' state before the step; what is new has been pushed.
-        block_sizes: Tokens a block, for each attention backend.
+        requests: Scheduled requests to compute.
+        tables: Slot tables before the step, with all changes pushed.
+        block_sizes: Number of tokens per block, for each attention backend.
     """
-    slots = [share.slot for share in requests]
-    query_lens = [share.num_tokens for share in requests]
+    slots = [request.slot for request in requests]
+    query_lens = [request.num_tokens for request in requests]
     slot_array = np.array(slots)
     computed = tables.num_computed[slot_array]
     num_tokens = sum(query_lens)
-    if num_tokens == len(slots):  # one token each, the usual step
+    if num_tokens == len(slots):  # a decode step: one token each
         query_start = np.arange(len(slots) + 1, dtype=np.int32)
         rows, positions, seq_lens = slot_array, computed, computed + 1
     else:
@@ -68,7 +68,7 @@ def build_inputs(
         positions = np.arange(num_tokens) + np.repeat(computed - query_start[:-1], lens)
         seq_lens = computed + lens
     device = tables.device
-    sampled = [index for index, share in enumerate(requests) if share.num_samples]
+    sampled = [index for index, request in enumerate(requests) if request.num_samples]
     step = _Step(
         slots=slot_array,
         rows=rows,
@@ -98,7 +98,7 @@ def build_inputs(
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """What all KV groups share of a step."""
+    """The inputs of a step that all KV groups share."""
 
     slots: NDArray[np.int64]  # [R]
     rows: NDArray[np.int64]  # [T], the slot of each token

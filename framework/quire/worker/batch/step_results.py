@@ -1,4 +1,4 @@
-"""What a step says to the engine, once its tokens have reached the host."""
+"""Results of a step for the engine, read once the sampled tokens have reached the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,22 @@ from quire.process.traceback_text import cause_text, sendable, traceback_text
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 
-NOT_A_NUMBER = ErrorReport(
+INVALID_LOGITS = ErrorReport(
     RequestFailedError.code,
-    "no token can be drawn for this request: its logits are not numbers, or none is allowed",
+    "no token can be sampled for this request: its logits are not finite, or no token is allowed",
 )
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step whose tokens are drawn, and may not have reached the host.
+    """A step whose sampling was launched; its tokens may not have reached the host yet.
 
     Attributes:
-        sampled: Slots, and what they drew.
-        errors: Slots that failed before they could draw.
-        sampler_name: Name of the step that drew, in errors.
+        plan_id: Id of the step plan.
+        sampled: Slots and their sampled tokens.
+        prompts: Prompt log probabilities of the step.
+        errors: Errors of slots that failed before sampling.
+        sampler_name: Name of the sampler, for error messages.
     """
 
     plan_id: int
@@ -34,7 +36,7 @@ class LaunchedStep:
     sampler_name: str
 
     def read(self) -> StepResult:
-        """Wait for the tokens, and return what the engine is told."""
+        """Wait for the tokens, and return the result of the step."""
         results = [SlotResult(slot, [], None, error) for slot, error in self.errors.items()]
         for slots, sampled in self.sampled:
             results += _results(slots, sampled, self.sampler_name)
@@ -42,7 +44,12 @@ class LaunchedStep:
 
 
 def failure(what: str, error: Exception) -> ErrorReport:
-    """Name the kind of failure; what a client may not see is its cause."""
+    """Return the report of a failure; details that a client must not see are its cause.
+
+    Args:
+        what: Operation that failed, as the subject of the message.
+        error: Error that was raised.
+    """
     if isinstance(error, QuireError):
         return ErrorReport(error.code, sendable(str(error)), cause_text(error))
     message = f"{what} failed: {type(error).__name__}"
@@ -52,16 +59,18 @@ def failure(what: str, error: Exception) -> ErrorReport:
 def _results(slots: Sequence[int], sampled: SampledTokens, sampler_name: str) -> list[SlotResult]:
     return [
         SlotResult(slot, [token_id], None if logprobs is None else [logprobs])
-        if is_sound
-        else SlotResult(slot, [], None, why_unsound(token_id, sampled.vocab_size, sampler_name))
-        for slot, token_id, is_sound, logprobs in zip(slots, *sampled.read(), strict=True)
+        if is_valid
+        else SlotResult(
+            slot, [], None, invalid_token_error(token_id, sampled.vocab_size, sampler_name)
+        )
+        for slot, token_id, is_valid, logprobs in zip(slots, *sampled.read(), strict=True)
     ]
 
 
-def why_unsound(token_id: int, vocab_size: int, sampler_name: str) -> ErrorReport:
-    """Say why a row has no token: the model gave it none, or the draw returned something else."""
+def invalid_token_error(token_id: int, vocab_size: int, sampler_name: str) -> ErrorReport:
+    """Return the error of a row without a valid token: invalid logits, or an invalid token id."""
     if 0 <= token_id < vocab_size:
-        return NOT_A_NUMBER
+        return INVALID_LOGITS
     return ErrorReport(
         RequestFailedError.code,
         f"{sampler_name} returned token id {token_id}; the vocabulary has {vocab_size} tokens",
@@ -69,7 +78,7 @@ def why_unsound(token_id: int, vocab_size: int, sampler_name: str) -> ErrorRepor
 
 
 def _with_prompts(results: list[SlotResult], prompts: Sequence[PromptLogprobs]) -> list[SlotResult]:
-    """Add the log probabilities of prompts; a chunk that drew nothing has a result for them."""
+    """Add prompt log probabilities; a prompt chunk without a sampled token gets a result."""
     if not prompts:
         return results
     by_slot = {result.slot: result for result in results}

@@ -1,1 +1,1 @@
-"""Copies to and from a device, its threads and faults, and the group of its rank."""
+"""Host-device copies, CPU threads, device failures and the tensor-parallel group."""

@@ -1,4 +1,4 @@
-"""Bring results to the host on a stream of their own, while the device goes on with its work."""
+"""Device-to-host copies on a separate stream, while the device continues to compute."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Tensors on their way to the host."""
+    """Tensors that are being copied to the host.
+
+    Attributes:
+        tensors: Copies in host memory; valid after `event`.
+        event: Event at the end of the copies; None if there is nothing to wait for.
+    """
 
     tensors: tuple[Tensor, ...]
-    arrival: torch.cuda.Event | None
+    event: torch.cuda.Event | None
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Return them, in host memory, once they are there."""
-        if self.arrival is not None:
-            self.arrival.synchronize()
+        """Wait for the copies, and return the tensors in host memory."""
+        if self.event is not None:
+            self.event.synchronize()
         return self.tensors
 
 
 class HostCopier:
-    """Copies from one device; from a CPU there is nothing to copy."""
+    """Copies tensors from one device; on a CPU there is nothing to copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -31,21 +36,20 @@ class HostCopier:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def begin(self, *tensors: Tensor) -> HostCopy:
-        """Begin to copy what the current stream has been told to compute.
+        """Start to copy tensors once the work queued on the current stream is done.
 
-        Nobody may write to these tensors afterwards: a buffer that the next step fills again is
-        cloned before.
+        The tensors must not be written afterwards: clone a buffer that the next step fills again.
         """
         if self._stream is None:
             return HostCopy(tensors, None)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             copies = tuple(_pinned_copy(tensor) for tensor in tensors)
-            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrival.record()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
         for tensor in tensors:
-            tensor.record_stream(self._stream)  # its memory is not given away before it is read
-        return HostCopy(copies, arrival)
+            tensor.record_stream(self._stream)  # its memory is not reused before it is copied
+        return HostCopy(copies, event)
 
 
 def _pinned_copy(tensor: Tensor) -> Tensor:

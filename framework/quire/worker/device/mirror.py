@@ -1,4 +1,4 @@
-"""Arrays that the host fills and the device reads lie side by side, and go up in one copy."""
+"""Arrays that the host fills and the device reads, contiguous so that one copy uploads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,40 +11,40 @@ from torch import Tensor
 
 from quire.worker.device.uploads import upload_into
 
-ALIGNMENT = 16  # bytes, as the widest loads of a kernel like it
+ALIGNMENT = 16  # bytes, for the widest loads of a kernel
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """One array: how many elements, and of what type."""
+    """Number of elements and dtype of one array."""
 
     size: int
     dtype: torch.dtype
 
 
 class Mirror:
-    """Named arrays, on both sides. What the host writes is on the device after `push`.
+    """Named arrays on host and device; `push` uploads the values that the host has written.
 
     Attributes:
-        host: By name, numpy arrays to write to.
-        device: By name, tensors that always lie at the same address; zeros at first.
+        host: Numpy arrays to write to, by name.
+        device: Tensors with fixed addresses, by name; initially zeros.
     """
 
-    def __init__(self, columns: Mapping[str, BufferSpec], device: torch.device) -> None:
+    def __init__(self, buffers: Mapping[str, BufferSpec], device: torch.device) -> None:
         starts, end = {}, 0
-        for name, column in columns.items():
+        for name, spec in buffers.items():
             starts[name] = end
-            end += -(-column.size * column.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            end += -(-spec.size * spec.dtype.itemsize // ALIGNMENT) * ALIGNMENT
         self._host = np.zeros(end, np.uint8)
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
         self.host: dict[str, NDArray[Any]] = {}
         self.device: dict[str, Tensor] = {}
-        for name, column in columns.items():
-            stop = starts[name] + column.size * column.dtype.itemsize
-            kind = torch.empty(0, dtype=column.dtype).numpy().dtype
+        for name, spec in buffers.items():
+            stop = starts[name] + spec.size * spec.dtype.itemsize
+            kind = torch.empty(0, dtype=spec.dtype).numpy().dtype
             self.host[name] = self._host[starts[name] : stop].view(kind)
-            self.device[name] = self._device[starts[name] : stop].view(column.dtype)
+            self.device[name] = self._device[starts[name] : stop].view(spec.dtype)
 
     def push(self) -> None:
-        """Send everything up, behind what the device has been told to do."""
+        """Upload all arrays, after the work queued on the device."""
         upload_into(self._host, self._device)

@@ -1,6 +1,6 @@
-"""How many CPU threads compute: as many as asked for, or else one for each core that is ours.
+"""Number of CPU threads: as set by the user, otherwise one per core available to this process.
 
-Fewer if torch was told fewer before, by OMP_NUM_THREADS or by the program around the engine.
+Fewer if OMP_NUM_THREADS or the program that embeds the engine has set fewer threads for torch.
 """
 
 import logging
@@ -13,53 +13,53 @@ logger = logging.getLogger(__name__)
 
 
 class TorchThreads:
-    """The threads of torch in this process, and how many it was told before quire told it others.
+    """Number of torch threads in this process, with the number set before quire changed it.
 
-    One engine's number is not taken for the program's word by the next engine.
+    The number that one engine sets is thus not mistaken for the program's choice by the next one.
     """
 
     def __init__(self) -> None:
-        self._ours: int | None = None
-        self._told = 0
+        self._last_set: int | None = None
+        self._preset = 0
 
-    def told(self) -> int:
-        """Return the threads that torch has by the environment's or the program's word."""
+    def preset(self) -> int:
+        """Return the number of torch threads set by the environment or the program."""
         now = torch.get_num_threads()
-        if now != self._ours:
-            self._told = now
-        return self._told
+        if now != self._last_set:
+            self._preset = now
+        return self._preset
 
     def use(self, wanted: int | None, num_ranks: int) -> None:
-        """Set the threads of torch, which compiled kernels take over, and say so in the log.
+        """Set and log the number of torch threads, which compiled kernels also use.
 
         Args:
-            wanted: As many as the user asks for; None: as fits the machine.
-            num_ranks: Workers that share the machine.
+            wanted: Number of threads set by the user; None: as fits the machine.
+            num_ranks: Number of workers that share the machine.
         """
-        number, why = thread_count(wanted, num_ranks, self.told(), usable_cores())
+        number, why = thread_count(wanted, num_ranks, self.preset(), usable_cores())
         torch.set_num_threads(number)
-        self._ours = number
+        self._last_set = number
         logger.info("%d CPU thread%s: %s", number, "" if number == 1 else "s", why)
 
 
 def thread_count(
-    wanted: int | None, num_ranks: int, told: int, cores: tuple[int, str]
+    wanted: int | None, num_ranks: int, preset: int, cores: tuple[int, str]
 ) -> tuple[int, str]:
-    """Return how many threads compute, and why so many.
+    """Return the number of threads, and the reason for it.
 
     Args:
-        wanted: As many as the user asks for.
-        num_ranks: Workers that share the machine.
-        told: The threads that torch has now.
-        cores: How many there are for all workers, and what sets that number.
+        wanted: Number of threads set by the user; None: as fits the machine.
+        num_ranks: Number of workers that share the machine.
+        preset: Number of torch threads set by the environment or the program.
+        cores: Number of cores for all workers, and the reason for it.
     """
     if wanted is not None:
         return wanted, "--threads"
     number, why = cores
-    share = max(1, number // num_ranks)
-    if told < share:
-        return told, "torch was told so"
-    return share, why if num_ranks == 1 else f"{why}, shared by {num_ranks} workers"
+    per_worker = max(1, number // num_ranks)
+    if preset < per_worker:
+        return preset, "set for torch by OMP_NUM_THREADS or the program"
+    return per_worker, why if num_ranks == 1 else f"{why}, shared by {num_ranks} workers"
 
 
 THREADS = TorchThreads()

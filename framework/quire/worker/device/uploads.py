@@ -1,7 +1,7 @@
-"""Bring small arrays to the device without waiting for it.
+"""Upload of small arrays to the device without blocking the host.
 
-A copy from ordinary memory makes the host wait. One from page-locked memory does not, and torch's
-allocator of such memory takes a piece back only when the copies from it are done.
+A copy from pageable memory blocks the host. A copy from page-locked memory does not, and torch's
+allocator reuses page-locked memory only when the copies from it are done.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return the array on the device; on a CPU it keeps using the array's memory."""
+    """Return the array as a tensor on the device; on a CPU it shares the array's memory."""
     if device.type == "cpu":
         return torch.from_numpy(array)
     return _page_locked(array).to(device, non_blocking=True)
 
 
 def upload_into(array: NDArray[Any], target: Tensor) -> None:
-    """Write the array to a tensor of its size and type; it may change at once afterwards."""
+    """Copy the array to a tensor of its size and dtype; the caller may change the array at once."""
     if target.device.type == "cpu":
         target.copy_(torch.from_numpy(array))
     else:

@@ -1,14 +1,14 @@
-"""The usual step, one token for each of some requests, is recorded once for each number of them.
+"""CPU graphs: decode steps that are traced once for each number of requests, and replayed.
 
-Python takes long to go through the layers of a small model, beside what the kernels take. So the
-first time that so many requests are computed, the calls of compiled functions are noted; from then
-on they are made again, and nothing else. All that they read and write stays where it is: inputs in
-buffers that each step fills anew, what layers allocate in memory that recorded steps share.
+In a small model, Python takes long for the layers compared with the kernels. So the first decode
+step of each size is traced: the calls of compiled functions are recorded, and from then on only
+these calls are made. Their memory does not move: inputs are in buffers that each step fills, and
+tensors that layers allocate are in memory that all graphs share.
 
-Nothing in a recorded step may depend on what the host knows of it, as with captured CUDA graphs:
-backends say in their `graphs` that they keep to that. A step in which torch computes anything, or
-that calls functions which cannot be called again, is not recorded: it goes through Python. So does
-one whose calls alone do not give the bits that it gave: each is tried once, in cleared memory.
+As with CUDA graphs, nothing in a traced step may depend on values that the host has for one step
+only; backends declare in their `graphs` capability that they comply. A step has no
+graph if torch computes anything in it, if it calls functions that cannot be replayed, or if its
+replay, tried once in cleared memory, does not give the same bits. It then runs through Python.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from torch import Tensor
 
 from quire.interfaces.attention import KVBackend, StepLayout
 from quire.interfaces.model import ForwardBatch
-from quire.native.recording import Recording, recording
+from quire.native.recording import CallTrace, trace_calls
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
-from quire.worker.graphs.graph_memory import Blocks, InStepMemory, StepMemory
+from quire.worker.graphs.graph_memory import GraphAllocator, GraphMemory, TracingMode
 
-MAX_REQUESTS = 64  # of a step; with more the kernels take most of the time
+MAX_REQUESTS = 64  # per step; with more, kernels take most of the time
 
 Forward = Callable[[Tensor, Tensor, ForwardBatch], Tensor]
 
-_ONE_AT_A_TIME = threading.Lock()  # torch keeps flags of its modes for the whole process
+_TRACE_LOCK = threading.Lock()  # torch's dispatch modes set process-wide flags
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CPUGraph:
-    """The calls of a step, and what must live as long.
+    """The traced calls of a step, and the objects that must live as long.
 
     Attributes:
-        calls: They are made again.
-        batch: What backends have prepared; calls have its addresses.
-        hidden_states: `[R, hidden_size]`, what they leave.
+        calls: Traced calls.
+        batch: Metadata prepared by the backends; calls use its addresses.
+        hidden_states: Output of the calls, `[R, hidden_size]`.
     """
 
-    calls: Recording
+    calls: CallTrace
     batch: ForwardBatch
     hidden_states: Tensor
 
 
 class CPUGraphs:
-    """The recorded steps of one worker.
+    """The CPU graphs of one worker.
 
     Args:
-        forward: The model.
-        backends: Of the attention layers, by their places; all run in captured steps.
-        tables: The running requests.
+        forward: Forward pass of the model.
+        backends: Attention backends by backend index; all support captured steps.
+        tables: Slot tables of the running requests.
     """
 
     def __init__(self, forward: Forward, backends: Sequence[KVBackend], tables: SlotTables) -> None:
@@ -66,11 +66,9 @@ class CPUGraphs:
         self._backends = backends
         self._groups = tables.backend_groups
         self._largest = min(MAX_REQUESTS, tables.padding_slot)
-        self._memory = StepMemory()
+        self._memory = GraphMemory()
         self._steps: dict[int, CPUGraph] = {}
-        self._unavailable_reasons: dict[
-            int, str
-        ] = {}  # why steps of so many requests go through Python
+        self._unavailable_reasons: dict[int, str] = {}  # number of requests -> why not traced
         size = self._largest
         self._input_ids = torch.zeros(size, dtype=torch.int64)
         self._positions = torch.zeros(size, dtype=torch.int64)
@@ -84,9 +82,9 @@ class CPUGraphs:
             self._block_table[group] = torch.zeros(size, width, dtype=torch.int32)
 
     def hidden_states_of(self, inputs: StepInputs) -> Tensor | None:
-        """Compute a step; None if it must go through Python.
+        """Compute a step by its graph; None if it must run through Python.
 
-        What it returns is written over by the next one.
+        The next step overwrites the returned tensor.
         """
         count = len(inputs.slots)
         if (
@@ -98,20 +96,24 @@ class CPUGraphs:
         self._fill(inputs, count)
         step = self._steps.get(count)
         if step is not None:
-            step.calls.repeat()
+            step.calls.replay()
             return step.hidden_states
-        with _ONE_AT_A_TIME:
-            recorded = self._record(count)
-        if isinstance(recorded, str):
-            if recorded not in self._unavailable_reasons.values():
-                logger.info("steps of %d request(s) go through Python: %s", count, recorded)
-            self._unavailable_reasons[count] = recorded
+        with _TRACE_LOCK:
+            traced = self._trace(count)
+        if isinstance(traced, str):
+            if traced not in self._unavailable_reasons.values():
+                logger.info(
+                    "decode steps of %d request(s) have no CPU graph and run through Python: %s",
+                    count,
+                    traced,
+                )
+            self._unavailable_reasons[count] = traced
             return None
-        self._steps[count] = recorded
-        return recorded.hidden_states
+        self._steps[count] = traced
+        return traced.hidden_states
 
     def _fill(self, inputs: StepInputs, count: int) -> None:
-        """Put a step's inputs where recorded ones find them."""
+        """Copy a step's inputs to the buffers of the graphs."""
         self._input_ids[:count] = inputs.input_ids
         self._positions[:count] = inputs.positions
         for group, layout in dict(zip(self._groups, inputs.layouts, strict=True)).items():
@@ -119,13 +121,13 @@ class CPUGraphs:
             self._slot_mapping[group][:count] = layout.slot_mapping
             self._block_table[group][:count, : layout.block_table.shape[1]] = layout.block_table
 
-    def _record(self, count: int) -> CPUGraph | str:
-        """Return a step that was tried, or why it cannot be repeated.
+    def _trace(self, count: int) -> CPUGraph | str:
+        """Return the graph of a step after a trial replay, or the reason why there is none.
 
-        It must then be computed again, for it may have written anything to its places in the cache.
+        Without a graph the step must be computed again: its KV blocks may hold anything.
         """
         layouts = {group: self._layout(group, count) for group in set(self._groups)}
-        blocks = Blocks(self._memory)
+        allocator = GraphAllocator(self._memory)
         try:
             prepared = zip(self._backends, self._groups, strict=True)
             batch = ForwardBatch(
@@ -133,24 +135,24 @@ class CPUGraphs:
                 adapters=None,
             )
             ids, positions = self._input_ids[:count], self._positions[:count]
-            with recording() as calls, InStepMemory(blocks, calls) as memory:
+            with trace_calls() as calls, TracingMode(allocator, calls) as memory:
                 hidden_states = self._forward(ids, positions, batch)
             if calls.reason is not None:
                 return calls.reason
-            if blocks.addresses - memory.operands - {hidden_states.untyped_storage().data_ptr()}:
-                return "something keeps memory that it has allocated in the step"
+            if allocator.addresses - memory.operands - {hidden_states.untyped_storage().data_ptr()}:
+                return "memory allocated in the step is still referenced after it"
             expected = hidden_states.clone()
             self._memory.clear()
-            calls.repeat()
-        except Exception as error:  # what fails again without a recording is reported there
-            logger.debug("recording a step failed", exc_info=True)
+            calls.replay()
+        except Exception as error:  # reported if it fails again without tracing
+            logger.debug("tracing a decode step failed", exc_info=True)
             return f"{type(error).__name__}: {error}"
         if not _same_bits(hidden_states, expected):
-            return "compiled functions and what torch was seen to compute are not all of it"
+            return "the replay of the traced calls gives other hidden states"
         return CPUGraph(calls, batch, hidden_states)
 
     def _layout(self, group: int, count: int) -> StepLayout:
-        """Return a group's buffers, as far as a step of so many requests uses them."""
+        """Return views of a KV group's buffers for a step of `count` requests."""
         return StepLayout(
             query_start=self._query_start[: count + 1],
             seq_lens=self._seq_lens[:count],

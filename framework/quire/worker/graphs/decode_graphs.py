@@ -1,13 +1,13 @@
-"""The usual step, one token for each of some requests, is captured once for a few sizes.
+"""Captured decode steps: one token per request, captured once for a few batch sizes.
 
-A step takes the smallest size that holds it; what is left over is padding, which reads and writes
-the spare slot and the null block. Its draw is captured apart, because a mask may come between:
+A step uses the smallest size that holds it. The remaining rows are padding, which reads and writes
+the padding slot and the null block. Sampling is captured apart, because a mask may come between:
 
     compute   gather inputs, prepare attention, model, logits in a buffer that all sizes share
-    draw      draw, append the tokens to the tables; for steps that need nothing but the draw
+    sample    sample, append the tokens to the tables; for steps whose sampling is fully fused
 
-Nothing in a captured run may depend on what the host knows of one step: the run is made before any
-request is there. Masked steps draw eagerly, from the same logits.
+Nothing in a captured step may depend on values that the host has for one step only: the capture
+happens before the first request. Masked steps are sampled eagerly, from the same logits.
 """
 
 import logging
@@ -26,7 +26,7 @@ from quire.interfaces.sampling import SampledRows
 from quire.messages import ScheduledRequest
 from quire.worker.batch.device_inputs import DeviceInputs
 from quire.worker.batch.step_inputs import StepInputs
-from quire.worker.graphs.graph_capture import StepCapture, causes_of, no_collection
+from quire.worker.graphs.graph_capture import StepCapture, causes_of, gc_disabled
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
@@ -37,13 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A step that can be repeated.
+    """A step that can be replayed.
 
     Attributes:
-        compute: Computes the logits, and returns the hidden states `[num_rows, hidden_size]`.
-        logits: `[num_rows, V]` float32; any other captured step writes over them.
-        sample: Draws from the logits, and appends to the tables; what it returns is written over by
-            its next repetition. None: the pipeline's draw cannot be captured.
+        compute: Function that computes the logits and returns the hidden states
+            `[num_rows, hidden_size]`.
+        logits: Logits, `[num_rows, V]` float32; any other captured step overwrites them.
+        sample: Function that samples from the logits and appends to the tables; its next replay
+            overwrites the returned tokens. None: the pipeline's sampling cannot be captured.
     """
 
     compute: Callable[[], Tensor]
@@ -52,13 +53,13 @@ class CapturedStep:
 
 
 class DecodeGraphs:
-    """The captured steps of one worker.
+    """The captured decode steps of one worker.
 
     Args:
-        inputs: Gathers what a step computes.
-        pipeline: Draws.
-        sizes: Numbers of requests to capture for, the smallest first.
-        vocab_size: V.
+        inputs: Buffers that gather the inputs of a step.
+        pipeline: Sampling pipeline.
+        sizes: Numbers of requests to capture for, in ascending order.
+        vocab_size: Size of the vocabulary, V.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(
         self,
-        way: StepCapture,
+        capturer: StepCapture,
         hidden_states_of: Compute,
         logits_of: Callable[[Tensor], Tensor],
         *,
@@ -87,10 +88,11 @@ class DecodeGraphs:
         """Capture every size, the largest first, and again for steps whose requests use adapters.
 
         Args:
-            way: How.
-            hidden_states_of: The model's forward pass. Neither is kept: whoever has them has us.
-            logits_of: Its head.
-            with_adapters: Whether there can be any.
+            capturer: Step capture to use.
+            hidden_states_of: Forward pass of the model. Neither function is stored, to avoid a
+                reference cycle.
+            logits_of: LM head of the model.
+            with_adapters: Whether requests can use adapters.
 
         Raises:
             CapacityError: There is not enough memory.
@@ -104,35 +106,37 @@ class DecodeGraphs:
             inputs = self._inputs.gather_decode(num_rows)
             adapters = self._inputs.adapter_batch(num_rows) if uses_adapters else None
             hidden_states = hidden_states_of(inputs, adapters)
-            logits.copy_(logits_of(hidden_states))  # of any floating type
+            logits.copy_(logits_of(hidden_states))  # converts to float32
             return hidden_states
 
-        with no_collection():
+        with gc_disabled():
             for num_rows, uses_adapters in product(reversed(self.sizes), variants):
-                captured = self._capture_step(way, compute, num_rows, uses_adapters)
+                captured = self._capture_step(capturer, compute, num_rows, uses_adapters)
                 self._steps[num_rows, uses_adapters] = captured
-        way.finish()
+        capturer.finish()
         logger.info(
-            "captured %d decode steps of up to %d requests, %.2f s",
+            "captured %d decode steps of up to %d requests in %.2f s",
             len(self._steps),
             self.sizes[-1],
             time.perf_counter() - started,
         )
 
     def clear(self) -> None:
-        """Forget all steps, and with them the memory that graphs hold."""
+        """Drop all steps, and the memory that their graphs hold."""
         self._steps.clear()
 
     def step_for(
         self, requests: Sequence[ScheduledRequest]
     ) -> tuple[list[int], CapturedStep] | None:
-        """Send a step's numbers; returns its slots and what computes it, or None if nothing does.
+        """Send a step's inputs, and return its slots and captured step; None if none fits.
 
-        Every request must compute one token and sample one. Its prompt is then complete, so no log
-        probabilities of the prompt are due.
+        Each request must have one scheduled token and sample one. Its prompt is then complete, so
+        no prompt log probabilities are needed.
         """
         tables = self._inputs.tables
-        slots = [share.slot for share in requests if share.num_tokens == 1 == share.num_samples]
+        slots = [
+            request.slot for request in requests if request.num_tokens == 1 == request.num_samples
+        ]
         if not slots or len(slots) < len(requests):
             return None
         uses_adapters = bool(tables.with_adapter) and bool(tables.adapter_index[slots].max() >= 0)
@@ -143,7 +147,7 @@ class DecodeGraphs:
         return slots, step
 
     def step_of(self, num_requests: int, *, uses_adapters: bool) -> CapturedStep | None:
-        """Return the smallest step that holds so many requests; None: none does."""
+        """Return the smallest step that holds `num_requests` requests; None if none does."""
         index = bisect_left(self.sizes, num_requests)
         if index == len(self.sizes):
             return None
@@ -151,7 +155,7 @@ class DecodeGraphs:
 
     def _capture_step(
         self,
-        way: StepCapture,
+        capturer: StepCapture,
         compute: Callable[[int, bool, Tensor], Tensor],
         num_rows: int,
         uses_adapters: bool,
@@ -160,21 +164,21 @@ class DecodeGraphs:
         has_sampling = self._pipeline.is_fused((), ())
         try:
             return CapturedStep(
-                compute=way.capture(lambda: compute(num_rows, uses_adapters, logits)),
+                compute=capturer.capture(lambda: compute(num_rows, uses_adapters, logits)),
                 logits=logits,
-                sample=way.capture(lambda: self._sample(num_rows, logits))
+                sample=capturer.capture(lambda: self._sample(num_rows, logits))
                 if has_sampling
                 else None,
             )
         except Exception as error:  # the edge of models, backends and samplers
-            raise _refusal(num_rows, error) from error
+            raise _capture_error(num_rows, error) from error
 
     def _sample(self, num_rows: int, logits: Tensor) -> SampledTokens:
         tables = self._inputs.tables
         rows = SampledRows(
             slots=self._inputs.slots[:num_rows],
             positions=self._inputs.sampled_positions[:num_rows],
-            columns=tables.columns,
+            slot_fields=tables.slot_fields,
             token_ids=tables.token_ids,
             num_prompt_tokens=tables.num_prompt_tokens,
         )
@@ -183,16 +187,16 @@ class DecodeGraphs:
         return sampled
 
 
-def _refusal(num_rows: int, error: Exception) -> CapacityError | RefusedError:
-    """Return what to say of a failed capture: what came first, as its end fails as well."""
+def _capture_error(num_rows: int, error: Exception) -> CapacityError | RefusedError:
+    """Return the error of a failed capture, with its causes: the end of a capture fails as well."""
     causes = causes_of(error)
     if any(isinstance(cause, torch.OutOfMemoryError) for cause in causes):
         return CapacityError(
-            f"there is no memory to capture a step of {num_rows} requests; lower "
+            f"not enough memory to capture a decode step of {num_rows} requests; lower "
             "gpu_memory_utilization or max_cuda_graph_size, or start with --enforce-eager"
         )
-    told = "; before that, ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
+    reasons = "; before that, ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
     return RefusedError(
-        f"a step of {num_rows} requests cannot be captured as a CUDA graph ({told}); start with "
-        "--enforce-eager"
+        f"a decode step of {num_rows} requests cannot be captured as a CUDA graph ({reasons}); "
+        "start with --enforce-eager"
     )

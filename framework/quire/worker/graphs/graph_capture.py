@@ -1,8 +1,8 @@
-"""Do once, repeat often: what a run launches is kept, and launched again on the same buffers.
+"""Step capture: CUDA graphs on a GPU, and plain repetition on any other device.
 
-A run reads and writes tensors that never move, and nothing that the host knows only for one step.
-On a CUDA device the launches are kept as a graph, which starts them all at once. Any other device
-runs the same Python again: slower, and equal as long as the run keeps that rule.
+A captured function reads and writes tensors that never move, and uses no values that the host has
+for one step only. On a CUDA device its kernel launches become a graph, which is replayed in one
+launch. Any other device runs the Python function again, which is slower and gives the same result.
 """
 
 import gc
@@ -17,28 +17,28 @@ Result = TypeVar("Result")
 
 
 class StepCapture(ABC):
-    """A way to keep what a run does."""
+    """Interface for capturing a function so that it can be replayed."""
 
     @abstractmethod
     def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """Return what does `run`; whatever tensors that returns, it writes over each time."""
+        """Return a function that replays `run`; each replay overwrites the returned tensors."""
 
     def finish(self) -> None:  # noqa: B027 (most have nothing to wait for)
-        """Hear that the last run was captured."""
+        """Complete the captures, after the last one."""
 
 
-class RepeatedRuns(StepCapture):
-    """For devices without graphs: each repetition is the run itself."""
+class EagerRuns(StepCapture):
+    """Capture for devices without graphs: each replay runs the function itself."""
 
     def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """Return the run; there is nothing to do before it is asked for."""
+        """Return `run` itself, without running it."""
         return run
 
 
 class CUDAGraphs(StepCapture):
-    """CUDA graphs, all with one pool of memory: they never run at the same time.
+    """CUDA graphs that share one memory pool, because they never run at the same time.
 
-    Capture large steps first: smaller ones then find room in the memory of the larger.
+    Capture large steps first, so that smaller ones fit into their memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,51 +47,51 @@ class CUDAGraphs(StepCapture):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """Run once, for what is only done the first time, and once more to be captured."""
-        ours = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(ours)
+        """Run once as a warm-up, and once more for the capture."""
+        caller_stream = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(caller_stream)
         with torch.cuda.stream(self._stream):
             run()
         graph = torch.cuda.CUDAGraph()
         try:
             with (
-                torch.cuda.stream(ours),  # a capture that fails at its end does not go back to it
+                torch.cuda.stream(caller_stream),  # not restored by a capture that fails at its end
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
             ):
                 result = run()
         except BaseException:
-            self._leave_pool()
+            self._end_pool_allocation()
             raise
 
-        def repeat() -> Result:
+        def replay() -> Result:
             graph.replay()
             return result
 
-        return repeat
+        return replay
 
     def finish(self) -> None:
-        """Let later steps wait for the runs on our stream."""
+        """Make the current stream wait for the warm-up runs on the capture stream."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _leave_pool(self) -> None:
-        """Tell torch's allocator that a failed capture is over; while one runs, it frees less.
+    def _end_pool_allocation(self) -> None:
+        """End the allocation to the pool after a failed capture, so that torch frees memory again.
 
-        Some versions of torch say so themselves, and others do not get that far.
+        Some versions of torch do so themselves; others skip it when the capture fails.
         """
-        with suppress(RuntimeError):  # it was said
+        with suppress(RuntimeError):  # it has already ended
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
 
 def step_capture(device: torch.device) -> StepCapture:
-    """Return how steps are kept on a device."""
-    return CUDAGraphs(device) if device.type == "cuda" else RepeatedRuns()
+    """Return the step capture for a device."""
+    return CUDAGraphs(device) if device.type == "cuda" else EagerRuns()
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Collect garbage now, and none inside: a stray graph that dies in a capture would break it."""
+def gc_disabled() -> Iterator[None]:
+    """Collect garbage now and disable it inside: freeing a CUDA graph would break a capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -103,7 +103,7 @@ def no_collection() -> Iterator[None]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """Return an error and what it came after, the last one being the first that happened."""
+    """Return an error and its chain of causes, the latest first."""
     causes = [error]
     while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
         if any(before is cause for cause in causes):  # `raise error from error`

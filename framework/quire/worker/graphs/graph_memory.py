@@ -1,8 +1,8 @@
-"""Memory for what a recorded step allocates: it stays where it is, and is taken again in turn.
+"""Memory of CPU graphs: fixed addresses for the tensors that a traced step allocates.
 
-A step's tensors live as long as when they came from the allocator, so what one layer has let go of
-the next one takes, while it is in the caches. All recorded steps share the memory, because only one
-runs at a time, and what it leaves is read before the next one.
+Tensors live as long as with torch's allocator, so memory that one layer has freed is reused by the
+next one while it is in the CPU caches. All graphs share the memory, because only one runs at a time
+and its output is read before the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.machine.pages import own_pages
-from quire.native.recording import Recording
+from quire.native.recording import CallTrace
 
 CHUNK_BYTES = 2**22
 ALIGNMENT = 64
@@ -39,14 +39,14 @@ OUT_OF_PLACE = frozenset({torch.ops.aten.embedding.default, torch.ops.aten.to.dt
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
-class StepMemory:
-    """What all recorded steps of a worker share."""
+class GraphMemory:
+    """Memory that all CPU graphs of a worker share."""
 
     def __init__(self) -> None:
         self._chunks: list[mmap.mmap] = []
 
     def chunk(self, index: int, num_bytes: int) -> tuple[mmap.mmap, int]:
-        """Return the chunk of this index, or the next one that has so many bytes; and its index."""
+        """Return the first chunk from `index` on with at least `num_bytes`, and its index."""
         while index < len(self._chunks) and len(self._chunks[index]) < num_bytes:
             index += 1
         if index == len(self._chunks):
@@ -54,41 +54,41 @@ class StepMemory:
         return self._chunks[index], index
 
     def clear(self) -> None:
-        """Fill all of it with zeros, which are safe as indices, too."""
+        """Fill all memory with zeros, which are also valid as indices."""
         for chunk in self._chunks:
             torch.frombuffer(chunk, dtype=torch.uint8).zero_()
 
 
-class Blocks:
-    """What one step takes of it, from the beginning on."""
+class GraphAllocator:
+    """Allocator of one graph's tensors in the shared memory, from its start on."""
 
-    def __init__(self, memory: StepMemory) -> None:
+    def __init__(self, memory: GraphMemory) -> None:
         self._memory = memory
-        self._chunk, self._end = -1, 0  # where nothing has been taken yet
-        self._free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size, last one first
-        self._alive: dict[tuple[int, int], int] = {}  # addresses
+        self._chunk, self._end = -1, 0  # start of the unused memory
+        self._free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by size, as a stack
+        self._alive: dict[tuple[int, int], int] = {}  # location -> address
 
     @property
     def addresses(self) -> set[int]:
-        """Of what something still refers to."""
+        """Addresses of the allocations that are still referenced."""
         return set(self._alive.values())
 
-    def take(self, num_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """Return memory that is free again once nothing refers to it."""
+    def allocate(self, num_bytes: int) -> ctypes.Array[ctypes.c_char]:
+        """Return memory that is freed when it is no longer referenced."""
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        place = self._free[size].pop() if self._free[size] else self._next(size)
-        chunk, _ = self._memory.chunk(place[0], 0)
-        block = (ctypes.c_char * num_bytes).from_buffer(chunk, place[1])
-        self._alive[place] = ctypes.addressof(block)
-        weakref.finalize(block, self._let_go, place, size).atexit = False
+        location = self._free[size].pop() if self._free[size] else self._extend(size)
+        chunk, _ = self._memory.chunk(location[0], 0)
+        block = (ctypes.c_char * num_bytes).from_buffer(chunk, location[1])
+        self._alive[location] = ctypes.addressof(block)
+        weakref.finalize(block, self._release, location, size).atexit = False
         return block
 
-    def _let_go(self, place: tuple[int, int], size: int) -> None:
-        del self._alive[place]
-        self._free[size].append(place)
+    def _release(self, location: tuple[int, int], size: int) -> None:
+        del self._alive[location]
+        self._free[size].append(location)
 
-    def _next(self, size: int) -> tuple[int, int]:
-        """Return a place behind all that were taken before: its chunk, and where in that."""
+    def _extend(self, size: int) -> tuple[int, int]:
+        """Return a location behind all earlier ones: chunk index, and offset in the chunk."""
         begin = self._end
         if self._chunk < 0 or begin + size > len(self._memory.chunk(self._chunk, 0)[0]):
             _, self._chunk = self._memory.chunk(self._chunk + 1, size)
@@ -97,24 +97,25 @@ class Blocks:
         return self._chunk, begin
 
 
-class InStepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets torch allocate there, and tells a recording of whatever else torch computes meanwhile.
+class TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that moves torch's allocations to graph memory, and traces its operators.
 
-    The few operators that layers use around compiled functions are noted like calls of those.
+    The few operators that layers use around compiled functions are traced like calls of those. Any
+    other operator makes the trace unavailable.
 
     Attributes:
-        operands: Addresses of the memory that those need.
+        operands: Addresses of the storages that the traced operators use.
     """
 
-    def __init__(self, blocks: Blocks, recording: Recording) -> None:
+    def __init__(self, allocator: GraphAllocator, trace: CallTrace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._blocks = blocks
-        self._recording = recording
+        self._allocator = allocator
+        self._trace = trace
         self.operands: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do not load torch's compiler, a second and 140 MB, to keep it away from what we run."""
+        """Return False, so that torch does not import its compiler (a second and 140 MB)."""
         return False
 
     def __torch_dispatch__(
@@ -124,42 +125,44 @@ class InStepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator."""
+        """Run an operator, and trace it."""
         del types
         operator = functools.partial(func, *args, **(kwargs or {}))
         result = operator()
         if func in ALLOCATIONS:
-            return self._moved(result)
+            return self._relocated(result)
         if (func.is_view or func is UNSAFE_VIEW) and _is_view(result, args):
             return result
         if func in IN_PLACE:
-            self._recording.note(operator, ())
+            self._trace.append(operator, ())
         elif func in OUT_OF_PLACE:
-            result = self._moved(result).copy_(result)
-            self._recording.note(lambda: result.copy_(operator()), ())
+            result = self._relocated(result).copy_(result)
+            self._trace.append(lambda: result.copy_(operator()), ())
         else:
-            self._recording.refuse(f"{func} is computed by torch")
+            self._trace.mark_unreplayable(f"{func} is computed by torch")
             return result
         self.operands |= {_address(one) for one in (*args, result) if isinstance(one, Tensor)}
         return result
 
-    def _moved(self, allocated: Tensor) -> Tensor:
-        """Return memory of ours for a tensor that nobody has written to yet."""
+    def _relocated(self, allocated: Tensor) -> Tensor:
+        """Return a tensor in graph memory in place of a newly allocated, unwritten one."""
         is_plain = allocated.device.type == "cpu" and allocated.is_contiguous()
         if not is_plain or not allocated.numel():
-            self._recording.refuse(f"it allocates {list(allocated.shape)} on {allocated.device}")
+            self._trace.mark_unreplayable(
+                f"it allocates {list(allocated.shape)} on {allocated.device}"
+            )
             return allocated
-        block = self._blocks.take(allocated.nbytes)
+        block = self._allocator.allocate(allocated.nbytes)
         return torch.frombuffer(block, dtype=allocated.dtype).view(allocated.shape)
 
 
 def _is_view(result: Any, args: Sequence[Any]) -> bool:
-    """Whether an operator that returns views, or else copies (`reshape`, `to`), returned views."""
+    """Whether an operator that may return views or copies (`reshape`, `to`) returned views."""
     results = result if isinstance(result, (list, tuple)) else [result]
     given = {_address(arg) for arg in args if isinstance(arg, Tensor)}
     return all(_address(made) in given for made in results)
 
 
 def _address(tensor: Tensor) -> int:
-    """Return where the memory of a tensor begins, of which it may be a view."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()

@@ -1,1 +1,1 @@
-"""Weights, adapters and KV memory: from files to the layers of a model."""
+"""Loading of weights and adapters into a model, and binding of its layers to the KV cache."""

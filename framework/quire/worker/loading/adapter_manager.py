@@ -1,8 +1,8 @@
-"""Adapters take turns in a fixed number of places; one that a running request uses keeps its place.
+"""LoRA adapters of a worker, in a fixed number of adapter slots that are evicted LRU first.
 
-What an adapter says it changes is compared with the model before anything is written: a module that
-the model does not have is an error, because leaving it out would answer with the base model in
-silence.
+An adapter that a running request uses is not evicted. The modules that an adapter changes are
+compared with the model before anything is written. A module that the model does not have is an
+error: leaving it out would silently generate with the base model.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ MAX_LISTED = 4
 
 
 class AdaptedMatrix(NamedTuple):
-    """One matrix of the checkpoint, as it lies in the model."""
+    """A matrix of the checkpoint, as the layer and the part of it that hold the matrix."""
 
     layer: ParallelLinear
     part: str
 
 
 class AdapterManager:
-    """The adapters that one worker holds.
+    """The adapters that one worker has loaded.
 
     Args:
-        model: Its linear layers get room for adapters.
-        source: Reads adapters from their folders.
-        max_loras: Places.
-        max_rank: Largest rank that a place has room for.
-        sources: Further ones, by the names that adapters may have for theirs.
-        base: The model that adapters should be made for; None: it is not looked at.
+        model: Model; its linear layers allocate memory for the adapters.
+        source: Default LoRA source, which reads adapters from their folders.
+        max_loras: Number of adapter slots.
+        max_rank: Maximum rank of an adapter.
+        sources: Further LoRA sources, by the name that an `AdapterRef` may give.
+        base: Base model that adapters must be made for; None: adapters are not checked.
     """
 
     def __init__(
@@ -70,46 +70,46 @@ class AdapterManager:
         for layer in self._layers:
             layer.enable_lora(max_loras, max_rank)
         self._device = self._layers[0].context.device
-        self._places: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._indexes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._last: tuple[tuple[tuple[int, ...], tuple[int, ...]], AdapterBatch | None] | None = (
             None
         )
 
     def load(self, ref: AdapterRef, in_use: Set[AdapterRef] = frozenset()) -> int:
-        """Return the adapter's index in the layers' stacks; read and place it if it is not there.
+        """Return the adapter's index in the layers' stacks; load it first if necessary.
 
         Args:
-            ref: The adapter.
-            in_use: Adapters that must keep their places.
+            ref: Adapter to load.
+            in_use: Adapters that must not be evicted.
 
         Raises:
-            AdapterError: It cannot be used with this model or in this mode, has changed on disk
-                since it was resolved, or all places are in use.
+            AdapterError: The adapter cannot be used with this model or in this mode, has changed on
+                disk since it was resolved, or all adapter slots are in use.
         """
         key = _key(ref)
-        if key not in self._places:
-            with _named(ref):
+        if key not in self._indexes:
+            with _as_adapter_error(ref):
                 adapter = self._read(ref)
-                index = self._free_place({_key(other) for other in in_use}, ref)
-                self._place(index, adapter)
-            self._places[key] = index
-        self._places.move_to_end(key)
-        return self._places[key]
+                index = self._free_index({_key(other) for other in in_use}, ref)
+                self._load_into(index, adapter)
+            self._indexes[key] = index
+        self._indexes.move_to_end(key)
+        return self._indexes[key]
 
     def drop(self, ref: AdapterRef) -> bool:
-        """Forget an adapter, and say whether it was there; nobody may be using it."""
-        index = self._places.pop(_key(ref), None)
+        """Unload an adapter that no request uses, and return whether it was loaded."""
+        index = self._indexes.pop(_key(ref), None)
         if index is None:
             return False
         self._clear(index)
         return True
 
     def batch(self, indexes: Sequence[int], query_lens: Sequence[int]) -> AdapterBatch | None:
-        """Say which rows of a step use which adapter; None if no row uses any.
+        """Return the rows of a step that use each adapter; None if no row uses any.
 
         Args:
-            indexes: For each request, its adapter's index as `load` returned it, or -1.
-            query_lens: For each request, its tokens in this step.
+            indexes: Adapter index of each request as returned by `load`, or -1.
+            query_lens: Number of scheduled tokens of each request.
         """
         if not indexes or max(indexes) < 0:
             return None
@@ -135,13 +135,13 @@ class AdapterManager:
         unknown = [module for module in modules if module not in self.targets]
         if unknown:
             raise AdapterError(
-                f"adapter {name!r} changes {len(unknown)} module(s) that the model does not have "
-                f"as linear layers: {', '.join(unknown[:MAX_LISTED])}; was it trained on another "
-                "base model?"
+                f"adapter {name!r} changes {len(unknown)} module(s) that are not linear layers of "
+                f"the model: {', '.join(unknown[:MAX_LISTED])}; was it trained on another base "
+                "model?"
             )
         for module, matrices in modules.items():
             self._check_shape(name, module, matrices)
-            _check_numbers(name, module, matrices)
+            _check_finite(name, module, matrices)
 
     def _check_shape(self, name: str, module: str, matrices: AdapterModule) -> None:
         layer, part = self.targets[module]
@@ -151,33 +151,34 @@ class AdapterManager:
                 f"adapter {name!r} has rank {rank} at {module}; max_lora_rank is {self.max_rank}"
             )
         given = (tuple(matrices.a.shape), tuple(matrices.b.shape))
-        wanted = ((rank, layer.num_columns), (layer.slices[part].num_rows, rank))
-        if given != wanted:
+        expected = ((rank, layer.num_columns), (layer.slices[part].num_rows, rank))
+        if given != expected:
             raise AdapterError(
                 f"adapter {name!r} does not fit the model at {module}: A and B have shapes "
-                f"{list(given[0])} and {list(given[1])}, the model needs {list(wanted[0])} and "
-                f"{list(wanted[1])}; was it trained on another base model?"
+                f"{list(given[0])} and {list(given[1])}, the model needs {list(expected[0])} and "
+                f"{list(expected[1])}; was it trained on another base model?"
             )
 
-    def _free_place(self, in_use: Set[str], ref: AdapterRef) -> int:
-        taken = set(self._places.values())
+    def _free_index(self, in_use: Set[str], ref: AdapterRef) -> int:
+        taken = set(self._indexes.values())
         for index in range(self.max_loras):
             if index not in taken:
                 return index
-        for key, index in self._places.items():
+        for key, index in self._indexes.items():
             if key not in in_use:
-                del self._places[key]
+                del self._indexes[key]
                 self._clear(index)
                 return index
         raise AdapterError(
-            f"adapter {ref.name!r} has no place: all {self.max_loras} are in use (max_loras)"
+            f"adapter {ref.name!r} cannot be loaded: all {self.max_loras} adapter slots are in use "
+            "(max_loras)"
         )
 
-    def _place(self, index: int, adapter: Adapter) -> None:
+    def _load_into(self, index: int, adapter: Adapter) -> None:
         try:
             self._write(index, adapter)
         except BaseException:
-            self._clear(index)  # what counts as free holds nothing
+            self._clear(index)  # a free slot must hold no adapter
             raise
 
     def _write(self, index: int, adapter: Adapter) -> None:
@@ -197,7 +198,7 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
     """Return the matrices that adapters can change, by the checkpoint's module names.
 
     Raises:
-        AdapterError: There are none.
+        AdapterError: The model has no such matrices.
     """
     targets = {}
     for path, module in as_module(model).named_modules():
@@ -207,37 +208,39 @@ def adapted_matrices(model: Model) -> dict[str, AdaptedMatrix]:
                 targets[f"{parent}.{part}" if parent else part] = AdaptedMatrix(module, part)
     if not targets:
         raise AdapterError(
-            f"{type(model).__name__} has no linear layers of quire.layers, so it cannot serve LoRA"
+            f"{type(model).__name__} has no linear layers of quire.layers, so LoRA cannot be used"
         )
     return targets
 
 
 @contextmanager
-def _named(ref: AdapterRef) -> Iterator[None]:
-    """Raise what an adapter makes go wrong as an AdapterError that names it.
+def _as_adapter_error(ref: AdapterRef) -> Iterator[None]:
+    """Raise errors that an adapter causes as an AdapterError with its name.
 
-    A control verb may raise nothing but errors of ours: the engine dies of any other.
+    A control command may only raise a QuireError: any other error ends the engine.
     """
     try:
         yield
-    except Exception as error:  # the edge of LoRA sources, and of what they return
+    except Exception as error:  # the edge of LoRA sources and their results
         end_if_device_failed(error)
         if isinstance(error, QuireError) and not isinstance(error, RefusedError):
             raise
-        told = error if isinstance(error, RefusedError) else type(error).__name__
-        raise AdapterError(f"adapter {ref.name!r} cannot be used: {told}") from error
+        reason = error if isinstance(error, RefusedError) else type(error).__name__
+        raise AdapterError(f"adapter {ref.name!r} cannot be used: {reason}") from error
 
 
-def _check_numbers(name: str, module: str, matrices: AdapterModule) -> None:
+def _check_finite(name: str, module: str, matrices: AdapterModule) -> None:
     for matrix in (matrices.a, matrices.b):
-        is_sound = matrix.is_floating_point() and matrix.float().isfinite().all()  # float8, too
-        if not is_sound:
+        is_valid = matrix.is_floating_point() and matrix.float().isfinite().all()  # float8, too
+        if not is_valid:
             raise AdapterError(
                 f"adapter {name!r} is damaged at {module}: A and B must hold finite floating-point "
-                f"numbers, and one of them ({matrix.dtype}) does not"
+                f"values, but one of them ({matrix.dtype}) does not"
             )
     if not math.isfinite(matrices.scale):
-        raise AdapterError(f"adapter {name!r} has the scale {matrices.scale} at {module}")
+        raise AdapterError(
+            f"adapter {name!r} has the non-finite scale {matrices.scale} at {module}"
+        )
 
 
 def _batch(indexes: Sequence[int], query_lens: Sequence[int], device: torch.device) -> AdapterBatch:

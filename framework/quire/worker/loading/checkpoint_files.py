@@ -1,8 +1,8 @@
-"""A checkpoint's files are checked by their headers before a single weight is read.
+"""Checkpoint files: lookup of the safetensors files, and checks of their headers.
 
-Only safetensors: a pickle is refused by its name and never opened. A header says which bytes of the
-file are which tensor; all of it is compared with the file's size first, so a damaged file is an
-error that names it, not an allocation.
+Headers are checked before any weight is read. Only safetensors are supported: a pickle is refused
+by its file name and never opened. A header gives the byte range of each tensor. All ranges are
+compared with the file's size first, so a damaged file is an error with its name, not an allocation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, by what the header says."""
+    """A tensor in a file, as described by the file's header."""
 
     name: str
     file: Path
@@ -38,15 +38,15 @@ class StoredTensor:
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint, all of them there.
+    """Return the safetensors files of a checkpoint, all of which exist.
 
     Raises:
-        CheckpointNotFoundError: There is no such folder, or no weights in it.
-        UnsafeCheckpointError: There are only pickles.
-        CheckpointCorruptError: The index is damaged, or names a file that is not there.
+        CheckpointNotFoundError: The folder does not exist, or has no weights.
+        UnsafeCheckpointError: The folder has its weights only as pickles.
+        CheckpointCorruptError: The index is damaged, or names a file that does not exist.
     """
     if not folder.is_dir():
-        raise CheckpointNotFoundError(f"there is no model folder {str(folder)!r}")
+        raise CheckpointNotFoundError(f"no such model folder: {str(folder)!r}")
     if (folder / INDEX).is_file():
         return _shards(folder)
     if (folder / SINGLE).is_file():
@@ -54,20 +54,20 @@ def find_weight_files(folder: Path) -> list[Path]:
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise UnsafeCheckpointError(
-            f"{str(folder)!r} has its weights only as {', '.join(pickles)}: files of this kind can "
-            "run code when loaded, so quire does not open them; convert them to safetensors"
+            f"{str(folder)!r} has its weights only as {', '.join(pickles)}: such files can run "
+            "code when loaded, so quire does not open them; convert them to safetensors"
         )
     raise CheckpointNotFoundError(
-        f"{str(folder)!r} has no {SINGLE} and no {INDEX}; is it copied completely?"
+        f"{str(folder)!r} has no {SINGLE} and no {INDEX}; is the copy complete?"
     )
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
-    """Return all tensors of the files, by name, without reading any of them.
+    """Return all tensors of the files by name, without reading their data.
 
     Raises:
-        CheckpointCorruptError: A file is cut short or is not what it says it is, or two files have
-            a tensor of one name.
+        CheckpointCorruptError: A file is truncated or damaged, or two files have a tensor of the
+            same name.
     """
     found: dict[str, StoredTensor] = {}
     for file in files:
@@ -82,10 +82,10 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> list[StoredTensor]:
-    """Return the tensors of one file, in the order in which they lie in it.
+    """Return the tensors of one file, in the order of their data.
 
     Raises:
-        CheckpointCorruptError: It is cut short, or is not what it says it is.
+        CheckpointCorruptError: The file is truncated or damaged.
     """
     header, data_bytes = _read_json(file)
     spans = sorted(
@@ -97,7 +97,7 @@ def read_header(file: Path) -> list[StoredTensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that the index names."""
+    """Return the files that the index names."""
     index = folder / INDEX
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -113,17 +113,19 @@ def _shards(folder: Path) -> list[Path]:
         )
     unsafe = [name for name in names if not name.endswith(".safetensors")]
     if unsafe:
-        raise UnsafeCheckpointError(f"{str(index)!r} names {', '.join(unsafe)}: only safetensors")
+        raise UnsafeCheckpointError(
+            f"{str(index)!r} names {', '.join(unsafe)}; only .safetensors files are supported"
+        )
     return [folder / name for name in names]
 
 
 def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
-    """The header, and how many bytes of data follow it."""
+    """Return the header, and the number of bytes of data that follow it."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise _corrupt(file, f"its header claims {length} bytes, and the file has {size}")
+            raise _corrupt(file, f"its header claims {length} bytes, but the file has {size}")
         try:
             header = json.loads(stream.read(length))
         except (ValueError, RecursionError) as error:
@@ -134,33 +136,37 @@ def _read_json(file: Path) -> tuple[Mapping[str, Any], int]:
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int, StoredTensor]:
-    """First and last byte of one tensor, and what it is."""
+    """Return the byte range of one tensor, and its description."""
     try:
         begin, end = (int(offset) for offset in entry["data_offsets"])
         shape = tuple(int(size) for size in entry["shape"])
         dtype = str(entry["dtype"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _corrupt(file, f"its header describes tensor {name} wrongly ({error!r})") from error
+        raise _corrupt(
+            file, f"its header has an invalid entry for tensor {name} ({error!r})"
+        ) from error
     if dtype not in ELEMENT_BYTES:
-        raise _corrupt(file, f"tensor {name} has the dtype {dtype}, which is not known")
+        raise _corrupt(file, f"tensor {name} has the dtype {dtype}, which is unknown")
     expected = prod(shape) * ELEMENT_BYTES[dtype]
     if min((begin, *shape)) < 0 or end - begin != expected:
         raise _corrupt(
             file,
             f"tensor {name} of shape {list(shape)} and dtype {dtype} takes {expected} bytes, but "
-            f"lies from {begin} to {end}",
+            f"its byte range is {begin} to {end}",
         )
     return begin, end, StoredTensor(name, file, shape, end - begin)
 
 
 def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:
-    """Check that the tensors lie side by side and fill the file."""
+    """Check that the byte ranges of the tensors are contiguous and fill the file."""
     edges = [(0, 0), *spans]
     if any(before[1] != after[0] for before, after in pairwise(edges)):
         raise _corrupt(file, "its tensors overlap or leave gaps")
     if edges[-1][1] != data_bytes:
         raise _corrupt(
-            file, f"its tensors take {edges[-1][1]} bytes, and {data_bytes} are there; is it cut?"
+            file,
+            f"its tensors take {edges[-1][1]} bytes, but the file has {data_bytes} bytes of data; "
+            "is the copy complete?",
         )
 
 

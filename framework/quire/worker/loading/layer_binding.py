@@ -1,4 +1,4 @@
-"""Each layer gets its part of the cache, and the backend that was chosen for its kind of layer."""
+"""Binding of attention layers to their KV cache tensors and attention backends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,11 +21,11 @@ class LayerBinding:
     """Binds the layers of one device.
 
     Args:
-        settings: How large a step can be.
-        composition: Which backends were chosen.
-        registries: Where their names are resolved.
-        device: Where layers compute.
-        dtype: In what they compute.
+        settings: Settings with the limits of a step.
+        composition: Composition with the chosen attention backends.
+        registries: Plugin registries that resolve their names.
+        device: Device of the layers.
+        dtype: Dtype in which the layers compute.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class LayerBinding:
         plan: KVPlan,
         memory: Mapping[str, Tensor],  # by layer, uint8 [num_blocks, page_bytes]
     ) -> tuple[list[KVBackend], list[int]]:
-        """Give each layer of the plan its part of the cache, and a backend for its head shape.
+        """Bind each layer of the plan to its KV cache tensor and a backend for its head shape.
 
         Returns:
-            The backends, in the order of their places, and the KV group of each.
+            Backends, by backend index, and the KV group of each.
 
         Raises:
-            PluginLoadError: The model has no such layer, or the chosen backend does not speak the
-                layer's contract.
+            PluginLoadError: The model has no such layer, or the chosen backend does not implement
+                the layer's contract.
         """
         backends: list[KVBackend] = []
         groups: list[int] = []
@@ -76,14 +76,14 @@ class LayerBinding:
         """Bind the layers of one KV group.
 
         Args:
-            model: Whose layers they are.
-            plan: The memory of the cache.
-            group: The group.
-            memory: As `bind` takes it.
-            num_backends: Those of earlier groups: a layer knows its backend by its place.
+            model: Model that has the layers.
+            plan: Memory plan of the KV cache.
+            group: KV group.
+            memory: KV cache tensors by layer name, as in `bind`.
+            num_backends: Number of backends of earlier groups, from which backend indexes go on.
 
         Returns:
-            The backends of this group: one for each class and shape, none if there are no layers.
+            Backends of this group, one for each class and shape; none if it has no layers.
         """
         specs = dict(zip(group.layer_names, group.layer_specs, strict=True))
         bound: dict[tuple[type[KVBackend], AttentionShape], tuple[int, KVBackend]] = {}
@@ -105,17 +105,22 @@ class LayerBinding:
             key = (backend_class, shape)
             if key not in bound:
                 bound[key] = (num_backends + len(bound), backend_class(shape))
-            place, backend = bound[key]
+            backend_index, backend = bound[key]
             pages = _own_pages(memory[name], spec)
-            called = str(self._composition.attention_backend_of(spec.layer))
-            layer.bind(backend, backend_class.kv_view(pages, spec, plan.num_blocks), place, called)
+            backend_name = str(self._composition.attention_backend_of(spec.layer))
+            layer.bind(
+                backend,
+                backend_class.kv_view(pages, spec, plan.num_blocks),
+                backend_index,
+                backend_name,
+            )
         return [backend for _, backend in bound.values()]
 
     def _backend_class(self, layer: CachingLayer[Any], spec: KVCacheSpec) -> type[KVBackend]:
         """Return the class of the backend that was chosen for a layer.
 
         Raises:
-            PluginLoadError: It speaks another contract.
+            PluginLoadError: The class does not implement the layer's contract.
         """
         choice = self._composition.attention_backend_of(spec.layer)
         backend_class = self._registries.attention_backends.load(choice.entry)
@@ -124,13 +129,14 @@ class LayerBinding:
         return backend_class
 
     def _layers(self, model: Model, group: KVGroup) -> list[tuple[str, CachingLayer[Any]]]:
-        every = dict(as_module(model).named_modules())
-        layers = [(name, every.get(name)) for name in group.layer_names]
+        modules = dict(as_module(model).named_modules())
+        layers = [(name, modules.get(name)) for name in group.layer_names]
         wrong = [name for name, layer in layers if not isinstance(layer, CachingLayer)]
         if wrong:
             raise PluginLoadError(
-                f"model {self._composition.model.name!r} describes KV layers that it does not have "
-                f"as quire.layers.Attention or quire.layers.MLAAttention: {', '.join(wrong[:3])}"
+                f"model {self._composition.model.name!r} describes KV layers that are not modules "
+                "of type quire.layers.Attention or quire.layers.MLAAttention: "
+                f"{', '.join(wrong[:3])}"
             )
         return [(name, layer) for name, layer in layers if isinstance(layer, CachingLayer)]
 
@@ -146,17 +152,17 @@ def attention_shape(
     max_blocks: int,
     page_bytes: int | None = None,
 ) -> AttentionShape:
-    """Return what a layer's backend is built from.
+    """Return the shape from which a layer's backend is built.
 
     Args:
-        layer: As the model built it.
-        spec: What it keeps.
-        settings: How large steps are.
-        composition: In what it is kept.
-        dtype: In what the layer computes.
-        device: Where.
-        max_blocks: Of a request.
-        page_bytes: Of a page of the pool, if that is longer than the layer's own.
+        layer: Layer, as the model built it.
+        spec: KV-cache spec of the layer.
+        settings: Settings with the limits of a step.
+        composition: Composition with the dtype of the KV cache.
+        dtype: Dtype in which the layer computes.
+        device: Device of the layer.
+        max_blocks: Maximum number of blocks of a request.
+        page_bytes: Bytes per page of the pool, if a page is longer than the layer's own.
     """
     shape = AttentionShape(
         num_heads=layer.num_heads,
@@ -176,16 +182,16 @@ def attention_shape(
 
 
 def _check_description(layer: CachingLayer[Any], spec: KVCacheSpec) -> None:
-    """Check what the backend was chosen by: a wrong word would be a wrong answer, in silence."""
+    """Check the description by which the backend was chosen: an error would corrupt the output."""
     if layer.has_sinks != spec.layer.has_sinks:
         raise PluginLoadError(
-            f"layer {layer.name} has has_sinks={layer.has_sinks}, and the model's description "
-            f"says has_sinks={spec.layer.has_sinks}: the two must agree"
+            f"layer {layer.name} has has_sinks={layer.has_sinks}, but the model's description "
+            f"has has_sinks={spec.layer.has_sinks}: the two must agree"
         )
     if layer.head_dim != spec.layer.head_dim:
         raise PluginLoadError(
-            f"layer {layer.name} keeps rows of {layer.head_dim} numbers, and the model's "
-            f"description gives it head_dim={spec.layer.head_dim}: the two must agree"
+            f"layer {layer.name} has head_dim={layer.head_dim}, but the model's description has "
+            f"head_dim={spec.layer.head_dim}: the two must agree"
         )
 
 
@@ -194,11 +200,11 @@ def _mismatch(
 ) -> str:
     wanted = f"{layer.contract.__module__}.{layer.contract.__name__}"
     return (
-        f"layer {layer.name} is a {type(layer).__name__} and needs a {wanted}, and {choice} is "
-        f"{backend_class.__name__}, which is none: the layout that KV-cache spec "
-        f"{spec.layer.spec!r} declares must be the one that such layers speak, and a backend may "
-        "declare only layouts whose contract it implements; take another --attention-backend, or "
-        "correct the plugin"
+        f"layer {layer.name} is a {type(layer).__name__} and needs a {wanted}, but {choice} is "
+        f"{backend_class.__name__}, which does not implement it: KV-cache spec "
+        f"{spec.layer.spec!r} must declare the layout of such layers, and a backend may only "
+        "declare layouts that it implements; choose another --attention-backend, or correct the "
+        "plugin"
     )
 
 
@@ -206,7 +212,7 @@ def _own_pages(
     memory: Tensor,  # [num_blocks, page_bytes]
     spec: KVCacheSpec,
 ) -> Tensor:
-    """Return the bytes that a layer keeps, as `KVBackend.kv_view` takes them."""
+    """Return the bytes of each page that belong to a layer, as `KVBackend.kv_view` takes them."""
     if memory.shape[1] == spec.page_bytes:
         return memory.view(-1)
     return memory[:, : spec.page_bytes]

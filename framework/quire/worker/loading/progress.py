@@ -1,4 +1,4 @@
-"""Loading says how far it is: a bar for a person at a terminal, one line in a log."""
+"""Loading progress: a progress bar on a terminal, and one log line at the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def silent(done: int, total: int) -> None:
-    """Say nothing."""
+    """Report no progress."""
     del done, total
 
 
 @contextmanager
 def loading_progress(what: str) -> Iterator[Progress]:
-    """Give a function that shows how far loading is, and log the time at the end."""
+    """Yield a function that reports progress, and log the time at the end.
+
+    Args:
+        what: Name of what is loaded.
+    """
     start = time.perf_counter()
     totals = [0]
 

@@ -1,11 +1,12 @@
-"""Weights go from file to device tensor by tensor, after every name and shape has been checked.
+"""Weight loading: matches checkpoint tensors to parameters, and copies them tensor by tensor.
 
-The model says what it needs by its parameters, and how the checkpoint names that by
-`packed_modules`; its layers say what they take besides, if it is there; the files say what they
-have by their headers. Only when the two agree is anything read, so a wrong checkpoint costs no time
-and no memory. A layer is made ready as soon as it has all its tensors: where that packs its weight,
-no more than a few layers are ever there as they were read. While what packs them is still compiled,
-reading goes on, and layers wait to be made ready, as long as they do not hold too much.
+The parameters of the model, mapped to checkpoint names by `packed_modules`, are the required
+tensors; layers may declare optional ones. They are compared with the headers of the files before
+anything is read, so a wrong checkpoint costs no time and no memory.
+
+A layer is finished as soon as all its tensors are loaded. Finishing may pack its weight, so only a
+few layers hold unpacked weights at any time. While the packing library is still being compiled,
+reading continues and layers wait to be finished, up to a limit of unpacked bytes.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from quire.worker.loading.checkpoint_files import StoredTensor, find_weight_file
 from quire.worker.loading.progress import Progress, silent
 
 MAX_LISTED = 8
-MAX_WAITING_BYTES = 2**31  # of weights that are read and not packed
+MAX_WAITING_BYTES = 2**31  # of weights that are read but not packed
 
 
-def at_once() -> bool:
-    """Let no layer wait to be made ready."""
+def always_ready() -> bool:
+    """Return True: no layer waits to be finished."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a checkpoint tensor goes.
+    """Destination of a checkpoint tensor.
 
     Attributes:
-        module: The layer that takes it.
-        parameter: Its parameter there.
-        part: Which part of a merged parameter; else the module's own last name.
+        module: Layer that loads the tensor.
+        parameter: Name of the layer's parameter.
+        part: Name of the part of a merged parameter; otherwise the last name of the module's path.
     """
 
     module: nn.Module
@@ -51,13 +52,13 @@ class Target:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the checkpoint's tensor must have."""
+        """Shape that the checkpoint tensor must have."""
         if isinstance(self.module, Layer):
             return self.module.checkpoint_shape(self.parameter, self.part)
         return tuple(self.module.get_parameter(self.parameter).shape)
 
     def load(self, tensor: Tensor) -> None:
-        """Put the tensor in its place, cast and cut to this device's share."""
+        """Copy the tensor to the parameter, cast and cut to this device's shard."""
         if isinstance(self.module, Layer):
             self.module.load_weight(self.parameter, tensor, self.part)
         else:
@@ -69,53 +70,54 @@ def load_weights(
     model: Model,
     folder: Path,
     progress: Progress = silent,
-    is_ready: Callable[[], bool] = at_once,
+    is_ready: Callable[[], bool] = always_ready,
 ) -> int:
-    """Fill the model from a checkpoint folder, and return the bytes that were read.
+    """Load the model's weights from a checkpoint folder, and return the number of bytes read.
 
     Args:
-        model: Whose layers are filled and made ready.
-        folder: Where the checkpoint lies.
-        progress: Told of the bytes that were read.
-        is_ready: Whether a layer can be made ready without a wait; until then layers are only
-            filled.
+        model: Model to load; its layers are finished as well.
+        folder: Folder of the checkpoint.
+        progress: Callback for the bytes read so far and in all.
+        is_ready: Whether layers can be finished without a wait; until then they are only loaded.
 
     Raises:
-        CheckpointNotFoundError: There is no such folder, or no weights in it.
-        UnsafeCheckpointError: There are only pickles.
-        CheckpointCorruptError: Files are missing, cut short or damaged, or what they hold is not
-            what the model needs: tensors missing, unexpected, or of another shape.
+        CheckpointNotFoundError: The folder does not exist, or has no weights.
+        UnsafeCheckpointError: The folder has its weights only as pickles.
+        CheckpointCorruptError: Files are missing, truncated or damaged, or their tensors are not
+            those of the model: missing, unexpected, or of another shape.
     """
     root = as_module(model)
     stored = read_headers(find_weight_files(folder))
     plan = match_weights(model, stored)
     total, done = sum(stored[name].num_bytes for name in plan), 0
-    finishing = _Finishing(root, plan.values(), is_ready)
+    finisher = _LayerFinisher(root, plan.values(), is_ready)
     for file, names in _by_file(plan, stored).items():
         for name, tensor in _read(file, names):
             target = plan[name]
             target.load(tensor)
-            finishing.loaded(target, stored[name].num_bytes)
+            finisher.loaded(target, stored[name].num_bytes)
             done += stored[name].num_bytes
             progress(done, total)
-    finishing.finish_rest()
+    finisher.finish_rest()
     return done
 
 
 @torch.no_grad()
-def init_dummy_weights(model: Model, seed: int, is_ready: Callable[[], bool] = at_once) -> None:
+def init_dummy_weights(
+    model: Model, seed: int, is_ready: Callable[[], bool] = always_ready
+) -> None:
     """Fill the model with seeded random weights that keep hidden states in a sane range.
 
     Args:
-        model: Whose layers are filled and made ready.
-        seed: Of the random numbers.
-        is_ready: As `load_weights` takes it.
+        model: Model to fill; its layers are finished as well.
+        seed: Seed of the random numbers.
+        is_ready: Whether layers can be finished without a wait, as in `load_weights`.
     """
     root = as_module(model)
     targets = _parameter_targets(root)
-    device = next(root.parameters()).device  # where drawing billions of numbers takes a second
+    device = next(root.parameters()).device  # the fastest place to generate random numbers
     generator = torch.Generator(device).manual_seed(seed)
-    finishing = _Finishing(root, targets.values(), is_ready)
+    finisher = _LayerFinisher(root, targets.values(), is_ready)
     for name, target in targets.items():
         parameter = target.module.get_parameter(target.parameter)
         shape = tuple(parameter.shape)
@@ -124,22 +126,21 @@ def init_dummy_weights(model: Model, seed: int, is_ready: Callable[[], bool] = a
             parameter.copy_(values.mul_(shape[-1] ** -0.5))
         else:
             parameter.copy_(values.mul_(0.1).add_(1.0 if "norm" in name else 0.0))
-        finishing.loaded(target, parameter.nbytes)
-    finishing.finish_rest()
+        finisher.loaded(target, parameter.nbytes)
+    finisher.finish_rest()
 
 
 def held_weight_bytes(model: Model) -> int:
     """Return the bytes of a model's weights, as its layers have packed them.
 
-    What can be computed again, such as a rotation's table, is a buffer that is not persistent, and
-    counts as none.
+    Non-persistent buffers, such as the tables of a rotary embedding, do not count.
     """
     kept = as_module(model).state_dict(keep_vars=True).values()
     return sum({id(tensor): tensor.nbytes for tensor in kept}.values())  # shared ones once
 
 
 def weight_targets(model: Model) -> dict[str, Target]:
-    """Return where each of the checkpoint's tensors goes, by the name that the model expects."""
+    """Return the target of each required checkpoint tensor, by the name the model expects."""
     targets = {}
     for path, target in _parameter_targets(as_module(model)).items():
         owner_path, _, parameter = path.rpartition(".")
@@ -151,7 +152,7 @@ def weight_targets(model: Model) -> dict[str, Target]:
 
 
 def optional_targets(model: Model) -> dict[str, Target]:
-    """Return where tensors go that a checkpoint may have and need not, by their names."""
+    """Return the target of each optional checkpoint tensor, by its name."""
     return {
         name: Target(module, parameter, "")
         for path, module in as_module(model).named_modules()
@@ -161,36 +162,36 @@ def optional_targets(model: Model) -> dict[str, Target]:
 
 
 def match_weights(model: Model, stored: Mapping[str, StoredTensor]) -> dict[str, Target]:
-    """Return where each stored tensor goes; those that have no place in the model are left out.
+    """Return the target of each stored tensor; tensors that the model ignores are left out.
 
     Raises:
-        CheckpointCorruptError: Tensors are missing, unexpected, or of another shape; or two of them
-            are for one place.
+        CheckpointCorruptError: Tensors are missing, unexpected or of another shape, or two of them
+            have the same target.
     """
     targets, optional = weight_targets(model), optional_targets(model)
     ignored = [re.compile(pattern) for pattern in model.ignored_weights]
-    plan, given, unexpected = {}, set(), []
+    plan, provided, unexpected = {}, set(), []
     for name, tensor in stored.items():
-        ours = model.map_weight_name(name)
-        if ours is None or any(pattern.fullmatch(name) for pattern in ignored):
+        model_name = model.map_weight_name(name)
+        if model_name is None or any(pattern.fullmatch(name) for pattern in ignored):
             continue
-        target = targets.get(ours) or optional.get(ours)
+        target = targets.get(model_name) or optional.get(model_name)
         if target is None:
             unexpected.append(name)
             continue
         _check_shape(tensor, target)
         plan[name] = target
-        given.add(ours)
-    _check_places(plan)
-    _check_complete([name for name in targets if name not in given], unexpected)
+        provided.add(model_name)
+    _check_duplicates(plan)
+    _check_complete([name for name in targets if name not in provided], unexpected)
     return plan
 
 
 def as_module(model: Model) -> nn.Module:
-    """Return the model as the `nn.Module` that it must be as well.
+    """Return the model as an `nn.Module`.
 
     Raises:
-        TypeError: It is not; the model's author is to blame.
+        TypeError: The model's class does not derive from `nn.Module`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{type(model).__name__} must be a torch.nn.Module as well as a Model")
@@ -198,21 +199,21 @@ def as_module(model: Model) -> nn.Module:
 
 
 def _check_shape(tensor: StoredTensor, target: Target) -> None:
-    is_number = tensor.shape == (1,) and target.shape == ()  # files have both
-    if tensor.shape != target.shape and not is_number:
+    is_scalar = tensor.shape == (1,) and target.shape == ()  # scalars are stored as either
+    if tensor.shape != target.shape and not is_scalar:
         raise CheckpointCorruptError(
-            f"tensor {tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}, but by "
-            f"config.json it must be {list(target.shape)}"
+            f"tensor {tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}, but "
+            f"config.json requires {list(target.shape)}"
         )
 
 
-def _check_places(plan: Mapping[str, Target]) -> None:
+def _check_duplicates(plan: Mapping[str, Target]) -> None:
     names: dict[Target, str] = {}
     for name, target in plan.items():
         if target in names:
             raise CheckpointCorruptError(
                 f"tensors {names[target]} and {name} are both {target.parameter} of one layer; "
-                "leave one out of the checkpoint"
+                "remove one from the checkpoint"
             )
         names[target] = name
 
@@ -222,11 +223,11 @@ def _check_complete(missing: Sequence[str], unexpected: Sequence[str]) -> None:
     if missing:
         complaints.append(f"{len(missing)} tensors are missing: {_listed(missing)}")
     if unexpected:
-        complaints.append(
-            f"{len(unexpected)} tensors have no place in the model: {_listed(unexpected)}"
-        )
+        complaints.append(f"{len(unexpected)} tensors are not in the model: {_listed(unexpected)}")
     if complaints:
-        raise CheckpointCorruptError("checkpoint and model differ; " + "; ".join(complaints))
+        raise CheckpointCorruptError(
+            "the checkpoint does not fit the model: " + "; ".join(complaints)
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -253,7 +254,7 @@ def _read(file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parameter_targets(root: nn.Module) -> dict[str, Target]:
-    """Return each parameter by its path, as a whole; one that modules share once."""
+    """Return a target for each whole parameter by its path; shared parameters appear once."""
     owners = dict(root.named_modules())
     paths = (path.rpartition(".") for path, _ in root.named_parameters())
     return {
@@ -262,39 +263,39 @@ def _parameter_targets(root: nn.Module) -> dict[str, Target]:
     }
 
 
-class _Finishing:
-    """Makes each layer ready when its last tensor is loaded.
+class _LayerFinisher:
+    """Finishes each layer when its last tensor is loaded.
 
     Layers that share a parameter (a tied embedding and head) wait for each other's tensors. While
-    `is_ready` says no, all wait, until they hold `MAX_WAITING_BYTES`.
+    `is_ready` is false, all layers wait, until they hold `MAX_WAITING_BYTES`.
 
     Args:
-        root: The model.
-        targets: One for each tensor that will be loaded.
-        is_ready: Whether a layer can be made ready without a wait.
+        root: Model.
+        targets: Targets of all tensors that will be loaded.
+        is_ready: Whether layers can be finished without a wait.
     """
 
     def __init__(
         self, root: nn.Module, targets: Iterable[Target], is_ready: Callable[[], bool]
     ) -> None:
         self._layers = [module for module in root.modules() if isinstance(module, Layer)]
-        sharers: dict[int, list[Layer]] = {}  # by parameter
+        layers_by_parameter: dict[int, list[Layer]] = {}  # by id of the parameter
         for layer in self._layers:
             for parameter in layer.parameters(recurse=False):
-                sharers.setdefault(id(parameter), []).append(layer)
-        groups = (layers for layers in sharers.values() if len(layers) > 1)
+                layers_by_parameter.setdefault(id(parameter), []).append(layer)
+        groups = (layers for layers in layers_by_parameter.values() if len(layers) > 1)
         self._waits_for: dict[nn.Module, list[Layer]] = {layer: [layer] for layer in self._layers}
-        for layers in groups:  # two groups with a layer in common become one
+        for layers in groups:  # groups with a common layer are merged
             joined = {other for layer in layers for other in self._waits_for[layer]}
             group = [layer for layer in self._layers if layer in joined]
             self._waits_for |= dict.fromkeys(group, group)
         self._is_ready = is_ready
-        self._waiting: dict[Layer, None] = {}  # for `is_ready`, in their order
+        self._waiting: dict[Layer, None] = {}  # complete layers, in order
         self._waiting_bytes = 0
         self._num_missing = Counter(target.module for target in targets)
 
     def loaded(self, target: Target, num_bytes: int) -> None:
-        """Note one tensor; layers that have all of theirs are made ready, in order."""
+        """Count one loaded tensor, and finish the layers that are complete, in order."""
         self._num_missing[target.module] -= 1
         self._waiting_bytes += num_bytes
         layers = self._waits_for.get(target.module, [])
@@ -304,7 +305,7 @@ class _Finishing:
             self._finish(self._waiting)
 
     def finish_rest(self) -> None:
-        """Make ready what still waits, and what no tensor was loaded for."""
+        """Finish the waiting layers, and the layers without any tensor to load."""
         self._finish(self._waiting)
         self._finish(layer for layer in self._layers if layer in self._waits_for)
 

@@ -1,1 +1,1 @@
-"""Memory of a device: what is free, and what a step of the largest size takes."""
+"""Device memory: free memory, and the memory that a step of the largest size takes."""

@@ -1,4 +1,4 @@
-"""What a device says of its memory, and what becomes of memory that a step gives back."""
+"""Device memory: meters, allocation of zeroed bytes, and out-of-memory errors."""
 
 import contextlib
 import ctypes
@@ -15,55 +15,55 @@ from quire.machine.free_memory import cache_bytes, free_host_bytes
 from quire.machine.pages import own_pages
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT_BYTES, OLDER_KEPT_BYTES = 2**30, 2**25  # glibc before 2.35 grants no more than the second
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # as it signs its errors
+KEPT_BYTES, OLDER_KEPT_BYTES = 2**30, 2**25  # the second is the maximum of glibc before 2.35
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # as named in its error messages
 
 
 class MemoryMeter(ABC):
-    """What a device says of its memory."""
+    """Memory statistics of a device."""
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """Return what the device has."""
+        """Return the total memory of the device."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return what no program holds."""
+        """Return the memory that no process holds."""
 
     @abstractmethod
     def held_bytes(self) -> int:
-        """Give back what is not in use, and return what this process holds for tensors."""
+        """Free unused memory, and return the bytes that this process holds for tensors."""
 
     @abstractmethod
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return how much more than before is held at the peak of a run."""
+        """Return the peak of held bytes during a run, above the bytes held before it."""
 
 
 class CudaMeter(MemoryMeter):
-    """What the driver says of a GPU, and torch of its own share.
+    """Memory statistics of a GPU, from the driver and from torch's caching allocator.
 
-    What is held counts, not what is allocated: what lies unused between tensors is lost as well.
+    Counts reserved bytes, not allocated ones, so that fragmentation is included.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def total_bytes(self) -> int:
-        """Return what the driver says."""
+        """Return the total memory as the driver reports it."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free_bytes(self) -> int:
-        """Return what the driver says."""
+        """Return the free memory as the driver reports it."""
         return torch.cuda.mem_get_info(self._device)[0]
 
     def held_bytes(self) -> int:
-        """Collect garbage, empty torch's cache, and return what is reserved."""
+        """Collect garbage, empty torch's cache, and return the reserved bytes."""
         torch.cuda.synchronize(self._device)
-        give_back(self._device)
+        free_unused_memory(self._device)
         return torch.cuda.memory_reserved(self._device)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the growth of what is reserved."""
+        """Return the growth of the peak of reserved bytes."""
         before = self.held_bytes()
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
@@ -72,16 +72,16 @@ class CudaMeter(MemoryMeter):
 
 
 def host_cache_bytes() -> int:
-    """Return the bytes of the host's memory that the cache may take, now."""
+    """Return the bytes of host memory available for the KV cache at this moment."""
     return cache_bytes(free_host_bytes())
 
 
 def zeroed_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:  # uint8 [num_bytes]
-    """Allocate zeros, on a host such that a page costs time and memory only when it is first used.
+    """Allocate zeroed bytes; on a CPU, memory pages are committed only on their first use.
 
     Raises:
-        RuntimeError: The device does not have so much.
-        OSError: The host does not.
+        RuntimeError: The device has not enough memory.
+        OSError: The host has not enough memory.
     """
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -89,11 +89,16 @@ def zeroed_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:  # uint8
 
 
 @contextlib.contextmanager
-def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[None]:
-    """Say in an error of ours what a device has no room for.
+def enough_memory(what: str, device: torch.device, remedy: str) -> Iterator[None]:
+    """Turn an out-of-memory error into a CapacityError.
+
+    Args:
+        what: Subject of the error message: the part that did not fit.
+        device: Device whose memory is used.
+        remedy: Advice for the user on how to make it fit.
 
     Raises:
-        CapacityError: It has none.
+        CapacityError: The device ran out of memory.
     """
     try:
         yield
@@ -101,20 +106,20 @@ def enough_memory(what: str, device: torch.device, way_out: str) -> Iterator[Non
         if not is_out_of_memory(error):
             raise
         raise CapacityError(
-            f"{what} does not fit on {device}; {way_out}, take a smaller dtype, or share the "
-            f"layers (tensor_parallel_size). The device says: {error}"
+            f"{what} does not fit on {device}; {remedy}, use a smaller dtype, or split the layers "
+            f"over more devices (tensor_parallel_size). The device reported: {error}"
         ) from error
 
 
 def is_out_of_memory(error: RuntimeError | OSError) -> bool:
-    """Whether a device had no room; for the CPU torch has no type of error for that."""
+    """Whether an error is an out-of-memory error; torch has no exception type for it on a CPU."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
 
 
-def give_back(device: torch.device) -> None:
-    """Free what only garbage holds, and give back what torch, or libc, keeps unused."""
+def free_unused_memory(device: torch.device) -> None:
+    """Collect garbage, and free unused memory that torch's or libc's allocator holds."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -123,10 +128,11 @@ def give_back(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay in this process, blocks up to `KEPT_BYTES`, where libc allows it.
+    """Make glibc keep freed allocations of up to `KEPT_BYTES` in this process.
 
-    A step allocates and frees the same large tensors each time. glibc hands blocks of that size
-    back to the system and takes new ones, which are cleared page by page: a tenth of a prefill.
+    A step allocates and frees the same large tensors each time. By default glibc returns
+    allocations of that size to the system and maps new ones, which the kernel clears page by page:
+    a tenth of the time of a prefill.
     """
     libc = _glibc()
     if libc is None:
@@ -138,5 +144,5 @@ def keep_freed_memory() -> None:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Return the process's libc, if it is one whose allocator can be told what to do."""
+    """Return the process's libc if it is glibc, whose allocator is configurable."""
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

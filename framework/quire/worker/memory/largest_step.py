@@ -1,8 +1,8 @@
-"""A step of any size before there is a cache, through the real model and the real samplers.
+"""Steps of any size without a KV cache, through the real model and the real samplers.
 
-Only attention is replaced, as it needs the cache that such a step is to find the size of: by a
-backend that allocates what a real one returns. What real ones allocate for themselves they say
-(`KVBackend.workspace_bytes`).
+Only attention is replaced, because it needs the KV cache whose size such a step determines. The
+replacement backend allocates a result like that of the real one. The memory that a real backend
+allocates for itself comes from `KVBackend.workspace_bytes`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
 
-FILTERING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05}  # so that all steps work
+FILTERING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05}  # activates all samplers
 
 
 class ProfilingBackend(AttentionBackend):
-    """Allocates an answer of zeros, and keeps nothing."""
+    """Backend that returns a tensor of zeros and has no KV cache."""
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
@@ -72,13 +72,13 @@ class ProfilingBackend(AttentionBackend):
 
 
 class FusingProfilingBackend(ProfilingBackend):
-    """The same where the real one takes q, k and v as they were projected."""
+    """Profiling backend in place of one that fuses the rotary embedding."""
 
     fuses_rotary = True
 
 
 class ProfilingMLABackend(MLABackend):
-    """The same for latent attention."""
+    """Profiling backend for multi-head latent attention."""
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
@@ -106,23 +106,23 @@ class ProfilingMLABackend(MLABackend):
 
 @dataclass(frozen=True, slots=True)
 class BackendKind:
-    """What a backend of some layers will be built from."""
+    """Backend class and shape from which the backend of some layers will be built."""
 
     backend_class: type[KVBackend]
     shape: AttentionShape
 
 
 class LargestStep:
-    """Steps of any size through a model that has no cache yet.
+    """Steps of any size through a model that has no KV cache yet.
 
     Args:
-        model: It is not bound to a cache.
-        kinds: By the name of each of its layers that keep something.
-        samplers: The steps of the pipeline, in order; the last one draws.
-        tables: Of all slots, whose sampler columns are written over.
-        adapters: What holds LoRA adapters, if any may be used.
-        max_model_len: Positions go so far.
-        kept: What an engine has beside all that; it takes memory here as it does there.
+        model: Model that is not bound to a KV cache.
+        kinds: Backend class and shape of each layer that has a KV cache, by layer name.
+        samplers: Steps of the sampling pipeline, in order; the last one is the sampler.
+        tables: Slot tables; their sampler fields are overwritten.
+        adapters: Manager of the LoRA adapters; None if LoRA is off.
+        max_model_len: Maximum number of positions.
+        resident: Objects that the engine will also keep; held here so that their memory counts.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class LargestStep:
         adapters: AdapterManager | None,
         max_model_len: int,
         *,
-        kept: object = None,
+        resident: object = None,
     ) -> None:
         self._model = model
         self._kinds = kinds
@@ -142,14 +142,14 @@ class LargestStep:
         self._tables = tables
         self._adapters = adapters
         self._max_model_len = max_model_len
-        self._kept = kept
+        self._resident = resident
 
     @torch.inference_mode()
     def forward(self, num_tokens: int, num_requests: int) -> Tensor:  # [R, hidden_size]
-        """Compute so many tokens of so many requests, each with an adapter if there can be any.
+        """Run the model on `num_tokens` tokens of `num_requests` requests, with adapters if any.
 
         Returns:
-            A hidden state of each request.
+            One hidden state per request.
         """
         positions = torch.arange(num_tokens, device=self._tables.device) % self._max_model_len
         with self._attention():
@@ -160,12 +160,12 @@ class LargestStep:
 
     @torch.inference_mode()
     def decode(self, num_requests: int) -> Tensor:  # [R, V]
-        """Compute a token of each request, and its logits: what a CUDA graph captures."""
+        """Run the model on one token per request, with logits: the part that is captured."""
         return self._model.compute_logits(self.forward(num_requests, num_requests))
 
     @torch.inference_mode()
     def sample(self, hidden_states: Tensor) -> Tensor:  # [R, hidden_size] -> [R] int64
-        """Draw a token a row, with every filter at work, and log probabilities for all."""
+        """Sample one token per row, with all filters active and log probabilities for each."""
         logits = self._model.compute_logits(hidden_states).float()  # [R, V]
         raw = logits.clone()
         rows = self._rows(len(hidden_states))
@@ -177,18 +177,18 @@ class LargestStep:
                 logits = step.apply(logits, rows)
         raw.log_softmax(-1)
         if token_ids is None:
-            raise RuntimeError("no sampler draws")
+            raise RuntimeError("the sampling pipeline has no Sampler")
         return token_ids
 
     def _rows(self, num_rows: int) -> SampledRows:
         tables = self._tables
         for name, value in FILTERING.items():
-            if name in tables.columns:
-                tables.columns[name].fill_(value)
+            if name in tables.slot_fields:
+                tables.slot_fields[name].fill_(value)
         return SampledRows(
             slots=torch.arange(num_rows, device=tables.device),
             positions=torch.zeros(num_rows, dtype=torch.int64, device=tables.device),
-            columns=tables.columns,
+            slot_fields=tables.slot_fields,
             token_ids=tables.token_ids,
             num_prompt_tokens=tables.num_prompt_tokens,
         )
@@ -196,29 +196,29 @@ class LargestStep:
     def _batch(self, num_tokens: int, num_requests: int) -> ForwardBatch:
         adapters = None
         if self._adapters is not None:
-            share, rest = divmod(num_tokens, num_requests)
-            query_lens = [share + (index < rest) for index in range(num_requests)]
+            quotient, rest = divmod(num_tokens, num_requests)
+            query_lens = [quotient + (index < rest) for index in range(num_requests)]
             indexes = [index % self._adapters.max_loras for index in range(num_requests)]
             adapters = self._adapters.batch(indexes, query_lens)
         return ForwardBatch(attention=[None], adapters=adapters)
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
-        """Bind the layers to backends that need no cache, and unbind them afterwards."""
+        """Bind the layers to backends that need no KV cache, and unbind them afterwards."""
         modules = as_module(self._model).modules()
         layers = [module for module in modules if isinstance(module, CachingLayer)]
         try:
             for layer in layers:
-                nothing = torch.empty(0, dtype=torch.uint8, device=self._tables.device)
-                layer.bind(_stand_in(self._kinds[layer.name]), nothing, 0)
+                no_cache = torch.empty(0, dtype=torch.uint8, device=self._tables.device)
+                layer.bind(_profiling_backend(self._kinds[layer.name]), no_cache, 0)
             yield
         finally:
             for layer in layers:
                 layer.unbind()
 
 
-def _stand_in(kind: BackendKind) -> KVBackend:
-    """Return what takes the place of a backend while there is no cache."""
+def _profiling_backend(kind: BackendKind) -> KVBackend:
+    """Return the profiling backend that replaces a real one while there is no KV cache."""
     if issubclass(kind.backend_class, MLABackend):
         return ProfilingMLABackend(kind.shape)
     if issubclass(kind.backend_class, AttentionBackend) and kind.backend_class.fuses_rotary:

@@ -1,4 +1,4 @@
-"""Run a step of the largest size before there is a cache, and give the cache what that leaves."""
+"""Memory profiling: runs a step of the largest size to find the memory left for the KV cache."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, and all that is known of the engine before there is a cache."""
+    """A model on its device, with all that is known of the engine before the KV cache exists."""
 
     settings: Settings
     composition: Composition
@@ -46,15 +46,15 @@ class LoadedModel:
     dtype: torch.dtype
 
     def specs(self) -> list[KVCacheSpec]:
-        """Return the KV-cache spec of each layer that keeps something."""
+        """Return the KV-cache spec of each layer that has a KV cache."""
         return layer_specs(self.settings, self.composition, self.registries)
 
 
 def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
-    """Return the bytes of a GPU that the cache may take.
+    """Return the number of bytes of GPU memory available for the KV cache.
 
     Raises:
-        CapacityError: They are too few; the message says which flags would help.
+        CapacityError: There are too few; the message names the flags that would help.
     """
     cache = loaded.settings.cache
     profile = measure(loaded, meter)
@@ -69,20 +69,20 @@ def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
 
 
 def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
-    """Run steps of the largest size, and see what is held when.
+    """Run steps of the largest size, and measure the memory of each part.
 
     Raises:
-        CapacityError: Not even a step fits.
+        CapacityError: A step does not fit, even without a KV cache.
     """
     scheduler, composition = loaded.settings.scheduler, loaded.composition
     num_requests, largest = scheduler.max_running, composition.max_graph_requests
     num_tokens = min(scheduler.max_num_batched_tokens, num_requests * composition.max_model_len)
     kinds = backend_kinds(loaded)
     weight_bytes = meter.held_bytes()
-    way_out = "set a smaller max_num_batched_tokens or max_num_seqs"
-    with enough_memory(f"a step of {num_tokens} tokens", loaded.device, way_out):
+    remedy = "set a smaller max_num_batched_tokens or max_num_seqs"
+    with enough_memory(f"a step of {num_tokens} tokens", loaded.device, remedy):
         step = _largest_step(loaded, kinds)
-        table_bytes = meter.held_bytes() - weight_bytes  # and of the buffers of a step's inputs
+        table_bytes = meter.held_bytes() - weight_bytes  # with a step's input buffers
         forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
         rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
         sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
@@ -105,9 +105,9 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
 
 
 def backend_kinds(loaded: LoadedModel) -> dict[str, BackendKind]:
-    """Return what the backend of each layer that keeps something will be built from, by name."""
-    every = dict(as_module(loaded.model).named_modules())
-    layers = ((spec, every.get(spec.layer.name)) for spec in loaded.specs())
+    """Return the backend class and shape of each layer that has a KV cache, by layer name."""
+    modules = dict(as_module(loaded.model).named_modules())
+    layers = ((spec, modules.get(spec.layer.name)) for spec in loaded.specs())
     return {
         spec.layer.name: _kind(loaded, spec, layer)
         for spec, layer in layers
@@ -116,7 +116,7 @@ def backend_kinds(loaded: LoadedModel) -> dict[str, BackendKind]:
 
 
 def workspace_bytes(specs: Sequence[KVCacheSpec], kinds: Mapping[str, BackendKind]) -> int:
-    """Return what the backends keep: each KV group has one for each shape of its layers."""
+    """Return the workspace bytes of all backends: each KV group has one per layer shape."""
     total = 0
     for leader, num_groups in groups_of(specs):
         names = [spec.layer.name for spec in specs if spec.key == leader.key]
@@ -152,7 +152,7 @@ def _slot_tables(loaded: LoadedModel) -> SlotTables:
 
 
 def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
-    """Return what will gather steps on the device, for its size; None without kernels."""
+    """Return the device input buffers, allocated to be measured; None without kernels."""
     if loaded.composition.kernels != "triton":
         return None
     from quire.worker.batch.device_inputs import DeviceInputs  # loads Triton
@@ -163,7 +163,7 @@ def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
 
 
 def _group_specs(loaded: LoadedModel) -> list[KVCacheSpec]:
-    """Return a spec for each KV group that there is likely to be."""
+    """Return a spec for each expected KV group."""
     groups = groups_of(loaded.specs())
     return [spec for spec, num_groups in groups for _ in range(num_groups)]
 
@@ -182,5 +182,5 @@ def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> Larg
         tables,
         loaded.adapters,
         composition.max_model_len,
-        kept=_device_inputs(loaded, tables),
+        resident=_device_inputs(loaded, tables),
     )

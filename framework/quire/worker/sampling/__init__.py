@@ -1,1 +1,1 @@
-"""From logits to sampled tokens: masks, the sampler pipeline and log probabilities."""
+"""Sampling: logit masks, the sampling pipeline, sampled tokens and log probabilities."""

@@ -1,6 +1,6 @@
-"""What may not be drawn: by a grammar, and the ends of answers that are still too short.
+"""Logit masks of grammars, and of stop tokens before `min_tokens` is reached.
 
-The host sends packed bits and pairs of row and token; the device writes minus infinity there.
+The host sends packed bitmasks and pairs of row and token; the device sets these logits to -inf.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -18,11 +18,11 @@ MaskLogits = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class LogitMasks:
-    """Masks the rows of a draw.
+    """Masks the logits of the rows to sample.
 
     Args:
-        tables: What the host knows of the slots.
-        kernels: What may run: "torch", "triton" or "native".
+        tables: Slot tables.
+        kernels: Kernels to use: "torch", "triton" or "native".
     """
 
     def __init__(self, tables: SlotTables, kernels: str) -> None:
@@ -36,7 +36,7 @@ class LogitMasks:
             self._mask_logits = cpu_layers.LogitMask()
 
     def is_too_short(self, slot: int) -> bool:
-        """Whether the slot's answer may not end yet."""
+        """Whether the slot's completion is shorter than `min_tokens`, so that it may not end."""
         info = self._tables.info_of(slot)
         if not info.min_tokens or not info.stop_token_ids:
             return False
@@ -49,7 +49,7 @@ class LogitMasks:
         slots: Sequence[int],
         masks: Sequence[RowBitmask],
     ) -> None:
-        """Mask what the grammars of these rows forbid; masks of other slots are passed over.
+        """Mask the tokens that the grammars of these rows forbid; masks of other slots are skipped.
 
         Raises:
             ValueError: A grammar's mask has fewer bits than there are tokens.
@@ -70,25 +70,25 @@ class LogitMasks:
         self,
         logits: Tensor,  # [N, V] float32, in place
         slots: Sequence[int],
-        bound: Set[int],
+        grammar_slots: Set[int],
     ) -> None:
-        """Keep answers that are shorter than `min_tokens` from ending.
+        """Mask the stop tokens of completions that are shorter than `min_tokens`.
 
         Args:
-            logits: Of these rows.
-            slots: The rows' slots.
-            bound: Slots that have a grammar; it comes first.
+            logits: Logits of the rows.
+            slots: Slots of the rows.
+            grammar_slots: Slots that have a grammar, which takes precedence.
         """
         pairs = [
             (row, token_id)
             for row, slot in enumerate(slots)
-            if slot not in bound and self.is_too_short(slot)
+            if slot not in grammar_slots and self.is_too_short(slot)
             for token_id in self._tables.info_of(slot).stop_token_ids
             if token_id < logits.shape[1]
         ]
         if pairs:
             rows, token_ids = upload(np.array(pairs).T.copy(), logits.device)
-            # Not `logits[...] = -inf`, which would copy a number of the host's and wait for it.
+            # Not `logits[...] = -inf`: that copies a value from the host and waits for the device.
             logits.index_put_((rows, token_ids), logits.new_full((), -torch.inf))
 
 
@@ -97,7 +97,7 @@ def mask_logits(
     rows: Tensor,  # [M] int64
     words: Tensor,  # [M, at least ceil(V / 32)] int32
 ) -> None:
-    """Set the logits of row `rows[i]` to minus infinity where `words[i]` has no bit."""
+    """Set the logits of row `rows[i]` to -inf where the bit of `words[i]` is 0."""
     bit_of = torch.arange(8, dtype=torch.uint8, device=words.device)
     bits = words.view(torch.uint8).unsqueeze(2).bitwise_right_shift(bit_of) & 1  # [M, bytes, 8]
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()

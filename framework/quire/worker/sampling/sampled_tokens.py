@@ -1,4 +1,4 @@
-"""Drawn tokens stay on the device; the host reads its own copy, when it has arrived."""
+"""Sampled tokens on the device, and their asynchronous copy to the host."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from quire.worker.sampling.row_logprobs import RowLogprobs
 
 
 class HostTokens(NamedTuple):
-    """What some rows drew, a list for each column: a row of its own is an object a token.
+    """Sampled tokens of some rows on the host, as lists, to avoid an object per token.
 
     Attributes:
-        token_ids: Means nothing where it is not sound.
-        is_sound: Whether a token could be drawn: it is one, and its logit is a number.
-        logprobs: Of the rows that asked.
+        token_ids: Token ids; undefined for rows that are not valid.
+        is_valid: Whether a token was sampled: the id is in the vocabulary and its logit is finite.
+        logprobs: Log probabilities; None for rows that do not request them.
     """
 
     token_ids: list[int]
-    is_sound: list[bool]
+    is_valid: list[bool]
     logprobs: Sequence[TokenLogprobs | None]
 
 
 @dataclass(slots=True)
 class SampledTokens:
-    """The tokens of some rows, on the device.
+    """Sampled tokens of some rows, on the device.
 
     Attributes:
-        packed: `[2, N]` int32, token ids and, bit for bit, float32: the logit of the token or the
-            largest one of its row; not finite where no token could be drawn. One piece of memory,
-            because it is copied in one go.
-        vocab_size: V; any other id is a mistake of the draw.
-        logprobs: If a row asked for them.
-        copy: On its way to the host, once it was started.
+        packed: `[2, N]` int32: token ids and, as the bits of a float32, the logit of the token or
+            the largest logit of its row, which is not finite where no token could be sampled. One
+            tensor, so that one copy suffices.
+        vocab_size: Size of the vocabulary, V; an id outside of it is an error of the sampler.
+        logprobs: Log probabilities, if a row requests them.
+        copy: Copy to the host, once started.
     """
 
     packed: Tensor
@@ -54,7 +54,7 @@ class SampledTokens:
         best: Tensor,  # [N] float32
         vocab_size: int,
     ) -> SampledTokens:
-        """Pack what was drawn."""
+        """Pack token ids with the largest logit of each row."""
         return cls(torch.stack((token_ids.to(torch.int32), best.view(torch.int32))), vocab_size)
 
     @classmethod
@@ -63,7 +63,7 @@ class SampledTokens:
         logits: Tensor,  # [N, V] float32
         token_ids: Tensor,  # [N] int64
     ) -> SampledTokens:
-        """Pack tokens with their own logits."""
+        """Pack token ids with their own logits."""
         packed = torch.empty(2, len(token_ids), dtype=torch.int32, device=logits.device)
         packed[0].copy_(token_ids)
         best = packed[1].view(torch.float32).unsqueeze(1)
@@ -72,24 +72,24 @@ class SampledTokens:
 
     @property
     def token_ids(self) -> Tensor:  # [N] int32
-        """What was drawn."""
+        """Sampled token ids."""
         return self.packed[0]
 
     def first(self, num_rows: int) -> SampledTokens:
-        """Return the first rows in memory of their own, where what is drawn next is not written."""
+        """Return a copy of the first rows, which later samplings do not overwrite."""
         return SampledTokens(self.packed[:, :num_rows].clone(), self.vocab_size)
 
     def start_copy(self, copier: HostCopier) -> None:
-        """Begin to bring all of it to the host."""
+        """Start to copy tokens and log probabilities to the host."""
         self.copy = copier.begin(self.packed)
         if self.logprobs is not None:
             self.logprobs.start_copy(copier)
 
     def read(self) -> HostTokens:
-        """Return what the rows drew, when it has arrived."""
+        """Wait for the copy, and return the tokens on the host."""
         (packed,) = (self.packed,) if self.copy is None else self.copy.wait()
         token_ids, best = packed.cpu().numpy()
         is_token = (token_ids >= 0) & (token_ids < self.vocab_size)
-        is_sound = (is_token & np.isfinite(best.view(np.float32))).tolist()
-        logprobs = [None] * len(is_sound) if self.logprobs is None else self.logprobs.read()
-        return HostTokens(token_ids.tolist(), is_sound, logprobs)
+        is_valid = (is_token & np.isfinite(best.view(np.float32))).tolist()
+        logprobs = [None] * len(is_valid) if self.logprobs is None else self.logprobs.read()
+        return HostTokens(token_ids.tolist(), is_valid, logprobs)

@@ -1,1 +1,1 @@
-"""Attention in compiled C++: the backend `cpu`."""
+"""Attention in compiled C++ kernels: the backend `cpu`."""

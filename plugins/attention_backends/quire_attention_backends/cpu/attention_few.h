@@ -1,10 +1,10 @@
-// A few rows of queries against many keys, read where they lie: what a decode step does.
+// Attention of a few query rows over many keys, which are read in place: the decode path.
 //
-// Rows of queries are taken four at a time, so that what is read of K and V serves all heads of a
-// group. Key/value heads are taken one after the other within a tile of keys, as they lie in a
-// page, and rows one after the other, so that memory is read as two long streams. What will be read
-// some rows later is fetched: in step with the work, since a processor that is asked for many lines
-// at once waits for them.
+// Query rows are processed four at a time, so that each element of K and V is read once for all
+// heads of a group. Within a tile of keys, key/value heads are processed in the order of the page,
+// and rows one after the other, so that memory is read as two long streams. Data that is read some
+// rows later is prefetched at the pace of the computation, because a processor stalls when many
+// cache lines are requested at once.
 #pragma once
 
 #include "attention_pages.h"
@@ -12,29 +12,29 @@
 #include "shuffle.h"
 
 #if defined(QUIRE_AVX2)
-constexpr int FEW_SUMS = 8;  // vectors of a sum that are kept in registers
+constexpr int FEW_SUMS = 8;  // vectors of sums in registers
 #else
 constexpr int FEW_SUMS = 16;
 #endif
-constexpr int CHAINS = LANES < 8 ? LANES : 8;  // sums of scores that grow side by side
-constexpr long VALUE_KEYS = 8;  // whose values are read while they are in the nearest cache
+constexpr int CHAINS = LANES < 8 ? LANES : 8;  // independent accumulation chains of scores
+constexpr long VALUE_KEYS = 8;  // keys whose values are processed while they are in the L1 cache
 
 constexpr long LINE_BYTES = 64;
-constexpr long AHEAD_BYTES = 12288;  // from what is read to what is fetched
-constexpr long MAX_AHEAD = FEW_KEYS - 16;  // rows: those behind a tile's last are read, too
+constexpr long AHEAD_BYTES = 12288;  // distance of the prefetches
+constexpr long MAX_AHEAD = FEW_KEYS - 16;  // in rows: the padding rows of a tile are read, too
 static_assert(LANES <= 16 && MAX_AHEAD % VALUE_KEYS == 0, "");
 
-// The rows of a tile's keys, of one head, and those that are read after them. Behind both the last
-// is repeated, up to FEW_KEYS.
+// The rows of one head for the keys of a tile, and the rows that are read next. Both lists are
+// padded to FEW_KEYS with their last row.
 template <class Kind>
 struct Stream {
     typedef typename Kind::Number Number;
     const Number* const* rows;
     const Number* const* next;
-    long head, next_head;  // where a head's rows are, counted from those of the item's first
+    long head, next_head;  // offset of the head's rows from those of the item's first head
     long count, ahead;  // rows
 
-    // What is fetched when rows are read from j on.
+    // The rows to prefetch when rows are read from j on.
     const Number* const* fetched(long j) const {
         return j + ahead < count ? rows + j + ahead : next + j + ahead - count;
     }
@@ -46,7 +46,7 @@ constexpr int SLOT_BYTES = LANES * (int)sizeof(typename Kind::Number);
 template <class Kind>
 constexpr int SLOTS_A_LINE = SLOT_BYTES<Kind> < LINE_BYTES ? LINE_BYTES / SLOT_BYTES<Kind> : 1;
 
-// products[r * LANES / ROWS + first + i], before their lanes are added, for CHAINS / ROWS keys.
+// Computes products[r * LANES / ROWS + first + i] for CHAINS / ROWS keys; lanes are not summed yet.
 template <class Kind, int ROWS>
 INLINE void multiply_keys(vf (&products)[LANES], int first, const float* q, const Sizes& sizes,
                           const Stream<Kind>& keys, long at) {
@@ -82,7 +82,7 @@ INLINE void multiply_keys(vf (&products)[LANES], int first, const float* q, cons
         for (int i = 0; i < KEYS; i++) products[r * (LANES / ROWS) + first + i] = found[r][i];
 }
 
-// scores[r][j] = q[r] . keys[j], for ROWS rows; q is in slots, none of which counts a number twice.
+// scores[r][j] = q[r] . keys[j] for ROWS rows; q is in slots that count no element twice.
 template <class Kind, int ROWS>
 void score_few(float* scores, const float* q, const Sizes& sizes, const Stream<Kind>& keys) {
     constexpr int KEYS = LANES / ROWS;
@@ -98,13 +98,14 @@ void score_few(float* scores, const float* q, const Sizes& sizes, const Stream<K
     }
 }
 
-// Keeps an address in one register: the instructions that use it add constants to it.
+// Keeps an address in one register; the instructions that use it add constant offsets.
 template <class Number>
 INLINE void one_address(const Number*& address) {
     asm("" : "+r"(address));
 }
 
-// sum[r] = sum[r] * factors[r] + weights[r] . values, for some keys and WIDTH slots from one on.
+// sum[r] = sum[r] * factors[r] + weights[r] . values, for a range of keys and WIDTH slots from
+// `slot` on.
 template <class Kind, int ROWS, int WIDTH>
 INLINE void add_slots(float* sum, const float* factors, const float* weights, const Sizes& sizes,
                       const Stream<Kind>& values, long begin, long end, long slot) {
@@ -138,7 +139,7 @@ INLINE void add_slots(float* sum, const float* factors, const float* weights, co
         for (int i = 0; i < WIDTH; i++) store(out + r * row + i * LANES, sums[r][i]);
 }
 
-// The same for all slots from one on, the widest first.
+// The same for all slots from `slot` on, in the largest groups that fit.
 template <class Kind, int ROWS, int WIDTH>
 INLINE void add_row_ends(float* sum, const float* factors, const float* weights,
                          const Sizes& sizes, const Stream<Kind>& values, long begin, long end,
@@ -151,7 +152,7 @@ INLINE void add_row_ends(float* sum, const float* factors, const float* weights,
                 sum, factors, weights, sizes, values, begin, end, slot);
 }
 
-// The same for all keys of a tile, so few at a time that rows are read one after the other.
+// The same for all keys of a tile, in small groups, so that rows are read one after the other.
 template <class Kind, int ROWS>
 void add_values(float* sum, const float* factors, const float* weights, const Sizes& sizes,
                 const Stream<Kind>& values) {
@@ -162,12 +163,12 @@ void add_values(float* sum, const float* factors, const float* weights, const Si
                                         std::min(j + VALUE_KEYS, values.count), 0);
 }
 
-// The scores of a row become weights; `first` and `last` bound the keys that it sees. Returns by
-// what its sum is multiplied.
+// Turns the scores of a row into softmax weights; the visible keys are [first, last). Returns the
+// factor by which the row's sum must be multiplied.
 template <class Kind>
 float weigh_few(float* scores, const Layer& layer, const float* k_scales, const float* v_scales,
                 long count, long first, long last, float& largest, float& total) {
-    if (std::max(0L, first) >= last) {  // it sees none of them
+    if (std::max(0L, first) >= last) {  // no visible key
         std::fill(scores, scores + rounded_up(count, LANES), 0.0f);
         return 1.0f;
     }
@@ -193,7 +194,8 @@ float weigh_few(float* scores, const Layer& layer, const float* k_scales, const 
     return factor;
 }
 
-// Copies an item's queries, scaled, in slots: the last counts only what those before it do not.
+// Copies an item's queries, scaled, into slots; the last slot has zeros where it overlaps the one
+// before.
 inline void take_few(float* out, const Work& work, const Item& item) {
     const Sizes& sizes = work.sizes;
     const long whole = sizes.D / LANES;
@@ -208,7 +210,7 @@ inline void take_few(float* out, const Work& work, const Item& item) {
     }
 }
 
-// The rows of a tile's keys, K and V.
+// The rows of K and V of a tile of keys.
 template <class Kind>
 struct FewTile {
     Rows<Kind> keys, values;
@@ -227,7 +229,7 @@ struct FewTile {
     }
 };
 
-// Some rows of one head; `row` counts those of all heads of the item.
+// Computes ROWS rows of one head; `row` is an index among the rows of all heads of the item.
 template <class Kind, int ROWS>
 void attend_few_rows(const Work& work, const Scratch& scratch, const Answer& answer,
                      const Item& item, long row, const FewTile<Kind>& tile,
@@ -246,7 +248,7 @@ void attend_few_rows(const Work& work, const Scratch& scratch, const Answer& ans
     add_values<Kind, ROWS>(answer.sum + row * sizes.row, factors, scratch.scores, sizes, values);
 }
 
-// All rows of one head.
+// Computes all rows of one head.
 template <class Kind>
 void attend_few_head(const Work& work, const Scratch& scratch, const Answer& answer,
                      const Item& item, long head, const FewTile<Kind>& tile, Stream<Kind> keys,
@@ -261,7 +263,7 @@ void attend_few_head(const Work& work, const Scratch& scratch, const Answer& ans
         else
             attend_few_rows<Kind, 1>(work, scratch, answer, item, row, tile, keys, values);
         row += left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        keys.next = keys.rows, keys.next_head = keys.head;  // it is there now
+        keys.next = keys.rows, keys.next_head = keys.head;  // already prefetched
         values.next = values.rows, values.next_head = values.head;
     }
 }
@@ -273,7 +275,7 @@ void attend_few(const Work& work, const Scratch& scratch, const Answer& answer, 
     const long row_bytes = pages.D * (long)sizeof(typename Kind::Number);
     const long ahead =
         std::min(MAX_AHEAD, rounded_up(std::max(1L, AHEAD_BYTES / row_bytes), VALUE_KEYS));
-    const long distance = pages.block_size * pages.D;  // of heads
+    const long distance = pages.block_size * pages.D;  // between heads
     FewTile<Kind> tiles[2];
     take_few(scratch.q, work, item);
     tiles[0].find(pages, table, item, item.begin);

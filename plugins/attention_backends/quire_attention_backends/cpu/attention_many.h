@@ -1,8 +1,9 @@
-// Many rows of queries against many keys, in register tiles: what a prompt does.
+// Attention of many query rows over many keys in register tiles: the prefill path.
 //
-// A tile of keys is packed once for all rows: K turned into panels [D][COLUMNS], V copied into
-// panels [keys][COLUMNS]. Products of rows and panels that no query sees are left out, at the grain
-// of register tiles (FlashAttention-2, Dao 2023, has the order of the rest).
+// A tile of keys is packed once for all rows: K is transposed into panels [D][COLUMNS], V is copied
+// into panels [keys][COLUMNS]. Products of rows and panels that are hidden from all queries are
+// skipped, at the granularity of register tiles. The order of the other steps is that of
+// FlashAttention-2 (Dao 2023).
 #pragma once
 
 #include "attention_pages.h"
@@ -10,7 +11,7 @@
 #include "shuffle.h"
 #include "tile.h"
 
-// The keys that the rows of a register tile see, counted from the tile of keys.
+// The visible keys of a row or a register tile, relative to the start of the tile of keys.
 struct Span {
     long first, last;
     bool is_empty() const { return first >= last; }
@@ -60,7 +61,8 @@ INLINE Span span_of(const Work& work, const Item& item, long row, long at, long 
     return {std::max(0L, work.first_key(position) - at), std::min(count, position + 1 - at)};
 }
 
-// What any of the rows of a register tile sees; positions never fall from row to row.
+// The keys that are visible to any row of a register tile; positions never decrease from row to
+// row.
 INLINE Span span_of_tile(const Work& work, const Item& item, long row, long at, long count) {
     long last = std::min(row + TILE_ROWS, item.num_rows) - 1;
     return {span_of(work, item, row, at, count).first, span_of(work, item, last, at, count).last};
@@ -81,7 +83,8 @@ inline void score_many(float* scores, const float* q, const float* k, const Size
         }
 }
 
-// The scores of a row become weights: of the keys it sees, and zeros for the rest of `tile`.
+// Turns the scores of a row into softmax weights: those of visible keys, zeros in the rest of
+// `tile`.
 inline float weigh_many(float* scores, const Layer& layer, Span seen, Span tile, float& largest,
                         float& total) {
     long from = tile.first / LANES * LANES, to = rounded_up(tile.last, LANES);
@@ -131,7 +134,7 @@ inline void add_many(float* sum, const float* factors, const float* weights, con
         }
 }
 
-// Copies rows of queries, scaled; behind them zeros, up to whole register tiles.
+// Copies query rows, scaled, and pads them with zero rows to whole register tiles.
 inline void take_many(float* out, const Work& work, const Item& item, long num_rows) {
     const Sizes& sizes = work.sizes;
     for (long r = 0; r < num_rows; r++) {

@@ -1,7 +1,8 @@
-// The element types of a KV cache: how a number is kept, and read back as float32.
+// Element types of a KV cache: conversion from float32 when stored and to float32 when read.
 //
-// A row of int8 has a scale: the largest |x| / 127. A float8 cache has one for a whole layer, by
-// which numbers are divided before they are kept. Everything rounds to nearest, ties to even.
+// Each int8 row has a scale, the largest |x| / 127. A float8 cache has one scale for K and one for
+// V of a layer; elements are divided by it before they are stored. Everything rounds to nearest,
+// ties to even.
 #pragma once
 
 #include "vec.h"
@@ -17,13 +18,13 @@ INLINE uint32_t as_word(float x) {
     return word;
 }
 
-// The bits of a narrow float from those of float32: MANTISSA bits, an exponent of bias BIAS.
-// `size` is finite, not negative, and no larger than the narrow type's largest.
+// Returns the bits of a narrow float with MANTISSA bits and the exponent bias BIAS. `size` is
+// finite, not negative, and at most the narrow type's maximum.
 template <int MANTISSA, int BIAS>
 INLINE uint32_t narrow(float size) {
     constexpr int DROPPED = 23 - MANTISSA;
     const float smallest_normal = as_float((uint32_t)(128 - BIAS) << 23);
-    // In the sum with this the last bit is worth one unit of the subnormal numbers.
+    // In a sum with this, the last bit has the value of the smallest subnormal number.
     const uint32_t rounder = (uint32_t)(128 - BIAS + DROPPED) << 23;
     if (size < smallest_normal) return as_word(size + as_float(rounder)) - rounder;
     uint32_t word = as_word(size);
@@ -64,7 +65,7 @@ struct Float16 {
         vh half;
         std::memcpy(&half, p, sizeof half);
         vi word = __builtin_convertvector(half, vi);
-        vi infinite = (word & 0x7c00) == 0x7c00;  // infinities and what is no number
+        vi infinite = (word & 0x7c00) == 0x7c00;  // infinities and NaN
         vf size = from_bits((word & 0x7fff) << 13) * set1(0x1p112f);
         size = from_bits(bits(size) | (infinite & 0x7f800000));
         return from_bits(bits(size) | ((word & 0x8000) << 16));
@@ -82,7 +83,7 @@ struct Float16 {
     }
 };
 
-// e4m3fn: no infinity, the largest number is 448, one code is no number.
+// e4m3fn: no infinity, the maximum is 448, one code is NaN.
 struct Float8 {
     typedef uint8_t Number;
     static constexpr bool HAS_ROW_SCALES = false;
@@ -111,7 +112,7 @@ struct Int8 {
     typedef int8_t Number;
     static constexpr bool HAS_ROW_SCALES = true;
     INLINE vf read(const int8_t* p) { return load_i8(p); }
-    // Returns the row's scale: infinity where a number is none, so that reading it tells.
+    // Returns the row's scale; infinity if the row has a NaN, so that reads do not hide it.
     INLINE float keep(int8_t* out, const float* x, long size, float) {
         float largest = 0.0f;
         for (long i = 0; i < size; i++) {
@@ -120,7 +121,7 @@ struct Int8 {
         }
         float scale = largest / 127.0f;
         float divisor = scale > 0.0f && scale < INFINITY ? scale : 1.0f;
-        const float rounder = 12582912.0f;  // 1.5 * 2^23: leaves the nearest whole number
+        const float rounder = 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
         for (long i = 0; i < size; i++) {
             float number = x[i] / divisor;
             number = number > 127.0f ? 127.0f : number > -127.0f ? number : -127.0f;

@@ -1,10 +1,10 @@
-// Rows of K and V in their pages: written from what was projected, and found again by position.
+// Rows of K and V in their pages: writing of new rows, and lookup of rows by position.
 #pragma once
 
 #include "attention_numbers.h"
 #include "attention_work.h"
 
-// Side 0 is K, 1 is V.
+// Addresses of rows in the pages; side 0 is K, side 1 is V.
 template <class Kind>
 struct Pages {
     typedef typename Kind::Number Number;
@@ -30,13 +30,13 @@ struct Pages {
     }
 };
 
-// The rows of some neighbouring keys. Behind them the last is repeated, up to a whole `unit`. Rows
-// of less than a vector are copied to where they have zeros behind them.
+// The rows of a range of keys, padded to a multiple of `unit` with the last row. Rows shorter than
+// a vector are copied and padded with zeros.
 template <class Kind>
 struct Rows {
     typedef typename Kind::Number Number;
     const Number* numbers[MANY_KEYS];
-    float scales[MANY_KEYS];  // where rows have them
+    float scales[MANY_KEYS];  // if rows have scales
     Number copies[MANY_KEYS][LANES];
 
     void find(const Pages<Kind>& pages, const int32_t* table, long side, long head, long first,
@@ -62,7 +62,7 @@ struct Rows {
         for (long at = count; at % unit; at++) numbers[at] = numbers[count - 1];
     }
 
-    // Those of a head so many after the one whose numbers were found.
+    // Finds the scales of the head that is `heads_after` heads after that of `find_numbers`.
     void find_scales(long heads_after, long count, long unit) {
         char* at = reinterpret_cast<char*>(scales);
         for (long i = 0; i < num_runs; at += runs[i++].bytes)
@@ -87,8 +87,8 @@ private:
     }
 };
 
-// Divides a row by its root mean square, multiplies it by its weight, and turns it by its token's
-// angles. `normed` has room for a row; no two of the rows overlap.
+// Divides a row by its root mean square, multiplies it by its weight, and rotates it by its token's
+// angles. `normed` is scratch memory of one row; the rows must not overlap.
 inline void turn(float* out, float* normed, const float* x, long D, const float* angles,
                  const float* weight, float eps) {
     if (weight) {
@@ -108,7 +108,7 @@ inline void turn(float* out, float* normed, const float* x, long D, const float*
     for (long i = half; i < D; i++) out[i] = std::fma(x[i - half], sines[i], x[i] * cosines[i]);
 }
 
-// Writes one of a token's rows of K, and then of V, as they come.
+// Writes row `row` of a token's rows of K and V, without rotation.
 template <class Kind>
 void write_row(const Work& work, const Pages<Kind>& pages, long token, long row) {
     long side = row / pages.num_kv_heads, head = row % pages.num_kv_heads;
@@ -118,7 +118,8 @@ void write_row(const Work& work, const Pages<Kind>& pages, long token, long row)
     pages.write(side, head, work.step.slots[token], x + head * pages.D, scale);
 }
 
-// The same of heads that are turned first; those of q come before K's, and stay in their place.
+// Norms and rotates a row of q or K, or writes a row of V. Rows are numbered q, K, V; q is updated
+// in place.
 template <class Kind>
 void turn_row(const Work& work, const Pages<Kind>& pages, const Rotary& rotary, float* scratch,
               long token, long row) {

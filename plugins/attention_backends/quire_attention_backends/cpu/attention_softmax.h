@@ -1,15 +1,15 @@
-// What attention makes of scores. They are logarithms to base 2, so that 2^x is all that is left.
+// Softmax functions. Scores are exponents to base 2, so the softmax needs only 2^x.
 #pragma once
 
 #include "vec.h"
 
-// 2^v within two units in the last place for v <= 0; 0 below -126. What is no number stays none.
+// 2^v within two units in the last place for v <= 0; 0 below -126; NaN stays NaN.
 INLINE vf power_of_two(vf v) {
     vf x = max(set1(-126.0f), v);
-    const vf magic = set1(12582912.0f);  // 1.5 * 2^23: the nearest whole number, in the last bits
+    const vf magic = set1(12582912.0f);  // 1.5 * 2^23: the nearest integer, in the last bits
     vf shifted = x + magic;
     x = x - (shifted - magic);
-    vf y = set1(1.5353362e-4f);  // of 2^x on [-1/2, 1/2], as Cephes has it (Moshier)
+    vf y = set1(1.5353362e-4f);  // coefficients of 2^x on [-1/2, 1/2] from Cephes (Moshier)
     y = fma(y, x, set1(1.3398874e-3f));
     y = fma(y, x, set1(9.6184373e-3f));
     y = fma(y, x, set1(5.5503324e-2f));
@@ -22,12 +22,12 @@ INLINE vf power_of_two(vf v) {
 }
 INLINE float power_of_two(float x) { return power_of_two(set1(x))[0]; }
 
-// By what to multiply what was summed under the maximum `old`, now that it is `now`.
+// The factor for sums that are relative to the maximum `old` when the maximum becomes `now`.
 INLINE float rescaling(float old, float now) {
     return old == -INFINITY ? 0.0f : power_of_two(old - now);
 }
 
-// tanh, by absolute error within a few units of 2^-24.
+// tanh, with an absolute error of a few units of 2^-24.
 INLINE vf tanh_of(vf v) {
     vf zeros = zero(), size = max(v, zeros - v);
     vf e = power_of_two(size * set1(-2.8853901f));  // e^(-2 size)
@@ -41,7 +41,7 @@ INLINE vi lane_numbers() {
     return numbers;
 }
 
-// The scores of keys [first, last) of a row, the others' set to minus infinity.
+// The scores of a row with -inf for keys outside [first, last).
 INLINE vf hide_outside(vf scores, long at, long first, long last) {
     vi key = lane_numbers() + set1i((int32_t)at);
     vf hidden = set1(-INFINITY);

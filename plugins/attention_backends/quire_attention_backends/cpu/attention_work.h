@@ -1,14 +1,13 @@
-// A step of a layer of attention is one list of work, cut into pieces of equal cost.
+// Work list of a layer's attention in one step, cut into pieces of equal cost.
 //
-// The list has an item for each request, key/value head and tile of query rows: a row is one query
-// head of one token, so the heads that share K and V are rows beside each other. An item of few
-// rows has several key/value heads, which lie beside each other in a page. A cut may go through the
-// keys of an item; then the answers of its parts are merged, in the order of the keys.
-// Where the cuts are depends on the batch and the number of threads alone, so equal steps give
-// equal bits.
+// The list has an item for each request, key/value head and tile of query rows. A row is one query
+// head of one token, so the heads that share K and V are adjacent rows. An item with few rows
+// covers several key/value heads, which are adjacent in a page. A cut may go through the keys of an
+// item; the outputs of its parts are then merged in the order of the keys. The cuts depend only on
+// the batch and the number of threads, so equal steps give equal bits.
 //
-//   letters: T tokens, R requests, H query heads, K key/value heads, G = H / K, D numbers of a
-//   head, S tokens of a block. A page is [2, K, S, D], and of int8 then [2, K, S] float32.
+//   letters: T tokens, R requests, H query heads, K key/value heads, G = H / K, D elements of a
+//   head, S tokens of a block. A page is [2, K, S, D], for int8 followed by [2, K, S] float32.
 #pragma once
 
 #include <algorithm>
@@ -16,28 +15,29 @@
 #include "tile.h"
 #include "vec.h"
 
-constexpr long FEW_ROWS = 16;  // so many read K and V in place
-constexpr long FEW_KEYS = 64;  // a tile of keys of theirs
-constexpr long MANY_ROWS = 144;  // of a tile; whole register tiles
-constexpr long MANY_KEYS = 128;
+constexpr long FEW_ROWS = 16;  // up to this number of rows, K and V are read in place
+constexpr long FEW_KEYS = 64;  // keys of a tile for few rows
+constexpr long MANY_ROWS = 144;  // rows of a tile for many rows; whole register tiles
+constexpr long MANY_KEYS = 128;  // keys of a tile for many rows
 constexpr long CUT_KEYS = 32;  // items are cut at multiples
-constexpr long ITEM_ROWS = 32;  // of all heads of an item of few rows
-constexpr long ROW_COST = 8;  // of reading a key, in rows that are multiplied by it
-constexpr long PIECE_COST = 4096;  // less is not worth a piece
-constexpr long PIECES = 4;  // for each thread: who is held up leaves the rest to others
+constexpr long ITEM_ROWS = 32;  // rows of all heads of an item with few rows
+constexpr long ROW_COST = 8;  // cost of reading a key, in rows multiplied by it
+constexpr long PIECE_COST = 4096;  // minimum cost of a piece
+constexpr long PIECES = 4;  // per thread, so that other threads can take over from a delayed one
 constexpr long COLUMNS = TILE_COLUMNS;
 static_assert(MANY_ROWS % TILE_ROWS == 0 && MANY_KEYS % COLUMNS == 0 && FEW_KEYS % LANES == 0, "");
 
 inline long rounded_up(long size, long unit) { return (size + unit - 1) / unit * unit; }
 
-// What all layers of a backend share.
+// Parameters that all layers of a backend share.
 struct Heads {
     int64_t num_heads, num_kv_heads, head_dim, block_size, kind, threads;
     float* scratch;
 };
 
-// One layer. A window or a chunk of 0: none. `scale` makes scores logarithms to base 2; with a cap,
-// it makes them what tanh is taken of, and the cap is in those logarithms.
+// Parameters of one layer. A window or a chunk of 0 means none. `scale` turns scores into exponents
+// to base 2; with a soft cap it turns them into the argument of tanh, and `cap` is an exponent to
+// base 2.
 struct Layer {
     uint8_t* pages;
     int64_t page_bytes, window, chunk;
@@ -50,10 +50,10 @@ struct Step {
     int64_t table_stride;
     const int64_t* slots;
     int64_t num_requests;
-    int64_t* costs;  // [R + 1], for us
+    int64_t* costs;  // [R + 1], scratch memory
 };
 
-// Rows are [T, heads, D] with a distance between tokens.
+// Queries, keys and values, [T, heads, D] with a token stride, and the output.
 struct Inputs {
     float* q;
     const float *k, *v;
@@ -70,14 +70,14 @@ struct Rotary {
 };
 
 struct Sizes {
-    long D, slots, row, panels;  // slots of LANES; a row of them; columns of V in panels
+    long D, slots, row, panels;  // slots of LANES; padded row length; panels of V's columns
     explicit Sizes(long head_dim)
         : D(head_dim),
           slots((head_dim + LANES - 1) / LANES),
           row(rounded_up(head_dim, std::max<long>(COLUMNS, LANES))),
           panels((head_dim + COLUMNS - 1) / COLUMNS) {}
-    // Where the numbers of a slot begin: the last ends with the row, and overlaps the one before.
-    // Rows of less than a slot have zeros behind them.
+    // Offset of a slot's first element. The last slot ends with the row and overlaps the one
+    // before. Rows shorter than a slot are padded with zeros.
     long offset(long slot) const { return std::max(0L, std::min(slot * LANES, D - LANES)); }
     long thread_floats() const {
         return 2 * MANY_ROWS * row + MANY_ROWS * MANY_KEYS + 2 * MANY_KEYS * row + 4 * MANY_ROWS;
@@ -88,8 +88,8 @@ struct Sizes {
     }
 };
 
-// The state of the online softmax of a tile of rows: the values' weighted sum, the largest score,
-// and the sum of the weights under it.
+// State of the online softmax of a tile of rows: the weighted sum of the values, the largest score,
+// and the sum of the weights relative to it.
 struct Answer {
     float *sum, *largest, *total;  // [rows, row], [rows], [rows]
     void clear(long rows, long row) {
@@ -101,7 +101,7 @@ struct Answer {
 
 struct Scratch {
     float *q, *scores, *k, *v, *factors;
-    Answer answer;  // as if all rows were there
+    Answer answer;  // sized for MANY_ROWS rows
     Scratch(float* at, const Sizes& sizes) {
         auto take = [&](long size) {
             float* taken = at;
@@ -119,7 +119,8 @@ struct Scratch {
     }
 };
 
-// What a piece keeps of an item that it shares: one that began before it, and one that goes on.
+// Partial output of a cut item of a piece: a piece has one for the item that began in an earlier
+// piece, and one for the item that goes on in the next.
 inline Answer partial_answer(float* scratch, const Sizes& sizes, long threads, long piece,
                              bool goes_on) {
     float* at = scratch + threads * sizes.thread_floats()
@@ -127,10 +128,10 @@ inline Answer partial_answer(float* scratch, const Sizes& sizes, long threads, l
     return {at, at + MANY_ROWS * sizes.row, at + MANY_ROWS * (sizes.row + 1)};
 }
 
-// One item of the list: rows of a request's queries for some key/value heads, and keys they see.
-// The rows of a head are beside each other.
+// One item of the list: query rows of a request for some key/value heads, and the keys visible to
+// them. The rows of a head are adjacent.
 struct Item {
-    long request, head, num_heads, first_row, num_rows, begin, end;  // rows of a head; keys
+    long request, head, num_heads, first_row, num_rows, begin, end;  // rows per head; key range
     bool is_few;
     long all_rows() const { return num_heads * num_rows; }
 };
@@ -176,7 +177,7 @@ public:
     float* answer(const Item& item, long row) const {
         return inputs.out + (token(item, row) * heads.num_heads + head(item, row)) * sizes.D;
     }
-    // The query head of one of all rows of an item.
+    // The query head of a row, indexed among all rows of an item.
     long head(const Item& item, long row) const {
         long at = item.first_row + row % item.num_rows;
         return (item.head + row / item.num_rows) * group + at % group;
@@ -186,15 +187,15 @@ public:
         return step.query_start[item.request] + at / group;
     }
     long num_rows(const Request& request) const { return request.num_tokens * group; }
-    // How many key/value heads an item of a request has; fewer where none are left. Copied rows are
-    // those of one head.
+    // Number of key/value heads per item of a request; the last item may have fewer. It is 1 for
+    // rows shorter than a vector, because the copied rows are those of a single head.
     long heads_of_item(const Request& request) const {
         long rows = num_rows(request);
         if (rows > FEW_ROWS || sizes.D < LANES) return 1;
         return std::min(heads.num_kv_heads, std::max(1L, ITEM_ROWS / rows));
     }
 
-    // The item of a tile of rows of a head, and of those after it in the same item.
+    // The item of a tile of rows, with `head` as its first head.
     Item item(const Request& request, long head, long first_row) const {
         long rows = num_rows(request);
         bool is_few = rows <= FEW_ROWS;
@@ -217,7 +218,7 @@ public:
         }
         return total;
     }
-    // Fills `costs` with the sums over the requests before each.
+    // Fills `costs` with the cumulative costs of the requests and returns the total.
     long sum_costs() const {
         step.costs[0] = 0;
         for (long r = 0; r < step.num_requests; r++)
@@ -226,8 +227,8 @@ public:
         return step.costs[step.num_requests];
     }
 
-    // Calls `visit(part, whole)` for each part of an item between two places of the list, in order;
-    // stops when it returns false.
+    // Calls `visit(part, whole)` for each part of an item between two positions of the list, in
+    // order; stops when it returns false.
     template <class Visit>
     void walk(long from, long to, Visit visit) const {
         if (from >= to) return;
@@ -255,7 +256,7 @@ public:
     }
 
 private:
-    // The key at which a place of the list, counted from the item's, goes through it.
+    // The key at which a position of the list, relative to the item's start, cuts the item.
     static long cut(const Item& item, long cost) {
         if (cost <= 0) return item.begin;
         if (cost >= Work::cost(item)) return item.end;

@@ -1,6 +1,6 @@
-// Attention of a layer in one call: K and V are written, queries attend, cut answers are merged.
+// Attention of a layer in one call: write K and V, attend, merge the outputs of cut items.
 //
-// Threads take pieces of the list of work in turn; between the three parts they wait for all.
+// Threads take pieces of the work list dynamically; there is a barrier between the three phases.
 
 #include <atomic>
 
@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr long WRITTEN_ROWS = 32;  // less is not worth a thread
+constexpr long WRITTEN_ROWS = 32;  // minimum rows to write per thread
 constexpr float LOG2_E = 1.44269504f;
 
 struct Pieces {
@@ -21,7 +21,7 @@ struct Pieces {
     long begin(long piece) const { return (long)((__int128)total * piece / count); }
 };
 
-// Writes a row's answer: the weighted sum, divided by the weights; a sink takes its share of them.
+// Writes the output of a row: the weighted sum divided by the sum of the weights, sink included.
 void write_answer(const Work& work, const Item& item, long row, const float* sum, float largest,
                   float total) {
     const Layer& layer = work.layer;
@@ -35,7 +35,7 @@ void write_answer(const Work& work, const Item& item, long row, const float* sum
     float* out = work.answer(item, row);
     const long whole = item.is_few ? sizes.D / LANES * LANES : sizes.D;
     for (long i = 0; i < whole; i++) out[i] = sum[i] * factor;
-    const float* last = sum + whole - sizes.offset(whole / LANES);  // of few rows: in slots
+    const float* last = sum + whole - sizes.offset(whole / LANES);  // with few rows, in slots
     for (long i = whole; i < sizes.D; i++) out[i] = last[i] * factor;
 }
 
@@ -45,7 +45,7 @@ void write_answers(const Work& work, const Item& item, const Answer& answer) {
                      answer.total[row]);
 }
 
-// Adds to an answer that of other keys.
+// Merges the partial output of other keys into `all`.
 void add_answer(const Answer& all, const Answer& part, long num_rows, const Sizes& sizes) {
     for (long r = 0; r < num_rows; r++) {
         float most = std::max(all.largest[r], part.largest[r]);
@@ -77,7 +77,7 @@ void attend_piece(const Work& work, const Pieces& pieces, long piece, long threa
     });
 }
 
-// Merges the item that goes on where a piece ends, if it began in that piece.
+// Merges the item that is cut at the end of a piece, if it began in that piece.
 void merge_from(const Work& work, const Pieces& pieces, long piece) {
     const Heads& heads = work.heads;
     bool is_cut = false;
@@ -131,7 +131,7 @@ void run(const Work& work, const Rotary* rotary) {
         for (long piece; (piece = next.fetch_add(1)) < pieces.count;)
             attend_piece<Kind>(work, pieces, piece, thread);
     });
-    // What few rows leave to merge is done before another thread has heard of it.
+    // Merging few rows takes less time than waking another thread.
     long mergers = num_tokens == work.step.num_requests ? 1 : threads;
     if (pieces.count > 1)
         share_evenly(pieces.count, mergers, [&](long piece) { merge_from(work, pieces, piece); });
@@ -151,7 +151,7 @@ void run_kind(const Work& work, const Rotary* rotary) {
 
 }  // namespace
 
-// How many numbers of float32 `Heads::scratch` has.
+// Returns the size of `Heads::scratch` in float32 elements.
 EXPORT void attention_scratch(const Heads* heads, int64_t* size) {
     *size = Sizes(heads->head_dim).floats(heads->threads);
 }
@@ -163,7 +163,7 @@ EXPORT void attend(const Heads* heads, const Layer* layer, const Step* step, flo
     run_kind(Work(*heads, *layer, *step, inputs), nullptr);
 }
 
-// Heads of q, K and V beside each other, [T, H + 2 K, D]; those of q are turned where they are.
+// The same from projected heads [T, H + 2 K, D], with norm and rotation; q is rotated in place.
 EXPORT void turn_and_attend(const Heads* heads, const Layer* layer, const Step* step, float* qkv,
                             const float* table, const int64_t* positions, const float* norm_weight,
                             float norm_eps, float* out) {

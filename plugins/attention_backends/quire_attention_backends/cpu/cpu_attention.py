@@ -1,8 +1,8 @@
-"""A layer of a step is one call of compiled C++: norm, rotation, writing, attention.
+"""Attention backend `cpu`: norm, rotation, KV write and attention of a layer in one C++ call.
 
-Whatever is the same for all layers of a step, or for a layer in all steps, is put into structures
-once, so that a call is some pointers. The pages are those of `kv_layout`, so `torch_sdpa` reads
-what this backend wrote.
+Data that is the same for all layers of a step, or for a layer in all steps, is put into structures
+once, so a call passes only pointers. The page layout is that of `kv_layout`, so `torch_sdpa` can
+read what this backend wrote.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class LayerConstants:
-    """What the kernels know of a layer, and what must live as long as they do.
+    """Constants of a layer for the kernels, with references that keep them alive.
 
     Attributes:
-        params: Whose constants they are; kept, so that nothing else gets its identity.
-        address: Of the structure.
+        params: Parameters of the layer; referenced, so that no other object gets the same id.
+        structure: The constants.
+        address: Address of the structure.
     """
 
     params: AttentionLayerParams
@@ -50,12 +51,13 @@ class LayerConstants:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """A step as the kernels are told it, and what must live as long.
+    """Description of a step for the kernels, with references that keep it alive.
 
     Attributes:
-        step: Owns the tensors that the structure points to.
-        costs: `[R + 1]` int64, for the kernels.
-        address: Of the structure.
+        step: Owner of the tensors that the structure points to.
+        costs: `[R + 1]` int64, scratch memory of the kernels.
+        structure: The description.
+        address: Address of the structure.
     """
 
     step: StepLayout
@@ -67,10 +69,10 @@ class StepMetadata:
 class CpuBackend(AttentionBackend):
     """Attention of float32 queries over a paged KV cache, by C++ compiled for this processor.
 
-    It takes as many threads as torch has when it is built.
+    It uses the number of threads that torch has when the backend is built.
 
     Raises:
-        RefusedError: The kernels cannot be had on this machine.
+        RefusedError: The kernels are not available on this machine.
     """
 
     fuses_rotary: ClassVar[bool] = True
@@ -81,8 +83,8 @@ class CpuBackend(AttentionBackend):
             self._library = LIBRARY.load()
         except NativeUnavailableError as error:
             raise RefusedError(
-                f"the attention backend cpu has no kernels on this machine: {error}; take "
-                "--attention-backend torch_sdpa, which needs none"
+                f"the kernels of attention backend cpu are not available on this machine: {error}; "
+                "use --attention-backend torch_sdpa, which needs no compiled kernels"
             ) from error
         self._heads, self._scratch = _heads(shape, self._library)
         self._heads_address = addressof(self._heads)
@@ -90,7 +92,7 @@ class CpuBackend(AttentionBackend):
 
     @classmethod
     def begin_loading(cls) -> None:
-        """Compile the kernels, or load what was compiled before, in the background."""
+        """Compile the kernels in the background, or load them from the cache."""
         LIBRARY.begin()
 
     @classmethod
@@ -98,12 +100,12 @@ class CpuBackend(AttentionBackend):
         """Return the raw bytes as [B, 2, K, S, D]; int8 pages as uint8 [B, page bytes].
 
         Raises:
-            RefusedError: The pages do not hold K and V of whole heads, of a type it knows.
+            RefusedError: The pages do not hold K and V of whole heads, or of an unsupported type.
         """
         return view_pages(raw, spec, num_blocks, NAME)
 
     def prepare(self, step: StepLayout) -> StepMetadata:
-        """Collect the addresses of a step's numbers."""
+        """Collect the addresses of the step's tensors."""
         num_requests = len(step.seq_lens)
         costs = torch.empty(num_requests + 1, dtype=torch.int64)
         structure = Step(
@@ -122,12 +124,12 @@ class CpuBackend(AttentionBackend):
         q: Tensor,  # [T, H, D]
         k: Tensor,  # [T, K, D]
         v: Tensor,  # [T, K, D]
-        kv_cache: Tensor,  # as `kv_view` made it
+        kv_cache: Tensor,  # as returned by `kv_view`
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend; rows of padding hold anything."""
-        q, k, v = (_with_whole_tokens(tensor) for tensor in (q, k, v))
+        """Write `k` and `v` to their slots, then attend; padding rows are undefined."""
+        q, k, v = (_contiguous_heads(tensor) for tensor in (q, k, v))
         out = torch.empty(q.shape, dtype=torch.float32)
         self._library.attend(
             self._heads_address,
@@ -145,13 +147,13 @@ class CpuBackend(AttentionBackend):
 
     def forward_rotary(
         self,
-        qkv: Tensor,  # [T, H + 2 * K, D], contiguous; q in it is written over
+        qkv: Tensor,  # [T, H + 2 * K, D], contiguous; q in it is overwritten
         rotary: RotaryStep,
         kv_cache: Tensor,
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Do the same from the heads as they were projected."""
+        """Norm, rotate and write, then attend; `qkv` are the projected heads."""
         weight = rotary.norm_weight
         shape = (len(qkv), self.shape.num_heads, self.shape.head_dim)
         out = torch.empty(shape, dtype=torch.float32)
@@ -169,16 +171,16 @@ class CpuBackend(AttentionBackend):
         return out
 
     def _constants(self, layer: AttentionLayerParams, kv_cache: Tensor) -> int:
-        """Return the address of a layer's structure; it is built when the layer is new."""
-        place = id(layer), kv_cache.data_ptr()
-        known = self._layers.get(place)
-        if known is None:  # they stay, for recorded calls have their addresses
-            known = self._layers[place] = _layer_constants(layer, kv_cache, self.shape)
-        return known.address
+        """Return the address of a layer's structure, built in the layer's first step."""
+        key = id(layer), kv_cache.data_ptr()
+        constants = self._layers.get(key)
+        if constants is None:  # never removed, because traced CPU graphs contain the addresses
+            constants = self._layers[key] = _layer_constants(layer, kv_cache, self.shape)
+        return constants.address
 
 
 def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
-    """Return what layers share, and the scratch memory that it names."""
+    """Return the structure that all layers share, and the scratch memory that it points to."""
     heads = Heads(
         shape.num_heads,
         shape.num_kv_heads,
@@ -189,7 +191,7 @@ def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
     )
     size = c_int64()
     library.attention_scratch(byref(heads), byref(size))
-    scratch = torch.zeros(size.value, dtype=torch.float32)  # what is padding stays a number
+    scratch = torch.zeros(size.value, dtype=torch.float32)  # padding must not be NaN
     heads.scratch = scratch.data_ptr()
     return heads, scratch
 
@@ -214,8 +216,8 @@ def _layer_constants(
     return LayerConstants(layer, structure, addressof(structure))
 
 
-def _with_whole_tokens(heads: Tensor) -> Tensor:  # [T, any, D]
-    """Return heads that are contiguous within a token."""
+def _contiguous_heads(heads: Tensor) -> Tensor:  # [T, any, D]
+    """Return the heads, contiguous within each token."""
     _, num_heads, head_dim = heads.shape
     is_whole = heads.stride(2) == 1 and (num_heads == 1 or heads.stride(1) == head_dim)
     return heads if is_whole else heads.contiguous()

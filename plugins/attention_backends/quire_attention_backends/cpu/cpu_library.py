@@ -1,6 +1,6 @@
-"""The compiled functions of the backend `cpu`, and the structures that they are given.
+"""ctypes declarations of the compiled functions of the backend `cpu` and of their structures.
 
-Fields are those of `attention_work.h`, in its order.
+The fields are those of `attention_work.h`, in the same order.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from quire.native.library import NativeLibrary
 
-KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8")  # as the source counts them
+KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8")  # in the order of the C++ enum
 
 
 class Heads(Structure):
-    """What all layers of a backend share."""
+    """Parameters that all layers of a backend share."""
 
     _fields_ = (
         ("num_heads", c_int64),
@@ -28,7 +28,7 @@ class Heads(Structure):
 
 
 class LayerArguments(Structure):
-    """One layer: where its pages are, and what its queries see."""
+    """Parameters of one layer: its pages, attention bounds and scales."""
 
     _fields_ = (
         ("pages", c_void_p),
@@ -44,7 +44,7 @@ class LayerArguments(Structure):
 
 
 class Step(Structure):
-    """One step: its requests, their blocks, and where its tokens go."""
+    """Description of one step: its requests, their blocks and the slots of its tokens."""
 
     _fields_ = (
         ("query_start", c_void_p),
@@ -64,15 +64,15 @@ FUNCTIONS = {
     "attention_scratch": (POINTER(Heads), POINTER(c_int64)),
     "attend": (
         *_SHARED,
-        *(c_void_p, c_int64) * 3,  # q, k and v, each with the distance of its tokens
-        c_void_p,  # the answers
+        *(c_void_p, c_int64) * 3,  # q, k and v, each with its token stride
+        c_void_p,  # output
     ),
     "turn_and_attend": (
         *_SHARED,
-        c_void_p,  # q, k and v beside each other
-        *(c_void_p, c_void_p),  # angles, positions
+        c_void_p,  # qkv
+        *(c_void_p, c_void_p),  # rotary table, positions
         *(c_void_p, c_float),  # weight and epsilon of the norm
-        c_void_p,  # the answers
+        c_void_p,  # output
     ),
 }
 LIBRARY = NativeLibrary("attention", SOURCE, FUNCTIONS, repeats=True)

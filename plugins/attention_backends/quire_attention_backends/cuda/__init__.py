@@ -1,1 +1,1 @@
-"""Decode steps in CUDA C++: the backend `cuda`."""
+"""Decode attention in CUDA C++: the backend `cuda`."""

@@ -1,8 +1,9 @@
-"""Decode steps by kernels in CUDA C++; every other step, and the writing of K and V, by Triton's.
+"""Attention backend `cuda`: decode steps in CUDA C++, all other steps by the Triton backend.
 
-The kernels share pages, plan and partial answers with the Triton backend, so a context written by
-one is read by the other. A decode step is the same three launches a layer: write, attend, combine.
-Not measured yet, hence the lower priority.
+K and V are written by the Triton kernels in every step. Page layout, split plan and partial outputs
+are those of the Triton backend, so a context written by one can be read by the other. A decode step
+is the same three launches per layer: write, attend, combine. The priority is lower because the
+kernels are not measured yet.
 """
 
 from __future__ import annotations
@@ -41,27 +42,29 @@ if TYPE_CHECKING:
 
 NAME = "cuda"
 LOG2_E = 1.4426950408889634
-UNIT = 64  # tokens that a plan counts in: four tiles of a block's four warps
+UNIT = 64  # tokens of a unit of work: four tiles of a block's four warps
 VECTOR_BYTES = 16
-FEW_BLOCKS = 2048  # up to so many, each head is combined by a block of its own
+FEW_BLOCKS = 2048  # up to this number, each head is combined by a block of its own
 
 
 @dataclass(slots=True)
 class StepMetadata:
-    """What all layers of a step share.
+    """Metadata of a step, shared by all layers.
 
     Attributes:
-        others: What the other backend made of the step.
-        plans: Of a decode step, by how far a layer sees; made by the first layer that does.
+        step: The step.
+        fallback: Metadata of the Triton backend.
+        plans: Split plans of a decode step by attention bounds, made by the first layer that has
+            them.
     """
 
     step: StepLayout
-    others: Any
+    fallback: Any
     plans: dict[AttentionBounds, SplitPlan] = field(default_factory=dict)
 
     @property
     def is_decode(self) -> bool:
-        """Whether no request has more than one token."""
+        """True if no request has more than one token."""
         return self.step.max_query_len <= 1
 
 
@@ -69,11 +72,11 @@ class CudaBackend(AttentionBackend):
     """Attention over a paged KV cache of the layout [B, 2, K, S, D], for GPUs from 8.0 on.
 
     Args:
-        shape: What it is built for.
-        kernels: Runs the kernels; None: the GPU, for which they are compiled now.
+        shape: Shape of the backend.
+        kernels: Object that runs the kernels; None: kernels compiled for this GPU.
 
     Raises:
-        PluginLoadError: They could not be compiled or loaded.
+        PluginLoadError: The kernels could not be compiled or loaded.
     """
 
     fuses_rotary: ClassVar[bool] = True
@@ -82,13 +85,13 @@ class CudaBackend(AttentionBackend):
         super().__init__(shape)
         self._variant = DecodeVariant.of(shape)
         self._kernels = kernels or DeviceKernels(self._variant, shape.device)
-        self._others = TritonBackend(shape)
+        self._fallback = TritonBackend(shape)
         self._splits = _splits_of(shape)
         self._scratch = Scratch.allocate(shape, self._splits)
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
-        """Return the bytes of the partial answers, of both kinds of steps."""
+        """Return the bytes of the partial outputs, for decode steps and for other steps."""
         slots, num_kv_heads, rows = Scratch.sizes(shape, _splits_of(shape))
         own = slots * num_kv_heads * rows * (shape.head_dim + 2) * torch.float32.itemsize
         return own + TritonBackend.workspace_bytes(shape)
@@ -98,24 +101,25 @@ class CudaBackend(AttentionBackend):
         """Return the raw bytes as [B, 2, K, S, D].
 
         Raises:
-            RefusedError: The pages are not K and V of whole heads, or do not begin at whole vectors
-                of 16 bytes.
+            RefusedError: The pages are not K and V of whole heads, or are not aligned to vectors of
+                16 bytes.
         """
         pages = kv_layout.view_pages(raw, spec, num_blocks, NAME)
         if raw.data_ptr() % VECTOR_BYTES or pages.stride(0) * pages.itemsize % VECTOR_BYTES:
             raise RefusedError(
-                f"{NAME} reads vectors of {VECTOR_BYTES} bytes, and the pages of {spec.layer.name} "
-                f"lie {pages.stride(0) * pages.itemsize} bytes apart, from {raw.data_ptr():#x} on"
+                f"{NAME} needs an alignment of {VECTOR_BYTES} bytes, and the pages of "
+                f"{spec.layer.name} have a stride of {pages.stride(0) * pages.itemsize} bytes and "
+                f"{raw.data_ptr():#x} as start address"
             )
         return pages
 
     def prepare(self, step: StepLayout) -> StepMetadata:
-        """Keep the step; the plan is made on the device by the first layer of each reach."""
-        return StepMetadata(step, self._others.prepare(step))
+        """Keep the step; the first layer of each attention bounds makes the plan on the device."""
+        return StepMetadata(step, self._fallback.prepare(step))
 
     def forget_context(self) -> None:
-        """Pass it on; nothing is kept here."""
-        self._others.forget_context()
+        """Forward the call to the Triton backend; this backend keeps no context."""
+        self._fallback.forget_context()
 
     def forward(
         self,
@@ -128,7 +132,7 @@ class CudaBackend(AttentionBackend):
     ) -> Tensor:  # [T, H, D]
         """Write `k` and `v` to their slots, then attend."""
         if not metadata.is_decode:
-            return self._others.forward(q, k, v, kv_cache, metadata.others, layer)
+            return self._fallback.forward(q, k, v, kv_cache, metadata.fallback, layer)
         pages = kv_layout.split_pages(kv_cache, self.shape)
         kv_write.write_kv(k, v, pages, metadata.step.slot_mapping, layer)
         return self._decode(q, pages, metadata, layer)
@@ -141,9 +145,9 @@ class CudaBackend(AttentionBackend):
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Norm, rotate and write in one launch, then attend; `qkv` is written over."""
+        """Norm, rotate and write in one launch, then attend; `qkv` is overwritten."""
         if not metadata.is_decode:
-            return self._others.forward_rotary(qkv, rotary, kv_cache, metadata.others, layer)
+            return self._fallback.forward_rotary(qkv, rotary, kv_cache, metadata.fallback, layer)
         pages = kv_layout.split_pages(kv_cache, self.shape)
         slots, num_heads = metadata.step.slot_mapping, self.shape.num_heads
         q = kv_write.rotate_and_write(qkv, rotary, pages, slots, layer, num_heads)
@@ -157,7 +161,7 @@ class CudaBackend(AttentionBackend):
             return out
         q = q if _is_in_vectors(q) else q.contiguous()
         plan = self._plan(metadata, AttentionBounds(layer.sliding_window, layer.attention_chunk))
-        step, variant = self._told(q, out, pages, metadata.step, plan, layer), self._variant
+        step, variant = self._decode_step(q, out, pages, metadata.step, plan, layer), self._variant
         head_groups = -(-step.group // variant.block_heads)
         num_blocks = len(plan.items) * step.num_kv_heads * head_groups
         self._kernels.launch("paged_decode", (num_blocks, 1), step)
@@ -173,7 +177,7 @@ class CudaBackend(AttentionBackend):
             plan = metadata.plans[bounds] = plan_splits(metadata.step, bounds, self._splits)
         return plan
 
-    def _told(
+    def _decode_step(
         self,
         q: Tensor,
         out: Tensor,
@@ -220,17 +224,17 @@ def _splits_of(shape: AttentionShape) -> SplitSizes:
 
 
 def _is_in_vectors(q: Tensor) -> bool:
-    """Return whether each head's numbers lie together, from a whole vector on."""
+    """Return whether each head is contiguous and aligned to a vector."""
     starts = (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
     return q.stride(2) == 1 and not any(start % VECTOR_BYTES for start in starts)
 
 
 def _factors(pages: kv_layout.Pages, layer: AttentionLayerParams) -> tuple[float, float, float]:
-    """Return what is multiplied on scores, what bounds them, and what is multiplied on answers."""
+    """Return the factor of the scores, the soft cap, and the factor of the output."""
     is_float8 = pages.kind == "float8"
-    k_unit = FLOAT8_UNIT * layer.k_scale if is_float8 else 1.0
-    v_unit = FLOAT8_UNIT * layer.v_scale if is_float8 else 1.0
-    score, cap = layer.scale * k_unit, layer.logit_soft_cap
+    k_factor = FLOAT8_UNIT * layer.k_scale if is_float8 else 1.0
+    v_factor = FLOAT8_UNIT * layer.v_scale if is_float8 else 1.0
+    score, cap = layer.scale * k_factor, layer.logit_soft_cap
     if cap is None:
-        return score * LOG2_E, 0.0, v_unit
-    return score / cap, cap * LOG2_E, v_unit
+        return score * LOG2_E, 0.0, v_factor
+    return score / cap, cap * LOG2_E, v_factor

@@ -1,8 +1,8 @@
-"""CUDA C++ becomes machine code on first use, for the GPU that is there, by what can do it here.
+"""Compilation of CUDA C++ to machine code on first use, by NVRTC or nvcc, with a cache on disk.
 
-NVRTC comes first: it is a library, torch's CUDA wheels bring it, and it needs no headers for a
-source that includes nothing. Then nvcc, of the PATH or of CUDA_HOME. Where there is neither, the
-error says what was looked for and where. What is compiled is kept on disk (`compiled_cache`).
+NVRTC is preferred: it is a library, it comes with torch's CUDA wheels, and it needs no headers for
+a source without includes. Otherwise nvcc from CUDA_HOME or the PATH is used. If neither is found,
+the error lists what was tried. Compiled code is stored on disk (`compiled_cache`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from quire.native.compiled_cache import cached
 
 STANDARD = "--std=c++17"
 COMPILE_TIMEOUT_S = 300
-WAY_OUT = "or choose --attention-backend triton"
+ALTERNATIVE = "or choose --attention-backend triton"
 
 
 class Compiler(Protocol):
-    """Something that compiles CUDA C++."""
+    """A compiler of CUDA C++."""
 
     @property
     def version(self) -> str:
-        """Its kind and version: what it makes depends on them."""
+        """Kind and version of the compiler, part of the cache key."""
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """Return a cubin.
 
         Raises:
-            PluginLoadError: It could not, with what it said.
+            PluginLoadError: The compilation failed; the message has the compiler's output.
         """
 
 
@@ -49,17 +49,17 @@ def compile_cubin(
     compiler: Compiler | None = None,
     folder: Path | None = None,
 ) -> bytes:
-    """Return the machine code of a source, compiled now or before.
+    """Return the machine code of a source, from the cache or newly compiled.
 
     Args:
-        source: CUDA C++ that includes nothing.
-        macros: Defined before it.
-        compute_capability: Of the GPU: 90 for 9.0.
-        compiler: None: the one that is found.
-        folder: Where compiled code is kept; None: the user's.
+        source: CUDA C++ without includes.
+        macros: Macros to define.
+        compute_capability: Compute capability of the GPU, 90 for 9.0.
+        compiler: Compiler to use; None: the first one that is found.
+        folder: Folder of the cache; None: the user's cache folder.
 
     Raises:
-        PluginLoadError: There is no compiler, or it refused the source.
+        PluginLoadError: There is no compiler, or the compilation failed.
     """
     chosen = find_compiler() if compiler is None else compiler
     options = (
@@ -72,10 +72,10 @@ def compile_cubin(
 
 
 def find_compiler() -> Compiler:
-    """Return NVRTC, or else nvcc.
+    """Return NVRTC if it can be loaded, otherwise nvcc.
 
     Raises:
-        PluginLoadError: There is neither.
+        PluginLoadError: Neither is found.
     """
     tried = []
     for path in nvrtc_candidates():
@@ -88,25 +88,26 @@ def find_compiler() -> Compiler:
             return Nvcc(found)
         tried.append(path)
     raise PluginLoadError(
-        "attention backend cuda compiles its kernels on first use, and there is no compiler: "
-        f"tried {', '.join(tried)}, and libnvrtc of the packages next to torch; install the "
-        f"package nvidia-cuda-nvrtc of the CUDA version of torch, set CUDA_HOME, {WAY_OUT}"
+        "attention backend cuda compiles its kernels on first use, and no compiler was found: "
+        f"tried {', '.join(tried)}, and libnvrtc in the nvidia packages installed beside torch; "
+        "install the package nvidia-cuda-nvrtc for torch's CUDA version, set CUDA_HOME, "
+        f"{ALTERNATIVE}"
     )
 
 
 def nvrtc_candidates() -> Iterator[str]:
-    """Return where NVRTC may be: installed packages, CUDA_HOME, the system's library path."""
-    spec = importlib.util.find_spec("nvidia")  # the namespace of NVIDIA's packages
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    for place in places:
-        yield from sorted(map(str, Path(place).glob("*/lib/libnvrtc.so.*")), reverse=True)
+    """Yield candidate paths of NVRTC: installed packages, CUDA_HOME, the system's library path."""
+    spec = importlib.util.find_spec("nvidia")  # the namespace package of NVIDIA's wheels
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    for location in folders:
+        yield from sorted(map(str, Path(location).glob("*/lib/libnvrtc.so.*")), reverse=True)
     if home := os.environ.get("CUDA_HOME"):
         yield from sorted(map(str, Path(home).glob("lib64/libnvrtc.so*")), reverse=True)
     yield from (f"libnvrtc.so{suffix}" for suffix in (".13", ".12", ""))
 
 
 def nvcc_candidates() -> Iterator[str]:
-    """Return where nvcc may be."""
+    """Yield candidate paths of nvcc."""
     if home := os.environ.get("CUDA_HOME"):
         yield str(Path(home) / "bin" / "nvcc")
     yield "nvcc"
@@ -116,14 +117,17 @@ class Nvrtc:
     """NVIDIA's compiler library.
 
     Raises:
-        OSError: It cannot be loaded.
+        OSError: The library cannot be loaded.
     """
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "start")
+        self._check(
+            self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)),
+            "report its version",
+        )
         self.version = f"nvrtc {major.value}.{minor.value}"
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
@@ -132,12 +136,12 @@ class Nvrtc:
         status = self._library.nvrtcCreateProgram(
             ctypes.byref(program), source.encode(), b"paged_decode.cu", 0, None, None
         )
-        self._check(status, "take the source")
+        self._check(status, "create a program from the source")
         try:
             array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), array)
             if status:
-                raise _refused(self.version, options, self._log(program))
+                raise _compile_error(self.version, options, self._log(program))
             return self._code(program)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -145,34 +149,34 @@ class Nvrtc:
     def _code(self, program: ctypes.c_void_p) -> bytes:
         size = ctypes.c_size_t()
         status = self._library.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        self._check(status, "say how long the code is")
+        self._check(status, "report the size of the compiled code")
         buffer = ctypes.create_string_buffer(size.value)
-        self._check(self._library.nvrtcGetCUBIN(program, buffer), "hand over the code")
+        self._check(self._library.nvrtcGetCUBIN(program, buffer), "return the compiled code")
         return buffer.raw
 
     def _log(self, program: ctypes.c_void_p) -> str:
         size = ctypes.c_size_t()
         status = self._library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-        self._check(status, "say how long its log is")
+        self._check(status, "report the size of its log")
         buffer = ctypes.create_string_buffer(size.value)
-        self._check(self._library.nvrtcGetProgramLog(program, buffer), "hand over its log")
+        self._check(self._library.nvrtcGetProgramLog(program, buffer), "return its log")
         return buffer.value.decode(errors="replace")
 
     def _check(self, status: int, what: str) -> None:
         if status:
             reason = self._library.nvrtcGetErrorString(status).decode()
-            raise PluginLoadError(f"NVRTC could not {what}: {reason}; {WAY_OUT}")
+            raise PluginLoadError(f"NVRTC could not {what}: {reason}; {ALTERNATIVE}")
 
 
 @dataclass(frozen=True, slots=True)
 class Nvcc:
-    """NVIDIA's compiler program."""
+    """NVIDIA's command-line compiler."""
 
     path: str
 
     @property
     def version(self) -> str:
-        """Return its kind and version."""
+        """Kind and version of the compiler."""
         text = _run([self.path, "--version"])
         release = re.search(r"V\d[\d.]*", text)
         return f"nvcc {release.group() if release else text.strip()}"
@@ -187,20 +191,20 @@ class Nvcc:
 
 
 def _run(command: list[str]) -> str:
-    """Run nvcc and return what it says."""
+    """Run nvcc and return its output."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PluginLoadError(f"{command[0]} could not be run: {error}; {WAY_OUT}") from error
+        raise PluginLoadError(f"{command[0]} could not be run: {error}; {ALTERNATIVE}") from error
     if done.returncode:
-        raise _refused(command[0], command[1:], done.stdout + done.stderr)
+        raise _compile_error(command[0], command[1:], done.stdout + done.stderr)
     return done.stdout
 
 
-def _refused(who: str, options: Sequence[str], text: str) -> PluginLoadError:
+def _compile_error(compiler: str, options: Sequence[str], text: str) -> PluginLoadError:
     return PluginLoadError(
-        f"{who} could not compile the kernels of attention backend cuda with "
-        f"{' '.join(options)}: {text.strip()[-2000:]}; {WAY_OUT}"
+        f"{compiler} failed to compile the kernels of attention backend cuda with options "
+        f"{' '.join(options)}: {text.strip()[-2000:]}; {ALTERNATIVE}"
     )

@@ -1,4 +1,4 @@
-"""The kernels of `paged_decode.cu`, as Python sees them: variants, argument and launches."""
+"""Python interface to the kernels of `paged_decode.cu`: variants, argument structure, launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STORED_CODES = {"float32": 32, "float16": 16, "bfloat16": 116, "float8_e4m3fn":
 
 
 class DecodeStep(ctypes.Structure):
-    """What both kernels are told; `DecodeStep` of the source says what the fields mean."""
+    """Argument of both kernels; its fields are described at `DecodeStep` in the source."""
 
     _fields_: ClassVar = [
         *(
@@ -51,13 +51,14 @@ class DecodeStep(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DecodeVariant:
-    """What the source is compiled for.
+    """Compile-time parameters of the kernels.
 
     Attributes:
-        query: Code of the element type of q and of the answer.
-        stored: The same of K and V.
-        tile_heads: Query heads of a warp.
-        head_warps: Warps of a block that have heads of their own; the others share the keys.
+        query: Code of the element type of q and of the output.
+        stored: Code of the element type of K and V.
+        head_dim: D.
+        tile_heads: Number of query heads per warp.
+        head_warps: Number of groups of heads in a block; warps of the same group divide the keys.
     """
 
     query: int
@@ -68,7 +69,7 @@ class DecodeVariant:
 
     @classmethod
     def of(cls, shape: AttentionShape) -> DecodeVariant:
-        """Choose for a shape."""
+        """Choose the variant for a shape."""
         group = shape.num_heads // shape.num_kv_heads
         tile_heads = min(4, _power_of_two(group))
         head_warps = min(MAX_HEAD_WARPS, _power_of_two(-(-group // tile_heads)))
@@ -77,12 +78,12 @@ class DecodeVariant:
 
     @property
     def block_heads(self) -> int:
-        """Query heads of a block, of one KV head."""
+        """Number of query heads of one KV head in a block."""
         return self.tile_heads * self.head_warps
 
     @property
     def macros(self) -> dict[str, int]:
-        """Return what the source wants defined."""
+        """Macros that the source requires."""
         return {
             "QUERY": self.query,
             "STORED": self.stored,
@@ -93,17 +94,17 @@ class DecodeVariant:
 
 
 class DecodeKernels(Protocol):
-    """Something that runs the kernels of one variant."""
+    """The kernels of one variant, ready to be launched."""
 
     def launch(self, name: str, grid: tuple[int, int], step: DecodeStep) -> None:
-        """Run a kernel behind what was launched before."""
+        """Launch a kernel after the previous launches."""
 
 
 class DeviceKernels:
     """The kernels on a GPU, compiled for it on first use; launched on torch's current stream.
 
     Raises:
-        PluginLoadError: They could not be compiled or loaded.
+        PluginLoadError: The kernels could not be compiled or loaded.
     """
 
     def __init__(self, variant: DecodeVariant, device: torch.device) -> None:
@@ -111,18 +112,18 @@ class DeviceKernels:
         cubin = compile_cubin(read_source(), variant.macros, 10 * major + minor)
         self._device = device
         with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # torch has made its context by then
+            torch.cuda.current_stream().synchronize()  # makes torch create its context
             functions = CudaDriver().load(cubin, KERNELS)
         self._functions = dict(zip(KERNELS, functions, strict=True))
 
     def launch(self, name: str, grid: tuple[int, int], step: DecodeStep) -> None:
-        """Put a kernel on torch's current stream."""
+        """Launch a kernel on torch's current stream."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._functions[name].launch(grid, BLOCK_THREADS, stream, step)
 
 
 def read_source() -> str:
-    """Return the CUDA C++ that all variants are compiled from."""
+    """Return the CUDA C++ source of all variants."""
     return resources.files(__package__).joinpath(SOURCE).read_text(encoding="utf-8")
 
 

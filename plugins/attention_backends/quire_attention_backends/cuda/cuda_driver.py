@@ -1,8 +1,8 @@
-"""Load compiled kernels and launch them through the driver, on torch's own context and stream.
+"""Loading and launching of compiled kernels through the CUDA driver, on torch's context and stream.
 
-A launch is one call that asks nothing of the device, so it can be captured in a CUDA graph. A
-kernel takes one structure, by value. The driver is reached by ctypes: nothing is linked, and a
-machine without it can import this.
+A launch is one call without synchronization, so it can be captured in a CUDA graph. A kernel takes
+one structure by value. The driver is called through ctypes: nothing is linked, and the module can
+be imported on a machine without the driver.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ LIBRARY = "libcuda.so.1"
 
 
 class CudaDriver:
-    """The driver's library.
+    """The library of the CUDA driver.
 
     Raises:
-        PluginLoadError: It cannot be loaded.
+        PluginLoadError: The library cannot be loaded.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -27,18 +27,18 @@ class CudaDriver:
             self._library = ctypes.CDLL(library)
         except OSError as error:
             raise PluginLoadError(
-                f"attention backend cuda needs NVIDIA's driver, and it cannot be loaded: {error}; "
-                "install it, or choose --attention-backend torch_sdpa"
+                f"attention backend cuda needs NVIDIA's driver, which cannot be loaded: {error}; "
+                "install the driver, or choose --attention-backend torch_sdpa"
             ) from error
         self._launch = self._library.cuLaunchKernel
         pointer, number = ctypes.c_void_p, ctypes.c_uint
         self._launch.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
 
     def load(self, cubin: bytes, names: tuple[str, ...]) -> tuple[CudaFunction, ...]:
-        """Load machine code into the current context, for good, and find kernels in it.
+        """Load machine code into the current context and find kernels in it; it is never unloaded.
 
         Raises:
-            PluginLoadError: The driver refused.
+            PluginLoadError: The driver reported an error.
         """
         module = ctypes.c_void_p()
         status = self._library.cuModuleLoadData(ctypes.byref(module), cubin)
@@ -53,7 +53,7 @@ class CudaDriver:
         stream: int,
         argument: ctypes.Structure,
     ) -> None:
-        """Do `CudaFunction.launch`."""
+        """Launch a function; see `CudaFunction.launch`."""
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
         status = self._launch(
             function.handle, *grid, 1, num_threads, 1, 1, 0, stream, arguments, None
@@ -73,13 +73,13 @@ class CudaDriver:
             return
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(status, ctypes.byref(text))
-        reason = "it has no text for it" if text.value is None else text.value.decode()
-        raise PluginLoadError(f"the CUDA driver could not {what}: error {status}, {reason}")
+        reason = "unknown error" if text.value is None else text.value.decode()
+        raise PluginLoadError(f"the CUDA driver failed to {what}: error {status}, {reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class CudaFunction:
-    """A kernel that is loaded."""
+    """A loaded kernel."""
 
     driver: CudaDriver
     name: str
@@ -88,15 +88,15 @@ class CudaFunction:
     def launch(
         self, grid: tuple[int, int], num_threads: int, stream: int, argument: ctypes.Structure
     ) -> None:
-        """Put the kernel on a stream.
+        """Launch the kernel on a stream.
 
         Args:
-            grid: Blocks in x and y.
-            num_threads: Of a block.
-            stream: Handle, as `torch.cuda.Stream.cuda_stream`.
-            argument: The kernel's one argument; copied before this returns.
+            grid: Number of blocks in x and y.
+            num_threads: Number of threads per block.
+            stream: Handle of the stream, as in `torch.cuda.Stream.cuda_stream`.
+            argument: Argument of the kernel; copied before this returns.
 
         Raises:
-            PluginLoadError: The driver refused.
+            PluginLoadError: The driver reported an error.
         """
         self.driver.launch(self, grid, num_threads, stream, argument)

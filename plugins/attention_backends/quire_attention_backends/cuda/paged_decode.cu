@@ -1,48 +1,50 @@
-// Attention of one query a request over paged K and V: each row is read once, 16 bytes a thread.
+// Decode attention, one query per request, over paged K and V; each row is read once.
 //
-// Not measured yet: the numbers below are counted, not timed.
+// Not measured yet: the numbers below are calculated.
 //
 //   paged_decode   (partitions * K * head groups) blocks of 128 threads
-//                  a block takes one partition of one request for up to 16 query heads of one KV
-//                  head, so that K and V come from memory once; those of one partition are
-//                  neighbours and read the same pages; blocks without work stand last, and leave
-//   combine        (tokens, H / heads a block) blocks of 128 threads
-//                  joins the partitions of requests that have several; the others are done
+//                  a block computes one partition of one request for up to 16 query heads of one KV
+//                  head, so that K and V are read from memory once; the blocks of one partition are
+//                  adjacent and read the same pages; blocks without work come last and exit
+//   combine        (tokens, H / heads per block) blocks of 128 threads
+//                  merges the partitions of requests with several; the others are complete
 //
-// How contexts are cut into partitions is planned once a step, on the device and by the total work:
-// `split_plan.py`. The grid depends on the sizes of buffers alone.
+// Contexts are cut into partitions once per step, on the device, by the total work: see
+// `split_plan.py`. The grid depends only on buffer sizes.
 //
-// Inside paged_decode a row of K or V is read by a thread group, 16 bytes a thread:
+// In paged_decode a row of K or V is read by a thread group, 16 bytes per thread:
 //
-//                 float32   16 bit   float8        a warp of 32 threads holds 32 / THREADS rows at a
-//   D  64              16        8        4        time, and has 2 to 8 of these loads in flight:
-//   D  80, 96, 128     32       16        8        at most 16 keys, 1 to 4 KiB a warp (2 KiB with
-//   D  256        32 twice      32       16        four heads and 16 bit), four times that a block
+//                 float32   16 bit   float8        a warp of 32 threads holds 32 / THREADS rows at
+//   D  64              16        8        4        once and has 2 to 8 of these loads in flight: at
+//   D  80, 96, 128     32       16        8        most 16 keys, 1 to 4 KiB per warp (2 KiB with
+//   D  256        32 twice      32       16        4 heads and 16 bit), four times that per block
 //
-// Registers are what limits it: with 16 bit, D 128 and four heads a warp 3 blocks fit on a
-// multiprocessor, so 24 KiB are in flight there, where 4.8 TB/s for 0.7 us are 26 KiB. With float8 and
-// four heads only 2 do, and 16 KiB: too few to be as quick as the memory.
+// Registers are the limit: with 16 bit, D 128 and four heads per warp, 3 blocks fit on a
+// multiprocessor, so 24 KiB are in flight there; 4.8 TB/s at a latency of 0.7 us need 26 KiB. With
+// float8 and four heads only 2 blocks fit, with 16 KiB: too few to saturate the memory.
 //
-// A chunk of 256 keys goes through three phases, with a barrier behind each of the first two:
+// A chunk of 256 keys is processed in three phases, with a barrier after each of the first two:
 //
-//   scores    thread groups multiply K by the queries they keep in registers, and fold their sums
-//             so that in the end each thread has a score of its own (1 shuffle a score, not 4)
-//   softmax   the largest score of each head in a warp, then in the block; all threads raise
-//   values    thread groups multiply V by the weights, and keep sums in registers across chunks
+//   scores    thread groups multiply K by the queries in their registers and reduce the sums so
+//             that each thread ends with a score of its own (1 shuffle per score instead of 4)
+//   softmax   the largest score of each head in a warp, then in the block; all threads compute 2^x
+//   values    thread groups multiply V by the weights and keep sums in registers across chunks
 //
-// A warp loads a row of its next tile as soon as the row that it has there is widened, before it
-// multiplies: the next tile is under way during the arithmetic of this one and takes no registers of
-// its own. After the last tile of K comes the first of V, which is under way during the softmax. From
-// a chunk to the next one nothing is under way in a warp; other warps and blocks are to fill that gap.
+// A warp loads a row of its next tile as soon as the current row in the same registers is
+// converted, before it multiplies. So the next tile is in flight during the arithmetic of the
+// current one and takes no extra registers. The last tile of K is followed by the first of V, which
+// is in flight during the softmax. Between chunks a warp has no loads in flight; other warps and
+// blocks fill that gap.
 //
-// Four heads make a warp's tile. With up to 4 heads a KV head the four warps share the keys; with up
-// to 8 two pairs share them; beyond, each warp has other heads and reads the keys of its neighbours
-// from the first-level cache. Shared memory: a float for each key of a chunk and each head of the
-// block, 1 to 16 KiB.
+// A warp's tile has up to four heads. With up to 4 query heads per KV head, the four warps divide
+// the keys among themselves; with up to 8, two pairs of warps do; with more, each warp has
+// different heads and reads the keys that other warps loaded from the L1 cache. Shared memory: one
+// float for each key of a chunk and each head of the block, 1 to 16 KiB.
 //
-// What is compiled is chosen by macros: QUERY (what q and the answer are: 32 for float32, 16 for
-// float16, 116 for bfloat16), STORED (the same for K and V, or 8 for float8), HEAD_DIM, TILE_HEADS (a
-// warp: 1, 2 or 4) and HEAD_WARPS (1, 2 or 4). It includes nothing, so that NVRTC needs no headers.
+// Variants are selected by macros: QUERY (element type of q and of the output: 32 for float32, 16
+// for float16, 116 for bfloat16), STORED (the same for K and V, or 8 for float8), HEAD_DIM,
+// TILE_HEADS (per warp: 1, 2 or 4) and HEAD_WARPS (1, 2 or 4). There are no includes, so NVRTC
+// needs no headers.
 
 constexpr int D = HEAD_DIM;
 constexpr int WARPS = 4;
@@ -50,10 +52,10 @@ constexpr int BLOCK_THREADS = 32 * WARPS;
 constexpr int KEY_WARPS = WARPS / HEAD_WARPS;
 constexpr int BLOCK_HEADS = TILE_HEADS * HEAD_WARPS;
 constexpr int CHUNK = 256;      // keys
-constexpr int PAGE_TILE = 16;   // keys that lie in one page for certain: it divides every block size
+constexpr int PAGE_TILE = 16;   // keys that are always in one page: it divides every block size
 constexpr float LOG2_E = 1.44269504088896341f;
 
-#define NOTHING __uint_as_float(0xFF800000u)  // the score of a key that is not seen
+#define NOTHING __uint_as_float(0xFF800000u)  // -inf, the score of a hidden key
 #define ANYWHERE __host__ __device__ constexpr
 ANYWHERE int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
 ANYWHERE int smaller(int a, int b) { return a < b ? a : b; }
@@ -61,18 +63,18 @@ ANYWHERE int larger(int a, int b) { return a < b ? b : a; }
 
 constexpr int QUERY_BYTES = QUERY == 32 ? 4 : 2;
 constexpr int STORED_BYTES = STORED == 32 ? 4 : STORED == 8 ? 1 : 2;
-constexpr int PER_VECTOR = 16 / STORED_BYTES;  // numbers
+constexpr int PER_VECTOR = 16 / STORED_BYTES;  // elements
 constexpr int ROW_VECTORS = D / PER_VECTOR;
-constexpr int THREADS = smaller(32, power_of_two(ROW_VECTORS));  // of a thread group
-constexpr int VECTORS = (ROW_VECTORS + THREADS - 1) / THREADS;   // of a row in one thread
+constexpr int THREADS = smaller(32, power_of_two(ROW_VECTORS));  // per thread group
+constexpr int VECTORS = (ROW_VECTORS + THREADS - 1) / THREADS;   // of a row, per thread
 constexpr int NUMBERS = VECTORS * PER_VECTOR;
-constexpr int ROWS = 32 / THREADS;  // that a warp reads at a time
+constexpr int ROWS = 32 / THREADS;  // read by a warp at a time
 constexpr int LOADS = smaller(TILE_HEADS == 4 ? 4 : 8, PAGE_TILE / ROWS) / VECTORS;
 constexpr int TILE = ROWS * LOADS;  // keys of a warp's tile
 constexpr int SCORES = TILE_HEADS * LOADS;                  // of a thread group's tile
-constexpr int OWN_SCORES = larger(1, SCORES / THREADS);     // of a thread, once they are folded
+constexpr int OWN_SCORES = larger(1, SCORES / THREADS);     // per thread, after `fold`
 constexpr int TWINS = larger(1, THREADS / SCORES);          // threads that end with the same score
-// Queries and sums are most of a thread's registers; so many blocks still run without spilling them.
+// Queries and sums take most of a thread's registers. This is the number of blocks without spills.
 constexpr bool FILLS_GROUPS = ROW_VECTORS == THREADS * VECTORS;
 constexpr int BLOCKS_A_MULTIPROCESSOR =
     TILE_HEADS < 4 && D <= 128 ? (FILLS_GROUPS ? 4 : 3) : TILE_HEADS > 1 && NUMBERS > 8 ? 2 : 3;
@@ -87,10 +89,10 @@ struct __align__(16) Partition {
     int request;
     int begin;
     int end;
-    int slot;  // of its partial answer; -1: it is the answer
+    int slot;  // of its partial output; -1: it writes the output
 };
 
-// What both grids are told. Python has the same: `cuda_attention.DecodeStep`.
+// Argument of both kernels; the same as `cuda_decode.DecodeStep` in Python.
 struct DecodeStep {
     void *out;                    // [T, H, D], contiguous
     const void *q;                // [T, H, D]
@@ -100,11 +102,11 @@ struct DecodeStep {
     const int *seq_lens;          // [R]
     const int *num_partitions;    // [1]
     const Partition *partitions;  // as `SplitPlan.items`
-    const int *parts;             // [R, 2]: a request's first slot, and how many it has; 0: none
+    const int *parts;             // [R, 2]: a request's first slot and number of slots; 0: none
     float *partial_out;           // [slots, H, D], sums of weight * value
-    float *partial_stats;         // [slots, H, 2]: largest score, in powers of two; sum of weights
+    float *partial_stats;         // [slots, H, 2]: largest score (base 2 exponent); sum of weights
     const float *sinks;           // [H] or null
-    long long q_token_stride;     // numbers
+    long long q_token_stride;     // elements
     long long q_head_stride;
     long long page_stride;        // bytes
     long long table_stride;
@@ -113,16 +115,16 @@ struct DecodeStep {
     int num_kv_heads;             // K
     int group;                    // H / K
     int page_shift;               // S is 2 to this power
-    int combined_heads;           // that a block of `combine` takes
-    int window;                   // tokens that a query sees; 0: all
-    int chunk;                    // a query sees the tokens of its chunk; 0: all
-    float q_factor;               // on scores: what is left is in powers of two, or goes into tanh
-    float soft_cap;               // in powers of two; 0: none
-    float v_factor;               // on the answer
+    int combined_heads;           // heads per block of `combine`
+    int window;                   // sliding window in tokens; 0: none
+    int chunk;                    // chunk size in tokens; 0: none
+    float q_factor;               // turns scores into base 2 exponents, or the argument of tanh
+    float soft_cap;               // as a base 2 exponent; 0: none
+    float v_factor;               // of the output
     int unused;
 };
 
-// ---- numbers -----------------------------------------------------------------------------------
+// ---- element types -----------------------------------------------------------------------------
 
 #ifndef QUIRE_EMULATED
 __device__ __forceinline__ void floats_of_halves(unsigned pair, float *out) {
@@ -144,8 +146,8 @@ __device__ __forceinline__ unsigned short bfloat_of_float(float x) {
     return (unsigned short)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-// The numbers of 16 bytes; of float8 they are 1/256 of the values: a code moved by seven bits is a
-// float16, subnormal ones included.
+// Converts the elements of 16 bytes. The result for float8 is 1/256 of the values: a code shifted
+// by seven bits is a float16, subnormals included.
 template <int KIND>
 __device__ __forceinline__ void floats_of(const uint4 vector, float *out) {
     const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -178,8 +180,8 @@ __device__ __forceinline__ void store_number(void *out, long long at, float x) {
     }
 }
 
-// The sum over a warp's or the largest of its threads whose numbers differ in the bits from `least`
-// to `most`; all of them get it.
+// The sum, or the maximum below, over the threads of a warp whose lane ids differ only in the bits
+// from `least` to `most`; every one of these threads gets the result.
 __device__ __forceinline__ float sum_over(float x, int least, int most) {
     for (int bit = most; bit >= least; bit >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, bit);
     return x;
@@ -194,7 +196,7 @@ __device__ __forceinline__ float largest_over(float x, int least, int most) {
 
 // ---- decode ------------------------------------------------------------------------------------
 
-// The keys that a block may read.
+// The keys that are visible to a block's query, and may be read.
 struct Seen {
     int begin;
     int end;
@@ -204,8 +206,8 @@ struct Place {
     int lane;       // in the warp
     int member;     // in the thread group
     int row;        // which of the warp's thread groups
-    int key_warp;   // which share of the keys
-    int head_warp;  // which tile of the heads
+    int key_warp;   // index of the warp's subset of the keys
+    int head_warp;  // index of the warp's tile of heads
 };
 
 __device__ __forceinline__ Place place_of_thread() {
@@ -213,7 +215,7 @@ __device__ __forceinline__ Place place_of_thread() {
     return {lane, lane % THREADS, lane / THREADS, warp / HEAD_WARPS, warp % HEAD_WARPS};
 }
 
-// What the last token of a request sees of a partition.
+// The keys of a partition that are visible to the last token of a request.
 __device__ __forceinline__ Seen seen_of(const DecodeStep &step, const Partition &part) {
     const int position = step.seq_lens[part.request] - 1;
     int first = part.begin;
@@ -222,22 +224,22 @@ __device__ __forceinline__ Seen seen_of(const DecodeStep &step, const Partition 
     return {first, part.end};
 }
 
-// K and V of one KV head, as the lanes of a warp know them for one chunk: lane i has page i.
+// K and V of one KV head for one chunk, distributed over the lanes of a warp: lane i has page i.
 struct Rows {
     const char *keys;      // of this head in page 0
     const char *values;
     long long page_stride;
-    int first_page;        // of the chunk, in the table
-    int page;              // of this lane
+    int first_page;        // index of the chunk's first page in the table
+    int page;              // page id of this lane
     int page_shift;
 };
 
-// What a thread has of a tile, or what is on its way to it.
+// A thread's part of a tile, loaded or in flight.
 struct Tile {
     uint4 vectors[LOADS][VECTORS];
 };
 
-// A tile to load.
+// The tile to load next.
 struct Ahead {
     const char *rows;
     int begin;  // its first key
@@ -250,11 +252,11 @@ __device__ __forceinline__ int pages_of_chunk(
     return index <= (end - 1) >> page_shift ? table[index] : 0;
 }
 
-// The first tile of a warp in each chunk, and from each of its tiles to the next.
+// The first key of a warp in each chunk, and the distance between its tiles.
 __device__ __forceinline__ int first_tile(const Place &place) { return place.key_warp * TILE; }
 constexpr int NEXT_TILE = KEY_WARPS * TILE;
 
-// The tile of K or V from key `begin` on. Every thread of the warp takes part.
+// Returns the tile of K or V from key `begin` on. All threads of the warp must call it.
 __device__ __forceinline__ Ahead find_tile(const Rows &rows, const char *base, int begin) {
     const int page = __shfl_sync(
         0xFFFFFFFFu, rows.page, ((begin >> rows.page_shift) - rows.first_page) & 31);
@@ -262,7 +264,7 @@ __device__ __forceinline__ Ahead find_tile(const Rows &rows, const char *base, i
     return {base + page * rows.page_stride + row * (D * STORED_BYTES), begin};
 }
 
-// Load this thread's part of one row of a tile; zeros for a key that is not seen, and not read.
+// Loads this thread's part of one row of a tile; zeros for a hidden key, which is not read.
 __device__ __forceinline__ void load_row(
     const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile
 ) {
@@ -279,7 +281,7 @@ __device__ __forceinline__ void load_row(
     }
 }
 
-// The numbers of a row that has arrived; its place is then free for the same row of `ahead`.
+// Converts a loaded row, and reuses its registers to load the same row of `ahead`.
 __device__ __forceinline__ void take_row(
     const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile,
     float (&numbers)[NUMBERS]
@@ -291,7 +293,7 @@ __device__ __forceinline__ void take_row(
     load_row(ahead, seen, place, load, tile);
 }
 
-// Numbers of a query from `number` on, as many as one load or one vector of K has. Where K is wider
+// Elements of a query from `number` on, as many as in one load or one vector of K. If K is wider
 // than q, a vector of K is half a load.
 constexpr int PER_LOAD = 16 / QUERY_BYTES;
 constexpr int PER_PIECE = smaller(PER_LOAD, PER_VECTOR);
@@ -307,7 +309,7 @@ __device__ __forceinline__ void load_piece(const char *row, int number, float *o
     }
 }
 
-// The queries of a warp's heads, where the threads hold the same numbers of a key.
+// Loads the queries of a warp's heads; each thread gets the same elements that it has of a key.
 __device__ __forceinline__ void load_queries(
     const DecodeStep &step, int token, int kv_head, int first_head, const Place &place,
     float (&q)[TILE_HEADS][NUMBERS]
@@ -331,9 +333,9 @@ __device__ __forceinline__ void load_queries(
     }
 }
 
-// Sums over a thread group of SCORES numbers each. At every step a thread gives away half of what it
-// has and adds what it gets to the other half: thread m ends with the sums from
-// m / TWINS * OWN_SCORES on, in the first places.
+// Reduces SCORES sums per thread over a thread group. In each iteration a thread sends half of its
+// sums and adds the received ones to the other half. Thread m ends with the sums from
+// m / TWINS * OWN_SCORES on, at the start of its array.
 __device__ __forceinline__ void fold(float (&sums)[SCORES], int member) {
     int left = SCORES;
 #pragma unroll
@@ -354,8 +356,8 @@ __device__ __forceinline__ void fold(float (&sums)[SCORES], int member) {
     }
 }
 
-// Scores of the warp's heads with its share of a chunk; returns the largest of this thread's own.
-// When it ends, the warp's first tile of V is on its way.
+// Computes the scores of the warp's heads for its keys of a chunk; returns the largest of this
+// thread's own scores. Afterwards the warp's first tile of V is in flight.
 __device__ __forceinline__ float score_chunk(
     const DecodeStep &step, const Seen &seen, int chunk_begin, const Rows &rows,
     const Place &place, const float (&q)[TILE_HEADS][NUMBERS],
@@ -404,14 +406,14 @@ __device__ __forceinline__ float score_chunk(
     return largest;
 }
 
-// Add weight * value of the warp's share of a chunk to its sums; its first tile is on its way.
+// Adds weight * value of the warp's keys of a chunk to its sums; the first tile is in flight.
 __device__ __forceinline__ void add_values(
     const Seen &seen, int chunk_begin, const Rows &rows, const Place &place,
     const float (*weights)[BLOCK_HEADS], float (&sums)[TILE_HEADS][NUMBERS], Tile *tile
 ) {
     const int end = smaller(CHUNK, seen.end - chunk_begin);
     for (int at = first_tile(place); at < end; at += NEXT_TILE) {
-        const bool is_last = at + NEXT_TILE >= end;  // then no key of `ahead` is seen
+        const bool is_last = at + NEXT_TILE >= end;  // then all keys of `ahead` are hidden
         const Ahead ahead = find_tile(
             rows, rows.values, is_last ? seen.end : chunk_begin + at + NEXT_TILE);
 #pragma unroll
@@ -434,15 +436,16 @@ __device__ __forceinline__ void add_values(
     }
 }
 
-// Where a block's sums go. Only its end asks, and the loop before that has no registers to spare.
+// Destination of a block's sums. It is in shared memory because only the end of the kernel reads
+// it, and the main loop needs the registers.
 struct Destination {
-    int slot;        // of a partial answer; -1: it is the answer
+    int slot;        // of a partial output; -1: it is the output
     int token;
     int kv_head;
     int first_head;  // in the group of the KV head
 };
 
-// What a block shares. Sums of values take the place of the scores once those are not needed.
+// Shared memory of a block. Sums of values reuse the memory of the scores.
 struct __align__(16) Shared {
     union {
         float scores[CHUNK][BLOCK_HEADS];
@@ -453,11 +456,11 @@ struct __align__(16) Shared {
     Destination to;
 };
 
-// The largest score of a warp's heads, in the warp, for the block to see.
+// Writes the largest score of each of the warp's heads to shared memory.
 __device__ __forceinline__ void share_largest(
     float largest, const Place &place, float (*warp_largest)[BLOCK_HEADS]
 ) {
-    // Threads of one head differ in the lowest bits of their place in the group, and in the group.
+    // Threads of one head differ in the lowest bits of their index in the group, and in the group.
     constexpr int HEAD_THREADS = larger(1, THREADS / TILE_HEADS);
     largest = largest_over(largest, 1, HEAD_THREADS / 2);
     largest = largest_over(largest, THREADS, 16);
@@ -478,7 +481,7 @@ __device__ __forceinline__ float largest_of_head(
     return largest;
 }
 
-// Turn this thread's share of the scores into weights; returns their sum. The thread keeps to a head.
+// Turns this thread's part of the scores into weights, all of one head; returns their sum.
 __device__ __forceinline__ float raise_scores(
     float (*scores)[BLOCK_HEADS], int num_keys, int head, float largest
 ) {
@@ -491,7 +494,8 @@ __device__ __forceinline__ float raise_scores(
     return sum;
 }
 
-// What weights of a head add up to with its sink, beside weights relative to `largest`.
+// Returns the sum of a head's weights including its sink, and updates `largest`, to which the
+// weights are relative.
 __device__ __forceinline__ float with_sink(
     const float *sinks, int head, float *largest, float weights
 ) {
@@ -501,7 +505,7 @@ __device__ __forceinline__ float with_sink(
     return weights * exp2f(before - *largest) + exp2f(sink - *largest);
 }
 
-// Write a block's sums: the answer, or a part of it where there are other partitions.
+// Writes a block's sums: the output, or a partial output if there are other partitions.
 __device__ __forceinline__ void write_sums(
     const DecodeStep &step, const Shared &shared, const float *head_largest
 ) {
@@ -584,10 +588,10 @@ paged_decode(const DecodeStep step) {
         }
         __syncthreads();
         add_values(seen, chunk, rows, place, scores, sums, &tile);
-        __syncwarp();  // the weights a warp read are of the keys and heads that it scores next
+        __syncwarp();  // the next scores overwrite the weights that the warp has read
     }
 
-    __syncthreads();  // the scores make room
+    __syncthreads();  // the sums overwrite the scores
     weights = sum_over(weights, BLOCK_HEADS, 16);
     if (place.lane < BLOCK_HEADS) shared.warp_weights[threadIdx.x / 32][place.lane] = weights;
     if (threadIdx.x < BLOCK_HEADS) head_largest[threadIdx.x] = raised_largest;
@@ -609,14 +613,14 @@ paged_decode(const DecodeStep step) {
 
 // ---- combine -----------------------------------------------------------------------------------
 
-constexpr int QUADS = D / 4;                         // of a row
+constexpr int QUADS = D / 4;                         // float4 vectors of a row
 constexpr int STRIPES = BLOCK_THREADS / QUADS;       // partitions that a block reads at a time
 
-// The largest over the block, for every thread of it.
+// The maximum over the block, returned to all threads.
 __device__ __forceinline__ float block_largest(float x) {
     __shared__ float of_warp[WARPS];
     x = largest_over(x, 1, 16);
-    __syncthreads();  // what the call before left has been read
+    __syncthreads();  // the values of the previous call have been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
 #pragma unroll
@@ -668,7 +672,7 @@ __device__ __forceinline__ void combine_head(
     }
 }
 
-// Block x looks after request x, and after token x where that is padding: its answer is zero.
+// Block x merges request x, and writes zeros for token x if that is padding.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) combine(const DecodeStep step) {
     const int index = blockIdx.x, num_heads = step.num_kv_heads * step.group;
     const int first_head = blockIdx.y * step.combined_heads;

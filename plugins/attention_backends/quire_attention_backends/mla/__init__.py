@@ -1,1 +1,1 @@
-"""Latent attention: the backends `torch_mla` and `triton_mla`."""
+"""Multi-head latent attention (MLA): the backends `torch_mla` and `triton_mla`."""

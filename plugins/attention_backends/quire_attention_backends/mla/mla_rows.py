@@ -1,7 +1,8 @@
-"""A step of latent attention is a list of rows, one a token; prompts and single tokens look alike.
+"""Rows of a step of latent attention, one per token, and the kernel that writes them to the cache.
 
-Which request a row belongs to, and how many tokens it sees, is found on the device, once a step,
-from the starts of the requests. So the same launches serve every step of as many tokens.
+Prompts and single tokens are treated alike. The request of a row and its number of visible tokens
+are computed on the device, once per step, from the starts of the requests. So the launches depend
+only on the number of tokens of a step.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,7 +30,8 @@ class TokenRows:
 
     Attributes:
         requests: `[T]` int32, row of the block table; 0 for padding.
-        lengths: `[T]` int32, tokens that each sees, itself included; 0 for padding.
+        lengths: `[T]` int32, number of tokens that each token attends to, itself included; 0 for
+            padding.
     """
 
     requests: Tensor
@@ -37,7 +39,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, step: StepLayout) -> TokenRows:
-        """Find them; launches one kernel."""
+        """Compute the rows of a step in one kernel launch."""
         num_tokens = len(step.slot_mapping)
         requests, lengths = torch.empty(
             (2, num_tokens), dtype=torch.int32, device=step.seq_lens.device
@@ -59,8 +61,8 @@ class TokenRows:
 
 
 def write_rows(
-    latent: Tensor,  # [T, C], numbers of a row contiguous
-    k_rope: Tensor,  # [T, P], likewise
+    latent: Tensor,  # [T, C], contiguous within a row
+    k_rope: Tensor,  # [T, P], contiguous within a row
     kv_cache: Tensor,  # [B, S, C + P]
     slot_mapping: Tensor,  # [T] int64
 ) -> None:
@@ -95,7 +97,7 @@ def _find_rows(
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Count, for each token, the requests that end before it."""
+    """Find the request of each token by counting the requests that end before it."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     request = tl.zeros([BLOCK_T], tl.int32)
     for start in range(0, num_requests, BLOCK_R):
@@ -123,7 +125,7 @@ def _write_rows(
     P: tl.constexpr,
     S: tl.constexpr,
 ):
-    """One token a program."""
+    """Write the row of one token per program."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     row = cache_ptr + slot // S * page_stride + slot % S * (C + P)

@@ -1,8 +1,8 @@
-"""Latent attention in plain operators: gather rows, one product for scores, one for answers.
+"""Latent attention in plain PyTorch: gather rows, one product for scores, one for outputs.
 
-It is the reference for every other backend of its contract, and the CPU's default. A step is cut
-into spans as `torch_sdpa` cuts it; the spans of a batch are padded to its longest context. Scores
-and sums are float32 whatever the cache holds.
+It is the reference for the other MLA backends and the default on a CPU. A step is cut into spans as
+in `torch_sdpa`; the spans of a batch are padded to its longest context. Scores and sums are float32
+for every cache type.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from quire.interfaces.kv_cache import KVCacheSpec
 
-CALL_COST_BYTES = 2**20  # of rows, gathered in the time that one more batch costs
-MAX_GATHERED_BYTES = 2**26  # of rows in a batch
-MAX_SCORES_BYTES = 2**27  # of a batch
-NUMBER_BYTES = torch.float32.itemsize
+CALL_COST_BYTES = 2**20  # bytes of rows that are gathered in the time that one more batch costs
+MAX_GATHERED_BYTES = 2**26  # bytes of rows per batch
+MAX_SCORES_BYTES = 2**27  # per batch
+ELEMENT_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class RowBatch:
     """n spans of q queries each, padded to L tokens of context.
 
     Attributes:
-        context: `[n, L]` int64, rows of the cache: each of them is seen by a query.
-        is_hidden: `[n, q, L]`.
+        context: `[n, L]` int64, rows of the cache, each visible to a query of the span.
+        is_hidden: `[n, q, L]`, True where a row is hidden from a query.
     """
 
     context: Tensor
@@ -47,7 +47,7 @@ class RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """What all layers of a step share."""
+    """Metadata of a step, shared by all layers."""
 
     step: StepLayout
     order: QueryOrder
@@ -62,15 +62,15 @@ class TorchMLABackend(MLABackend):
         """Return the raw bytes as [B, S, C + P].
 
         Raises:
-            RefusedError: They are none.
+            RefusedError: The pages do not have this layout.
         """
         return view_rows(raw, spec, num_blocks, "torch_mla")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
-        """Find what each batch of spans reads."""
-        row_bytes = self.shape.head_dim * NUMBER_BYTES
+        """Build the gather indices and masks of the batches of spans."""
+        row_bytes = self.shape.head_dim * ELEMENT_BYTES
         max_queries = min(step.max_query_len, MAX_QUERIES)
-        score_bytes = max_queries * self.shape.num_heads * NUMBER_BYTES  # of a token of context
+        score_bytes = max_queries * self.shape.num_heads * ELEMENT_BYTES  # per token of context
         max_tokens = min(MAX_GATHERED_BYTES // row_bytes, MAX_SCORES_BYTES // score_bytes)
         call_cost_tokens = CALL_COST_BYTES / row_bytes
         spans = cut(step.query_lens_host, step.seq_lens_host, AttentionBounds())
@@ -93,13 +93,13 @@ class TorchMLABackend(MLABackend):
         new = torch.cat((latent, k_rope), 1).to(kv_cache.dtype)
         kv_cache[slots // self.shape.block_size, slots % self.shape.block_size] = new
         q = torch.cat((q_latent, q_rope), 2)  # [T, H, C + P]
-        if not metadata.batches:  # a step of padding alone
+        if not metadata.batches:  # a step with only padding
             return torch.empty_like(q_latent)
-        answers = [
+        outputs = [
             _attend(some, self._rows(kv_cache, batch.context), batch.is_hidden, scale, latent_dim)
-            for some, batch in zip(metadata.order.of_each_batch(q), metadata.batches, strict=True)
+            for some, batch in zip(metadata.order.split_queries(q), metadata.batches, strict=True)
         ]
-        return metadata.order.of_the_step(answers).to(q_latent.dtype)
+        return metadata.order.join_outputs(outputs).to(q_latent.dtype)
 
     def _batch(self, spans: Spans, step: StepLayout) -> RowBatch:
         size = self.shape.block_size

@@ -1,15 +1,14 @@
-"""Latent attention in Triton: three launches a layer, the same for prompts and single tokens.
+"""Latent attention in Triton: three launches per layer, the same for prompts and single tokens.
 
-The first writes the step's rows to the cache, the second computes the items of the split plan, and
-the third merges the rows that several items share. The plan is made once a step and serves all
-layers. Every token of a step is a row of the plan, so a long prompt costs what as many single
-tokens would: it is never divided, because there is work enough, and reads its context from the L2
-cache once a token.
+The first launch writes the step's rows to the cache, the second computes the items of the split
+plan, and the third merges the rows that were divided among several items. The plan is made once per
+step and used by all layers. Every token of a step is a row of the plan, so a long prompt costs as
+much as the same number of single tokens. Its rows are never divided, because there is enough work,
+and each of them reads the context again, from the L2 cache.
 
-Tiles are chosen by arithmetic and by what the compiler made of them, not measured: 16 heads fill
-the smallest matrix instruction, 32 read a tile half as often, and 64 would spill. Where queries or
-cache are float32 there is room for half a tile. float32 is multiplied exactly, without tensor
-cores.
+Tile sizes are calculated and follow from compiler output; they are not measured. 16 heads fill the
+smallest matrix instruction, 32 read a tile half as often, and 64 would spill. If queries or cache
+are float32, only half a tile fits. float32 is multiplied exactly, without tensor cores.
 """
 
 from __future__ import annotations
@@ -37,20 +36,22 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 LATENT_DIMS = (32, 64, 128, 256, 512)
 ROPE_DIMS = (16, 32, 64)
-PROGRAMS_PER_SM = 4  # two run there at once, so the last to start costs a fourth of the whole
-CPU_PROGRAMS = 12  # for the interpreter: enough to split, few enough to wait for
-MANY_PROGRAMS = 2**13  # so many find out in microseconds that there is nothing to merge
+PROGRAMS_PER_SM = 4  # two run at once, so the last one to start costs a fourth of the total time
+CPU_PROGRAMS = 12  # for the interpreter: enough to split, few enough to be quick
+MANY_PROGRAMS = 2**13  # this many exit within microseconds if there is nothing to merge
 TWO_TILES_BYTES = 112 * 1024  # of shared memory, for 32 heads
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the kernel cuts its work.
+    """Tile sizes and launch options of the kernel.
 
     Attributes:
-        num_heads: M, of a program.
-        num_tokens: N, of a tile.
-        num_stages: 3: the next tile is under way while one is multiplied; 2: it is not.
+        num_heads: M, heads of a program.
+        num_tokens: N, tokens of a tile.
+        num_warps: Number of warps of a program.
+        num_stages: Stages of the software pipeline; with 3 the next tile is loaded while one is
+            multiplied, with 2 it is not.
     """
 
     num_heads: int
@@ -60,7 +61,7 @@ class Tiles:
 
     @classmethod
     def of(cls, shape: AttentionShape) -> Tiles:
-        """Choose for a shape."""
+        """Choose the tile sizes for a shape."""
         is_wide = shape.kv_dtype == "float32"
         if shape.dtype == torch.float32:
             return cls(16, 16, 8, 2 if is_wide else 1)
@@ -72,9 +73,9 @@ class Tiles:
         return cls(32, 32, 8, 3 if _shared_bytes(shape.device) >= TWO_TILES_BYTES else 2)
 
     def sizes(self, shape: AttentionShape) -> SplitSizes:
-        """Say how a step is split."""
-        programs_a_row = -(-shape.num_heads // self.num_heads)
-        budget = max(1, _num_programs(shape.device) // programs_a_row)
+        """Return the split sizes of a step."""
+        programs_per_row = -(-shape.num_heads // self.num_heads)
+        budget = max(1, _num_programs(shape.device) // programs_per_row)
         max_tokens = shape.max_blocks_per_request * shape.block_size
         return SplitSizes(
             unit=self.num_tokens,
@@ -87,12 +88,12 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """What all layers of a step share.
+    """Metadata of a step, shared by all layers.
 
     Attributes:
         step: The step.
-        rows: Its tokens.
-        plan: Which program reads what.
+        rows: Request and visible length of each token.
+        plan: Split plan, with a row per token.
     """
 
     step: StepLayout
@@ -104,26 +105,26 @@ class TritonMLABackend(MLABackend):
     """Latent attention over a paged cache of the layout [B, S, C + P].
 
     Raises:
-        RefusedError: The kernels cannot serve the sizes of a row.
+        RefusedError: The kernels do not support the sizes of a row.
     """
 
     def __init__(self, shape: MLAShape) -> None:
         super().__init__(shape)
         if shape.latent_dim not in LATENT_DIMS or shape.rope_dim not in ROPE_DIMS:
             raise RefusedError(
-                f"triton_mla cannot serve latents of {shape.latent_dim} and rotated keys of "
-                f"{shape.rope_dim} numbers: they must have one of {_listed(LATENT_DIMS)}, and one "
-                f"of {_listed(ROPE_DIMS)}; take --attention-backend torch_mla"
+                f"triton_mla does not support latents of {shape.latent_dim} and rotated keys of "
+                f"{shape.rope_dim} elements: the supported sizes are {_listed(LATENT_DIMS)} for "
+                f"latents and {_listed(ROPE_DIMS)} for keys; use --attention-backend torch_mla"
             )
         self._tiles = Tiles.of(shape)
         self._sizes = self._tiles.sizes(shape)
         num_partials = self._sizes.max_partials * shape.num_heads
         self._partial = _floats(shape.device, num_partials, shape.latent_dim)
-        self._peaks, self._masses = _floats(shape.device, 2, num_partials)
+        self._row_max, self._row_sum = _floats(shape.device, 2, num_partials)
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
-        """Return the bytes of all partial answers; of a shape without a latent, at most."""
+        """Return the bytes of all partial outputs; an upper limit if latent_dim is not known."""
         latent_dim = shape.latent_dim if isinstance(shape, MLAShape) else shape.head_dim
         num_partials = Tiles.of(shape).sizes(shape).max_partials * shape.num_heads
         return num_partials * (latent_dim + 2) * torch.float32.itemsize
@@ -133,12 +134,12 @@ class TritonMLABackend(MLABackend):
         """Return the raw bytes as [B, S, C + P].
 
         Raises:
-            RefusedError: They are none.
+            RefusedError: The pages do not have this layout.
         """
         return view_rows(raw, spec, num_blocks, "triton_mla")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
-        """Plan the step, on the device."""
+        """Plan the step on the device."""
         rows = TokenRows.of(step)
         starts = torch.arange(len(rows.lengths) + 1, dtype=torch.int32, device=step.seq_lens.device)
         as_requests = replace(step, query_start=starts, seq_lens=rows.lengths)
@@ -154,11 +155,11 @@ class TritonMLABackend(MLABackend):
         metadata: StepMetadata,
         scale: float,
     ) -> Tensor:  # [T, H, C]
-        """Write the rows to their slots, then attend; rows of padding come out undefined."""
+        """Write the rows to their slots, then attend; padding rows of the output are undefined."""
         out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
         if not len(out):
             return out
-        q_latent, q_rope, latent, k_rope = map(_with_rows, (q_latent, q_rope, latent, k_rope))
+        q_latent, q_rope, latent, k_rope = map(_contiguous_rows, (q_latent, q_rope, latent, k_rope))
         write_rows(latent, k_rope, kv_cache, metadata.step.slot_mapping)
         self._attend(q_latent, q_rope, kv_cache, metadata, scale * LOG2_E, out)
         self._merge(metadata.plan.parts, out)
@@ -170,13 +171,13 @@ class TritonMLABackend(MLABackend):
         q_rope: Tensor,
         kv_cache: Tensor,
         metadata: StepMetadata,
-        unit: float,
+        score_factor: float,
         out: Tensor,
     ) -> None:
-        """Compute every item of the plan: answers go to `out`, parts of answers to the scratch."""
+        """Compute every item of the plan: outputs go to `out`, partial outputs to the scratch."""
         shape, tiles, plan = self.shape, self._tiles, metadata.plan
-        programs_a_row = -(-shape.num_heads // tiles.num_heads)
-        attend_items[len(plan.items) * programs_a_row,](
+        programs_per_row = -(-shape.num_heads // tiles.num_heads)
+        attend_items[len(plan.items) * programs_per_row,](
             q_latent,
             q_rope,
             kv_cache,
@@ -186,15 +187,15 @@ class TritonMLABackend(MLABackend):
             metadata.rows.requests,
             out,
             self._partial,
-            self._peaks,
-            self._masses,
+            self._row_max,
+            self._row_sum,
             q_latent.stride(0),
             q_latent.stride(1),
             q_rope.stride(0),
             q_rope.stride(1),
             kv_cache.stride(0),
             metadata.step.block_table.stride(0),
-            unit,
+            score_factor,
             H=shape.num_heads,
             C=shape.latent_dim,
             P=shape.rope_dim,
@@ -207,14 +208,14 @@ class TritonMLABackend(MLABackend):
         )
 
     def _merge(self, parts: Tensor, out: Tensor) -> None:
-        """Merge what several items left of a row; many rows are merged by few programs."""
+        """Merge the partial outputs of divided rows; many rows are merged by few programs."""
         num_rows, num_heads, latent_dim = out.shape
         heads = 1 if num_rows * num_heads <= MANY_PROGRAMS else 16
         merge_parts[num_rows, -(-num_heads // heads)](
             parts,
             self._partial,
-            self._peaks,
-            self._masses,
+            self._row_max,
+            self._row_sum,
             out,
             H=num_heads,
             C=latent_dim,
@@ -224,8 +225,8 @@ class TritonMLABackend(MLABackend):
         )
 
 
-def _with_rows(x: Tensor) -> Tensor:
-    """Return the tensor with the numbers of each row side by side."""
+def _contiguous_rows(x: Tensor) -> Tensor:
+    """Return the tensor with contiguous rows."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -240,7 +241,7 @@ def _num_programs(device: torch.device) -> int:
 
 
 def _shared_bytes(device: torch.device) -> int:
-    """Return what a program may have; of a GPU that is not there, that of the larger ones."""
+    """Return the shared memory limit of a program; without a GPU, a sufficient one."""
     if device.type != "cuda":
         return TWO_TILES_BYTES
     index = torch.cuda.current_device() if device.index is None else device.index

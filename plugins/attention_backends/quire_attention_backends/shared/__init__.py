@@ -1,1 +1,1 @@
-"""Layout and quantization of pages, the keys that a query attends, and split plans."""
+"""Page layout and quantization, attention bounds, and split plans, for all backends."""

@@ -1,4 +1,4 @@
-"""Which keys a query sees: those up to itself, within a window or a chunk where there is one."""
+"""Attention bounds: the keys that a query may attend to, limited by a window or a chunk."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBounds:
-    """How far back the queries of a layer see.
+    """Limits on how far back the queries of a layer attend.
 
     Attributes:
-        window: Tokens, the query included; None: all.
-        chunk: Only tokens of the query's own chunk of so many; None: all.
+        window: Sliding window in tokens, the query included; None: no window.
+        chunk: Chunk size in tokens; a query attends only within its own chunk; None: no chunks.
     """
 
     window: int | None = None
     chunk: int | None = None
 
     def first_key(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first position that each query sees, given theirs."""
+        """Return the first position that each query attends to, given the queries' positions."""
         first = np.zeros_like(queries)
         if self.window is not None:
             first = np.maximum(queries - self.window + 1, 0)
@@ -33,8 +33,13 @@ class AttentionBounds:
             first = np.maximum(first, queries // self.chunk * self.chunk)
         return first
 
-    def hides(self, keys: Tensor, queries: Tensor) -> Tensor:
-        """Return whether keys are hidden from queries; positions that can be broadcast."""
+    def hidden_mask(self, keys: Tensor, queries: Tensor) -> Tensor:
+        """Return True where a key is hidden from a query.
+
+        Args:
+            keys: Positions of the keys.
+            queries: Positions of the queries, broadcastable with `keys`.
+        """
         is_hidden = keys > queries
         if self.window is not None:
             is_hidden |= keys <= queries - self.window

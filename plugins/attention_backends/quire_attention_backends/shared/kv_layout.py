@@ -1,11 +1,11 @@
-"""A page is `[2, K, S, D]`, keys before values; an int8 page keeps the scales of its rows behind.
+"""Page layout `[2, K, S, D]`, keys before values; an int8 page ends with the scales of its rows.
 
 page of float32, bfloat16, float16 or float8     page of int8
-| K of head 0: S rows of D | ... | V ... |       | the same, one byte a number | [2, K, S] float32 |
+| K of head 0: S rows of D | ... | V ... |       | the same, one byte each | [2, K, S] float32 |
 
-All backends of this package share it, so blocks written by one can be read by another. What is kept
-of a number x is, with float8, x divided by the layer's `k_scale` or `v_scale`; with int8, x divided
-by its row's scale, the largest |x| / 127, to the nearest.
+All backends of this package share the layout, so blocks written by one can be read by another. An
+element x is stored in float8 as x divided by the layer's `k_scale` or `v_scale`, and in int8 as x
+divided by its row's scale, the largest |x| / 127. Both round to nearest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
-KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}  # others are plain
+KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}  # all others are plain
 NUM_SIDES = 2  # K and V
-SCALE_BYTES = 4  # of a row of int8
+SCALE_BYTES = 4  # per row of int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,10 @@ class Pages:
     """The pages of one layer, as kernels address them.
 
     Attributes:
-        data: `[B, 2, K, S, D]`; uint8 where the kind is float8, whose codes kernels decode. All but
-            the first stride are those of a contiguous tensor.
-        scales: `[B, 2, K, S]` float32, where the kind is int8.
+        data: `[B, 2, K, S, D]`; uint8 codes if the kind is float8. All strides but the first are
+            those of a contiguous tensor.
+        scales: `[B, 2, K, S]` float32 if the kind is int8, otherwise None.
+        kind: Encoding of the elements.
     """
 
     data: Tensor
@@ -53,7 +54,7 @@ class Pages:
 
 
 def kind_of(kv_dtype: str) -> Kind:
-    """Return how numbers of a cache are kept."""
+    """Return the encoding of the elements of a cache."""
     return KINDS.get(kv_dtype, "plain")
 
 
@@ -61,12 +62,12 @@ def view_pages(raw: Tensor, spec: KVCacheSpec, num_blocks: int, backend_name: st
     """Return the raw bytes as `[B, 2, K, S, D]`; int8 pages as uint8 `[B, page bytes]`.
 
     Raises:
-        RefusedError: A page is not K and V of whole heads, or of another element type; or the
-            padding between pages is not whole rows.
+        RefusedError: The element type is not supported, a page is not K and V of whole heads, or
+            the distance between pages is not a multiple of a row (of a scale for int8).
     """
     dtype = DTYPES.get(spec.kv_dtype)
     if dtype is None:
-        raise RefusedError(f"{backend_name} cannot read KV of type {spec.kv_dtype}")
+        raise RefusedError(f"{backend_name} does not support a KV cache of type {spec.kv_dtype}")
     is_int8 = dtype == torch.int8
     head_dim = spec.layer.head_dim
     row_bytes = head_dim * dtype.itemsize + (SCALE_BYTES if is_int8 else 0)
@@ -75,12 +76,13 @@ def view_pages(raw: Tensor, spec: KVCacheSpec, num_blocks: int, backend_name: st
     pages = raw.view(num_blocks, spec.page_bytes) if raw.dim() == 1 else raw
     unit = SCALE_BYTES if is_int8 else row_bytes
     has_whole_rows = num_blocks == 1 or pages.stride(0) % unit == 0
-    has_place = not is_int8 or spec.page_bytes // row_bytes * head_dim % SCALE_BYTES == 0
-    if rest or not num_kv_heads or not has_whole_rows or not has_place:
+    has_aligned_scales = not is_int8 or spec.page_bytes // row_bytes * head_dim % SCALE_BYTES == 0
+    if rest or not num_kv_heads or not has_whole_rows or not has_aligned_scales:
         raise RefusedError(
-            f"{backend_name} cannot use the KV cache of {spec.layer.name}: its pages have "
-            f"{spec.page_bytes} bytes every {pages.stride(0)}, K and V of one head have "
-            f"{pair_bytes}, one of its rows {row_bytes}"
+            f"{backend_name} cannot use the KV cache of {spec.layer.name}: the page size is "
+            f"{spec.page_bytes} bytes with a stride of {pages.stride(0)}; the page size must be a "
+            f"multiple of {pair_bytes} (K and V of one head), and the stride must fit rows of "
+            f"{row_bytes}"
         )
     if is_int8:
         return pages
@@ -89,7 +91,7 @@ def view_pages(raw: Tensor, spec: KVCacheSpec, num_blocks: int, backend_name: st
 
 
 def split_pages(kv_cache: Tensor, shape: AttentionShape) -> Pages:
-    """Return the numbers and scales in what `view_pages` made; views, nothing is copied."""
+    """Return the elements and scales of a tensor from `view_pages`, as views."""
     kind = kind_of(shape.kv_dtype)
     if kind == "plain":
         return Pages(kv_cache, None, kind)

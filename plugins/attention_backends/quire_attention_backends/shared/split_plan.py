@@ -1,23 +1,23 @@
-"""How a step's single tokens are cut into programs: by the total work, and on the device.
+"""Split-KV planning on the device: cuts the contexts of a step's short requests into work items.
 
-Work is counted in units of KV: a tile, or in batch-invariant mode a split, which lies at a fixed
-multiple of tokens. One small kernel, once a step for each reach, counts the units that the step's
-short requests see, divides them by the programs that keep the device busy, and writes a list of
-items, each with a run of units of one request:
+Work is counted in units of KV: a unit is a tile or, in batch-invariant mode, a split, which starts
+at a fixed multiple of tokens. One small kernel runs once per step and attention bounds. It counts
+the units that the step's short requests attend to, divides them by the number of programs that keep
+the device busy, and writes a list of items. An item is a run of units of one request:
 
-    tokens of request 0   |--------|--------|-----|       three items, partial answers 0 to 2
-    tokens of request 1   |---|                           one item, that answers
-    tokens of request 2   |--------|----|                 two items, partial answers 3 and 4
+    tokens of request 0   |--------|--------|-----|       three items, partial outputs 0 to 2
+    tokens of request 1   |---|                           one item, which writes the output
+    tokens of request 2   |--------|----|                 two items, partial outputs 3 and 4
 
-With `budget` programs for each KV head, and u = ceil(units / budget) units an item, there are at
-most R + budget items; so the grid depends on the size of buffers alone, and who finds no item
-leaves. A request of more than one item is divided. It has more than u units, so it has less than
-twice its share of the budget: at most `2 * budget` items leave partial answers, and fewer than
-`budget` requests are divided. Lists of one batch differ in nothing but which program runs what.
+With `budget` programs for each KV head and u = ceil(units / budget) units per item, there are at
+most R + budget items. So the grid depends on buffer sizes alone, and a program without an item
+exits. A request of more than one item is divided. It has more than u units, so it has less than
+twice its proportion of the budget: at most `2 * budget` items leave partial outputs, and fewer than
+`budget` requests are divided. Repeated plans of one batch differ only in which program runs what.
 
 A program that starts late makes the step longer by its whole length. So an item is a small part of
-what a multiprocessor does in all: PROGRAMS_PER_SM is a few times what runs there at once. Chosen by
-arithmetic, not measured.
+the total work of a multiprocessor: PROGRAMS_PER_SM is a few times the number of programs that run
+there at once. The value is calculated, not measured.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -36,25 +36,26 @@ from quire.interfaces.attention import AttentionShape, StepLayout
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
 PROGRAMS_PER_SM = 8
-CPU_PROGRAMS = 16  # for the interpreter: enough to split, few enough to wait for
-MAX_ITEMS = 128  # of a request, so that merging stays short
-MAX_FIXED_SPLITS = 32  # of a request, in batch-invariant mode
+CPU_PROGRAMS = 16  # for the interpreter: enough to split, few enough to be quick
+MAX_ITEMS = 128  # per request, so that merging stays short
+MAX_FIXED_SPLITS = 32  # per request, in batch-invariant mode
 MIN_FIXED_SPLIT = 128  # tokens
 ITEM_FIELDS = tl.constexpr(4)
 BLOCK_R = 256
-BLOCK_ITEMS = 8  # of each request, written together
+BLOCK_ITEMS = 8  # items of a request that are written together
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSizes:
-    """How a backend splits, from its shape alone.
+    """Parameters of the split plan of a backend, derived from its shape alone.
 
     Attributes:
-        unit: Tokens of a unit of work; a multiple of a tile.
-        max_queries: Requests with up to so many tokens in a step are split.
-        budget: Programs for each KV head that keep the device busy.
-        max_units: A request may have so many units in one item.
-        is_fixed: A unit is a split of its own, with a partial answer of its own.
+        unit: Number of tokens in a unit of work; a multiple of a tile.
+        max_queries: Maximum number of scheduled tokens of a request that is split.
+        budget: Number of programs per KV head that keep the device busy.
+        max_units: Maximum number of units of a request.
+        is_fixed: True if every unit is a split at a fixed position with its own partial output
+            (batch-invariant mode).
     """
 
     unit: int
@@ -65,7 +66,13 @@ class SplitSizes:
 
     @classmethod
     def of(cls, shape: AttentionShape, tile: int, max_queries: int) -> SplitSizes:
-        """Choose for a shape and the tokens of a tile."""
+        """Choose the parameters for a shape and a tile size.
+
+        Args:
+            shape: Shape of the backend.
+            tile: Number of tokens in a tile of K and V.
+            max_queries: Maximum number of scheduled tokens of a request that is split.
+        """
         budget = max(1, num_programs(shape.device) // shape.num_kv_heads)
         max_tokens = shape.max_blocks_per_request * shape.block_size
         if not shape.batch_invariant:
@@ -77,21 +84,22 @@ class SplitSizes:
 
     @property
     def max_partials(self) -> int:
-        """How many partial answers a step can have for each KV head."""
-        if self.is_fixed:  # fewer than `max_units` units an item, else no request is divided
+        """Maximum number of partial outputs of a step for each KV head."""
+        if self.is_fixed:  # fewer than `max_units` units per item, or no request is divided
             return self.budget * max(1, self.max_units - 1)
         return 2 * self.budget
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Which program reads what, on the device.
+    """Assignment of work items to programs, on the device.
 
     Attributes:
-        count: `[1]` int32, items.
-        items: `[R + budget, 4]` int32: request, first token, end, first partial answer or -1.
-        parts: `[R, 2]` int32: first partial answer and their number; 0 where there are none.
-        divided: `[1 + min(R, budget)]` int32: how many requests leave partial answers, and which.
+        count: `[1]` int32, number of items.
+        items: `[R + budget, 4]` int32: request, first token, end, first partial output or -1.
+        parts: `[R, 2]` int32: index of the first partial output and number of partial outputs; the
+            number is 0 for a request that is not divided.
+        divided: `[1 + min(R, budget)]` int32: number of divided requests, then their indices.
     """
 
     count: Tensor
@@ -101,7 +109,7 @@ class SplitPlan:
 
 
 def plan_splits(step: StepLayout, bounds: AttentionBounds, sizes: SplitSizes) -> SplitPlan:
-    """Cut the short requests of a step, for layers that see so far."""
+    """Plan the short requests of a step for the layers with the given attention bounds."""
     num_requests, device = len(step.seq_lens), step.seq_lens.device
     count = torch.empty(1, dtype=torch.int32, device=device)
     num_items = num_requests + sizes.budget
@@ -133,7 +141,7 @@ def plan_splits(step: StepLayout, bounds: AttentionBounds, sizes: SplitSizes) ->
 
 
 def num_programs(device: torch.device) -> int:
-    """Return how many programs keep a device busy."""
+    """Return the number of programs that keep a device busy."""
     if device.type != "cuda":
         return CPU_PROGRAMS
     return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
@@ -145,7 +153,7 @@ def _ceil_div(number: int, size: int) -> int:
 
 @triton.jit
 def first_seen(position, window, chunk):
-    """Return the first position that a query at a position sees; 0: no window, no chunk."""
+    """Return the first position that a query attends to; `window` and `chunk` 0 mean none."""
     first = tl.where(window > 0, tl.maximum(position + 1 - window, 0), 0)
     size = tl.maximum(chunk, 1)
     return tl.where(chunk > 0, tl.maximum(first, position // size * size), first)
@@ -156,7 +164,7 @@ def _units_of(
     query_start_ptr, seq_lens_ptr, row, num_requests, window, chunk, UNIT: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Return of some requests their first token, end, and units from the first to the end."""
+    """Return the first visible token, the end and the number of units between, per request."""
     is_there = row < num_requests
     length = tl.load(seq_lens_ptr + row, mask=is_there, other=0)
     start = tl.load(query_start_ptr + row, mask=is_there, other=0)
@@ -187,7 +195,7 @@ def _plan(
     BLOCK_R: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
-    """Count, divide, and write the list; one program, by its few hundred requests at a time."""
+    """Count the units, divide them and write the lists; one program, BLOCK_R requests at a time."""
     total = tl.zeros((), tl.int32)
     for start in range(0, num_requests, BLOCK_R):
         row = start + tl.arange(0, BLOCK_R)
@@ -195,7 +203,7 @@ def _plan(
             query_start_ptr, seq_lens_ptr, row, num_requests, window, chunk, UNIT, MAX_QUERIES
         )
         total += tl.sum(units)
-    share = tl.maximum((total + BUDGET - 1) // BUDGET, 1)  # units of an item, at most
+    item_units = tl.maximum((total + BUDGET - 1) // BUDGET, 1)  # maximum units per item
     num_items = tl.zeros((), tl.int32)
     num_partials = tl.zeros((), tl.int32)
     num_divided = tl.zeros((), tl.int32)
@@ -204,28 +212,28 @@ def _plan(
         first, end, units = _units_of(
             query_start_ptr, seq_lens_ptr, row, num_requests, window, chunk, UNIT, MAX_QUERIES
         )
-        wanted = tl.minimum((units + share - 1) // share, MAX_ITEMS)
-        length = (units + tl.maximum(wanted, 1) - 1) // tl.maximum(wanted, 1)  # even shares
+        wanted = tl.minimum((units + item_units - 1) // item_units, MAX_ITEMS)
+        length = (units + tl.maximum(wanted, 1) - 1) // tl.maximum(wanted, 1)  # evenly divided
         length = tl.maximum(length, 1)
         items = (units + length - 1) // length
         partials = tl.where(items > 1, units if IS_FIXED else items, 0)
         item = num_items + tl.cumsum(items) - items
         partial = num_partials + tl.cumsum(partials) - partials
         is_divided = (items > 1).to(tl.int32)
-        place = num_divided + tl.cumsum(is_divided) - is_divided
+        divided_index = num_divided + tl.cumsum(is_divided) - is_divided
         num_items += tl.sum(items)
         num_partials += tl.sum(partials)
         num_divided += tl.sum(is_divided)
         is_there = row < num_requests
         tl.store(parts_ptr + row * 2, partial, mask=is_there)
         tl.store(parts_ptr + row * 2 + 1, partials, mask=is_there)
-        tl.store(divided_ptr + 1 + place, row, mask=items > 1)
+        tl.store(divided_ptr + 1 + divided_index, row, mask=items > 1)
         base = first // UNIT * UNIT
         for begin in range(0, tl.max(items), BLOCK_ITEMS):
             index = begin + tl.arange(0, BLOCK_ITEMS)[None, :]
             is_item = index < items[:, None]
             into = items_ptr + (item[:, None] + index) * 4
-            before = index * length[:, None]  # units of the request's items before this one
+            before = index * length[:, None]  # units in the request's items before this one
             from_token = base[:, None] + before * UNIT
             to_token = tl.minimum(from_token + length[:, None] * UNIT, end[:, None])
             slot = partial[:, None] + (before if IS_FIXED else index)

@@ -1,1 +1,1 @@
-"""Attention in plain torch: the backend `torch_sdpa`."""
+"""Attention in plain PyTorch: the backend `torch_sdpa`."""

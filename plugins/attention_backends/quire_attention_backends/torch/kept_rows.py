@@ -1,4 +1,4 @@
-"""Rows of a cache are written and read by number, in plain torch, whatever they are kept as."""
+"""Writing and reading of cache rows by index in plain PyTorch, for every cache element type."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ INT8_MAX = 127.0
 def write_rows(
     pages: Pages,
     rows: CacheRows,
-    at: Tensor,  # [2 * T * K] int64, rows of K and then of V
+    at: Tensor,  # [2 * T * K] int64, row indices of K and then of V
     k: Tensor,  # [T, K, D]
     v: Tensor,  # [T, K, D]
     layer: AttentionLayerParams,
 ) -> Tensor:  # [2 * T * K, D]
-    """Keep K and V of a step, and return them as they are kept, codes where those are codes."""
+    """Write K and V of a step and return them as stored, which may be codes."""
     if pages.kind == "float8":
         new = torch.cat((float8_codes(k, layer.k_scale), float8_codes(v, layer.v_scale)))
     elif pages.kind == "int8":
         new, scales = int8_codes(torch.cat((k, v)).flatten(0, 1))
         data, kept_scales = _by_page(pages)
-        places = at // rows.page_rows, at % rows.page_rows
-        data[places], kept_scales[places] = new, scales
+        index = at // rows.page_rows, at % rows.page_rows
+        data[index], kept_scales[index] = new, scales
         return new
     else:
         new = torch.cat((k, v)).to(pages.data.dtype)
@@ -44,27 +44,27 @@ def write_rows(
 def read_rows(
     pages: Pages,
     rows: CacheRows,
-    at: Tensor,  # [2 * n] int64, rows of K and then of V
-    gathered: Tensor,  # [at least 2 * n, D] of the cache's type; not used for int8
+    at: Tensor,  # [2 * n] int64, row indices of K and then of V
+    gathered: Tensor,  # [at least 2 * n, D] of the cache's type, the buffer; not used for int8
     layer: AttentionLayerParams,
 ) -> Tensor:  # [2 * n, D]
-    """Return the numbers of rows; in float32 where they are kept as codes."""
+    """Return the elements of rows, decoded to float32 if the cache has codes."""
     if pages.kind == "int8":
         data, scales = _by_page(pages)
-        places = at // rows.page_rows, at % rows.page_rows
-        return data[places] * scales[places].unsqueeze(1)
+        index = at // rows.page_rows, at % rows.page_rows
+        return data[index] * scales[index].unsqueeze(1)
     found = torch.index_select(rows.flat(pages.data), 0, at, out=gathered[: len(at)])
     if pages.kind == "plain":
         return found
-    numbers = found.view(torch.float8_e4m3fn).float()
-    k, v = numbers.chunk(2)
+    values = found.view(torch.float8_e4m3fn).float()
+    k, v = values.chunk(2)
     k.mul_(layer.k_scale)
     v.mul_(layer.v_scale)
-    return numbers
+    return values
 
 
 def float8_codes(x: Tensor, scale: float) -> Tensor:
-    """Return the codes of x / scale, uint8; what is beyond 448 becomes 448."""
+    """Return the codes of x / scale, uint8; magnitudes beyond 448 become 448."""
     scaled = (x.float() / scale).clamp_(-FLOAT8_MAX, FLOAT8_MAX)
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
 

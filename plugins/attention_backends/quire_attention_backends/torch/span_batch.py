@@ -1,8 +1,8 @@
-"""A batch of spans on the device: which rows of the cache they read, and what they may not see.
+"""A batch of spans on the device: the cache rows to gather and the attention mask.
 
-Only rows that a query of the span may see are ever read. Keys that pad a span to the batch's length
-read such a row once more, and the mask hides the copy: what nobody wrote, or others own, may be
-not-a-number, and no mask hides that.
+Only rows that a query of the span may attend to are ever read. Keys that pad a span to the batch's
+length read such a row again, and the mask hides the copy. Rows that were never written, or that
+belong to other requests, may hold NaN, which no mask can hide.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ class SpanBatch:
     """n spans of q queries each, padded to L tokens of context; G = H / K.
 
     Attributes:
+        num_spans: n.
+        num_queries: q.
         context: `[2 * n * K * L]` int64, rows of the cache: all of K, then all of V.
-        mask: `[n, 1 or K, 1 or q * G, L]`, 0 or minus infinity, to be added to the scores.
-        is_explicit: Whether the scores are computed by matrix products of our own.
+        mask: `[n, 1 or K, 1 or q * G, L]`, 0 or -inf, to be added to the scores.
+        is_explicit: True if the scores are computed by explicit matrix products, not by a fused
+            kernel.
     """
 
     num_spans: int
@@ -42,9 +45,9 @@ class SpanKeys:
     """The keys of n spans, padded to L.
 
     Attributes:
-        tables: `[n, blocks]`, the block table of each span, as far as one reads.
-        read: `[n, L]`, positions to read: each of them is seen by a query.
-        is_hidden: `[n, q, L]`, whether a key is hidden from a query; always where it is a copy.
+        tables: `[n, blocks]`, the block table of each span, cut to the blocks that are read.
+        read: `[n, L]`, positions to read, each visible to a query of the span.
+        is_hidden: `[n, q, L]`, True where a key is hidden from a query or is a padding copy.
     """
 
     tables: Tensor
@@ -60,9 +63,9 @@ def build(
     rows: CacheRows,
     is_explicit: bool,
 ) -> SpanBatch:
-    """Find what a batch of spans reads."""
+    """Build the gather indices and the mask of a batch of spans."""
     found = span_keys(spans, block_table, shape.block_size, bounds)
-    first = rows.tokens(found.tables, found.read)  # [n, L]
+    first = rows.of_positions(found.tables, found.read)  # [n, L]
     return SpanBatch(
         len(spans),
         spans.num_queries,
@@ -75,27 +78,27 @@ def build(
 def span_keys(
     spans: Spans, block_table: Tensor, block_size: int, bounds: AttentionBounds
 ) -> SpanKeys:
-    """Find the keys that the queries of spans may see."""
+    """Return the keys that the queries of spans may attend to."""
     device = block_table.device
     firsts = spans.ends - spans.sizes
-    numbers = np.stack((spans.requests, spans.starts, spans.seen, firsts, spans.ends - 1))
-    requests, start, seen, first, last = torch.from_numpy(numbers).to(device).unsqueeze(2)
+    numbers = np.stack((spans.requests, spans.starts, spans.first_seen, firsts, spans.ends - 1))
+    requests, start, first_seen, first, last = torch.from_numpy(numbers).to(device).unsqueeze(2)
     keys = start + torch.arange(int(spans.num_keys.max()), device=device)
     num_blocks = -(-int(spans.ends.max()) // block_size)
     queries = torch.minimum(first + torch.arange(spans.num_queries, device=device), last)
     return SpanKeys(
         block_table[:, :num_blocks].index_select(0, requests.view(-1)),
-        keys.clamp(seen, last),
-        bounds.hides(keys.unsqueeze(1), queries.unsqueeze(2)),
+        keys.clamp(first_seen, last),
+        bounds.hidden_mask(keys.unsqueeze(1), queries.unsqueeze(2)),
     )
 
 
 def _mask(is_hidden: Tensor, shape: AttentionShape, is_explicit: bool) -> Tensor:  # [n, q, L]
-    """Return what hides keys, broadcastable to the scores."""
+    """Return the additive mask, broadcastable to the scores."""
     num_spans, size, length = is_hidden.shape
     mask = torch.zeros(is_hidden.shape, dtype=shape.dtype, device=is_hidden.device)
     mask = mask.masked_fill_(is_hidden, -math.inf)[:, None, :, None]  # [n, 1, q, 1, L]
-    heads = shape.num_kv_heads if is_explicit else 1  # a batched product wants them spelled out
+    heads = shape.num_kv_heads if is_explicit else 1  # a batched product does not broadcast heads
     group = shape.num_heads // shape.num_kv_heads if size > 1 else 1
     mask = mask.expand(num_spans, heads, size, group, length)
     return mask.reshape(num_spans, heads, size * group, length).contiguous()

@@ -1,6 +1,6 @@
-"""The matrix products of attention over n spans; a group's query heads are folded into its rows.
+"""Matrix products of attention over n spans, with a group's query heads folded into the query rows.
 
-So K and V are never repeated. Masks are 0 or minus infinity and are added to the scores.
+So K and V are never repeated. Masks are 0 or -inf and are added to the scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def fold(
     q: Tensor, num_spans: int, num_queries: int, shape: AttentionShape
 ) -> Tensor:  # [n * q, H, D] -> [n * K, q * G, D]
-    """Put the query heads of a key head beside each other, G for each query."""
+    """Move the query heads of a key head into its rows, G rows for each query."""
     group = shape.num_heads // shape.num_kv_heads
     if num_queries == 1:
         return q.reshape(-1, group, shape.head_dim)
@@ -29,7 +29,7 @@ def fold(
 
 
 def unfold(out: Tensor, num_spans: int, num_queries: int, shape: AttentionShape) -> Tensor:
-    """Go the way back."""
+    """Undo `fold`."""
     if num_queries == 1:
         return out.reshape(-1, shape.num_heads, shape.head_dim)
     rows = out.view(num_spans, shape.num_kv_heads, num_queries, -1, shape.head_dim)
@@ -46,18 +46,18 @@ def folded_sinks(
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend by our own products, in the type of the numbers."""
+    """Attend by explicit matrix products, in the dtype of the inputs."""
     scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
     return torch.bmm(scores.softmax(-1), v)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend by torch's fused kernel, which keeps scores in float32."""
+    """Attend by PyTorch's fused kernel, which keeps scores in float32."""
     q, k, v = (x.view(len(mask), -1, *x.shape[1:]) for x in (q, k, v))  # [n, K, ...]
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).flatten(0, 1)
 
 
-def spelled_out(
+def explicit_float32(
     q: Tensor,  # [n * K, q * G, D]
     k: Tensor,  # [n * K, L, D]
     v: Tensor,
@@ -65,7 +65,7 @@ def spelled_out(
     layer: AttentionLayerParams,
     sinks: Tensor | None,  # [n * K, q * G, 1]
 ) -> Tensor:
-    """Attend with capped scores or sinks; in float32, because none fuses those."""
+    """Attend with capped scores or sinks by explicit products in float32."""
     scores = torch.bmm(q.float(), k.float().transpose(1, 2))
     cap = layer.logit_soft_cap
     if cap is None:

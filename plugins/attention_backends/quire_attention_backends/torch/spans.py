@@ -1,15 +1,15 @@
-"""A step is cut into spans of queries, and spans that fit together are computed together.
+"""Spans of queries: cuts a step into spans and groups spans of similar lengths into batches.
 
 A decode row is a span of one query. A long prefill row becomes several spans, so that a span reads
-only the keys that its own queries may see and a mask never grows with the prompt's square. Spans
-of similar size go by the number of their keys into buckets of equal width, and a bucket is a batch,
-padded to its longest span. Nothing here is done request by request: the lengths of a step are one
-array, and loops run over batches.
+only the keys that its own queries may attend to and masks do not grow quadratically with the
+prompt. Spans of similar size are sorted by their number of keys into buckets of equal width. A
+bucket is a batch, padded to its longest span. The lengths of a step are one array and loops run
+over batches; there is no loop over requests.
 
-How many buckets: n spans that lie evenly between the fewest and the most keys need a padding of P
-tokens in one batch and of P / b in b of them. A batch costs as much as c tokens, so P / b + b c is
-least at b = sqrt(P / c). Buckets that nobody is in cost nothing: the square root is generous with
-buckets where a few spans stand far from many, and these then share few.
+Number of buckets: n spans evenly distributed between the fewest and the most keys need P tokens of
+padding in one batch and P / b in b batches. A batch costs as much as c tokens, so P / b + b c is
+minimal at b = sqrt(P / c). Empty buckets cost nothing. Where a few spans are far longer or shorter
+than the others, the square root gives many buckets, of which few are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
-MAX_QUERIES = 128  # in a span; measured: 2,048 new tokens take 0.6 of the time of one mask for all
+MAX_QUERIES = 128  # per span; measured: 2,048 new tokens take 0.6 of the time of a single mask
 
 IntArray = NDArray[np.int64]
 
@@ -34,18 +34,18 @@ class Spans:
 
     Attributes:
         requests: `[n]`, rows of the block table.
-        first_tokens: `[n]`, where the queries begin in the step.
-        sizes: `[n]`, how many queries.
-        ends: `[n]`, tokens that the last query sees up to, itself included.
-        seen: `[n]`, the first position that a query sees.
-        tile: Keys are read from a multiple of it on, and as many as a multiple of it.
+        first_tokens: `[n]`, index of the first query in the step.
+        sizes: `[n]`, number of queries.
+        ends: `[n]`, end of the keys: the position of the last query plus 1.
+        first_seen: `[n]`, first position that a query attends to.
+        tile: Granularity of the keys that are read: starts and numbers are multiples of it.
     """
 
     requests: IntArray
     first_tokens: IntArray
     sizes: IntArray
     ends: IntArray
-    seen: IntArray
+    first_seen: IntArray
     tile: int = 1
 
     def __len__(self) -> int:
@@ -53,27 +53,27 @@ class Spans:
 
     @property
     def num_queries(self) -> int:
-        """q, of the largest span; others repeat their last query."""
+        """q, the size of the largest span; shorter ones repeat their last query."""
         return int(self.sizes.max())
 
     @property
     def starts(self) -> IntArray:  # [n]
         """The first position that is read."""
-        return self.seen // self.tile * self.tile
+        return self.first_seen // self.tile * self.tile
 
     @property
     def num_keys(self) -> IntArray:  # [n]
-        """Tokens that are read, those included that only fill a tile."""
+        """Number of tokens that are read, including those that only fill a tile."""
         return -(-(self.ends - self.starts) // self.tile) * self.tile
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Spans:
-        """Return some of them."""
+        """Return the spans selected by an index or a mask."""
         return Spans(
             self.requests[index],
             self.first_tokens[index],
             self.sizes[index],
             self.ends[index],
-            self.seen[index],
+            self.first_seen[index],
             self.tile,
         )
 
@@ -84,30 +84,32 @@ def cut(
     """Cut a step into spans of at most `MAX_QUERIES`.
 
     Args:
-        query_lens: New tokens of each request; 0 for a row of padding.
-        seq_lens: Computed and new tokens of each request.
-        bounds: How far back queries see.
-        tile: Keys are read in multiples of it.
+        query_lens: Number of new tokens of each request; 0 for a padding row.
+        seq_lens: Number of computed and new tokens of each request.
+        bounds: Attention bounds of the queries.
+        tile: Granularity of the keys that are read.
     """
     new, lens = np.array(query_lens, np.int64), np.array(seq_lens, np.int64)
     num_spans = -(-new // MAX_QUERIES)
     requests = np.repeat(np.arange(len(new)), num_spans)
-    place = np.arange(len(requests)) - np.repeat(num_spans.cumsum() - num_spans, num_spans)
-    behind = place * MAX_QUERIES  # queries of the request before the span
-    sizes = np.minimum(new[requests] - behind, MAX_QUERIES)
-    first_tokens = (new.cumsum() - new)[requests] + behind
-    first_positions = (lens - new)[requests] + behind
-    seen = bounds.first_key(first_positions)
-    return Spans(requests, first_tokens, sizes, first_positions + sizes, seen, tile)
+    span_index = np.arange(len(requests)) - np.repeat(num_spans.cumsum() - num_spans, num_spans)
+    queries_before = span_index * MAX_QUERIES  # queries of the request before the span
+    sizes = np.minimum(new[requests] - queries_before, MAX_QUERIES)
+    first_tokens = (new.cumsum() - new)[requests] + queries_before
+    first_positions = (lens - new)[requests] + queries_before
+    first_seen = bounds.first_key(first_positions)
+    return Spans(requests, first_tokens, sizes, first_positions + sizes, first_seen, tile)
 
 
 def batches(spans: Spans, call_cost_tokens: float, max_tokens: int) -> list[Spans]:
-    """Group the spans of a step.
+    """Group the spans of a step into batches.
 
     Args:
-        spans: All of them.
-        call_cost_tokens: Tokens that a query could read in the time that a further batch costs.
-        max_tokens: Tokens that a batch reads, padding included; a single span may have more.
+        spans: All spans of the step.
+        call_cost_tokens: Cost of one more batch, as a number of tokens that a query could read in
+            the same time.
+        max_tokens: Maximum number of tokens that a batch reads, padding included; a batch of one
+            span may exceed it.
 
     Returns:
         Batches; the sizes within one differ by less than a factor of two.
@@ -115,14 +117,14 @@ def batches(spans: Spans, call_cost_tokens: float, max_tokens: int) -> list[Span
     size_classes = np.frexp(spans.sizes - 0.5)[1]  # 1 | 2 | 3, 4 | 5 to 8 | ... | 65 to 128
     return [
         batch
-        for alike in _split(spans, size_classes)
-        for similar in _split(alike, _buckets(alike, call_cost_tokens))
+        for same_size in _split(spans, size_classes)
+        for similar in _split(same_size, _buckets(same_size, call_cost_tokens))
         for batch in _pieces(similar, max_tokens)
     ]
 
 
 def _split(spans: Spans, classes: NDArray[np.integer]) -> list[Spans]:
-    """Split by class, in rising order; spans of a class keep theirs."""
+    """Split by class, in ascending order; spans of a class keep their order."""
     if not len(spans):
         return []
     if (classes == classes[0]).all():
@@ -143,7 +145,7 @@ def _buckets(spans: Spans, call_cost_tokens: float) -> IntArray:  # [n]
 
 
 def _pieces(spans: Spans, max_tokens: int) -> list[Spans]:
-    """Split what would read too much into pieces of one length, as near as can be."""
+    """Split a batch that would read too much into pieces of nearly equal length."""
     num_fitting = max(1, max_tokens // int(spans.num_keys.max()))
     if len(spans) <= num_fitting:
         return [spans]

@@ -1,9 +1,9 @@
-"""torch's own attention over sequences of many lengths, where this torch and this GPU have it.
+"""PyTorch's variable-length attention kernel, where this version of torch and this GPU have it.
 
-What it can be asked is read off its signature once. Its causal mask is aligned to the last query
-and the last key of a request, so a request's keys may begin at the first that one of its queries
-sees: nothing else is gathered, because a hidden value that is not a number would still be added.
-Requests that have no earlier context need no gathering at all.
+The supported options are read from the function's signature once. Its causal mask is aligned to the
+last query and the last key of a request, so a request's keys may start at the first key that one of
+its queries attends to. Only those keys are gathered, because a hidden NaN value would still be
+added. Requests without earlier context need no gathering at all.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.spans import IntArray
 
 MAX_HEAD_DIM = 256
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenBatch:
-    """A step as torch wants it; T' tokens without padding, L keys of all requests together.
+    """Arguments of the kernel for a step of T' tokens without padding and L keys of all requests.
 
     Attributes:
-        query_start: `[R + 1]` int32, in the queries.
-        key_start: `[R + 1]` int32, in the keys.
+        query_start: `[R + 1]` int32, start of each request's queries.
+        key_start: `[R + 1]` int32, start of each request's keys.
+        max_query_len: Maximum number of queries of a request.
+        max_key_len: Maximum number of keys of a request.
+        num_tokens: T'.
+        num_keys: L.
         context: `[2 * L * K]` int64, rows of the cache: all of K, then all of V; None: the step's
             own k and v are all the keys.
-        num_keys: L.
     """
 
     query_start: Tensor
@@ -49,36 +52,36 @@ class VarlenBatch:
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """Attention by one call, whatever the step looks like.
+    """Attention in one call for any mix of prefill and decode.
 
     Attributes:
-        attend: `torch.nn.attention.varlen.varlen_attn`, or what does the same.
-        has_groups: Whether it takes fewer key than query heads.
+        attend: `torch.nn.attention.varlen.varlen_attn`, or an equivalent function.
+        supports_gqa: Whether it takes fewer key heads than query heads.
     """
 
-    attend: Callable[..., Any]  # torch's answers with a pair where it is asked for more
-    has_groups: bool
+    attend: Callable[..., Any]  # torch's function returns a tuple if more outputs are requested
+    supports_gqa: bool
 
     @classmethod
-    def here(cls, shape: AttentionShape) -> VarlenAttention | None:
-        """Return it where torch, the GPU and the head shape allow it."""
+    def if_available(cls, shape: AttentionShape) -> VarlenAttention | None:
+        """Return it if this version of torch and the GPU support it, otherwise None."""
         if shape.device.type != "cuda":
             return None
-        if torch.cuda.get_device_capability(shape.device) < LEAST_CAPABILITY:
+        if torch.cuda.get_device_capability(shape.device) < MIN_CAPABILITY:
             return None
-        from torch.nn.attention.varlen import varlen_attn  # it imports torch._dynamo
+        from torch.nn.attention.varlen import varlen_attn  # lazy: it imports torch._dynamo
 
         arguments = inspect.signature(varlen_attn).parameters.keys()
         if not {"scale", "window_size"} <= arguments:
             return None
         return cls(varlen_attn, "enable_gqa" in arguments)
 
-    def serves(self, shape: AttentionShape, layer: AttentionLayerParams) -> bool:
-        """Whether it can do what a layer asks."""
+    def supports(self, shape: AttentionShape, layer: AttentionLayerParams) -> bool:
+        """Return whether it supports the shape and the features of a layer."""
         is_half = shape.dtype in (torch.float16, torch.bfloat16)
-        has_heads = self.has_groups or shape.num_heads == shape.num_kv_heads
-        has_size = shape.head_dim % 8 == 0 and shape.head_dim <= MAX_HEAD_DIM
-        has_shape = is_half and has_heads and has_size and not shape.batch_invariant
+        has_heads = self.supports_gqa or shape.num_heads == shape.num_kv_heads
+        has_head_dim = shape.head_dim % 8 == 0 and shape.head_dim <= MAX_HEAD_DIM
+        has_shape = is_half and has_heads and has_head_dim and not shape.batch_invariant
         features = (layer.logit_soft_cap, layer.sinks, layer.attention_chunk)
         return has_shape and all(feature is None for feature in features)
 
@@ -90,10 +93,10 @@ class VarlenAttention:
         batch: VarlenBatch,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Attend; rows of padding hold anything."""
-        groups = {"enable_gqa": True} if self.has_groups else {}
+        """Attend; padding rows of the output are undefined."""
+        groups = {"enable_gqa": True} if self.supports_gqa else {}
         left = -1 if layer.sliding_window is None else layer.sliding_window - 1
-        answers: Tensor = self.attend(
+        outputs: Tensor = self.attend(
             q[: batch.num_tokens],
             k[: batch.num_keys],
             v[: batch.num_keys],
@@ -106,14 +109,14 @@ class VarlenAttention:
             **groups,
         )
         if batch.num_tokens == len(q):
-            return answers
+            return outputs
         out = torch.empty_like(q)
-        out[: batch.num_tokens] = answers
+        out[: batch.num_tokens] = outputs
         return out
 
 
 def num_keys_seen(step: StepLayout, bounds: AttentionBounds) -> IntArray:  # [R]
-    """Return for each request how many keys its queries see together."""
+    """Return the number of keys that the queries of each request attend to together."""
     lens = np.array(step.seq_lens_host, np.int64)
     return lens - bounds.first_key(lens - np.array(step.query_lens_host, np.int64))
 
@@ -121,13 +124,13 @@ def num_keys_seen(step: StepLayout, bounds: AttentionBounds) -> IntArray:  # [R]
 def build_varlen(
     step: StepLayout, bounds: AttentionBounds, rows: CacheRows, *, may_use_own: bool
 ) -> VarlenBatch:
-    """Find what the call is asked for a step whose lengths the host knows.
+    """Build the arguments for a step whose lengths are known on the host.
 
     Args:
         step: The step.
-        bounds: How far back its queries see.
-        rows: Where tokens lie in the cache.
-        may_use_own: Whether the step's own k and v are what the cache keeps of them.
+        bounds: Attention bounds of its queries.
+        rows: Row indices of tokens in the cache.
+        may_use_own: Whether the step's own k and v equal what the cache stores of them.
     """
     device, query_lens = step.block_table.device, np.array(step.query_lens_host, np.int64)
     is_fresh = may_use_own and step.query_lens_host == step.seq_lens_host

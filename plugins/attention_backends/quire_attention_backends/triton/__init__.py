@@ -1,1 +1,1 @@
-"""Attention by Triton kernels: the backend `triton`."""
+"""Attention in Triton kernels: the backend `triton`."""

@@ -1,12 +1,12 @@
-"""New K and V go into the cache in one launch, normed, rotated and quantized on their way.
+"""Writes of new K and V to the cache in one launch, with optional norm, rotation and quantization.
 
-A program takes four heads of one token, all of q, of k or of v. It computes in float32 and rounds
-once. Its bits depend on its own token alone, and the grid on the number of tokens alone. A token of
-padding writes to the null block, where others may write at the same time: nobody reads it.
+A program handles four heads of one token, all of q, of k or of v. It computes in float32 and rounds
+once. Its result depends on its own token alone, and the grid on the number of tokens alone. Padding
+tokens write to the null block, possibly at the same time; that block is never read.
 
-    qkv  [T, H + 2 * K, D]      q: normed and rotated where it stands
-                                k: normed, rotated, into the cache
-                                v: into the cache
+    qkv  [T, H + 2 * K, D]      q: normed and rotated in place
+                                k: normed and rotated, written to the cache
+                                v: written to the cache
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,11 +23,11 @@ from quire_attention_backends.shared.kv_codec import (
     encode_float8,
     encode_int8,
     int8_scale,
-    sizes_for_scale,
+    scale_magnitudes,
 )
 from quire_attention_backends.shared.kv_layout import Pages
 
-HEADS = 4  # of a program; rows of 128 numbers are then 16 bytes a thread of one warp
+HEADS = 4  # per program; with a head_dim of 128 that is 16 bytes per thread of one warp
 
 
 def write_kv(
@@ -69,7 +69,7 @@ def write_kv(
 
 
 def rotate_and_write(
-    qkv: Tensor,  # [T, H + 2 * K, D], contiguous; q in it is written over
+    qkv: Tensor,  # [T, H + 2 * K, D], contiguous; q in it is overwritten
     rotary: RotaryStep,
     pages: Pages,
     slot_mapping: Tensor,  # [T] int64
@@ -114,7 +114,7 @@ def rotate_and_write(
 
 
 def _block(size: int) -> int:
-    """Return the least power of two that is not less; Triton's own function costs microseconds."""
+    """Return the next power of two; Triton's own function costs microseconds."""
     return 1 << (size - 1).bit_length()
 
 
@@ -160,7 +160,7 @@ def _write(
     slot = tl.load(slots_ptr + token)
     rows = (side * K + heads) * S + slot % S
     if KIND == "int8":
-        row_scale = int8_scale(tl.max(sizes_for_scale(x), 1))
+        row_scale = int8_scale(tl.max(scale_magnitudes(x), 1))
         at = scales_ptr + slot // S * scales_page_stride + rows
         tl.store(at, row_scale, mask=heads < K)
     else:
@@ -198,7 +198,7 @@ def _rotate_and_write(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     is_q, is_v = group < Q_GROUPS, group >= Q_GROUPS + KV_GROUPS
-    # Heads count within q, k or v; `first` is where those begin in a token.
+    # `heads` are indices within q, k or v; `first` is the index of their first head in a token.
     first = tl.where(is_q, 0, tl.where(is_v, H + K, H))
     before = tl.where(is_q, 0, tl.where(is_v, Q_GROUPS + KV_GROUPS, Q_GROUPS))
     heads = (group - before) * HEADS + tl.arange(0, HEADS)
@@ -211,10 +211,10 @@ def _rotate_and_write(
     if not is_v:
         if HAS_NORM:
             squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
-            length = tl.rsqrt(squares / D + eps)[:, None]
+            inverse_rms = tl.rsqrt(squares / D + eps)[:, None]
             weight = weight_ptr + (first + heads)[:, None] * D + columns[None, :]
-            x1 *= length * tl.load(weight, mask=is_there, other=0.0).to(tl.float32)
-            x2 *= length * tl.load(weight + HALF, mask=is_there, other=0.0).to(tl.float32)
+            x1 *= inverse_rms * tl.load(weight, mask=is_there, other=0.0).to(tl.float32)
+            x2 *= inverse_rms * tl.load(weight + HALF, mask=is_there, other=0.0).to(tl.float32)
         x1, x2 = _rotated(x1, x2, table_ptr, tl.load(positions_ptr + token), columns, D)
     if is_q:
         tl.store(at, x1.to(qkv_ptr.dtype.element_ty), mask=is_there)
@@ -224,7 +224,7 @@ def _rotate_and_write(
         side = tl.where(is_v, 1, 0)
         rows = (side * K + heads) * S + slot % S
         if KIND == "int8":
-            largest = tl.maximum(tl.max(sizes_for_scale(x1), 1), tl.max(sizes_for_scale(x2), 1))
+            largest = tl.maximum(tl.max(scale_magnitudes(x1), 1), tl.max(scale_magnitudes(x2), 1))
             row_scale = int8_scale(largest)
             scale_at = scales_ptr + slot // S * scales_page_stride + rows
             tl.store(scale_at, row_scale, mask=is_head)
@@ -237,7 +237,7 @@ def _rotate_and_write(
 
 @triton.jit
 def _rotated(x1, x2, table_ptr, position, columns, D: tl.constexpr):
-    """Turn the halves of heads by their token's angles; sines of the first half are negated."""
+    """Rotate the halves of heads by their token's angles; sines of the first half are negated."""
     HALF: tl.constexpr = D // 2
     cos_at = table_ptr + position * (2 * D) + columns
     is_there = columns < HALF
@@ -250,7 +250,7 @@ def _rotated(x1, x2, table_ptr, position, columns, D: tl.constexpr):
 
 @triton.jit
 def _store(out, x, row_scale, is_there, KIND: tl.constexpr):
-    """Store rows of float32 as the cache keeps them."""
+    """Store float32 rows in the element type of the cache."""
     if KIND == "float8":
         tl.store(out, encode_float8(tl.div_rn(x, row_scale[:, None])), mask=is_there)
     elif KIND == "int8":

@@ -1,4 +1,4 @@
-"""What each paged kernel is told, in one order: who asks, where the cache lies, what is seen."""
+"""Launch arguments, constants and scratch memory of the paged attention kernels."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
 from quire_attention_backends.triton.paged_sizes import TileSizes, group_size, padded
 from quire_attention_backends.triton.paged_tiles import LOG2_E, V_LIFT
 
-PARTS_NUMBERS = 4096  # numbers of partial answers that are merged together
+MERGE_ELEMENTS = 4096  # elements of partial outputs that are merged at a time
 PARTS_IN_ORDER = 4
 MERGE_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Partial answers, which only live between two kernels of a layer.
+    """Partial outputs, which live only between two kernels of a layer.
 
     Attributes:
-        acc: `[slots, K, rows, D]` float32, sums that are not divided yet.
-        stats: `[slots, K, rows, 2]` float32, the largest exponent and the denominator.
+        acc: `[slots, K, rows, D]` float32, unnormalized sums.
+        stats: `[slots, K, rows, 2]` float32, the largest exponent and the softmax denominator.
     """
 
     acc: Tensor
@@ -37,13 +37,13 @@ class Scratch:
 
     @classmethod
     def sizes(cls, shape: AttentionShape, splits: SplitSizes) -> tuple[int, int, int]:
-        """Return slots, K and the rows of a slot."""
+        """Return the number of slots, K and the number of rows per slot."""
         rows = splits.max_queries * group_size(shape)
         return splits.max_partials, shape.num_kv_heads, rows
 
     @classmethod
     def allocate(cls, shape: AttentionShape, splits: SplitSizes) -> Scratch:
-        """Make it, once for a backend."""
+        """Allocate the scratch memory; once per backend."""
         sizes = cls.sizes(shape, splits)
         acc = torch.empty(*sizes, shape.head_dim, dtype=torch.float32, device=shape.device)
         return cls(acc, torch.empty(*sizes, 2, dtype=torch.float32, device=shape.device))
@@ -51,22 +51,24 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class LayerLaunch:
-    """What stays the same from step to step in one layer's launches.
+    """Launch parameters of one layer that are the same in every step.
 
     Attributes:
-        unit: The factor of scores, on their way into an exponential.
-        cap_unit: The same before a cap, where there is one.
-        v_unit: The factor of answers.
-        short: The constants of `_answer_short`, and how it is launched.
-        merging: The same of `_merge_parts`.
-        long: The same of `_answer_prompts`.
+        layer: Parameters of the layer.
+        bounds: Attention bounds of the layer.
+        score_factor: Factor that turns scores into exponents to base 2.
+        cap_factor: Factor of scores before the soft cap; 0 if there is none.
+        out_factor: Factor of the output.
+        short: Constants and launch options of `_attend_short`.
+        merging: Constants and launch options of `_merge_parts`.
+        long: Constants and launch options of `_attend_prompts`.
     """
 
     layer: AttentionLayerParams
     bounds: AttentionBounds
-    unit: float
-    cap_unit: float
-    v_unit: float
+    score_factor: float
+    cap_factor: float
+    out_factor: float
     short: dict[str, Any]
     merging: dict[str, Any]
     long: dict[str, Any]
@@ -80,7 +82,7 @@ class LayerLaunch:
         short: TileSizes,
         long: TileSizes,
     ) -> LayerLaunch:
-        """Work it out, once for a layer."""
+        """Compute the launch parameters; once per layer."""
         return cls(
             layer,
             AttentionBounds(layer.sliding_window, layer.attention_chunk),
@@ -93,7 +95,7 @@ class LayerLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PagedCall:
-    """One layer of one step."""
+    """Arguments of the kernels for one layer of one step."""
 
     shape: AttentionShape
     step: StepLayout
@@ -104,7 +106,7 @@ class PagedCall:
     scratch: Scratch
 
     def arguments(self, launch: LayerLaunch) -> tuple[Any, ...]:
-        """Return what `_answer_short` and `_answer_prompts` begin with."""
+        """Return the arguments that `_attend_short` and `_attend_prompts` have in common."""
         layer, step, data, scales = launch.layer, self.step, self.pages.data, self.pages.scales
         return (
             self.q,
@@ -121,16 +123,16 @@ class PagedCall:
             step.block_table.stride(0),
             layer.sliding_window or 0,
             layer.attention_chunk or 0,
-            launch.unit,
-            launch.cap_unit,
-            launch.v_unit,
+            launch.score_factor,
+            launch.cap_factor,
+            launch.out_factor,
         )
 
 
 def _constants(
     shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams, sizes: TileSizes
 ) -> dict[str, Any]:
-    """Return the constants of `_answer_short` and `_answer_prompts`."""
+    """Return the constants of `_attend_short` and `_attend_prompts`."""
     return {
         "K": shape.num_kv_heads,
         "G": group_size(shape),
@@ -145,7 +147,7 @@ def _constants(
         "TYPE": _product_type(shape),
         "HAS_CAP": layer.logit_soft_cap is not None,
         "HAS_SINKS": layer.sinks is not None,
-        "HAS_REACH": layer.sliding_window is not None or layer.attention_chunk is not None,
+        "HAS_BOUNDS": layer.sliding_window is not None or layer.attention_chunk is not None,
         "IS_FIXED": shape.batch_invariant,
         "num_warps": sizes.num_warps,
         "num_stages": sizes.num_stages,
@@ -165,29 +167,29 @@ def _merge_constants(
         "SHORT": splits.max_queries,
         "HAS_SINKS": layer.sinks is not None,
         "IS_FIXED": shape.batch_invariant,
-        "PARTS": PARTS_IN_ORDER if shape.batch_invariant else PARTS_NUMBERS // width,
+        "PARTS": PARTS_IN_ORDER if shape.batch_invariant else MERGE_ELEMENTS // width,
         "num_warps": MERGE_WARPS,
         "enable_fp_fusion": not shape.batch_invariant,
     }
 
 
 def _product_type(shape: AttentionShape) -> tl.dtype:
-    """Return the type of what is multiplied."""
+    """Return the operand type of the matrix products."""
     if shape.dtype == torch.float32:
         return tl.float32
     if kind_of(shape.kv_dtype) == "float8" or shape.dtype == torch.float16:
         return tl.float16
-    return tl.float32 if interprets_kernels() else tl.bfloat16  # it cannot multiply these
+    return tl.float32 if interprets_kernels() else tl.bfloat16  # the interpreter has no bfloat16
 
 
 def _units(kind: Kind, layer: AttentionLayerParams) -> tuple[float, float, float]:
-    """Return the factors of scores, of scores under a cap, and of answers."""
-    score, v_unit = layer.scale, 1.0
+    """Return the factors of scores, of scores before a soft cap, and of the output."""
+    score, out_factor = layer.scale, 1.0
     if kind == "float8":
-        score, v_unit = score * FLOAT8_UNIT * layer.k_scale, FLOAT8_UNIT * layer.v_scale
+        score, out_factor = score * FLOAT8_UNIT * layer.k_scale, FLOAT8_UNIT * layer.v_scale
     elif kind == "int8":
-        v_unit = 1 / V_LIFT
+        out_factor = 1 / V_LIFT
     cap = layer.logit_soft_cap
     if cap is None:
-        return score * LOG2_E, 0.0, v_unit
-    return cap * LOG2_E, score / cap, v_unit
+        return score * LOG2_E, 0.0, out_factor
+    return cap * LOG2_E, score / cap, out_factor

@@ -1,15 +1,15 @@
-"""Requests with more tokens than the split kernel takes: a program for M rows of queries.
+"""Prefill kernel for requests with more tokens than the split kernel takes; M query rows a program.
 
-Query blocks of a request follow each other, and requests too. Where each request's begin is counted
-on the device, once a step, so block b belongs to the last request whose first block is not behind
-it. The host launches as many as there are where it knows the step, and otherwise the most that its
-T tokens can have: a request of n tokens has at most n // q + 1. Blocks are taken from the last to
-the first, all heads of one together: of a long prompt the last see most, and what starts last
-should be short.
+The query blocks of all requests are numbered in order. The first block of each request is counted
+on the device, once per step; block b belongs to the last request whose first block is at most b.
+The host launches the exact number of blocks if it knows the step, otherwise the maximum for its T
+tokens: a request of n tokens has at most n // q + 1 blocks. Blocks are processed from the last to
+the first, all heads of a block together: the last blocks of a long prompt have the most keys, and
+the work that starts last should be short.
 
-Tiles between those that some rows do not see, by the window before or by causality behind, are not
-masked. In batch-invariant mode all are, which changes no bit, and the fixed splits of the decode
-kernel are walked in their order.
+Only tiles that are partly hidden are masked: by the window at the start, by causality at the end.
+In batch-invariant mode all tiles are masked, which does not change the result, and the fixed splits
+of the decode kernel are computed in order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -29,11 +29,11 @@ from quire_attention_backends.shared.split_plan import first_seen
 from quire_attention_backends.triton.paged_launch import LayerLaunch, PagedCall
 from quire_attention_backends.triton.paged_tiles import (
     LOG2_E,
-    as_factor,
-    finished,
-    nothing,
-    walk,
-    walk_splits,
+    as_operand,
+    attend_splits,
+    attend_tiles,
+    empty_state,
+    normalized,
 )
 
 LOG2 = tl.constexpr(LOG2_E)
@@ -45,12 +45,12 @@ class PromptBlocks:
     """The query blocks of a step; the same for all layers.
 
     Attributes:
-        starts: `[R + 1]` int32: the first block of each request, and how many there are.
-        most: There are no more.
+        starts: `[R + 1]` int32: the first block of each request, then the number of blocks.
+        max_blocks: Upper limit of the number of blocks.
     """
 
     starts: Tensor
-    most: int
+    max_blocks: int
 
 
 def count_blocks(step: StepLayout, queries: int, short: int) -> PromptBlocks:
@@ -67,22 +67,22 @@ def count_blocks(step: StepLayout, queries: int, short: int) -> PromptBlocks:
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return PromptBlocks(starts, _most_blocks(step, queries, short))
+    return PromptBlocks(starts, _max_blocks(step, queries, short))
 
 
-def _most_blocks(step: StepLayout, queries: int, short: int) -> int:
-    """Return how many blocks there are, or can be where only the device knows the step."""
+def _max_blocks(step: StepLayout, queries: int, short: int) -> int:
+    """Return the number of blocks, or its maximum if only the device knows the step."""
     if step.query_lens_host:
-        return sum(-(-number // queries) for number in step.query_lens_host if number > short)
+        return sum(-(-length // queries) for length in step.query_lens_host if length > short)
     num_tokens = len(step.slot_mapping)
     return num_tokens // queries + min(len(step.seq_lens), num_tokens // (short + 1))
 
 
-def answer_prompts(call: PagedCall, launch: LayerLaunch, blocks: PromptBlocks) -> None:
-    """Answer the requests of a step that have more tokens, into `call.out`."""
-    if not blocks.most:
+def attend_prompts(call: PagedCall, launch: LayerLaunch, blocks: PromptBlocks) -> None:
+    """Compute attention for the requests of a step with more tokens, into `call.out`."""
+    if not blocks.max_blocks:
         return
-    _answer_prompts[blocks.most * call.shape.num_kv_heads,](
+    _attend_prompts[blocks.max_blocks * call.shape.num_kv_heads,](
         *call.arguments(launch), blocks.starts, len(call.step.seq_lens), **launch.long
     )
 
@@ -96,7 +96,7 @@ def _count_blocks(
     SHORT: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Write where the blocks of each request begin, and how many there are in all."""
+    """Write the index of the first block of each request, then the total number of blocks."""
     total = tl.zeros((), tl.int32)
     for start in range(0, num_requests, BLOCK_R):
         row = start + tl.arange(0, BLOCK_R)
@@ -111,7 +111,7 @@ def _count_blocks(
 
 @triton.jit
 def _request_of(starts_ptr, num_requests, block):
-    """Return the last request whose first block is not behind a block."""
+    """Return the last request whose first block is at most `block`."""
     low, high = 0, num_requests
     while high - low > 1:
         middle = (low + high) // 2
@@ -122,7 +122,7 @@ def _request_of(starts_ptr, num_requests, block):
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "chunk", "num_requests"])
-def _answer_prompts(
+def _attend_prompts(
     q_ptr,
     out_ptr,
     data_ptr,
@@ -137,9 +137,9 @@ def _answer_prompts(
     table_stride,
     window,
     chunk,
-    unit,
-    cap_unit,
-    v_unit,
+    score_factor,
+    cap_factor,
+    out_factor,
     starts_ptr,
     num_requests,
     K: tl.constexpr,
@@ -155,7 +155,7 @@ def _answer_prompts(
     TYPE: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_REACH: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
     IS_FIXED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = M // G
@@ -166,7 +166,7 @@ def _answer_prompts(
     request = _request_of(starts_ptr, num_requests, block)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
-    first_query = (block - tl.load(starts_ptr + request)) * QUERIES  # of the block
+    first_query = (block - tl.load(starts_ptr + request)) * QUERIES  # first query of the block
     computed = tl.load(seq_lens_ptr + request) - num_queries
     table_ptr += request.to(tl.int64) * table_stride
     row, d = tl.arange(0, M), tl.arange(0, DP)
@@ -175,14 +175,14 @@ def _answer_prompts(
     positions = tl.where(is_row, computed + query, -1)
     of_token = query_start + query
     of_head = head * G + row % G
-    is_number = is_row[:, None] & (d < D)[None, :]
+    is_valid = is_row[:, None] & (d < D)[None, :]
     at = q_ptr + of_token[:, None].to(tl.int64) * q_stride + of_head[:, None] * D + d[None, :]
-    q = as_factor(tl.load(at, mask=is_number, other=0.0), TYPE)
+    q = as_operand(tl.load(at, mask=is_valid, other=0.0), TYPE)
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     end = computed + last_query + 1
     low = 0
     start = 0
-    if HAS_REACH:
+    if HAS_BOUNDS:
         low = first_seen(computed + first_query, window, chunk)
         start = low // N * N
     k_ptr = data_ptr + head * (S * D)
@@ -190,36 +190,38 @@ def _answer_prompts(
     k_scales_ptr = scales_ptr + head * S
     v_scales_ptr = k_scales_ptr + K * S
     if IS_FIXED:
-        acc, peak, mass = walk_splits(
+        acc, row_max, row_sum = attend_splits(
             q, positions, start, end, low, -1, out_ptr, out_ptr, row, is_row, 0, table_ptr, k_ptr,
-            v_ptr, k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, unit,
-            cap_unit, TYPE, D, S, DP, M, N, SPLIT, KIND, BY_ROWS, HAS_CAP, HAS_REACH,
+            v_ptr, k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk,
+            score_factor, cap_factor, TYPE, D, S, DP, M, N, SPLIT, KIND, BY_ROWS, HAS_CAP,
+            HAS_BOUNDS,
         )  # fmt: skip
     else:
-        acc, peak, mass = nothing(M, DP)
+        acc, row_max, row_sum = empty_state(M, DP)
         full_end = tl.maximum((computed + first_query + 1) // N * N, start)
         full_start = start
-        if HAS_REACH:
+        if HAS_BOUNDS:
             seen_by_all = first_seen(computed + last_query, window, chunk)
             full_start = tl.minimum((seen_by_all + N - 1) // N * N, full_end)
-            acc, peak, mass = walk(
-                q, acc, peak, mass, positions, start, full_start, low, table_ptr, k_ptr, v_ptr,
-                k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, unit,
-                cap_unit, TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_REACH, True,
+            acc, row_max, row_sum = attend_tiles(
+                q, acc, row_max, row_sum, positions, start, full_start, low, table_ptr, k_ptr,
+                v_ptr, k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk,
+                score_factor, cap_factor, TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS,
+                True,
             )  # fmt: skip
-        acc, peak, mass = walk(
-            q, acc, peak, mass, positions, full_start, full_end, low, table_ptr, k_ptr, v_ptr,
-            k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, unit, cap_unit,
-            TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_REACH, False,
+        acc, row_max, row_sum = attend_tiles(
+            q, acc, row_max, row_sum, positions, full_start, full_end, low, table_ptr, k_ptr, v_ptr,
+            k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, score_factor,
+            cap_factor, TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, False,
         )  # fmt: skip
-        acc, peak, mass = walk(
-            q, acc, peak, mass, positions, full_end, end, low, table_ptr, k_ptr, v_ptr,
-            k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, unit, cap_unit,
-            TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_REACH, True,
+        acc, row_max, row_sum = attend_tiles(
+            q, acc, row_max, row_sum, positions, full_end, end, low, table_ptr, k_ptr, v_ptr,
+            k_scales_ptr, v_scales_ptr, page_stride, scales_stride, window, chunk, score_factor,
+            cap_factor, TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
         )  # fmt: skip
-    sinks = peak
+    sinks = row_max
     if HAS_SINKS:
         sinks = tl.load(sinks_ptr + of_head).to(tl.float32) * LOG2
-    answer = finished(acc, peak, mass, sinks, v_unit, HAS_SINKS)
+    output = normalized(acc, row_max, row_sum, sinks, out_factor, HAS_SINKS)
     into = out_ptr + (of_token[:, None].to(tl.int64) * (K * G) + of_head[:, None]) * D
-    tl.store(into + d[None, :], answer.to(out_ptr.dtype.element_ty), mask=is_number)
+    tl.store(into + d[None, :], output.to(out_ptr.dtype.element_ty), mask=is_valid)

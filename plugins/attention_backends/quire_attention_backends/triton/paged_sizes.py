@@ -1,31 +1,33 @@
-"""How large the tiles of the paged kernels are, from the head size and the element types.
+"""Tile sizes of the paged kernels, chosen by head_dim, element types and GPU generation.
 
-Decode is bound by memory. M is 16, the least that a tensor core takes: a tile of 64 tokens of 128
-numbers costs it about 0.1 us on an H200 and its 32 KiB cost a multiprocessor's share of the
-bandwidth 0.9 us, so even a group of one head gains nothing from leaving the tensor cores. To keep
-4.8 TB/s busy for a latency of 0.7 us takes 26 KiB in flight on each of 132 multiprocessors. A tile
-of K is 16 KiB, at most 64 tokens (so that a batch of one request still has a program for each
-multiprocessor at 1k tokens); with 3 stages two tiles of K and V are under way in each program, and
-three programs fit on a multiprocessor: while one waits for its first page, others read.
+Decode is memory-bound. M is 16, the minimum of a tensor core: a tile of 64 tokens with head_dim 128
+takes about 0.1 us there on an H200, and reading its 32 KiB takes 0.9 us at one multiprocessor's
+fraction of the bandwidth. So even a group of one head gains nothing from avoiding the tensor cores.
+To keep 4.8 TB/s busy at a latency of 0.7 us, 26 KiB must be in flight on each of 132
+multiprocessors. A tile of K is 16 KiB and at most 64 tokens (so that a batch of one request has a
+program for each multiprocessor at 1k tokens). With 3 stages, two tiles of K and V are in flight in
+each program, and three programs fit on a multiprocessor: while one waits for its first page, the
+others read.
 
-A cache of one byte a number is decoded in registers, so heads from 64 on take 8 warps instead of 4,
-and int8 heads beyond 128 half a tile.
+A cache with one byte per element is decoded in registers, so a head_dim from 64 on takes 8 warps
+instead of 4, and a head_dim above 128 half a tile.
 
-A prompt is bound by arithmetic: 128 rows by 64 tokens and 8 warps, so that a warp group multiplies
-64 rows and K and V are read from the L2 cache half as often as with 64. The answer stays in
-registers, so heads beyond 128 take 32 tokens, and 64 rows where the operands of a product come from
-registers too: before 9.0, and where K and V are decoded. Before 9.0 heads of 128 take 32 tokens
-where they are decoded or padded, or their group is no power of two. float32 is multiplied in three
-tf32 parts, 16 rows at a time, for exactness and not for speed; heads beyond 128 spill in
-batch-invariant mode.
+Prefill is compute-bound: 128 rows by 64 tokens and 8 warps, so that a warp group multiplies 64 rows
+and K and V are read from the L2 cache half as often as with 64 rows. The output stays in registers,
+so a head_dim above 128 takes 32 tokens; it takes 64 rows if the operands of a product come from
+registers too, which is so before compute capability 9.0 and for decoded K and V. Before 9.0 a width
+of 128 takes 32 tokens if K and V are decoded, the heads are padded to it, or the group is not a
+power of two. float32 is multiplied in three tf32 parts, 16 rows at a time, for accuracy and not for
+speed; a head_dim above 128 spills in batch-invariant mode.
 
-In batch-invariant mode both kernels have the same sizes, so that a row's bits are made by the same
-instructions: 64 rows still leave decode bound by memory. 32 where 64 would spill.
+In batch-invariant mode both kernels have the same sizes, so that a row is computed by the same
+instructions in both. Decode is still memory-bound with 64 rows; the number is 32 where 64 would
+spill.
 
-The interpreter takes as few rows as there are, or 64 of a prompt: its time goes into operations,
-and products there are made row by row where a row's place must not matter.
+The interpreter takes as few rows as there are, or 64 of a prompt, because its time depends on the
+number of operations. Its products are computed row by row in batch-invariant mode.
 
-All this is arithmetic and what the compiler says, not measured.
+All sizes are calculated or follow from compiler output; they are not measured.
 """
 
 from __future__ import annotations
@@ -42,16 +44,18 @@ from quire.machine.machine import interprets_kernels
 MIN_ROWS = 16
 K_TILE_BYTES = 2**14
 MIN_TOKENS, MAX_TOKENS = 16, 64
-WIDE = 128  # numbers a head; beyond, an answer leaves fewer registers
+WIDE = 128  # head_dim above which the output leaves fewer registers
 
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """How a kernel is launched.
+    """Tile sizes and launch options of a kernel.
 
     Attributes:
         rows: M, queries times query heads of a key/value head.
-        tokens: N, of K and V.
+        tokens: N, tokens of K and V.
+        num_warps: Number of warps of a program.
+        num_stages: Number of stages of the software pipeline.
     """
 
     rows: int
@@ -61,17 +65,17 @@ class TileSizes:
 
 
 def padded(head_dim: int) -> int:
-    """Return DP."""
+    """Return DP, the head_dim padded to a power of two."""
     return 1 << (head_dim - 1).bit_length()
 
 
 def group_size(shape: AttentionShape) -> int:
-    """Return G."""
+    """Return G, the number of query heads per key/value head."""
     return shape.num_heads // shape.num_kv_heads
 
 
 def decode_sizes(shape: AttentionShape) -> TileSizes:
-    """Return the tiles of requests with one token, or a few."""
+    """Return the tile sizes for requests with one token or a few."""
     if interprets_kernels():
         return TileSizes(_rows(shape, 1 if shape.batch_invariant else 4), _tokens(shape), 4, 1)
     if shape.dtype == torch.float32:
@@ -84,7 +88,7 @@ def decode_sizes(shape: AttentionShape) -> TileSizes:
 
 
 def prompt_sizes(shape: AttentionShape) -> TileSizes:
-    """Return the tiles of requests with more tokens."""
+    """Return the tile sizes for requests with more tokens."""
     if interprets_kernels():
         return TileSizes(_rows(shape, 64), _tokens(shape), 4, 1)
     if shape.dtype == torch.float32:
@@ -108,12 +112,12 @@ def _invariant_sizes(shape: AttentionShape) -> TileSizes:
 
 
 def _is_decoded(shape: AttentionShape) -> bool:
-    """Whether K and V pass through registers on their way to a product."""
+    """Return whether K and V are decoded in registers before a product."""
     return DTYPE_BYTES[shape.kv_dtype] == 1
 
 
 def _has_warp_groups() -> bool:
-    """Whether products of 64 rows read their operands from shared memory: from 9.0 on."""
+    """Return whether products of 64 rows read operands from shared memory (9.0 and later)."""
     return int(driver.active.get_current_target().arch) >= 90
 
 
@@ -122,7 +126,7 @@ def _rows(shape: AttentionShape, least: int) -> int:
 
 
 def _tokens(shape: AttentionShape) -> int:
-    """Return the tokens of K_TILE_BYTES, as they are kept and as they are multiplied."""
+    """Return the tokens in K_TILE_BYTES, by the larger of the stored and the multiplied type."""
     itemsize = max(DTYPE_BYTES[shape.kv_dtype], shape.dtype.itemsize)
     tokens = K_TILE_BYTES // (padded(shape.head_dim) * itemsize)
     if _is_decoded(shape) and padded(shape.head_dim) > WIDE:

@@ -1,21 +1,21 @@
-"""A tile of queries meets a tile of keys: the arithmetic that all paged kernels share.
+"""Tile arithmetic of the paged attention kernels: online softmax over tiles of K and V.
 
 M rows are queries of one request and the G query heads of one key/value head, so that K and V are
-read once for all of them; row r is query r // G and head r % G. N tokens of K and V are a tile. D
-is padded to a power of two: the padding is masked, so it costs arithmetic and no bandwidth.
+read once for all of them; row r is query r // G and head r % G. A tile is N tokens of K and V. D is
+padded to a power of two: the padding is masked, so it costs arithmetic but no bandwidth.
 
-Scores stay as the product gave them. `unit` turns them into logarithms to base 2 where they enter
-the exponential, so the layer's scale, a float8 cache's scales and log2(e) are one multiplication,
-which fuses with the subtraction of the maximum. A soft-cap comes before, and then `unit` is cap *
-log2(e).
+Scores are kept unscaled. `score_factor` turns them into exponents to base 2 in the argument of the
+exponential, so the layer's scale, a float8 cache's scales and log2(e) are one multiplication, which
+fuses with the subtraction of the maximum. A soft cap is applied before that, and `score_factor` is
+then cap * log2(e).
 
-What is hidden from every row of a tile is masked where it is loaded, because it may be not a
-number; what is hidden from some is masked in the scores.
+Keys that are hidden from every row of a tile are masked when they are loaded, because they may be
+NaN; keys that are hidden from some rows are masked in the scores.
 
-float8 is decoded to float16, which holds it exactly, and multiplied so, by queries that end at
-65504. int8 is decoded to the queries' type. Of int8 the scales of keys multiply scores, those of
-values probabilities: the product with a scale is raised by `V_LIFT`, or that of small values would
-leave float16 at its lower end, and `v_unit` takes it back.
+float8 is decoded to float16, which holds it exactly, and multiplied by queries clamped to 65504.
+int8 is decoded to the queries' type. The int8 scales of keys are applied to the scores, those of
+values to the softmax weights. The product of a weight and a scale is multiplied by `V_LIFT`, as it
+would underflow in float16 for small values; `out_factor` divides by it again.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -29,15 +29,15 @@ from quire_attention_backends.shared.split_plan import first_seen
 
 LOG2_E = 1.4426950408889634
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)
-V_LIFT = 64.0  # 65504 / 127, the largest scale of float16, does not pass 65504 by it
+V_LIFT = 64.0  # 65504 / 127, the largest scale of float16 values, times this is within 65504
 LIFT = tl.constexpr(V_LIFT)
 FLOAT16_MAX = tl.constexpr(65504.0)
-FAR = tl.constexpr(15.0)  # tanh is 1 from there on, in float32
+TANH_LIMIT = tl.constexpr(15.0)  # from here on tanh is 1 in float32
 
 
 @triton.jit
-def as_factor(q, TYPE: tl.constexpr):
-    """Return queries in the type that is multiplied; what is finite stays so, the rest too."""
+def as_operand(q, TYPE: tl.constexpr):
+    """Return queries in the operand type; finite values stay finite, infinity and NaN are kept."""
     if TYPE == tl.float16:  # noqa: SIM300
         wide = q.to(tl.float32)
         bounded = tl.minimum(tl.maximum(wide, -FLOAT16_MAX), FLOAT16_MAX)
@@ -49,7 +49,7 @@ def as_factor(q, TYPE: tl.constexpr):
 
 @triton.jit
 def pages_of(table_ptr, token, end, S: tl.constexpr, N: tl.constexpr):
-    """Return the pages of the tile that begins with a token: one, or one for each of its tokens."""
+    """Return the page ids of the tile that starts at `token`: one, or one for each token."""
     if N <= S:
         page = tl.load(table_ptr + token // S, mask=token < end, other=0)
     else:
@@ -63,7 +63,7 @@ def load_rows(
     base_ptr, pages, page_stride, tokens, is_seen, TYPE: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, DP: tl.constexpr, KIND: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of K or V of a tile, decoded, [N, DP]; zeros where nobody sees."""
+    """Return the rows of K or V of a tile, decoded, [N, DP]; zeros where `is_seen` is False."""
     d = tl.arange(0, DP)
     at = base_ptr + (pages * page_stride + (tokens % S) * D)[:, None] + d[None, :]
     if IS_MASKED:
@@ -79,10 +79,12 @@ def load_rows(
 
 @triton.jit
 def product(a, b, BY_ROWS: tl.constexpr):
-    """Return a matrix product; in the interpreter by rows, where their place must not matter.
+    """Return a matrix product.
 
-    A tensor core makes all rows alike. NumPy's product rounds those at the edge of a block of its
-    own differently. float32 is three products of tf32 parts, exact to its last bits.
+    `BY_ROWS` computes every row in the same way in the interpreter, for batch-invariant mode: a
+    tensor core does so anyway, but NumPy's product rounds the rows at the edges of its internal
+    blocks differently. A float32 product is three products of tf32 parts, with nearly the accuracy
+    of float32.
     """
     if BY_ROWS:
         result = tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
@@ -95,28 +97,28 @@ def product(a, b, BY_ROWS: tl.constexpr):
 def score_tile(
     q,
     k,  # [N, DP]
-    k_scales,  # [N] of int8
+    k_scales,  # [N], for int8
     tokens,  # [N]
     positions,  # [M]
     window,
     chunk,
-    cap_unit,
+    cap_factor,
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    HAS_REACH: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Return the scores of a tile, [M, N]; minus infinity where a row does not see a token."""
+    """Return the scores of a tile, [M, N]; -inf where a token is hidden from a row."""
     scores = product(q, tl.trans(k), BY_ROWS)
     if KIND == "int8":
         scores *= k_scales[None, :]
     if HAS_CAP:
-        bounded = tl.minimum(tl.maximum(scores * cap_unit, -FAR), FAR)
+        bounded = tl.minimum(tl.maximum(scores * cap_factor, -TANH_LIMIT), TANH_LIMIT)
         scores = 1.0 - 2.0 / (1.0 + tl.exp2(bounded * TWO_LOG2_E))
     if IS_MASKED:
         is_visible = tokens[None, :] <= positions[:, None]
-        if HAS_REACH:
+        if HAS_BOUNDS:
             first = first_seen(positions, window, chunk)
             is_visible &= tokens[None, :] >= first[:, None]
         scores = tl.where(is_visible, scores, float("-inf"))
@@ -124,44 +126,44 @@ def score_tile(
 
 
 @triton.jit
-def take_in(
+def accumulate_tile(
     acc,
-    peak,
-    mass,
+    row_max,
+    row_sum,
     scores,
     v,
     v_scales,
-    unit,
+    score_factor,
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Add a tile to an answer in the making: its sum, its largest exponent, its denominator."""
-    larger = tl.maximum(peak, tl.max(scores, 1) * unit)
-    base = tl.where(larger == float("-inf"), 0.0, larger) if IS_MASKED else larger
-    weights = tl.exp2(scores * unit - base[:, None])
-    fade = tl.exp2(peak - base)
-    mass = mass * fade + tl.sum(weights, 1)
+    """Update the softmax state with a tile: the weighted sum, the maximum and the denominator."""
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * score_factor)
+    base = tl.where(new_max == float("-inf"), 0.0, new_max) if IS_MASKED else new_max
+    weights = tl.exp2(scores * score_factor - base[:, None])
+    rescale = tl.exp2(row_max - base)
+    row_sum = row_sum * rescale + tl.sum(weights, 1)
     if KIND == "int8":
         weights *= (v_scales * LIFT)[None, :]
-    acc = acc * fade[:, None]
+    acc = acc * rescale[:, None]
     if BY_ROWS:
         acc += product(weights.to(v.dtype), v, BY_ROWS)
     else:
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="tf32x3")
-    return acc, larger, mass
+    return acc, new_max, row_sum
 
 
 @triton.jit
-def walk(
+def attend_tiles(
     q,
     acc,
-    peak,
-    mass,
+    row_max,
+    row_sum,
     positions,  # [M]
     start,  # a multiple of N
     end,
-    low,  # what lies before it is not read
+    low,  # keys before it are not read
     table_ptr,
     k_ptr,
     v_ptr,
@@ -171,8 +173,8 @@ def walk(
     scales_stride,
     window,
     chunk,
-    unit,
-    cap_unit,
+    score_factor,
+    cap_factor,
     TYPE: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
@@ -181,20 +183,20 @@ def walk(
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    HAS_REACH: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Take in the tiles from `start` to `end`, each while the next one is copied to shared memory.
+    """Attend to the tiles from `start` to `end`, each while the next is copied to shared memory.
 
-    The compiler makes it so: it moves the loads of a later tile before the products of this one.
-    Pages are carried from turn to turn one tile ahead for that. Loaded at the top they would leave
-    one buffer for K and V; carried two tiles ahead, none.
+    The compiler pipelines the loop: it moves the loads of a later tile before the products of the
+    current one. For that, page ids are loaded one iteration in advance. Loaded in the same
+    iteration they would leave one buffer for K and V; two iterations in advance, none.
     """
     pages = pages_of(table_ptr, start, end, S, N)
     for token in range(start, end, N):
         tokens = token + tl.arange(0, N)
         is_seen = tokens < end
-        if HAS_REACH:
+        if HAS_BOUNDS:
             is_seen &= tokens >= low
         k = load_rows(k_ptr, pages, page_stride, tokens, is_seen, TYPE, D, S, DP, KIND, IS_MASKED)
         k_scales, v_scales = tokens, tokens
@@ -203,26 +205,26 @@ def walk(
             k_scales = tl.load(k_scales_ptr + at, mask=is_seen, other=0.0)
             v_scales = tl.load(v_scales_ptr + at, mask=is_seen, other=0.0)
         scores = score_tile(
-            q, k, k_scales, tokens, positions, window, chunk, cap_unit, KIND, BY_ROWS, HAS_CAP,
-            HAS_REACH, IS_MASKED,
+            q, k, k_scales, tokens, positions, window, chunk, cap_factor, KIND, BY_ROWS, HAS_CAP,
+            HAS_BOUNDS, IS_MASKED,
         )  # fmt: skip
         v = load_rows(v_ptr, pages, page_stride, tokens, is_seen, TYPE, D, S, DP, KIND, IS_MASKED)
-        acc, peak, mass = take_in(
-            acc, peak, mass, scores, v, v_scales, unit, KIND, BY_ROWS, IS_MASKED
+        acc, row_max, row_sum = accumulate_tile(
+            acc, row_max, row_sum, scores, v, v_scales, score_factor, KIND, BY_ROWS, IS_MASKED
         )
         pages = pages_of(table_ptr, token + N, end, S, N)
-    return acc, peak, mass
+    return acc, row_max, row_sum
 
 
 @triton.jit
-def walk_splits(
+def attend_splits(
     q,
     positions,
     start,
     end,
     low,
-    slot,  # of the first split's partial answer, or -1
-    acc_ptr,  # of partial answers, [.., M, DP]
+    slot,  # slot of the first split's partial output, or -1
+    acc_ptr,  # partial outputs
     stats_ptr,
     rows,
     is_row,
@@ -236,8 +238,8 @@ def walk_splits(
     scales_stride,
     window,
     chunk,
-    unit,
-    cap_unit,
+    score_factor,
+    cap_factor,
     TYPE: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
@@ -248,63 +250,65 @@ def walk_splits(
     KIND: tl.constexpr,
     BY_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    HAS_REACH: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
 ):
-    """Answer each split from `start` to `end` from nothing; keep the answers, or merge in order.
+    """Compute each split from `start` to `end` separately; store the results or merge in order.
 
-    This is batch-invariant mode: whatever program runs a split, and whatever rows are beside a row,
-    the same operations on the same shapes make its bits.
+    This is for batch-invariant mode: the same operations on the same shapes compute a row,
+    independent of the program that runs a split and of the other rows of the tile.
     """
-    acc, peak, mass = nothing(M, DP)
+    acc, row_max, row_sum = empty_state(M, DP)
     for split in range(start // SPLIT * SPLIT, end, SPLIT):
-        part_acc, part_peak, part_mass = nothing(M, DP)
-        part_acc, part_peak, part_mass = walk(
-            q, part_acc, part_peak, part_mass, positions, tl.maximum(split, start),
+        part_acc, part_max, part_sum = empty_state(M, DP)
+        part_acc, part_max, part_sum = attend_tiles(
+            q, part_acc, part_max, part_sum, positions, tl.maximum(split, start),
             tl.minimum(split + SPLIT, end), low, table_ptr, k_ptr, v_ptr, k_scales_ptr,
-            v_scales_ptr, page_stride, scales_stride, window, chunk, unit, cap_unit, TYPE, D, S, DP,
-            N, KIND, BY_ROWS, HAS_CAP, HAS_REACH, True,
+            v_scales_ptr, page_stride, scales_stride, window, chunk, score_factor, cap_factor,
+            TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
         )  # fmt: skip
         if slot >= 0:
             index = slot + (split - start // SPLIT * SPLIT) // SPLIT
-            keep(
+            store_partial(
                 acc_ptr, stats_ptr, index.to(tl.int64) * slot_rows + rows, is_row,
-                part_acc, part_peak, part_mass, D, DP,
+                part_acc, part_max, part_sum, D, DP,
             )  # fmt: skip
         else:
-            acc, peak, mass = merge(acc, peak, mass, part_acc, part_peak, part_mass)
-    return acc, peak, mass
+            acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)
+    return acc, row_max, row_sum
 
 
 @triton.jit
-def nothing(M: tl.constexpr, DP: tl.constexpr):
-    """Return the answer of rows that have seen nothing."""
-    peak = tl.full((M,), float("-inf"), tl.float32)
-    return tl.zeros((M, DP), tl.float32), peak, tl.zeros((M,), tl.float32)
+def empty_state(M: tl.constexpr, DP: tl.constexpr):
+    """Return the softmax state of rows before any key."""
+    row_max = tl.full((M,), float("-inf"), tl.float32)
+    return tl.zeros((M, DP), tl.float32), row_max, tl.zeros((M,), tl.float32)
 
 
 @triton.jit
-def keep(acc_ptr, stats_ptr, at, is_row, acc, peak, mass, D: tl.constexpr, DP: tl.constexpr):
-    """Store partial answers at some rows of the scratch."""
+def store_partial(
+    acc_ptr, stats_ptr, at, is_row, acc, row_max, row_sum, D: tl.constexpr, DP: tl.constexpr
+):
+    """Store partial outputs in the given rows of the scratch memory."""
     d = tl.arange(0, DP)
     tl.store(acc_ptr + at[:, None] * D + d[None, :], acc, mask=is_row[:, None] & (d < D)[None, :])
-    tl.store(stats_ptr + at * 2, peak, mask=is_row)
-    tl.store(stats_ptr + at * 2 + 1, mass, mask=is_row)
+    tl.store(stats_ptr + at * 2, row_max, mask=is_row)
+    tl.store(stats_ptr + at * 2 + 1, row_sum, mask=is_row)
 
 
 @triton.jit
-def merge(acc, peak, mass, other_acc, other_peak, other_mass):
-    """Return two partial answers as one; one that saw nothing changes no bit of the other."""
-    larger = tl.maximum(peak, other_peak)
-    base = tl.where(larger == float("-inf"), 0.0, larger)
-    fade, other_fade = tl.exp2(peak - base), tl.exp2(other_peak - base)
-    mass = mass * fade + other_mass * other_fade
-    return acc * fade[:, None] + other_acc * other_fade[:, None], larger, mass
+def merge(acc, row_max, row_sum, other_acc, other_max, other_sum):
+    """Return the merge of two softmax states; an empty one leaves the other bit for bit."""
+    new_max = tl.maximum(row_max, other_max)
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale, other_rescale = tl.exp2(row_max - base), tl.exp2(other_max - base)
+    row_sum = row_sum * rescale + other_sum * other_rescale
+    return acc * rescale[:, None] + other_acc * other_rescale[:, None], new_max, row_sum
 
 
 @triton.jit
-def finished(acc, peak, mass, sinks, v_unit, HAS_SINKS: tl.constexpr):
-    """Return the answer; a row that saw nothing is zero."""
-    if HAS_SINKS:  # logarithms to base 2, one a row; beyond 2**126 nothing but the sink is left
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        mass += tl.exp2(tl.minimum(sinks - base, 126.0))
-    return acc * (v_unit / tl.where(mass > 0.0, mass, 1.0))[:, None]
+def normalized(acc, row_max, row_sum, sinks, out_factor, HAS_SINKS: tl.constexpr):
+    """Return the normalized output; a row without visible keys is zero."""
+    if HAS_SINKS:  # exponents to base 2, one per row; above 126 only the sink remains
+        base = tl.where(row_max == float("-inf"), 0.0, row_max)
+        row_sum += tl.exp2(tl.minimum(sinks - base, 126.0))
+    return acc * (out_factor / tl.where(row_sum > 0.0, row_sum, 1.0))[:, None]

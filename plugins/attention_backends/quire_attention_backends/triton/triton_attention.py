@@ -1,11 +1,10 @@
-"""Attention over pages by Triton kernels: single tokens in splits, prompts in blocks of queries.
+"""Attention backend `triton`: split-KV decode and blockwise prefill over a paged KV cache.
 
-A step of single tokens is three launches a layer: write, attend, merge. A mixed step has one more,
-for the requests with more tokens; each request is answered by the kernel that suits it. Nothing is
-asked of the device, and the host's lists only save programs that would find nothing, so any step
-can be captured. What a window or a
-chunk leaves to be read differs between layers, so each reach has a plan of its own, made by the
-first layer that has it.
+A step of single tokens is three launches per layer: write, attend, merge. A mixed step has one more
+launch, for the requests with more tokens; each request is computed by the kernel that suits it.
+Nothing is copied from the device, and the host's lists only avoid programs without work, so any
+step can be captured in a CUDA graph. Windows and chunks differ between layers, so there is a split
+plan for each attention bounds, made by the first layer that has them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from quire_attention_backends.shared import kv_layout
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
 from quire_attention_backends.triton import kv_write
-from quire_attention_backends.triton.paged_decode import answer_short
+from quire_attention_backends.triton.paged_decode import attend_short
 from quire_attention_backends.triton.paged_launch import LayerLaunch, PagedCall, Scratch
-from quire_attention_backends.triton.paged_prompts import PromptBlocks, answer_prompts, count_blocks
+from quire_attention_backends.triton.paged_prompts import PromptBlocks, attend_prompts, count_blocks
 from quire_attention_backends.triton.paged_sizes import decode_sizes, group_size, prompt_sizes
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepMetadata:
-    """What all layers of a step share; plans are by how far a layer sees."""
+    """Metadata of a step, shared by all layers; plans are keyed by attention bounds."""
 
     step: StepLayout
     plans: dict[AttentionBounds, SplitPlan] = field(default_factory=dict)
@@ -61,7 +60,7 @@ class TritonBackend(AttentionBackend):
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
-        """Return the bytes of the partial answers."""
+        """Return the bytes of the partial outputs."""
         slots, num_kv_heads, rows = Scratch.sizes(shape, _splits_of(shape))
         return slots * num_kv_heads * rows * (shape.head_dim + 2) * torch.float32.itemsize
 
@@ -75,7 +74,7 @@ class TritonBackend(AttentionBackend):
         return kv_layout.view_pages(raw, spec, num_blocks, "triton")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
-        """Keep the step; plans are made on the device by the first layer of each reach."""
+        """Keep the step; the first layer of each attention bounds makes the plan on the device."""
         return StepMetadata(step)
 
     def forward(
@@ -89,8 +88,8 @@ class TritonBackend(AttentionBackend):
     ) -> Tensor:  # [T, H, D]
         """Write `k` and `v` to their slots, then attend.
 
-        Rows of padding hold anything, not-a-numbers too: what a model goes on computing with them
-        stays in their rows, and what they would keep lands in the null block.
+        Padding rows of the output are undefined and may be NaN: the model's later computations on
+        them stay in these rows, and their K and V are written to the null block.
         """
         pages = kv_layout.split_pages(kv_cache, self.shape)
         kv_write.write_kv(k, v, pages, metadata.step.slot_mapping, layer)
@@ -104,7 +103,7 @@ class TritonBackend(AttentionBackend):
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
-        """Norm, rotate and write in one launch, then attend; `qkv` is written over."""
+        """Norm, rotate and write in one launch, then attend; `qkv` is overwritten."""
         pages, shape = kv_layout.split_pages(kv_cache, self.shape), self.shape
         slots = metadata.step.slot_mapping
         q = kv_write.rotate_and_write(qkv, rotary, pages, slots, layer, shape.num_heads)
@@ -121,9 +120,9 @@ class TritonBackend(AttentionBackend):
         launch, step = self._launch(layer), metadata.step
         plan = self._plan(metadata, launch.bounds)
         call = PagedCall(self.shape, step, q, out, pages, plan, self._scratch)
-        answer_short(call, launch)
+        attend_short(call, launch)
         if step.max_query_len > self._splits.max_queries:
-            answer_prompts(call, launch, self._blocks(metadata))
+            attend_prompts(call, launch, self._blocks(metadata))
         return out
 
     def _launch(self, layer: AttentionLayerParams) -> LayerLaunch:
@@ -147,7 +146,7 @@ class TritonBackend(AttentionBackend):
 
 
 def _splits_of(shape: AttentionShape) -> SplitSizes:
-    """Return how a shape is split; batch-invariant mode keeps the rows of splits for one token."""
+    """Return the split sizes of a shape; batch-invariant mode splits only single tokens."""
     sizes = decode_sizes(shape)
     max_queries = 1 if shape.batch_invariant else max(1, sizes.rows // group_size(shape))
     return SplitSizes.of(shape, sizes.tokens, max_queries)

@@ -1,4 +1,4 @@
-"""What goes wrong in a grammar process ends its own requests, and is told to the right people."""
+"""Failures in a grammar process end its own requests, and are reported to client or log."""
 
 import logging
 import os
@@ -88,7 +88,7 @@ def make_host():
         host.shutdown()
 
 
-def settle(host, request_id, within_s=30.0):
+def wait_for_outcome(host, request_id, within_s=30.0):
     until = time.monotonic() + within_s
     outcomes = {}
     while request_id not in outcomes:
@@ -100,7 +100,7 @@ def settle(host, request_id, within_s=30.0):
 
 def ready(host, request_id, params):
     host.submit(request_id, params)
-    assert settle(host, request_id) is None
+    assert wait_for_outcome(host, request_id) is None
 
 
 def mask(host, request_id):
@@ -123,7 +123,7 @@ def test_a_grammar_that_is_too_long_a_message_is_refused_with_the_size(make_host
     ready(host, "good", WORDS)
     pid = nursery_of(host).pid
     host.submit("long", Params(regex="a" * grammar_module.MAX_PARAMS_BYTES))
-    error = settle(host, "long")
+    error = wait_for_outcome(host, "long")
     assert isinstance(error, GrammarError)
     assert f"of {grammar_module.MAX_PARAMS_BYTES} at most" in str(error)
     assert mask(host, "good")
@@ -135,8 +135,8 @@ def test_an_order_that_cannot_be_read_ends_its_own_grammar_only(make_host, caplo
     ready(host, "good", WORDS)
     pid = nursery_of(host).pid
     host.submit("bad", Params(regex=7))
-    assert isinstance(settle(host, "bad"), GrammarError)
-    assert "requests bad fail" in caplog.text
+    assert isinstance(wait_for_outcome(host, "bad"), GrammarError)
+    assert "failing requests bad" in caplog.text
     assert mask(host, "good")
     ready(host, "next", Params(regex="[0-9]"))
     assert nursery_of(host).pid == pid
@@ -152,16 +152,16 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     monkeypatch.syspath_prepend(str(tmp_path))
     host = make_host()
     host.submit("a", Params(regex=regex, backend="faulty"))
-    error = settle(host, "a")
+    error = wait_for_outcome(host, "a")
     if secret == "accept":
         assert error is None
         host.accept("a", [97])
         mask(host, "a")
-        error = settle(host, "a")
+        error = wait_for_outcome(host, "a")
     assert isinstance(error, RequestFailedError)
     assert "secret" not in str(error)
     assert f"RuntimeError: secret of {secret}" in caplog.text
-    assert "failed for a" in caplog.text
+    assert "failed for requests a" in caplog.text
     if secret != "accept":
         assert not host._parts[0]._links, "its place is free"
     assert "noise" not in capfd.readouterr().out, "clients must not be able to fill the log"
@@ -171,7 +171,7 @@ def test_what_a_backend_did_not_foresee_is_for_the_log(
     ("regex", "limits", "reason"),
     [
         ("slow", {"timeout_s": 0.2}, "within 0.2 s and"),
-        ("large", {"memory_bytes": 2**27}, "needs more memory than"),
+        ("large", {"memory_bytes": 2**27}, "exceeds the memory limit"),
     ],
 )
 def test_a_grammar_has_no_more_time_and_memory_than_it_may(
@@ -181,12 +181,12 @@ def test_a_grammar_has_no_more_time_and_memory_than_it_may(
     monkeypatch.syspath_prepend(str(tmp_path))
     host = make_host(**limits)
     host.submit("a", Params(regex=regex, backend="faulty"))
-    error = settle(host, "a", within_s=10.0)
+    error = wait_for_outcome(host, "a", within_s=10.0)
     assert isinstance(error, GrammarError)
     assert reason in str(error)
 
 
-def test_a_process_that_dies_is_told_with_its_requests(make_host, caplog):
+def test_a_process_that_dies_is_logged_with_its_requests(make_host, caplog):
     host = make_host()
     ready(host, "one", WORDS)
     ready(host, "two", WORDS)
@@ -207,7 +207,7 @@ def test_unused_grammars_end_when_all_take_too_much_memory(make_host):
     host.submit("b", WORDS)
     assert not host.wait_for_compile(0.2)  # it waits for the memory of the one in use
     host.release("a")
-    assert settle(host, "b") is None
+    assert wait_for_outcome(host, "b") is None
     until = time.monotonic() + 5
     while num_processes(host) > 1:
         assert time.monotonic() < until

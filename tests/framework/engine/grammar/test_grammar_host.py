@@ -104,7 +104,7 @@ def strict_host():
     host.shutdown()
 
 
-def settle(host, *request_ids, within_s=30.0):
+def wait_for_outcome(host, *request_ids, within_s=30.0):
     """Poll until these requests have an outcome; return it by id."""
     outcomes = {}
     until = time.monotonic() + within_s
@@ -117,7 +117,7 @@ def settle(host, *request_ids, within_s=30.0):
 
 def ready(host, request_id, params):
     host.submit(request_id, params)
-    assert settle(host, request_id)[request_id] is None
+    assert wait_for_outcome(host, request_id)[request_id] is None
 
 
 def mask(host, request_id, slot=0):
@@ -131,7 +131,7 @@ def allowed(words):
     return {v for v in range(8 * len(words)) if words[v // 8] >> v % 8 & 1}
 
 
-def draw(host, request_id, rng):
+def sample(host, request_id, rng):
     """Draw one token from a request's mask and accept it; None is the end."""
     token_id = rng.choice(sorted(mask(host, request_id)))
     host.accept(request_id, [token_id])
@@ -151,10 +151,10 @@ def test_nothing_is_started_before_the_first_grammar():
     host.shutdown()
 
 
-def test_masks_lead_to_an_answer_that_follows_the_grammar(host):
+def test_masks_lead_to_a_completion_that_follows_the_grammar(host):
     ready(host, "a", WORDS)
     rng, text = random.Random(0), b""
-    while (piece := draw(host, "a", rng)) is not None:
+    while (piece := sample(host, "a", rng)) is not None:
         text += piece
     assert re.fullmatch(WORDS.regex, text.decode())
     assert mask(host, "a") == {EOS}
@@ -191,7 +191,7 @@ def test_rollback_takes_tokens_back(host):
 
 def test_a_request_that_still_thinks_has_no_mask(host):
     host.submit("a", WORDS, is_active=False)
-    assert settle(host, "a") == {"a": None}
+    assert wait_for_outcome(host, "a") == {"a": None}
     host.accept("a", [1, 2, 3])
     host.request_masks([(0, "a")])
     assert host.collect_masks() == []
@@ -223,7 +223,7 @@ def test_a_token_that_the_grammar_forbids_ends_its_request_only(host):
 )
 def test_what_cannot_be_compiled_is_an_error_of_its_request(host, params, reason):
     host.submit("a", params)
-    error = settle(host, "a")["a"]
+    error = wait_for_outcome(host, "a")["a"]
     assert isinstance(error, GrammarError)
     assert reason in str(error)
     host.accept("a", [1])  # nothing follows of what is said to it now
@@ -241,7 +241,7 @@ def test_a_hostile_grammar_ends_alone_while_others_are_served(strict_host, name)
     while "evil" not in outcome:
         assert time.monotonic() - start < 15, "the limits do not hold"
         before = time.monotonic()
-        piece = draw(strict_host, "good", rng)
+        piece = sample(strict_host, "good", rng)
         gaps.append(time.monotonic() - before)
         if piece is None:
             strict_host.release("good")
@@ -260,9 +260,9 @@ def test_more_grammars_than_may_compile_wait_for_their_turn(host):
     host.submit("gone", Params(choice=("never",)))
     host.release("gone")
     for i in range(6):
-        host.release(f"evil {i}")  # whoever leaves frees a place: nobody waits for their timeouts
+        host.release(f"evil {i}")  # a release frees a place: no request waits for their timeouts
     start = time.monotonic()
-    assert settle(host, "good") == {"good": None}
+    assert wait_for_outcome(host, "good") == {"good": None}
     assert time.monotonic() - start < 5
 
 
@@ -274,26 +274,26 @@ def test_grammars_beyond_the_limit_wait_until_others_are_released():
     host.submit("c", Params(choice=("c",)))
     assert not host.wait_for_compile(0.05)
     host.release("a")
-    assert settle(host, "c") == {"c": None}
+    assert wait_for_outcome(host, "c") == {"c": None}
     assert mask(host, "c") == {ord("c")}
     assert mask(host, "b") == {ord("b")}
     host.shutdown()
 
 
 def pids_of(host):
-    """Process ids of the nursery's children, and its own."""
+    """Process ids of the fork server's children, and its own."""
     fork_server = host._parts[0]._fork_server.pid
     return workers_of(fork_server), fork_server
 
 
-@pytest.mark.parametrize("victim", ["grammar", "nursery"])
+@pytest.mark.parametrize("victim", ["grammar", "fork server"])
 def test_a_process_that_is_killed_comes_back_where_it_was(host, victim):
     ready(host, "a", WORDS)
     ready(host, "b", WORDS)
     ready(host, "c", Params(choice=("xyz",)))
     rng = random.Random(1)
     for _ in range(7):
-        draw(host, "a", rng)
+        sample(host, "a", rng)
     host.accept("b", [ord("c")])
     host.accept("c", [ord("x")])
     rows = [(0, "a"), (1, "b"), (2, "c")]
@@ -307,7 +307,7 @@ def test_a_process_that_is_killed_comes_back_where_it_was(host, victim):
     assert host.poll() == []
 
 
-def test_a_process_that_is_killed_between_request_and_answer_comes_back(host):
+def test_a_process_that_is_killed_between_request_and_response_comes_back(host):
     ready(host, "a", WORDS)
     host.accept("a", [ord("a")])
     before = mask(host, "a")

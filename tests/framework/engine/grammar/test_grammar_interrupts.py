@@ -93,7 +93,7 @@ def leave(host):
 
 
 def step(host, order=("digits", "letters")):
-    """Return what both may draw, by slot."""
+    """Return what both may sample, by slot."""
     slots = {"digits": 0, "letters": 1}
     host.request_masks([(slots[request_id], request_id) for request_id in order])
     return {row.slot: allowed(row.words) for row in host.collect_masks()}
@@ -118,7 +118,7 @@ def whole_life(host):
     return masks
 
 
-def test_masks_that_nobody_collects_are_not_taken_for_the_next_ones(host):
+def test_uncollected_masks_are_not_taken_for_the_next_ones(host):
     join(host)
     host.request_masks([(0, "digits"), (1, "letters")])
     leave(host)
@@ -217,5 +217,5 @@ def test_shutdown_after_an_interrupt_is_clean(part):
     start = time.monotonic()
     host.shutdown()
     host.shutdown()
-    assert time.monotonic() - start < 4  # nobody had to be killed
+    assert time.monotonic() - start < 4  # no process had to be killed
     leave(host)

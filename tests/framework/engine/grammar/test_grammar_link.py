@@ -1,4 +1,4 @@
-"""The engine's end of a grammar process: what was added goes with the next turn, and once."""
+"""The engine side of a grammar process: added operations are sent in the next turn, once."""
 
 import socket
 
@@ -27,7 +27,7 @@ FILL = Fill(1, 0)
 
 @pytest.fixture
 def ends():
-    """A link, and the socket that its process would have. The nursery is not started."""
+    """A link, and the socket that its process would have. The fork server is not started."""
     masks = SharedMasks(1, VOCABULARY)
     vocabulary = VocabularyMessage.of(VOCABULARY)
     setup = Setup(plugins={}, vocabulary=vocabulary, num_rows=1, memory_limit_bytes=0)

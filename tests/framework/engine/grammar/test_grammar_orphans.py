@@ -44,7 +44,7 @@ time.sleep(60)
 """
 
 
-def test_a_nursery_that_builds_a_backend_ends_with_its_engine(tmp_path):
+def test_a_fork_server_that_builds_a_backend_ends_with_its_engine(tmp_path):
     write_distribution(
         tmp_path,
         "stuck",

@@ -35,7 +35,7 @@ def make_host():
         host.shutdown()
 
 
-def settle(host, request_id, within_s=10.0):
+def wait_for_outcome(host, request_id, within_s=10.0):
     until = time.monotonic() + within_s
     outcomes = {}
     while request_id not in outcomes:
@@ -47,7 +47,7 @@ def settle(host, request_id, within_s=10.0):
 
 def ready(host, request_id, word):
     host.submit(request_id, Params(choice=(word,)))
-    assert settle(host, request_id) is None
+    assert wait_for_outcome(host, request_id) is None
 
 
 def is_ready_at_once(host, request_id, word):
@@ -94,11 +94,11 @@ def test_one_that_leaves_a_grammar_which_compiles_leaves_it_to_the_others(make_h
     host.submit("a", WORDS)
     host.submit("b", WORDS)
     host.release("a")
-    assert settle(host, "b") is None
+    assert wait_for_outcome(host, "b") is None
     assert mask(host, "b") == set(b"abc")
 
 
-def test_a_grammar_that_compiles_for_nobody_ends_at_once(make_host):
+def test_a_grammar_that_compiles_without_users_ends_at_once(make_host):
     host = make_host(timeout_s=60.0)
     ready(host, "good", "x")
     [kept] = processes_of(host)
@@ -138,7 +138,7 @@ def test_the_grammars_that_were_used_last_stay(make_host):
     assert not is_ready_at_once(host, "b", "b"), "it had to go"
 
 
-def test_a_grammar_that_turns_out_large_ends_those_that_nobody_uses(make_host):
+def test_a_large_grammar_evicts_idle_ones(make_host):
     host = make_host(max_bytes=10**12)
     ready(host, "a", "x")
     ready(host, "b", "y")
@@ -146,15 +146,15 @@ def test_a_grammar_that_turns_out_large_ends_those_that_nobody_uses(make_host):
     first, second = links_of(host)
     first.num_bytes = second.num_bytes = 100
     host._pool._limits = GrammarLimits(max_bytes=200)
-    host._pool.make_small()
+    host._pool.evict_to_fit()
     assert links_of(host) == [first, second], "there is memory for both"
     host.submit("c", WORDS)
-    assert settle(host, "c") is None
-    assert links_of(host)[0] is second, "what nobody uses had to go, and what is used stays"
+    assert wait_for_outcome(host, "c") is None
+    assert links_of(host)[0] is second, "idle ones are evicted, and those in use stay"
     assert mask(host, "b") == {ord("y")}
 
 
-def test_what_nobody_uses_makes_room_and_only_where_that_helps(make_host):
+def test_idle_grammars_are_evicted_only_where_that_helps(make_host):
     host = make_host(max_grammars=2, max_idle=2)
     for name in "ab":
         ready(host, name, name)
@@ -164,7 +164,7 @@ def test_what_nobody_uses_makes_room_and_only_where_that_helps(make_host):
     assert is_ready_at_once(host, "b", "b"), "the one that was used last stayed"
     host.submit("d", Params(choice=("d",)))
     host.release("c")
-    assert settle(host, "d") is None
+    assert wait_for_outcome(host, "d") is None
     host.submit("waits", Params(choice=("e",)))
     assert [link.num_users for link in links_of(host)] == [1, 1]
     host._pool._limits = GrammarLimits(max_grammars=1)
@@ -178,7 +178,7 @@ def test_a_refused_token_takes_its_request_out_of_its_grammar(make_host):
     ready(host, "bad", "x")
     host.accept("bad", b"z")
     assert mask(host, "bad") == {EOS}
-    assert "does not allow token 122" in str(settle(host, "bad"))
+    assert "does not allow token 122" in str(wait_for_outcome(host, "bad"))
     host.accept("bad", b"z")  # nothing follows of what is said to it now
     assert mask(host, "bad") == {EOS}
     host.release("bad")
@@ -188,7 +188,7 @@ def test_a_refused_token_takes_its_request_out_of_its_grammar(make_host):
 # -- what is made again ----------------------------------------------------------------------------
 
 
-def test_a_process_that_is_made_again_knows_what_was_taken_back_and_who_uses_it(make_host):
+def test_a_restarted_process_has_the_rollbacks_and_users_of_the_old_one(make_host):
     host = make_host(max_grammars=1)
     ready(host, "a", "wxyz")
     ready(host, "b", "wxyz")
@@ -217,7 +217,7 @@ def test_a_compiled_grammar_has_no_time_limit_any_more(make_host):
 
 
 @pytest.mark.parametrize("has_watchdog", [True, False])
-def test_the_processes_of_a_nursery_end_with_it(make_host, has_watchdog):
+def test_the_processes_of_a_fork_server_end_with_it(make_host, has_watchdog):
     host = make_host()
     ready(host, "a", "x")
     [child] = processes_of(host)
@@ -230,7 +230,7 @@ def test_the_processes_of_a_nursery_end_with_it(make_host, has_watchdog):
     assert mask(host, "a") == {ord("x")}, "and come back with the next one"
 
 
-def test_a_nursery_whose_start_was_interrupted_is_replaced(make_host, monkeypatch):
+def test_a_fork_server_whose_start_was_interrupted_is_replaced(make_host, monkeypatch):
     def interrupted(*arguments, **options):
         started.append(start(*arguments, **options))
         raise KeyboardInterrupt
@@ -245,7 +245,7 @@ def test_a_nursery_whose_start_was_interrupted_is_replaced(make_host, monkeypatc
     assert started[0].wait(10.0) is not None, "the interrupted one ends by itself"
 
 
-# -- what does not answer --------------------------------------------------------------------------
+# -- what does not respond -------------------------------------------------------------------------
 
 
 def test_a_grammar_that_is_late_fails_whether_its_process_ends_or_not(make_host):
@@ -263,7 +263,7 @@ def test_a_grammar_that_is_late_fails_whether_its_process_ends_or_not(make_host)
     assert links_of(host) == []
 
 
-def test_a_nursery_that_hangs_is_replaced_and_ends(make_host, monkeypatch):
+def test_a_fork_server_that_hangs_is_replaced_and_ends(make_host, monkeypatch):
     monkeypatch.setattr(grammar_nursery, "SEND_TIMEOUT_S", 0.1)
     monkeypatch.setattr(grammar_nursery, "STOP_TIMEOUT_S", 0.1)
     host = make_host()
@@ -272,13 +272,13 @@ def test_a_nursery_that_hangs_is_replaced_and_ends(make_host, monkeypatch):
     assert os.getsid(hung) != os.getsid(0), "a terminal's Ctrl-C is not for it"
     os.kill(hung, signal.SIGSTOP)
     host.submit("large", Params(regex="a" * 10**6))  # half of it finds room on its way
-    assert "no grammar process can be started" in str(settle(host, "large"))
+    assert "no grammar process can be started" in str(wait_for_outcome(host, "large"))
     ready(host, "b", "y")
     assert nursery_of(host).pid != hung
     assert not is_running(hung)
 
 
-def test_a_nursery_that_takes_no_orders_ends_with_its_processes(make_host, monkeypatch):
+def test_a_fork_server_that_reads_nothing_ends_with_its_processes(make_host, monkeypatch):
     monkeypatch.setattr(grammar_nursery, "SEND_TIMEOUT_S", 0.1)
     monkeypatch.setattr(grammar_nursery, "STOP_TIMEOUT_S", 0.1)
     host = make_host()
@@ -289,7 +289,7 @@ def test_a_nursery_that_takes_no_orders_ends_with_its_processes(make_host, monke
     for number in range(100_000):
         if not fork_server.is_alive:
             break
-        fork_server.fell(1000 + number)
+        fork_server.kill(1000 + number)
     assert fork_server.pid is None
     assert not is_running(hung)
     assert mask(host, "a") == {ord("x")}

@@ -1,4 +1,4 @@
-"""The matchers of one grammar, in this process: what a turn does, and what it says it did."""
+"""The matchers of one grammar, in this process: effects and results of a turn."""
 
 import mmap
 import socket
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from quire.engine.grammar.grammar_process import _explain, _Owner
+from quire.engine.grammar.grammar_process import _failure_of, _MatcherServer
 from quire.engine.grammar.grammar_wire import (
     Accept,
     Drop,
@@ -57,7 +57,7 @@ def masks():
 
 @pytest.fixture
 def owner(masks):
-    owner = _Owner(Rising(), masks, 4)
+    owner = _MatcherServer(Rising(), masks, 4)
     ours, theirs = socket.socketpair()
 
     def serve():
@@ -112,11 +112,11 @@ def test_a_dropped_matcher_is_gone_and_may_be_dropped_again(owner):
 
 
 def test_errors_of_ours_are_for_the_client_and_others_for_the_log():
-    assert _explain(GrammarError("no end")).message == "no end"
-    assert _explain(GrammarError("no end")).is_for_client
-    assert "more memory than one grammar may have" in _explain(MemoryError()).message
-    assert _explain(MemoryError()).is_for_client
-    assert not _explain(KeyError("x")).is_for_client
+    assert _failure_of(GrammarError("no end")).message == "no end"
+    assert _failure_of(GrammarError("no end")).is_for_client
+    assert "exceeds the memory limit of one grammar" in _failure_of(MemoryError()).message
+    assert _failure_of(MemoryError()).is_for_client
+    assert not _failure_of(KeyError("x")).is_for_client
 
 
 def test_the_mask_of_the_end_allows_every_end_and_nothing_else():

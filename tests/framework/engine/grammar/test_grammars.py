@@ -7,7 +7,7 @@ from quire.sampling_params import StructuredOutputsParams
 FORM = StructuredOutputsParams(choice=("yes", "no"))
 
 
-def test_a_form_is_refused_once_with_the_way_out():
+def test_a_grammar_is_rejected_once_with_the_remedy():
     grammars = NoGrammars()
     grammars.submit("a", FORM)
     assert grammars.wait_for_compile(9.0), "there is something to say"
@@ -19,7 +19,7 @@ def test_a_form_is_refused_once_with_the_way_out():
     assert not grammars.wait_for_compile(9.0)
 
 
-def test_who_is_over_is_not_refused():
+def test_a_finished_request_is_not_rejected():
     grammars = NoGrammars()
     grammars.submit("a", FORM)
     grammars.submit("b", FORM, is_active=False)
@@ -27,7 +27,7 @@ def test_who_is_over_is_not_refused():
     assert [request_id for request_id, _ in grammars.poll()] == ["b"]
 
 
-def test_an_engine_without_structured_output_refuses_a_form_and_serves_the_rest():
+def test_an_engine_without_structured_output_rejects_a_grammar_and_serves_the_rest():
     parts, executor, _ = make_core()
     core = EngineCore(parts.scheduler, executor, NoGrammars())
     core.add(make_message("bound", structured_outputs=FORM))

@@ -55,12 +55,12 @@ def test_the_request_itself_is_not_in_the_name():
         with_adapter("one", content_hash="2"),
     ],
 )
-def test_another_salt_or_adapter_content_shares_no_name(other):
+def test_another_salt_or_adapter_content_shares_no_hash(other):
     assert not set(names(with_salt("yours"))) & set(names(other))
     assert not set(names(make_message("a", prompt=TOKENS))) & set(names(other))
 
 
-def test_adapters_of_the_same_content_share_names_whatever_they_are_called():
+def test_adapters_of_the_same_content_share_hashes_under_any_name():
     assert names(with_adapter("one", "same")) == names(with_adapter("two", "same", "elsewhere"))
 
 
@@ -73,7 +73,7 @@ def test_a_salt_cannot_pass_for_an_adapter():
     assert names(with_salt("adapter:1")) != names(with_adapter("one", "1"))
 
 
-def test_another_model_shares_no_name():
+def test_another_model_shares_no_hash():
     message = make_message("a", prompt=TOKENS)
     assert not set(names(message, root=b"model")) & set(names(message, root=b"mode"))
 
@@ -94,7 +94,7 @@ def with_image(content_hash, position=3, length=2):
     return msgspec.structs.replace(make_message("a", prompt=TOKENS), media=media)
 
 
-def test_an_image_is_told_from_another_behind_the_same_placeholders():
+def test_two_images_behind_the_same_placeholders_hash_differently():
     cat, dog, text = (names(m) for m in (with_image("cat"), with_image("dog"), with_salt(None)))
     assert cat[1] == dog[1] == text[1]  # the block before the image
     assert len({cat[2], dog[2], text[2]}) == 3
@@ -128,7 +128,7 @@ def test_a_block_names_the_media_that_stands_in_it_and_no_other(position, length
         assert hashes[index + 1] == sha256(hashes[index] + tokens + part).digest()
 
 
-def test_two_images_in_one_block_are_told_apart_by_their_order():
+def test_two_images_in_one_block_hash_differently_in_another_order():
     spans = (MediaSpan(2, 1, "cat"), MediaSpan(3, 1, "dog"))
     other = (MediaSpan(2, 1, "dog"), MediaSpan(3, 1, "cat"))
     one, two = (

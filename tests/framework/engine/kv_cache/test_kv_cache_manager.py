@@ -49,7 +49,7 @@ def compute(kv, prompt, **changes):
 
 
 def end(kv, request):
-    kv.give_back(kv.release(request))
+    kv.free(kv.detach_tables(request))
 
 
 def hit(kv, prompt, **changes):
@@ -58,7 +58,7 @@ def hit(kv, prompt, **changes):
     return 0 if found is None else found.num_blocks * kv.block_size
 
 
-def test_a_beginning_is_found_while_its_request_runs_and_after_it():
+def test_a_prefix_is_found_while_its_request_runs_and_after_it():
     kv = make_kv()
     request = compute(kv, range(10))
     assert hit(kv, range(20)) == 8
@@ -147,7 +147,7 @@ def test_a_hit_is_owned_and_its_blocks_are_the_same():
     kv = make_kv()
     first = compute(kv, range(12))
     second = make_request(kv, range(20))
-    kv.adopt(second, kv.find_prefix(second))
+    kv.attach_prefix(second, kv.find_prefix(second))
     assert second.block_ids == first.block_ids
     assert second.num_computed_tokens == 12
     assert all(kv.pool.references(block) == 2 for block in first.block_ids[0])
@@ -178,7 +178,7 @@ def test_a_hit_counts_as_far_as_every_group_has_it():
     group, name = 1, request.hashes[6]
     (window_block,) = [kv.pool.find(group, name)]
     while kv.pool.find(group, name) is not None:  # other requests need the room
-        kv.pool.take(1)
+        kv.pool.allocate(1)
     assert window_block is not None
     assert hit(kv, range(40)) < 24
 
@@ -188,9 +188,9 @@ def test_three_groups_agree_on_a_length_that_suits_all():
     kv = make_kv(FULL, WINDOW, CHUNK)
     request = make_request(kv, range(24))
     for group, indices in enumerate([range(5), (1, 4), range(4)]):
-        blocks = kv.pool.take(len(indices))
+        blocks = kv.pool.allocate(len(indices))
         for block, index in zip(blocks, indices, strict=True):
-            kv.pool.keep(block, group, request.hashes[1 + index])
+            kv.pool.add_to_cache(block, group, request.hashes[1 + index])
     longer = make_request(kv, range(30))
     found = kv.find_prefix(longer)
     assert found.num_blocks == 2, "5: no chunk; 4 and 3: no window; at 2 a chunk begins"
@@ -220,7 +220,7 @@ def test_a_window_is_let_go_of_while_its_request_runs():
     assert len(request.block_ids[0]) == 10
 
 
-def test_a_request_that_can_never_fit_is_known_at_the_door():
+def test_a_request_that_can_never_fit_is_recognized():
     kv = make_kv(num_blocks=5)
     assert kv.can_ever_fit(make_request(kv, range(10), max_tokens=7))  # 16 are computed
     assert not kv.can_ever_fit(make_request(kv, range(10), max_tokens=8))
@@ -231,7 +231,7 @@ def test_what_a_request_needs_counts_cached_blocks_that_a_hit_would_revive():
     end(kv, compute(kv, range(12)))
     request = make_request(kv, range(14))
     found = kv.find_prefix(request)
-    assert found.num_to_revive == 3
+    assert found.num_unreferenced == 3
     assert kv.needed_to_begin(request, found) == 3 + 1
     assert kv.needed_to_begin(request, None) == 4
 
@@ -245,12 +245,12 @@ def test_a_hit_names_in_each_group_what_it_needs_and_counts_what_it_revives():
         [True] * 6,
         [False] * 5 + [True],
     ]
-    assert found.num_to_revive == 6 + 1
+    assert found.num_unreferenced == 6 + 1
     full, window = (spec.max_blocks_held(26, 16) for spec in kv.specs)
     assert kv.needed_to_begin(request, found) == 7 + (full - 6) + (window - 1)
-    kv.adopt(request, found)
+    kv.attach_prefix(request, found)
     assert request.num_freed == [0, 5]
-    assert kv.still_to_take(request) == (full - 6) + (window - 1)
+    assert kv.num_still_needed(request) == (full - 6) + (window - 1)
     assert kv.commit(request, 24) == range(6, 6), "what was found is not offered again"
     assert kv.missing(request, 25) == 2
 
@@ -259,7 +259,7 @@ def test_what_left_a_window_is_not_held():
     kv = make_kv(WINDOW)
     request = compute(kv, range(24), max_tokens=20)
     assert request.num_freed == [5]
-    assert kv.still_to_take(request) == kv.specs[0].max_blocks_held(24, 16) - 1
+    assert kv.num_still_needed(request) == kv.specs[0].max_blocks_held(24, 16) - 1
 
 
 def test_of_what_left_a_window_the_end_is_evicted_first():
@@ -277,10 +277,10 @@ def test_of_what_left_a_window_the_end_is_evicted_first():
 def test_a_content_is_found_if_one_group_has_it():
     kv = make_kv(FULL, WINDOW)
     request = make_request(kv, range(8))
-    (block,) = kv.pool.take(1)
-    kv.pool.keep(block, 1, request.hashes[1])
-    assert kv.is_found(request.hashes[1])
-    assert not kv.is_found(request.hashes[2])
+    (block,) = kv.pool.allocate(1)
+    kv.pool.add_to_cache(block, 1, request.hashes[1])
+    assert kv.is_cached(request.hashes[1])
+    assert not kv.is_cached(request.hashes[2])
 
 
 def test_the_last_free_block_can_be_had():
@@ -291,22 +291,24 @@ def test_the_last_free_block_can_be_had():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "checkpoint"), [(5, 20, 8), (8, 20, 8), (9, 20, 12), (9, 2, 11)]
+    ("num_tokens", "max_tokens", "next_check"), [(5, 20, 8), (8, 20, 8), (9, 20, 12), (9, 2, 11)]
 )
-def test_a_checkpoint_is_where_the_table_or_the_answer_ends(num_tokens, max_tokens, checkpoint):
+def test_the_next_check_is_where_the_table_or_the_completion_ends(
+    num_tokens, max_tokens, next_check
+):
     kv = make_kv()
     request = make_request(kv, range(10), max_tokens=max_tokens)
     kv.grow(request, num_tokens)
-    assert request.checkpoint == checkpoint
+    assert request.next_check == next_check
     request.draft_token_ids = [1]
     kv.set_next_check(request, num_tokens)
-    assert request.checkpoint == 0, "drafts are looked at"
+    assert request.next_check == 0, "drafts are looked at"
     request.draft_token_ids, request.num_drafts_in_flight = [], 1
     kv.set_next_check(request, num_tokens)
-    assert request.checkpoint == 0
+    assert request.next_check == 0
 
 
-def test_what_is_full_is_known_to_the_token():
+def test_a_block_is_full_at_its_last_token():
     kv = make_kv()
     request = make_request(kv, range(20))
     kv.grow(request, 20)
@@ -316,24 +318,24 @@ def test_what_is_full_is_known_to_the_token():
     assert request.num_committed_blocks == 2
 
 
-def test_a_released_request_knows_nothing_of_its_tables():
+def test_detached_tables_leave_the_request_empty():
     kv = make_kv(WINDOW)
     request = compute(kv, range(24), max_tokens=20)
-    tables = kv.release(request)
+    tables = kv.detach_tables(request)
     assert len(tables[0]) == 6
     assert (request.block_ids, request.num_freed) == ([[]], [0])
-    assert (request.num_committed_blocks, request.next_block_end, request.checkpoint) == (0, 0, 0)
-    assert kv.num_to_come(tables) == 1, "five are null"
-    kv.pool.share(tables[0])
-    assert kv.num_to_come(tables) == 0
-    kv.give_back(tables)
-    kv.give_back(tables)
+    assert (request.num_committed_blocks, request.next_block_end, request.next_check) == (0, 0, 0)
+    assert kv.num_freed_by(tables) == 1, "five are null"
+    kv.pool.add_references(tables[0])
+    assert kv.num_freed_by(tables) == 0
+    kv.free(tables)
+    kv.free(tables)
     request.num_computed_tokens = 0
     kv.grow(request, 24)
     assert kv.commit(request, 24) == range(6), "computed again, offered again"
 
 
-def test_answers_to_one_prompt_share_its_names_and_not_those_of_their_answers():
+def test_completions_of_one_prompt_share_its_hashes_only():
     kv = make_kv()
     requests = [make_request(kv, range(8)) for _ in range(2)]
     for index, request in enumerate(requests):
@@ -360,7 +362,7 @@ def test_a_prompt_with_another_image_has_other_names():
     assert cat.hashes[3] != dog.hashes[3]
 
 
-def test_an_image_in_an_answer_to_be_counts_when_its_block_fills():
+def test_an_image_after_the_full_blocks_counts_when_its_block_fills():
     kv = make_kv()
     cat, dog = (
         make_request(kv, range(7), media=(MediaSpan(5, 2, name),)) for name in ("cat", "dog")
@@ -373,12 +375,12 @@ def test_an_image_in_an_answer_to_be_counts_when_its_block_fills():
     assert cat.hashes[2] != dog.hashes[2]
 
 
-def test_of_a_prompt_of_whole_blocks_the_last_one_is_waited_for_by_nobody():
+def test_the_last_block_of_a_prompt_of_whole_blocks_is_not_looked_up():
     kv = make_kv()
     request = make_request(kv, range(12))
-    assert kv.hashes_beyond(request, 0) == request.hashes[1:3]
-    assert kv.hashes_beyond(request, 1) == request.hashes[2:3]
-    assert kv.hashes_beyond(make_request(kv, range(13)), 0) == request.hashes[1:4]
+    assert kv.hashes_after(request, 0) == request.hashes[1:3]
+    assert kv.hashes_after(request, 1) == request.hashes[2:3]
+    assert kv.hashes_after(make_request(kv, range(13)), 0) == request.hashes[1:4]
 
 
 def test_a_request_must_fit_the_blocks_without_the_null_block():

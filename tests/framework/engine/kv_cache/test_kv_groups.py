@@ -1,4 +1,4 @@
-"""Which layers share a block table and memory; every sum is worked out by hand."""
+"""Layers that share a block table and memory; every sum is worked out by hand."""
 
 import pytest
 from hypothesis import given

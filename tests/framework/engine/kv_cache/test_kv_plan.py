@@ -1,4 +1,4 @@
-"""How many blocks there are, and how long a request they hold; worked out by hand."""
+"""Numbers of blocks, and lengths of the requests they hold; worked out by hand."""
 
 import pytest
 from engine_parts import WholeContext, make_plan
@@ -207,15 +207,15 @@ def test_every_stage_fits_and_one_block_more_would_not(stages, available):
     ]
     plans = plan_stages(memory, max_useful_tokens=10**6, max_num_seqs=100)
     assert len({(plan.num_blocks, plan.block_size, len(plan.groups)) for plan in plans}) == 1
-    spare = []
+    left_bytes = []
     for plan, stage in zip(plans, memory, strict=True):
         assert plan.num_bytes <= stage.available_bytes
         bound = [name for tensor in plan.tensors for name in tensor.layer_names]
         assert sorted(bound) == sorted(spec.layer.name for spec in stage.specs)
         if plan.tensors:
             a_block = plan.num_bytes // plan.num_blocks
-            spare.append(stage.available_bytes - plan.num_bytes - a_block)
-    assert min(spare) < 0, "the poorest stage has no room for a block more"
+            left_bytes.append(stage.available_bytes - plan.num_bytes - a_block)
+    assert min(left_bytes) < 0, "the poorest stage has no room for a block more"
 
 
 @pytest.mark.parametrize(

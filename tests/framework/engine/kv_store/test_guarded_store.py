@@ -1,4 +1,4 @@
-"""A KV store beside the scheduler that raises or answers nonsense is asked nothing any more."""
+"""A KV store beside the scheduler that raises or returns nonsense is called no more."""
 
 import pytest
 
@@ -9,27 +9,27 @@ COLUMNS = [CrossGroupBlock(b"name", (1,))]
 
 
 class Noted(KVStoreScheduler):
-    """Notes its calls; says what it is told to say, or raises that."""
+    """Records its calls; returns the given results, or raises them."""
 
-    def __init__(self, **answers):
-        self.answers = {"lookup": KVLookup(2), "start_save": 1, "plan_step": b"orders", **answers}
+    def __init__(self, **results):
+        self.results = {"lookup": KVLookup(2), "start_save": 1, "plan_step": b"orders", **results}
         self.calls = []
 
     def _say(self, name, *arguments):
         self.calls.append((name, *arguments))
-        answer = self.answers.get(name)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        result = self.results.get(name)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def lookup(self, request_id, block_hashes):
         return self._say("lookup", request_id, block_hashes)
 
-    def start_load(self, transfer_id, columns):
-        self._say("start_load", transfer_id, columns)
+    def start_load(self, transfer_id, cross_blocks):
+        self._say("start_load", transfer_id, cross_blocks)
 
-    def start_save(self, transfer_id, columns):
-        return self._say("start_save", transfer_id, columns)
+    def start_save(self, transfer_id, cross_blocks):
+        return self._say("start_save", transfer_id, cross_blocks)
 
     def plan_step(self):
         return self._say("plan_step")
@@ -47,9 +47,9 @@ class Noted(KVStoreScheduler):
         self._say("shutdown")
 
 
-def guarded(**answers):
-    store, told = Noted(**answers), []
-    return GuardedStore(store, "noted", lambda: told.append("off")), store, told
+def guarded(**results):
+    store, switched = Noted(**results), []
+    return GuardedStore(store, "noted", lambda: switched.append("off")), store, switched
 
 
 def ask_all(guard):
@@ -65,8 +65,8 @@ def ask_all(guard):
     ]
 
 
-def test_calls_and_answers_pass_as_they_are():
-    guard, store, told = guarded()
+def test_calls_and_results_pass_as_they_are():
+    guard, store, switched = guarded()
     assert ask_all(guard) == [2, None, 1, b"orders", None, None, None, None]
     assert store.calls == [
         ("lookup", "a", [b"1", b"2", b"3"]),
@@ -78,34 +78,34 @@ def test_calls_and_answers_pass_as_they_are():
         ("reset",),
         ("forget_request", "a"),
     ]
-    assert (told, guard.is_off) == ([], False)
+    assert (switched, guard.is_off) == ([], False)
 
 
 def test_a_store_that_is_off_is_asked_nothing_and_has_nothing():
-    guard, store, told = guarded()
+    guard, store, switched = guarded()
     guard.switch_off()
     guard.switch_off()
-    assert told == ["off"], "once"
+    assert switched == ["off"], "once"
     assert ask_all(guard) == [0, None, 0, b"", None, None, None, None]
     assert store.calls == []
     guard.shutdown()
-    assert store.calls == [("shutdown",)], "it gives back what it has"
+    assert store.calls == [("shutdown",)], "it releases what it has"
 
 
 @pytest.mark.parametrize(
     "name", ["lookup", "start_load", "start_save", "plan_step", "finish", "reset", "forget_request"]
 )
 def test_one_that_raises_is_switched_off(name, caplog):
-    guard, store, told = guarded(**{name: OSError("gone")})
+    guard, store, switched = guarded(**{name: OSError("gone")})
     ask_all(guard)
-    assert (told, guard.is_off) == (["off"], True)
+    assert (switched, guard.is_off) == (["off"], True)
     assert store.calls[-1][0] == name, "it was asked nothing after that"
     assert "noted failed and is switched off" in caplog.text
     assert "OSError: gone" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "result"),
     [
         ("lookup", None),
         ("lookup", 2),
@@ -118,20 +118,20 @@ def test_one_that_raises_is_switched_off(name, caplog):
         ("plan_step", None),
     ],
 )
-def test_one_that_answers_nonsense_is_switched_off(name, answer):
-    guard, _, told = guarded(**{name: answer})
+def test_a_store_that_returns_nonsense_is_switched_off(name, result):
+    guard, _, switched = guarded(**{name: result})
     ask_all(guard)
-    assert told == ["off"]
+    assert switched == ["off"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "num_blocks"),
+    ("result", "num_blocks"),
     [(KVLookup(0), 0), (KVLookup(3), 3), (KVLookup(4), 3), (KVLookup(3, is_pending=True), None)],
 )
-def test_an_offer_is_what_was_asked_for_at_most(answer, num_blocks):
-    guard, _, told = guarded(lookup=answer)
+def test_an_offer_is_what_was_asked_for_at_most(result, num_blocks):
+    guard, _, switched = guarded(lookup=result)
     assert guard.lookup("a", [b"1", b"2", b"3"]) == num_blocks
-    assert told == []
+    assert switched == []
 
 
 def test_one_that_cannot_be_shut_down_is_logged(caplog):

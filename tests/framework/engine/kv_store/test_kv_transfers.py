@@ -5,13 +5,15 @@ import logging
 import pytest
 from engine_trial import EngineTrial
 from trial_scene import Scene
-from trial_wishes import Wish
+from trial_wishes import TrialRequest
 
 from quire.engine.request import Status
 from quire.interfaces.kv_transfer import KVLookup
 
-PROMPT = Wish(length=24, max_tokens=1)  # six blocks; the last token of the answer is not computed
-LONGER = Wish(length=24, tail=(3, 3, 3, 3, 1, 1, 1, 1), max_tokens=1)
+PROMPT = TrialRequest(
+    length=24, max_tokens=1
+)  # six blocks; the last token of the completion is not computed
+LONGER = TrialRequest(length=24, tail=(3, 3, 3, 3, 1, 1, 1, 1), max_tokens=1)
 
 
 def make_trial(**scene):
@@ -49,14 +51,16 @@ def test_what_was_computed_is_saved(async_scheduling):
 def test_what_is_stored_already_is_skipped():
     """Of 32 tokens with 24 known only 8 are written."""
     trial = stored_trial()
-    trial.add(Wish(**{**vars(LONGER), "has_prompt_logprobs": True}))  # computes all, reads nothing
+    trial.add(
+        TrialRequest(**{**vars(LONGER), "has_prompt_logprobs": True})
+    )  # computes all, reads nothing
     finish(trial)
     assert (trial.store.num_written, trial.store.num_skipped) == (6 + 2, 6)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("latency", [0, 3])
-def test_a_load_spares_computing(async_scheduling, latency):
+def test_a_load_saves_computing(async_scheduling, latency):
     trial = stored_trial(async_scheduling=async_scheduling)
     trial.set_mood("latency", latency)
     trial.add(LONGER)
@@ -69,11 +73,11 @@ def test_a_load_spares_computing(async_scheduling, latency):
     assert trial.core.stats().num_prefix_hits == 24, "it is found like any other's"
 
 
-def test_an_answer_may_come_later_and_others_run_meanwhile():
+def test_a_lookup_may_be_pending_and_others_run_meanwhile():
     trial = stored_trial()
     trial.set_mood("is_pending", 1)
     trial.add(LONGER)
-    trial.add(Wish(length=1, max_tokens=4))  # too short to ask
+    trial.add(TrialRequest(length=1, max_tokens=4))  # too short to ask
     trial.step()
     assert status(trial) is Status.WAITING_FOR_KV_LOOKUP
     assert status(trial, 1) is Status.RUNNING
@@ -99,7 +103,7 @@ def test_a_load_that_takes_too_long_is_computed_and_its_blocks_are_held(caplog):
     trial.pass_time(trial.scene.store_timeout_s)
     with caplog.at_level(logging.WARNING):
         trial.step()
-    assert "did not load within 1000 s; computing instead" in caplog.text
+    assert "did not load within 1000 s; computing the prefix instead" in caplog.text
     assert trial.counts["ends"] == 2
     assert trial.transfers.num_open > 0
     assert trial.kv.pool.num_used >= 5, "the store may still write them"
@@ -107,13 +111,11 @@ def test_a_load_that_takes_too_long_is_computed_and_its_blocks_are_held(caplog):
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_a_store_that_ends_nothing_is_switched_off_and_gives_back_every_block(
-    async_scheduling, caplog
-):
+def test_a_store_that_ends_nothing_is_switched_off_and_frees_every_block(async_scheduling, caplog):
     trial = stored_trial(async_scheduling=async_scheduling)
     trial.set_mood("latency", 4)
     trial.add(LONGER)  # its load never ends
-    trial.add(Wish(family=1, length=12, max_tokens=3))  # nor does its save
+    trial.add(TrialRequest(family=1, length=12, max_tokens=3))  # nor does its save
     finish(trial)
     assert trial.counts["ends"] == 3
     assert "fickle has ended none of 2 open transfers for 1000 s" in caplog.text
@@ -130,7 +132,7 @@ def test_a_store_that_ends_some_is_slow_and_stays(caplog):
     trial.set_mood("latency", 0)
     for tail in range(1, 4):
         trial.pass_time(0.9 * trial.scene.store_timeout_s)
-        trial.add(Wish(length=0, tail=(tail,) * 5, max_tokens=1))
+        trial.add(TrialRequest(length=0, tail=(tail,) * 5, max_tokens=1))
         for _ in range(3):
             trial.step()
     assert not trial.executor.store.is_stopped
@@ -141,18 +143,18 @@ def test_a_store_that_ends_some_is_slow_and_stays(caplog):
 def test_one_step_that_takes_long_is_not_the_fault_of_the_store():
     trial = stored_trial()
     trial.set_mood("latency", 1)
-    trial.add(Wish(family=1, length=12, max_tokens=3))
+    trial.add(TrialRequest(family=1, length=12, max_tokens=3))
     trial.step()
     trial.pass_time(10 * trial.scene.store_timeout_s)
     finish(trial)
     assert not trial.executor.store.is_stopped
 
 
-def test_saves_hold_a_share_of_the_pool_and_what_is_beyond_is_counted():
+def test_saves_hold_a_fraction_of_the_pool_and_the_rest_is_counted():
     trial = make_trial(num_blocks=41, budget=200)
     trial.store.moods.latency = 20
     for family in range(3):
-        trial.add(Wish(family=family, length=24, max_tokens=1))
+        trial.add(TrialRequest(family=family, length=24, max_tokens=1))
     trial.step()
     trial.step()
     assert trial.transfers.num_unsaved == 8, "of 18 blocks, a fourth of the pool has room for 10"
@@ -160,9 +162,9 @@ def test_saves_hold_a_share_of_the_pool_and_what_is_beyond_is_counted():
     finish(trial)
 
 
-def test_a_load_beyond_the_share_is_cut_and_the_rest_loaded_next():
+def test_a_load_beyond_the_fraction_is_cut_and_the_rest_loaded_next():
     trial = stored_trial(num_blocks=33)
-    trial.transfers._open.most_blocks = 4
+    trial.transfers._open.max_blocks = 4
     trial.set_mood("latency", 2)
     trial.add(LONGER)
     trial.step()
@@ -174,7 +176,7 @@ def test_a_load_beyond_the_share_is_cut_and_the_rest_loaded_next():
 
 def test_nothing_is_loaded_for_a_request_that_has_no_room_beside_those_that_run():
     trial = stored_trial(num_blocks=12)
-    trial.add(Wish(family=1, length=16, max_tokens=8))
+    trial.add(TrialRequest(family=1, length=16, max_tokens=8))
     trial.step()
     trial.set_mood("latency", 3)
     trial.add(PROMPT)  # its six blocks are free, but the other request needs one of them soon
@@ -206,14 +208,14 @@ def test_a_store_that_raises_is_switched_off(method, async_scheduling, caplog):
     trial.add(LONGER)
     finish(trial)
     written = trial.store.num_written
-    trial.add(Wish(family=1, length=20, max_tokens=3))
+    trial.add(TrialRequest(family=1, length=20, max_tokens=3))
     finish(trial)
     assert trial.counts["ends"] == 3
     assert trial.store.num_written == written, "it is not asked any more"
     assert "fickle failed and is switched off" in caplog.text
 
 
-def test_a_worker_half_that_died_fails_what_is_open():
+def test_a_worker_side_that_died_fails_what_is_open():
     trial = stored_trial()
     trial.store.moods.latency = 3
     trial.add(LONGER)
@@ -250,7 +252,7 @@ def test_a_save_holds_its_blocks_after_the_request_is_over():
     trial = make_trial()
     trial.store.moods.latency = 3
     trial.add(PROMPT)
-    while trial.answers:
+    while trial.completions:
         trial.step()
         trial.check()
     assert trial.kv.pool.num_used == 6
@@ -259,17 +261,17 @@ def test_a_save_holds_its_blocks_after_the_request_is_over():
 
 def test_a_prompt_that_looks_at_itself_is_not_loaded():
     trial = stored_trial()
-    trial.add(Wish(length=24, max_tokens=1, has_prompt_logprobs=True))
+    trial.add(TrialRequest(length=24, max_tokens=1, has_prompt_logprobs=True))
     finish(trial)
     assert trial.transfers.num_hits == 0
 
 
 @pytest.mark.parametrize(
-    "answer", [KVLookup(-3), None, 5, KVLookup(None), KVLookup(2.5), KVLookup("2")]
+    "result", [KVLookup(-3), None, 5, KVLookup(None), KVLookup(2.5), KVLookup("2")]
 )
-def test_a_lookup_that_makes_no_sense_switches_the_store_off(answer, monkeypatch, caplog):
+def test_a_lookup_that_makes_no_sense_switches_the_store_off(result, monkeypatch, caplog):
     trial = stored_trial()
-    monkeypatch.setattr(trial.store, "lookup", lambda request_id, block_hashes: answer)
+    monkeypatch.setattr(trial.store, "lookup", lambda request_id, block_hashes: result)
     trial.add(LONGER)
     finish(trial)
     assert trial.counts["ends"] == 2
@@ -278,11 +280,11 @@ def test_a_lookup_that_makes_no_sense_switches_the_store_off(answer, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("method", "answer"), [("start_save", None), ("start_save", -1), ("plan_step", 7)]
+    ("method", "result"), [("start_save", None), ("start_save", -1), ("plan_step", 7)]
 )
-def test_other_nonsense_switches_it_off_too(method, answer, monkeypatch, caplog):
+def test_other_nonsense_switches_it_off_too(method, result, monkeypatch, caplog):
     trial = make_trial()
-    monkeypatch.setattr(trial.store, method, lambda *_: answer)
+    monkeypatch.setattr(trial.store, method, lambda *_: result)
     trial.add(PROMPT)
     finish(trial)
     assert trial.counts["ends"] == 1
@@ -329,7 +331,7 @@ def test_an_interrupt_costs_a_busy_store_and_no_block(verb, async_scheduling, ca
 
 def test_an_interrupt_costs_no_store_that_is_idle():
     trial = stored_trial()
-    trial.add(Wish(family=1, length=9, max_tokens=9))
+    trial.add(TrialRequest(family=1, length=9, max_tokens=9))
     trial.step()
     while trial.transfers.num_open:
         trial.step()

@@ -1,4 +1,4 @@
-"""Who waits for a KV store, and how often it is asked: counted, with a store that only answers."""
+"""Requests that wait for a KV store, and the number of lookups of a store that only counts."""
 
 import time
 
@@ -10,9 +10,14 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.kv_store import store_queue
 from quire.engine.kv_store.kv_transfers import MAX_LOADS, MIN_SILENT_STEPS, KVTransfers
-from quire.engine.kv_store.load_blocks import take_cross_blocks
+from quire.engine.kv_store.load_blocks import allocate_cross_blocks
 from quire.engine.kv_store.open_transfers import OpenTransfers
-from quire.engine.kv_store.store_queue import FRESH_S, MAX_ASKED, MAX_PAUSE_S, StoreQueue
+from quire.engine.kv_store.store_queue import (
+    MAX_PENDING_LOOKUPS,
+    MAX_RETRY_S,
+    RESULT_TTL_S,
+    StoreQueue,
+)
 from quire.engine.request import Request, Status
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.kv_transfer import CrossGroupBlock, KVLookup, KVStoreScheduler
@@ -25,10 +30,10 @@ NOTHING = KVLookup()
 
 
 class Oracle(KVStoreScheduler):
-    """Answers what it is told to answer, and counts."""
+    """Returns the given result, and counts."""
 
     def __init__(self, options=None, plan=None):
-        self.answer = LATER
+        self.result = LATER
         self.asked = []
         self.num_loads = 0
         self.saved = []
@@ -38,13 +43,13 @@ class Oracle(KVStoreScheduler):
 
     def lookup(self, request_id, block_hashes):
         self.asked.append(request_id)
-        return self.answer
+        return self.result
 
-    def start_load(self, transfer_id, columns):
+    def start_load(self, transfer_id, cross_blocks):
         self.num_loads += 1
 
-    def start_save(self, transfer_id, columns):
-        self.saved += columns
+    def start_save(self, transfer_id, cross_blocks):
+        self.saved += cross_blocks
         return self.num_new
 
     def plan_step(self):
@@ -75,12 +80,12 @@ class Queue(StoreQueue):
         return request
 
     def ask(self, request, num_running=0):
-        return self.sets_aside(request, self.kv.find_prefix(request), num_running)
+        return self.try_defer(request, self.kv.find_prefix(request), num_running)
 
     def end(self, *, done=(), failed=()):
-        """Tell the worker's half of what is open, and hear that some of it has ended."""
+        """Send the open transfers to the worker side, and report that some have ended."""
         self.transfers.plan_step()
-        return self.transfers.take(TransferReport(list(done), list(failed)))
+        return self.transfers.apply_report(TransferReport(list(done), list(failed)))
 
 
 @pytest.fixture
@@ -96,74 +101,74 @@ def clock(monkeypatch):
     return now
 
 
-def test_without_a_store_nobody_waits():
+def test_without_a_store_no_request_waits():
     kv = KVCacheManager(make_plan(10))
     queue = StoreQueue(kv, None)
     request = make_request("a", prompt=[1] * 20)
     kv.prepare(request)
-    assert queue.sets_aside(request, None, 0) is None
-    assert queue.call_back(0.0) == []
+    assert queue.try_defer(request, None, 0) is None
+    assert queue.pop_ready(0.0) == []
     assert not queue.is_waiting
 
 
 def test_what_is_stored_is_loaded(queue):
-    queue.oracle.answer = KVLookup(3)
+    queue.oracle.result = KVLookup(3)
     request = queue.request()
     assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     assert queue.kv.pool.num_used == 3
     assert queue.is_waiting
-    queue.leave(request)
-    assert queue.call_back(time.monotonic() + 5) == []
+    queue.remove(request)
+    assert queue.pop_ready(time.monotonic() + 5) == []
 
 
 def test_a_load_does_not_cost_the_hit_before_it():
     queue = Queue(num_blocks=10)
-    queue.oracle.answer = KVLookup(2)
+    queue.oracle.result = KVLookup(2)
     request = queue.request()
-    hit, *others = queue.kv.pool.take(9)
-    queue.kv.pool.keep(hit, 0, request.hashes[1])
-    queue.kv.pool.give_back([hit])  # first, so nothing was used longer ago
+    hit, *others = queue.kv.pool.allocate(9)
+    queue.kv.pool.add_to_cache(hit, 0, request.hashes[1])
+    queue.kv.pool.free([hit])  # first, so nothing was used longer ago
     for index, block in enumerate(others[:3]):
-        queue.kv.pool.keep(block, 0, bytes([index]))
-        queue.kv.pool.give_back([block])
+        queue.kv.pool.add_to_cache(block, 0, bytes([index]))
+        queue.kv.pool.free([block])
     assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     found = queue.kv.find_prefix(request)
     assert found.block_ids == [[hit]]
 
 
-def test_an_answer_holds_for_a_moment_and_for_one_length_of_the_hit(queue, clock):
-    queue.oracle.answer = NOTHING
+def test_a_lookup_result_is_valid_for_a_moment_and_for_one_length_of_the_hit(queue, clock):
+    queue.oracle.result = NOTHING
     request = queue.request()
     for _ in range(50):
         assert queue.ask(request) is None
     assert len(queue.oracle.asked) == 1
-    block = queue.kv.pool.take(1)
-    queue.kv.pool.keep(block[0], 0, request.hashes[1])
+    block = queue.kv.pool.allocate(1)
+    queue.kv.pool.add_to_cache(block[0], 0, request.hashes[1])
     queue.ask(request)
     queue.ask(request)
     assert len(queue.oracle.asked) == 2, "what it lacks has changed"
-    clock[0] += FRESH_S
+    clock[0] += RESULT_TTL_S
     queue.ask(request)
     assert len(queue.oracle.asked) == 3
 
 
-def test_a_reset_makes_an_answer_void(queue):
-    queue.oracle.answer = KVLookup(5)
+def test_a_reset_invalidates_a_lookup_result(queue):
+    queue.oracle.result = KVLookup(5)
     request = queue.request()
-    queue.kv.pool.take(98)
+    queue.kv.pool.allocate(98)
     assert queue.ask(request, 1) is None
     queue.transfers.reset()
     queue.ask(request, 1)
     assert len(queue.oracle.asked) == 2
 
 
-def test_a_remembered_answer_is_used_when_there_is_room(queue):
-    queue.oracle.answer = KVLookup(5)
+def test_a_cached_lookup_result_is_used_when_there_is_room(queue):
+    queue.oracle.result = KVLookup(5)
     request = queue.request()
-    taken = queue.kv.pool.take(95)
+    taken = queue.kv.pool.allocate(95)
     assert queue.ask(request, 1) is None, "it could not begin, so nothing is loaded yet"
     assert queue.oracle.num_loads == 0
-    queue.kv.pool.give_back(taken)
+    queue.kv.pool.free(taken)
     assert queue.ask(request, 1) is Status.WAITING_FOR_REMOTE_KV
     assert len(queue.oracle.asked) == 1
 
@@ -175,21 +180,21 @@ def test_later_is_asked_again_less_and_less_often_and_comes_to_an_end(queue, clo
     while not ready and num_steps < 100_000:
         clock[0] += 0.001
         num_steps += 1
-        ready = queue.call_back(clock[0])
+        ready = queue.pop_ready(clock[0])
     assert ready == [request]
-    assert 10.0 <= clock[0] - start_s <= 10.0 + 2 * MAX_PAUSE_S
+    assert 10.0 <= clock[0] - start_s <= 10.0 + 2 * MAX_RETRY_S
     assert 100 < len(queue.oracle.asked) < 300, "of 10,000 steps"
     assert request.num_loads == MAX_LOADS
     assert not queue.is_waiting
     assert queue.ask(request) is None, "it computes"
 
 
-def test_an_answer_that_came_later_is_not_asked_for_again(queue, clock):
+def test_a_lookup_that_was_pending_is_not_repeated(queue, clock):
     request = queue.request()
     queue.ask(request)
-    queue.oracle.answer = KVLookup(5)
+    queue.oracle.result = KVLookup(5)
     clock[0] += 0.002
-    assert queue.call_back(clock[0]) == [request]
+    assert queue.pop_ready(clock[0]) == [request]
     assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     assert len(queue.oracle.asked) == 2
 
@@ -200,35 +205,35 @@ def test_later_is_asked_again_for_what_lies_behind_the_hit(queue, clock, monkeyp
         queue.transfers, "look_up", lambda request, hit: hits.append(hit) or look_up(request, hit)
     )
     request = queue.request()
-    assert queue.sets_aside(request, PrefixHit(2, [[1, 2]], 0), 0) is Status.WAITING_FOR_KV_LOOKUP
+    assert queue.try_defer(request, PrefixHit(2, [[1, 2]], 0), 0) is Status.WAITING_FOR_KV_LOOKUP
     clock[0] += 0.002
-    queue.call_back(clock[0])
+    queue.pop_ready(clock[0])
     assert hits == [2, 2]
 
 
-def test_a_step_hears_later_so_many_times_and_everybody_has_a_turn(queue, clock):
+def test_pending_lookups_per_step_are_limited_and_take_turns(queue, clock):
     requests = [queue.request(f"r{index}") for index in range(1000)]
     assert {queue.ask(request) for request in requests} == {Status.WAITING_FOR_KV_LOOKUP}
-    assert len(queue.oracle.asked) == MAX_ASKED
-    for count in range(2, 1000 // MAX_ASKED + 2):
+    assert len(queue.oracle.asked) == MAX_PENDING_LOOKUPS
+    for count in range(2, 1000 // MAX_PENDING_LOOKUPS + 2):
         clock[0] += 0.06
-        assert queue.call_back(clock[0]) == []
-        assert len(queue.oracle.asked) == count * MAX_ASKED
-    assert len(set(queue.oracle.asked)) > 1000 - MAX_ASKED
-    queue.oracle.answer = NOTHING
+        assert queue.pop_ready(clock[0]) == []
+        assert len(queue.oracle.asked) == count * MAX_PENDING_LOOKUPS
+    assert len(set(queue.oracle.asked)) > 1000 - MAX_PENDING_LOOKUPS
+    queue.oracle.result = NOTHING
     back = []
-    for _ in range(1000 // MAX_ASKED + 1):
+    for _ in range(1000 // MAX_PENDING_LOOKUPS + 1):
         clock[0] += 0.06
-        back += queue.call_back(clock[0])
+        back += queue.pop_ready(clock[0])
     assert sorted(r.request_id for r in back) == sorted(r.request_id for r in requests)
 
 
 def test_a_request_that_is_over_is_not_asked_for(queue, clock):
     request = queue.request()
     queue.ask(request)
-    queue.leave(request)
+    queue.remove(request)
     clock[0] += 60.0
-    assert queue.call_back(clock[0]) == []
+    assert queue.pop_ready(clock[0]) == []
     assert len(queue.oracle.asked) == 1
     assert not queue.is_waiting
 
@@ -244,7 +249,7 @@ def test_what_is_too_short_or_was_loaded_often_is_not_asked_for(queue):
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_an_engine_that_waits_for_a_load_does_not_spin(async_scheduling):
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
-    oracle.answer = KVLookup(2)
+    oracle.result = KVLookup(2)
     transfers = KVTransfers(oracle, kv, 10.0, "oracle")
     core, _, _ = make_core(async_scheduling=async_scheduling, kv=kv, transfers=transfers)
     core.add(make_message("a", prompt=[1] * 20))
@@ -260,16 +265,16 @@ def test_an_engine_that_waits_for_a_load_does_not_spin(async_scheduling):
 def test_what_is_open_costs_a_step_nothing(monkeypatch):
     def cost_us(num_open):
         queue = Queue(num_blocks=8 * num_open + 100)
-        monkeypatch.setattr(queue.oracle, "start_save", lambda transfer_id, columns: 1)
+        monkeypatch.setattr(queue.oracle, "start_save", lambda transfer_id, cross_blocks: 1)
         for index in range(num_open):
             request = queue.request(f"r{index}", length=4)
-            request.block_ids = [queue.kv.pool.take(1)]
+            request.block_ids = [queue.kv.pool.allocate(1)]
             queue.transfers.offer(request, range(1))
         assert queue.transfers.num_open == num_open
         now_s, times = time.monotonic(), []
         for _ in range(50):
             start_s = time.perf_counter()
-            queue.call_back(now_s)
+            queue.pop_ready(now_s)
             queue.transfers.plan_step()
             times.append(time.perf_counter() - start_s)
         return 1e6 * min(times)
@@ -282,7 +287,7 @@ def test_what_is_open_costs_a_step_nothing(monkeypatch):
 
 def loading(queue, num_blocks=3):
     """A request that waits for a load."""
-    queue.oracle.answer = KVLookup(num_blocks)
+    queue.oracle.result = KVLookup(num_blocks)
     request = queue.request()
     assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
     return request
@@ -312,37 +317,37 @@ def test_a_load_that_failed_is_not_tried_again(queue):
 
 
 def test_what_is_evicted_again_and_again_is_loaded_so_many_times(queue):
-    queue.oracle.answer = KVLookup(3)
+    queue.oracle.result = KVLookup(3)
     request = queue.request()
     for count in range(1, MAX_LOADS + 1):
         assert queue.ask(request) is Status.WAITING_FOR_REMOTE_KV
         queue.end(done=[count])
         queue.kv.reset()
-        assert len(queue.oracle.asked) == count, "the answer of the last time is not believed"
+        assert len(queue.oracle.asked) == count, "the last result is not reused"
     assert queue.ask(request) is None
     assert queue.oracle.num_loads == MAX_LOADS
 
 
-def test_who_waits_for_a_load_of_a_store_that_is_off_computes(queue):
+def test_a_request_that_waits_for_a_load_of_a_store_that_is_off_computes(queue):
     request = loading(queue)
     queue.transfers.store.switch_off()
-    assert queue.is_waiting, "it is to hear of that"
-    assert queue.call_back(0.0) == [request]
-    assert queue.call_back(0.0) == []
+    assert queue.is_waiting, "it is to be queued again"
+    assert queue.pop_ready(0.0) == [request]
+    assert queue.pop_ready(0.0) == []
     assert request.num_loads == MAX_LOADS
     assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0), "it was never sent"
 
 
-def test_who_is_over_does_not_come_back_when_its_load_will_not_come(queue):
+def test_a_finished_request_is_not_requeued_when_its_load_is_cancelled(queue):
     request = loading(queue)
     queue.transfers.store.switch_off()
-    queue.leave(request)
-    assert queue.call_back(0.0) == []
+    queue.remove(request)
+    assert queue.pop_ready(0.0) == []
 
 
-def test_who_is_over_does_not_come_back_when_its_load_ends(queue):
+def test_a_finished_request_is_not_requeued_when_its_load_ends(queue):
     request = loading(queue)
-    queue.leave(request)
+    queue.remove(request)
     assert queue.end(done=[1]) == []
     assert queue.kv.find_prefix(request).num_blocks == 3, "others find it"
 
@@ -351,14 +356,14 @@ def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queu
     loading(queue)
     queue.transfers.plan_step()
     queue.transfers.store.switch_off()
-    assert queue.kv.pool.num_used == 3, "the worker's half may still write them"
-    told = queue.transfers.plan_step()
-    assert (told.is_open, told.is_stopped, told.loads) == (True, True, ())
+    assert queue.kv.pool.num_used == 3, "the worker side may still write them"
+    planned = queue.transfers.plan_step()
+    assert (planned.is_open, planned.is_stopped, planned.loads) == (True, True, ())
     queue.transfers.end_all()
     assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0)
 
 
-def test_after_an_interrupt_a_store_with_open_transfers_is_given_up(queue, caplog):
+def test_after_an_interrupt_a_store_with_open_transfers_is_switched_off(queue, caplog):
     queue.transfers.interrupt()
     assert not queue.transfers.store.is_off, "nothing was open"
     request = loading(queue)
@@ -366,15 +371,15 @@ def test_after_an_interrupt_a_store_with_open_transfers_is_given_up(queue, caplo
     queue.transfers.interrupt()
     assert queue.transfers.store.is_off
     assert "oracle had 1 open transfers when a step was interrupted" in caplog.text
-    assert queue.call_back(0.0) == [request]
+    assert queue.pop_ready(0.0) == [request]
 
 
 def test_a_late_load_calls_its_request_at_its_deadline(queue, clock):
     request = loading(queue)
-    assert queue.call_back(clock[0] + 9.99) == []
-    assert queue.call_back(clock[0] + 10.0) == [request]
+    assert queue.pop_ready(clock[0] + 9.99) == []
+    assert queue.pop_ready(clock[0] + 10.0) == [request]
     assert request.num_loads == MAX_LOADS
-    assert queue.end(done=[1]) == [], "nobody waits any more"
+    assert queue.end(done=[1]) == [], "no request waits any more"
 
 
 def test_an_unknown_transfer_in_a_report_is_logged(queue, caplog):
@@ -386,15 +391,15 @@ def test_an_unknown_transfer_in_a_report_is_logged(queue, caplog):
 def test_a_load_that_just_fits_beside_those_that_run_begins():
     for num_free, status in ((7, Status.WAITING_FOR_REMOTE_KV), (6, None)):
         queue = Queue()
-        queue.oracle.answer = KVLookup(5)
-        queue.kv.pool.take(99 - num_free)
+        queue.oracle.result = KVLookup(5)
+        queue.kv.pool.allocate(99 - num_free)
         assert queue.ask(queue.request(), num_running=1) is status, "six blocks, and one to go on"
 
 
-def test_one_that_nobody_runs_beside_loads_what_fits():
+def test_a_request_that_runs_alone_loads_what_fits():
     queue = Queue(num_blocks=30)
-    queue.oracle.answer = KVLookup(5)
-    queue.kv.pool.take(27)
+    queue.oracle.result = KVLookup(5)
+    queue.kv.pool.allocate(27)
     assert queue.ask(queue.request()) is Status.WAITING_FOR_REMOTE_KV
     assert queue.kv.pool.num_free == 0
 
@@ -404,23 +409,23 @@ def test_a_silent_store_is_off_after_its_time_and_so_many_steps(queue, clock):
     loading(queue)
     for _ in range(MIN_SILENT_STEPS - 1):
         queue.transfers.plan_step()
-    queue.transfers.late(clock[0] + 1e6)
+    queue.transfers.pop_expired(clock[0] + 1e6)
     assert not queue.transfers.store.is_off, "a step may take long"
     queue.transfers.plan_step()
-    queue.transfers.late(clock[0] + 9.99)
+    queue.transfers.pop_expired(clock[0] + 9.99)
     assert not queue.transfers.store.is_off
-    queue.transfers.late(clock[0] + 10.0)
+    queue.transfers.pop_expired(clock[0] + 10.0)
     assert queue.transfers.store.is_off
 
 
-def test_a_store_that_is_heard_is_not_silent(queue, clock):
+def test_a_store_that_reports_is_not_silent(queue, clock):
     loading(queue)
     queue.ask(queue.request("b"))
     for _ in range(9):
         queue.transfers.plan_step()
     clock[0] += 9.0
     queue.end(done=[1])
-    queue.transfers.late(clock[0] + 9.0)
+    queue.transfers.pop_expired(clock[0] + 9.0)
     assert not queue.transfers.store.is_off
 
 
@@ -440,16 +445,16 @@ def mixed_plan(num_blocks=41):
 def saving(queue, num_blocks=3):
     """A request whose tables have so many blocks."""
     request = queue.request()
-    request.block_ids = [queue.kv.pool.take(num_blocks) for _ in queue.kv.specs]
+    request.block_ids = [queue.kv.pool.allocate(num_blocks) for _ in queue.kv.specs]
     return request
 
 
-def test_only_whole_columns_are_saved():
+def test_only_whole_cross_group_blocks_are_saved():
     queue = Queue(plan=mixed_plan())
     queue.oracle.num_new = 1
     request = saving(queue)
     full, window = request.block_ids
-    queue.kv.pool.give_back(window[:1])
+    queue.kv.pool.free(window[:1])
     window[0] = 0
     queue.transfers.offer(request, range(4))  # of the fourth there is no block
     assert queue.oracle.saved == [
@@ -458,10 +463,10 @@ def test_only_whole_columns_are_saved():
     assert [queue.kv.pool.references(block) for block in full] == [1, 2, 2]
 
 
-def test_saves_have_a_share_of_the_pool_in_whole_columns():
+def test_saves_hold_a_fraction_of_the_pool_in_whole_cross_group_blocks():
     queue = Queue(plan=mixed_plan())
     queue.oracle.num_new = 1
-    queue.transfers._open.most_blocks = 5
+    queue.transfers._open.max_blocks = 5
     request = saving(queue)
     queue.transfers.offer(request, range(3))
     assert len(queue.oracle.saved) == 2
@@ -501,24 +506,28 @@ def test_a_save_is_announced_once_and_as_a_save(queue):
 # -- the parts -------------------------------------------------------------------------------------
 
 
-def test_a_small_pool_has_room_for_one_column():
-    assert OpenTransfers(BlockPool(4), 2).most_blocks == 2
-    assert OpenTransfers(BlockPool(41), 2).most_blocks == 10
+def test_a_small_pool_has_room_for_one_cross_group_block():
+    assert OpenTransfers(BlockPool(4), 2).max_blocks == 2
+    assert OpenTransfers(BlockPool(41), 2).max_blocks == 10
 
 
 def test_a_load_leaves_so_many_blocks_free(queue):
-    columns = take_cross_blocks(queue.kv, queue.request(), None, most=5, room=100, num_spare=97)
-    assert len(columns) == 2
+    cross_blocks = allocate_cross_blocks(
+        queue.kv, queue.request(), None, max_blocks=5, room=100, num_reserved=97
+    )
+    assert len(cross_blocks) == 2
     assert queue.kv.pool.num_free == 97
 
 
 @pytest.mark.parametrize(("room", "num_cross_blocks"), [(6, 5), (7, 5), (5, 4), (3, 2), (1, 0)])
 def test_what_a_window_does_not_need_takes_no_room(room, num_cross_blocks):
-    """Of so many columns a window of five tokens needs one block."""
+    """Of so many cross_blocks a window of five tokens needs one block."""
     queue = Queue(plan=mixed_plan())
-    columns = take_cross_blocks(queue.kv, queue.request(), None, most=5, room=room, num_spare=0)
-    assert len(columns) == num_cross_blocks
-    assert [bool(column.block_ids[1]) for column in columns[:-1]] == [False] * (
+    cross_blocks = allocate_cross_blocks(
+        queue.kv, queue.request(), None, max_blocks=5, room=room, num_reserved=0
+    )
+    assert len(cross_blocks) == num_cross_blocks
+    assert [bool(cross_block.block_ids[1]) for cross_block in cross_blocks[:-1]] == [False] * (
         num_cross_blocks - 1
     ) * (num_cross_blocks > 0)
     assert queue.kv.pool.num_used == (num_cross_blocks + 1 if num_cross_blocks else 0)
@@ -529,28 +538,28 @@ def test_an_engine_with_a_question_is_waiting_for_its_store(queue):
     assert not queue.is_waiting
     assert queue.ask(request) is Status.WAITING_FOR_KV_LOOKUP
     assert queue.is_waiting
-    queue.leave(request)
+    queue.remove(request)
     assert not queue.is_waiting
 
 
-def test_each_step_may_hear_later_so_many_times(queue, clock):
-    for index in range(MAX_ASKED):
+def test_pending_lookups_are_limited_in_each_step(queue, clock):
+    for index in range(MAX_PENDING_LOOKUPS):
         queue.ask(queue.request(f"r{index}"))
     queue.ask(queue.request("one more"))
-    assert len(queue.oracle.asked) == MAX_ASKED
-    assert queue.call_back(clock[0]) == []
+    assert len(queue.oracle.asked) == MAX_PENDING_LOOKUPS
+    assert queue.pop_ready(clock[0]) == []
     queue.ask(queue.request("the next step's"))
-    assert len(queue.oracle.asked) == MAX_ASKED + 1
+    assert len(queue.oracle.asked) == MAX_PENDING_LOOKUPS + 1
 
 
-def test_so_many_answers_are_remembered_and_the_oldest_is_forgotten(queue, clock, monkeypatch):
-    monkeypatch.setattr(store_queue, "MAX_REMEMBERED", 2)
-    queue.oracle.answer = NOTHING
+def test_cached_lookup_results_are_limited_and_the_oldest_is_removed(queue, clock, monkeypatch):
+    monkeypatch.setattr(store_queue, "MAX_RESULTS", 2)
+    queue.oracle.result = NOTHING
     a, b, c = (queue.request(name) for name in "abc")
     queue.ask(a)
-    clock[0] += FRESH_S
+    clock[0] += RESULT_TTL_S
     queue.ask(b)
-    queue.ask(a)  # asked anew, so b's answer is the oldest now
+    queue.ask(a)  # asked anew, so b's result is the oldest now
     queue.ask(c)
     for request in (a, c, b):
         queue.ask(request)
@@ -559,21 +568,21 @@ def test_so_many_answers_are_remembered_and_the_oldest_is_forgotten(queue, clock
 
 def test_nothing_is_remembered_of_a_request_that_is_over():
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
-    oracle.answer = NOTHING
+    oracle.result = NOTHING
     core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
     core.add(make_message("a", prompt=[1] * 20))
     core.step()
-    assert len(core.scheduler._store._answers) == 1
+    assert len(core.scheduler._store._lookup_results) == 1
     run_to_end(core)
     assert oracle.asked == ["a"]
-    assert not core.scheduler._store._answers
+    assert not core.scheduler._store._lookup_results
     assert oracle.over == ["a"]
 
 
-@pytest.mark.parametrize("answer", [LATER, KVLookup(2)])
-def test_a_request_that_is_aborted_while_it_waits_is_gone(answer):
+@pytest.mark.parametrize("result", [LATER, KVLookup(2)])
+def test_a_request_that_is_aborted_while_it_waits_is_gone(result):
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
-    oracle.answer = answer
+    oracle.result = result
     core, executor, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 0.0, "oracle"))
     core.add(make_message("a", prompt=[1] * 20))
     core.step()
@@ -589,7 +598,7 @@ def test_a_request_that_is_aborted_while_it_waits_is_gone(answer):
 
 def test_an_engine_computes_while_a_store_loads_and_does_not_wait(monkeypatch):
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
-    oracle.answer = KVLookup(2)
+    oracle.result = KVLookup(2)
     core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
@@ -603,7 +612,7 @@ def test_an_engine_computes_while_a_store_loads_and_does_not_wait(monkeypatch):
     assert len(pauses) == 1
 
 
-def test_an_engine_that_waits_for_an_answer_does_not_spin(monkeypatch):
+def test_an_engine_that_waits_for_a_lookup_does_not_spin(monkeypatch):
     kv, oracle = KVCacheManager(make_plan(100)), Oracle()
     core, _, _ = make_core(kv=kv, transfers=KVTransfers(oracle, kv, 10.0, "oracle"))
     pauses = []

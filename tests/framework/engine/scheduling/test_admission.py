@@ -10,14 +10,14 @@ from engine_parts import (
     run_to_end,
 )
 
-from quire.engine.request import LastLook, Request, Status
-from quire.engine.scheduling.admission import LOOK_EVERY
+from quire.engine.request import AdmissionAttempt, Request, Status
+from quire.engine.scheduling.admission import RETRY_INTERVAL_STEPS
 from quire.errors import InvalidRequestError
 from quire.messages import SlotResult, StepResult
 from quire_scheduling_policies.priority import PriorityFirst
 
 
-def land(scheduler, plan):
+def complete_step(scheduler, plan):
     rows = [SlotResult(s.slot, [7]) for s in plan.requests if s.num_samples]
     return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=rows))
 
@@ -26,7 +26,7 @@ def step(scheduler):
     """Tokens of each request in the next step, by name."""
     plan = scheduler.schedule()
     tokens = {scheduler.request_in(s.slot).request_id: s.num_tokens for s in plan.requests}
-    land(scheduler, plan)
+    complete_step(scheduler, plan)
     return tokens
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_that_fits_whole_goes_past_those_that_wait_for_their_turn_in_pi
     assert names(scheduler.waiting) == ["b"]
 
 
-def test_what_nobody_needs_of_the_budget_is_shared_equally():
+def test_the_unused_budget_is_split_equally():
     scheduler = make_scheduler(2000, max_num_batched_tokens=40, max_num_partial_prefills=4)
     for index in range(5):
         add(scheduler, str(index), 400)
@@ -183,11 +183,11 @@ def test_the_lowest_priority_number_goes_first_and_the_highest_has_to_go():
     scheduler = make_scheduler(num_blocks=8, policy=PriorityFirst())
     for name, priority in (("late", 5), ("usual", 0), ("urgent", -1)):
         add(scheduler, name, 8, max_tokens=8, priority=priority)
-    land(scheduler, scheduler.schedule())
+    complete_step(scheduler, scheduler.schedule())
     assert names(scheduler.running) == ["urgent", "usual"]
     assert names(scheduler.waiting) == ["late"]
     while not scheduler.num_preemptions and len(scheduler.running) == 2:
-        land(scheduler, scheduler.schedule())
+        complete_step(scheduler, scheduler.schedule())
     assert scheduler.num_preemptions == 1
     assert names(scheduler.running) == ["urgent"]
     assert names(scheduler.waiting) == ["usual", "late"]
@@ -203,13 +203,13 @@ def test_an_urgent_request_that_arrives_late_goes_before_those_that_wait():
 
 
 class OneAtATime(InOrder):
-    """Admits nobody beside another, and sends the first away."""
+    """Admits one request at a time, and preempts the first."""
 
     def admits(self, request, running):
         return False
 
 
-def test_a_policy_decides_who_may_begin_and_nothing_stops():
+def test_a_policy_decides_which_request_may_start():
     core, executor, _ = make_core(policy=OneAtATime())
     for name in "abc":
         core.add(make_message(name))
@@ -217,7 +217,7 @@ def test_a_policy_decides_who_may_begin_and_nothing_stops():
     assert len(executor.tokens) == 1, "one slot was ever used"
 
 
-def test_a_policy_decides_who_has_to_go():
+def test_a_policy_decides_which_request_is_preempted():
     scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
     for name in "ab":
         add(scheduler, name, 8, max_tokens=8)
@@ -240,13 +240,13 @@ def test_many_that_follow_one_prompt_are_looked_at_a_few_at_a_time():
     core, _, _ = make_core(enable_prefix_caching=True, max_num_seqs=4, max_num_queued=500)
     for index in range(300):
         core.add(make_message(f"r{index}", prompt=range(100, 120), max_tokens=2))
-    answers = run_to_end(core)
-    assert len(answers) == 300
-    assert all(answer == [120, 121] for answer in answers.values())
+    completions = run_to_end(core)
+    assert len(completions) == 300
+    assert all(completion == [120, 121] for completion in completions.values())
 
 
 class Diary(InOrder):
-    """Notes who began and who ended."""
+    """Records the requests that began and ended."""
 
     def __init__(self):
         self.notes = []
@@ -258,7 +258,7 @@ class Diary(InOrder):
         self.notes.append(("ended", request.request_id))
 
 
-def test_a_policy_hears_who_begins_and_who_ends():
+def test_a_policy_is_notified_of_starts_and_ends():
     diary = Diary()
     scheduler = make_scheduler(policy=diary)
     add(scheduler, "a", 3, max_tokens=1)
@@ -277,11 +277,11 @@ def test_an_urgent_request_that_waits_for_its_adapter_does_not_stop_those_that_r
             step(scheduler)
     assert step(scheduler) == {"low": 19}
     plan = scheduler.schedule()
-    assert [share.num_tokens for share in plan.requests] == [19]
+    assert [entry.num_tokens for entry in plan.requests] == [19]
     (low,) = scheduler.running
     assert len(low.block_ids[0]) == 15, "57 tokens, of which the last needs a block of its own"
     assert [block for new in plan.new_blocks for block in new.block_ids] == low.block_ids[0][10:]
-    land(scheduler, plan)
+    complete_step(scheduler, plan)
     assert step(scheduler) == {"low": 19}
 
 
@@ -319,7 +319,7 @@ def test_the_next_token_of_each_that_runs_keeps_its_block():
 
 @pytest.mark.parametrize(("length", "begins"), [(8, True), (9, False)])
 def test_the_rest_of_a_prompt_in_pieces_keeps_its_blocks(length, begins):
-    """Of 7 blocks the first chunk has 2, the rest and the next token need 3: so 2 are spare."""
+    """Of 7 blocks the first chunk has 2, the rest and the next token need 3: so 2 are left."""
     scheduler = make_scheduler(num_blocks=8, max_num_batched_tokens=8)
     add(scheduler, "pieces", 16, max_tokens=9)
     step(scheduler)
@@ -339,13 +339,13 @@ def test_a_small_request_never_goes_past_one_that_lacks_blocks():
     assert names(scheduler.waiting) == ["large", "small"]
 
 
-def test_nobody_goes_past_one_whose_token_is_on_its_way():
+def test_no_request_bypasses_one_whose_token_is_in_flight():
     scheduler = make_scheduler()
     for name in "ab":
         add(scheduler, name, 4)
-    scheduler.requests["a"].num_tokens_on_their_way = 1
+    scheduler.requests["a"].num_tokens_in_flight = 1
     assert not scheduler.schedule().requests
-    scheduler.requests["a"].num_tokens_on_their_way = 0
+    scheduler.requests["a"].num_tokens_in_flight = 0
     assert step(scheduler) == {"a": 4, "b": 4}
 
 
@@ -354,19 +354,21 @@ def test_what_was_seen_of_one_that_waits_is_looked_at_again_in_time():
     add(scheduler, "runs", 4, max_tokens=90)
     step(scheduler)
     add(scheduler, "waits", 4)
-    scheduler.requests["waits"].last_look = LastLook(scheduler._admission._num_steps, 0, 10**6)
+    scheduler.requests["waits"].last_attempt = AdmissionAttempt(
+        scheduler._admission._num_steps, 0, 10**6
+    )
     num_steps = 0
     while "waits" not in step(scheduler):
         num_steps += 1
-    assert num_steps == LOOK_EVERY - 1
+    assert num_steps == RETRY_INTERVAL_STEPS - 1
 
 
-def test_one_that_was_seen_to_lack_blocks_begins_when_nobody_runs():
+def test_a_request_that_lacked_blocks_starts_when_nothing_runs():
     scheduler = make_scheduler()
     add(scheduler, "waits", 4)
-    scheduler.requests["waits"].last_look = LastLook(1, 0, 10**6)
+    scheduler.requests["waits"].last_attempt = AdmissionAttempt(1, 0, 10**6)
     assert step(scheduler) == {"waits": 4}
-    assert scheduler.running[0].last_look is None
+    assert scheduler.running[0].last_attempt is None
 
 
 def test_one_that_finds_no_room_behind_its_hit_leaves_the_hit_as_it_was():
@@ -374,18 +376,18 @@ def test_one_that_finds_no_room_behind_its_hit_leaves_the_hit_as_it_was():
     add(scheduler, "known", 9, max_tokens=1)
     step(scheduler)
     pool = scheduler.kv.pool
-    taken = pool.take(8)
+    taken = pool.allocate(8)
     add(scheduler, "waits", 20, max_tokens=2)
     (request,) = scheduler.waiting
     assert not scheduler.schedule().requests, "a block is blank and two are the hit"
     assert (request.status, request.num_computed_tokens) == (Status.WAITING, 0)
     assert (request.block_ids, request.num_committed_blocks) == ([[]], 0)
     assert (pool.num_used, pool.num_cached) == (8, 2)
-    pool.give_back(taken)
+    pool.free(taken)
     plan = scheduler.schedule()
     assert [(s.num_tokens, s.num_samples) for s in plan.requests] == [(12, 1)]
     assert plan.assignments[0].num_computed_tokens == 8
-    (output,) = land(scheduler, plan)
+    (output,) = complete_step(scheduler, plan)
     assert output.num_cached_tokens == 8
 
 
@@ -411,7 +413,7 @@ def test_a_long_prompt_is_one_beyond_the_threshold():
     assert names(scheduler.waiting) == ["just so"]
 
 
-def test_without_chunks_nobody_goes_past_a_prompt_that_waits_for_an_empty_step():
+def test_without_chunks_no_request_bypasses_a_prompt_that_waits_for_an_empty_step():
     scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
     add(scheduler, "runs", 2, max_tokens=4)
     step(scheduler)

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.scheduling.fair_split import fair_shares
+from quire.engine.scheduling.fair_split import split_fairly
 
 
 @pytest.mark.parametrize(
-    ("demands", "budget", "shares"),
+    ("demands", "budget", "split"),
     [
         ([10, 10], 10, [5, 5]),
         ([2, 100, 100], 20, [2, 9, 9]),
@@ -17,15 +17,15 @@ from quire.engine.scheduling.fair_split import fair_shares
         ([], 10, []),
     ],
 )
-def test_what_one_leaves_the_others_get(demands, budget, shares):
-    assert fair_shares(demands, budget) == shares
+def test_the_surplus_goes_to_larger_demands(demands, budget, split):
+    assert split_fairly(demands, budget) == split
 
 
 @given(st.lists(st.integers(1, 1000), max_size=20), st.integers(0, 5000))
-def test_shares_use_the_budget_and_nobody_gets_more_than_a_smaller_need(demands, budget):
-    shares = fair_shares(demands, budget)
-    assert sum(shares) == min(budget, sum(demands))
-    assert all(0 <= share <= demand for share, demand in zip(shares, demands, strict=True))
-    unmet = [s for s, d in zip(shares, demands, strict=True) if s < d]
-    assert not unmet or max(shares) - min(unmet) <= 1
-    assert budget < len(demands) or all(shares)
+def test_the_budget_is_used_and_no_part_exceeds_an_unmet_one(demands, budget):
+    split = split_fairly(demands, budget)
+    assert sum(split) == min(budget, sum(demands))
+    assert all(0 <= part <= demand for part, demand in zip(split, demands, strict=True))
+    unmet = [s for s, d in zip(split, demands, strict=True) if s < d]
+    assert not unmet or max(split) - min(unmet) <= 1
+    assert budget < len(demands) or all(split)

@@ -48,25 +48,25 @@ class Keeps(InOrder):
 
 
 class Broken(InOrder):
-    """A package's policy that fails in some of its answers."""
+    """A package's policy that fails in some of its decisions."""
 
     def __init__(self, **broken):
         self.broken = broken
 
     def order(self, request):
-        return self._answer("order", 0)
+        return self._decide("order", 0)
 
     def admits(self, request, running):
-        return self._answer("admits", True)
+        return self._decide("admits", True)
 
     def victim(self, running):
-        return self._answer("victim", 0)
+        return self._decide("victim", 0)
 
-    def _answer(self, name, usual):
-        answer = self.broken.get(name, usual)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def _decide(self, name, usual):
+        decision = self.broken.get(name, usual)
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
 
 
 REQUESTS = [make_request(name) for name in "abc"]
@@ -100,15 +100,15 @@ def test_the_log_has_the_error_once(caplog):
     assert len(caplog.records) == 1
 
 
-def test_an_engine_with_a_broken_policy_answers_all_the_same():
+def test_an_engine_with_a_broken_policy_serves_all_the_same():
     policy = Broken(admits=ValueError(), victim=ValueError())
     core, _, _ = make_core(num_blocks=9, policy=policy)
     for index in range(4):
         start = 100 * index + 5
         core.add(make_message(f"r{index}", prompt=range(start, start + 6), max_tokens=14))
-    answers = run_to_end(core)
+    completions = run_to_end(core)
     assert core.scheduler.num_preemptions > 0
-    assert all(len(answers[f"r{index}"]) == 14 for index in range(4))
+    assert all(len(completions[f"r{index}"]) == 14 for index in range(4))
 
 
 def test_a_policy_without_an_order_fails_each_request_alone():
@@ -121,7 +121,7 @@ def test_a_policy_without_an_order_fails_each_request_alone():
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("policy", [ByAnswer, ByAdapter])
-def test_keys_that_compare_sometimes_cost_nobody_an_answer(policy, async_scheduling):
+def test_keys_that_compare_sometimes_fail_no_other_request(policy, async_scheduling):
     core, _, _ = make_core(num_blocks=9, policy=policy(), async_scheduling=async_scheduling)
     names = [f"r{index}" for index in range(8)]
     for index, name in enumerate(names):
@@ -129,9 +129,11 @@ def test_keys_that_compare_sometimes_cost_nobody_an_answer(policy, async_schedul
         adapter = (None, "one")[index % 2]
         core.add(make_message(name, prompt=prompt, max_tokens=9, adapter=adapter))
     core.abort(["r5"])  # waits in the middle
-    answers = run_to_end(core)
+    completions = run_to_end(core)
     assert core.scheduler.num_preemptions > 0
-    assert {name: len(answers[name]) for name in answers} == dict.fromkeys(set(names) - {"r5"}, 9)
+    assert {name: len(completions[name]) for name in completions} == dict.fromkeys(
+        set(names) - {"r5"}, 9
+    )
     assert not core.scheduler.requests
 
 
@@ -167,7 +169,7 @@ def test_those_that_run_are_a_sequence():
     assert GuardedPolicy(Looks()).victim(REQUESTS) == 1
 
 
-def test_who_begins_and_ends_is_told():
+def test_starts_and_ends_are_notified():
     policy = Keeps()
     guarded = GuardedPolicy(policy)
     guarded.began(REQUESTS[0])

@@ -1,4 +1,4 @@
-"""How much a prompt may begin with, beside others that are in pieces."""
+"""Number of tokens that a prompt may start with, beside other partial prefills."""
 
 import pytest
 from engine_parts import make_request
@@ -14,7 +14,7 @@ def prompt(length, rank=0):
     return request
 
 
-def share(pending, *running, budget=20, taken=0, rank=0, chunks=(), **settings):
+def first_chunk(pending, *running, budget=20, taken=0, rank=0, chunks=(), **settings):
     """What a prompt that lacks so many tokens may begin with."""
     step = StepInProgress(budget)
     prompts = [prompt(length) for length in running]
@@ -23,24 +23,24 @@ def share(pending, *running, budget=20, taken=0, rank=0, chunks=(), **settings):
     if taken:
         step.add(prompt(taken), taken)
     limits = PartialPrefills(SchedulerSettings(**settings), prompts, step)
-    return limits.share(prompt(pending, rank), pending, step)
+    return limits.first_chunk(prompt(pending, rank), pending, step)
 
 
 def test_a_prompt_that_fits_begins_whole_whatever_else_is_in_pieces():
     for enable_chunked_prefill in (True, False):
         options = {"enable_chunked_prefill": enable_chunked_prefill}
-        assert share(20, 100, 100, 100, max_num_partial_prefills=1, **options) == 20
-        assert share(15, taken=5, **options) == 15
+        assert first_chunk(20, 100, 100, 100, max_num_partial_prefills=1, **options) == 20
+        assert first_chunk(15, taken=5, **options) == 15
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(1, 0), (2, 0), (3, 20)])
 def test_prompts_in_pieces_are_counted(most, tokens):
-    assert share(21, 50, 50, max_num_partial_prefills=most) == tokens
+    assert first_chunk(21, 50, 50, max_num_partial_prefills=most) == tokens
 
 
 def test_a_prompt_whose_rest_is_in_the_step_is_not_in_pieces():
-    assert share(30, 10, chunks=[10], max_num_partial_prefills=1) == 10
-    assert share(30, 10, chunks=[9], max_num_partial_prefills=1) == 0
+    assert first_chunk(30, 10, chunks=[10], max_num_partial_prefills=1) == 10
+    assert first_chunk(30, 10, chunks=[9], max_num_partial_prefills=1) == 0
 
 
 @pytest.mark.parametrize(
@@ -49,35 +49,35 @@ def test_a_prompt_whose_rest_is_in_the_step_is_not_in_pieces():
 )
 def test_long_prompts_in_pieces_are_counted(pending, running, tokens):
     limits = {"max_num_partial_prefills": 9, "max_long_partial_prefills": 1}
-    assert share(pending, *running, long_prefill_token_threshold=50, **limits) == tokens
-    assert share(pending, *running, long_prefill_token_threshold=0, **limits) == 20
+    assert first_chunk(pending, *running, long_prefill_token_threshold=50, **limits) == tokens
+    assert first_chunk(pending, *running, long_prefill_token_threshold=0, **limits) == 20
 
 
 def test_two_may_be_long():
     limits = {"max_num_partial_prefills": 9, "long_prefill_token_threshold": 50}
-    assert share(90, 60, max_long_partial_prefills=2, **limits) == 20
-    assert share(90, 60, 60, max_long_partial_prefills=2, **limits) == 0
+    assert first_chunk(90, 60, max_long_partial_prefills=2, **limits) == 20
+    assert first_chunk(90, 60, 60, max_long_partial_prefills=2, **limits) == 0
 
 
 @pytest.mark.parametrize(("rank", "tokens"), [(-1, 20), (0, 0), (1, 0)])
 def test_only_a_better_rank_does_not_wait_for_its_turn(rank, tokens):
-    assert share(30, 50, 50, max_num_partial_prefills=1, rank=rank) == tokens
+    assert first_chunk(30, 50, 50, max_num_partial_prefills=1, rank=rank) == tokens
 
 
 def test_without_chunks_a_prompt_waits_for_a_step_of_its_own():
-    assert share(30, enable_chunked_prefill=False) == 20, "longer than any step: cut"
-    assert share(30, enable_chunked_prefill=False, taken=1) == 0
-    assert share(30, 50, enable_chunked_prefill=False, taken=1, rank=-1) == 0
+    assert first_chunk(30, enable_chunked_prefill=False) == 20, "longer than any step: cut"
+    assert first_chunk(30, enable_chunked_prefill=False, taken=1) == 0
+    assert first_chunk(30, 50, enable_chunked_prefill=False, taken=1, rank=-1) == 0
 
 
 def test_one_that_waits_for_its_turn_may_be_passed_and_one_for_an_empty_step_not():
     for is_chunked in (True, False):
         settings = SchedulerSettings(enable_chunked_prefill=is_chunked)
-        assert PartialPrefills(settings, [], StepInProgress(9)).may_be_passed == is_chunked
+        assert PartialPrefills(settings, [], StepInProgress(9)).allows_bypass == is_chunked
 
 
 @pytest.mark.parametrize(("rank", "tokens"), [(4, 20), (5, 0), (6, 0)])
 def test_a_prompt_that_goes_before_the_last_that_runs_is_not_held_up(rank, tokens):
     running, step = [prompt(50, rank=0), prompt(50, rank=5)], StepInProgress(20)
     limits = PartialPrefills(SchedulerSettings(max_num_partial_prefills=1), running, step)
-    assert limits.share(prompt(21, rank), 21, step) == tokens
+    assert limits.first_chunk(prompt(21, rank), 21, step) == tokens

@@ -14,13 +14,13 @@ def leader_of(sharing, names=NAMES[:4]):
     return leader
 
 
-def test_who_lacks_what_is_promised_follows_to_the_last_common_block():
+def test_a_request_that_lacks_promised_blocks_follows_to_the_last_common_block():
     sharing = PromptSharing()
     leader, follower = leader_of(sharing), make_request("follower")
     assert sharing.follow(follower, [*NAMES[:4], NAMES[8]])
-    assert (follower.leader, follower.awaited) == (leader, NAMES[3])
-    assert sharing.arrived(leader, lambda name: name in NAMES[:3]) == []
-    assert sharing.arrived(leader, lambda name: name in NAMES[:4]) == [follower]
+    assert (follower.leader, follower.awaited_hash) == (leader, NAMES[3])
+    assert sharing.pop_ready(leader, lambda name: name in NAMES[:3]) == []
+    assert sharing.pop_ready(leader, lambda name: name in NAMES[:4]) == [follower]
     assert follower.leader is None
 
 
@@ -38,8 +38,8 @@ def test_followers_are_free_when_their_leader_goes():
     leader, follower = leader_of(sharing), make_request("follower")
     sharing.follow(follower, NAMES[:4])
     assert sharing.withdraw(leader) == [follower]
-    assert (follower.leader, follower.awaited) == (None, None)
-    assert (leader.followers, leader.promises) == ([], [])
+    assert (follower.leader, follower.awaited_hash) == (None, None)
+    assert (leader.followers, leader.promised_hashes) == ([], [])
     assert not sharing.follow(make_request("late"), NAMES[:4]), "nothing is promised any more"
 
 
@@ -47,10 +47,10 @@ def test_a_follower_that_leaves_is_called_no_more():
     sharing = PromptSharing()
     leader, follower = leader_of(sharing), make_request("follower")
     sharing.follow(follower, NAMES[:4])
-    sharing.leave(follower)
-    assert (follower.leader, follower.awaited, leader.followers) == (None, None, [])
+    sharing.unfollow(follower)
+    assert (follower.leader, follower.awaited_hash, leader.followers) == (None, None, [])
     assert sharing.withdraw(leader) == []
-    sharing.leave(follower)  # who follows nobody leaves nobody
+    sharing.unfollow(follower)  # without a leader nothing changes
 
 
 def test_only_the_blocks_of_one_leader_count():
@@ -65,7 +65,7 @@ def test_the_first_promise_of_a_block_counts():
     leader = leader_of(sharing)
     second = make_request("second")
     sharing.promise(second, NAMES[2:6])
-    assert second.promises == NAMES[4:6]
+    assert second.promised_hashes == NAMES[4:6]
     sharing.withdraw(second)
     assert sharing.follow(make_request("follower"), NAMES[:4])
     assert len(leader.followers) == 1
@@ -73,18 +73,18 @@ def test_the_first_promise_of_a_block_counts():
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("budget", [8, 2048])
-def test_eight_answers_to_one_prompt_compute_it_once(async_scheduling, budget):
+def test_eight_completions_of_one_prompt_compute_it_once(async_scheduling, budget):
     core, executor, _ = make_core(
         async_scheduling=async_scheduling, enable_prefix_caching=True, max_num_batched_tokens=budget
     )
     for child in range(8):
         message = make_message(f"r{child}", prompt=range(100, 133), max_tokens=5)
         core.add(msgspec.structs.replace(message, child=child))
-    answers = run_to_end(core)
-    assert all(answers[f"r{child}"] == list(range(133, 138)) for child in range(8))
-    num_answers = 8 * 4  # the last token of an answer is not computed
+    completions = run_to_end(core)
+    assert all(completions[f"r{child}"] == list(range(133, 138)) for child in range(8))
+    num_completion_tokens = 8 * 4  # the last generated token is not computed
     num_last_blocks = 7  # of one token each: 32 of 33 are shared
-    assert sum(executor.num_tokens_per_step) == 33 + num_last_blocks + num_answers
+    assert sum(executor.num_tokens_per_step) == 33 + num_last_blocks + num_completion_tokens
     assert core.stats().num_prefix_hits == 7 * 32
 
 
@@ -109,7 +109,7 @@ def following_core(**message):
     return core, executor
 
 
-def test_a_follower_that_is_aborted_is_computed_for_nobody():
+def test_an_aborted_follower_is_not_computed():
     core, executor = following_core()
     follower = core.scheduler.requests["b"]
     core.abort(["b"])
@@ -128,7 +128,7 @@ def test_a_reset_of_the_prefix_cache_lets_followers_compute_for_themselves():
     assert run_to_end(core) == {"a": [140, 141, 142], "b": [140, 141, 142]}
 
 
-def test_one_that_must_look_at_its_own_prompt_follows_nobody():
+def test_a_request_for_prompt_logprobs_follows_no_leader():
     core, executor, _ = make_core(enable_prefix_caching=True, max_num_batched_tokens=8)
     core.add(make_message("a", prompt=range(100, 140), max_tokens=3))
     core.step()
@@ -139,7 +139,7 @@ def test_one_that_must_look_at_its_own_prompt_follows_nobody():
     assert sum(executor.num_tokens_per_step) == 2 * (40 + 2)
 
 
-def test_who_finds_a_part_promises_the_rest_and_others_follow_for_that():
+def test_a_request_with_a_partial_hit_promises_the_rest():
     core, _, _ = make_core(enable_prefix_caching=True, max_num_batched_tokens=8)
     core.add(make_message("known", prompt=range(100, 109), max_tokens=1))
     run_to_end(core)
@@ -148,7 +148,7 @@ def test_who_finds_a_part_promises_the_rest_and_others_follow_for_that():
     core.step()
     core.step()
     leader, follower = core.scheduler.requests["a"], core.scheduler.requests["b"]
-    assert leader.promises == leader.hashes[3:10], "two of ten blocks were found"
+    assert leader.promised_hashes == leader.hashes[3:10], "two of ten blocks were found"
     assert follower.status is Status.WAITING_FOR_PREFIX
     assert follower.leader is leader
     assert run_to_end(core) == {"a": [140, 141, 142], "b": [140, 141, 142]}
@@ -161,9 +161,9 @@ def test_a_leader_keeps_its_promises_until_its_prompt_is_computed_and_no_longer(
     request = core.scheduler.requests["a"]
     for _ in range(3):
         core.step()  # 24 of 28 tokens
-        assert request.promises == request.hashes[1:7]
+        assert request.promised_hashes == request.hashes[1:7]
     core.step()
-    assert request.promises == []
+    assert request.promised_hashes == []
     assert not core.scheduler._sharing._leaders
 
 

@@ -12,7 +12,9 @@ from engine_parts import (
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.request import Request, Status
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.engine.scheduling.step_in_progress import StepInProgress
+from quire.errors import RefusedError
 from quire.interfaces.kv_cache import KVLayer
 from quire.messages import (
     EngineStats,
@@ -27,8 +29,8 @@ from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 from quire_scheduling_policies.priority import PriorityFirst
 
 
-def shares(plan):
-    return [(share.slot, share.num_tokens, share.num_samples) for share in plan.requests]
+def scheduled(plan):
+    return [(entry.slot, entry.num_tokens, entry.num_samples) for entry in plan.requests]
 
 
 def finish_step(scheduler, plan, token_id=7):
@@ -41,10 +43,10 @@ def take(scheduler, plan, *rows):
     return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
 
 
-def test_a_prompt_within_the_budget_is_one_share():
+def test_a_prompt_within_the_budget_is_one_chunk():
     scheduler = make_scheduler()
     scheduler.add(make_request("a", prompt=range(10)))
-    assert shares(scheduler.schedule()) == [(0, 10, 1)]
+    assert scheduled(scheduler.schedule()) == [(0, 10, 1)]
 
 
 def test_a_long_prompt_is_cut_and_only_its_last_chunk_samples():
@@ -53,7 +55,7 @@ def test_a_long_prompt_is_cut_and_only_its_last_chunk_samples():
     chunks = []
     for _ in range(3):
         plan = scheduler.schedule()
-        chunks += shares(plan)
+        chunks += scheduled(plan)
         finish_step(scheduler, plan)
     assert chunks == [(0, 4, 0), (0, 4, 0), (0, 2, 1)]
 
@@ -66,7 +68,7 @@ def test_every_running_request_gets_a_token_while_a_prompt_is_computed():
     scheduler.add(make_request("long", prompt=range(40)))
     for _ in range(5):
         plan = scheduler.schedule()
-        assert {(share.slot, share.num_tokens) for share in plan.requests} >= {(0, 1), (1, 1)}
+        assert {(entry.slot, entry.num_tokens) for entry in plan.requests} >= {(0, 1), (1, 1)}
         finish_step(scheduler, plan)
 
 
@@ -84,9 +86,9 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it():
     scheduler.add(make_request("a", prompt=range(5)))
     scheduler.add(make_request("b", prompt=range(5)))
     plan = scheduler.schedule()
-    assert shares(plan) == [(0, 5, 1)]
+    assert scheduled(plan) == [(0, 5, 1)]
     finish_step(scheduler, plan)
-    assert (1, 5, 1) in shares(scheduler.schedule())
+    assert (1, 5, 1) in scheduled(scheduler.schedule())
 
 
 def test_blocks_are_sent_once():
@@ -103,7 +105,7 @@ def test_blocks_are_sent_once():
     assert scheduler.schedule().new_blocks == []
 
 
-def test_the_request_that_came_last_gives_its_blocks_back():
+def test_the_request_that_came_last_is_preempted():
     scheduler = make_scheduler(num_blocks=6)  # five blocks of four tokens
     scheduler.add(make_request("a", prompt=range(8), max_tokens=8))
     scheduler.add(make_request("b", prompt=range(8), max_tokens=8))
@@ -134,10 +136,10 @@ def test_preempted_requests_come_back_in_order():
                 f"r{index}", prompt=range(100 * index + 5, 100 * index + 11), max_tokens=14
             )
         )
-    answers = run_to_end(core)
+    completions = run_to_end(core)
     for index in range(4):
         start = 100 * index + 11
-        assert answers[f"r{index}"] == list(range(start, start + 14))
+        assert completions[f"r{index}"] == list(range(start, start + 14))
     assert core.scheduler.num_preemptions > 0
     assert core.scheduler.kv.pool.num_used == 0
 
@@ -163,7 +165,7 @@ def test_a_removed_request_leaves_nothing_behind(when):
     assert scheduler.kv.pool.num_used == 0
 
 
-def test_an_answer_ends_at_the_stop_token_and_not_before_min_tokens():
+def test_a_completion_ends_at_the_stop_token_and_not_before_min_tokens():
     core, _, _ = make_core()
     core.add(
         make_message("a", prompt=[996], max_tokens=20)
@@ -171,17 +173,17 @@ def test_an_answer_ends_at_the_stop_token_and_not_before_min_tokens():
     core.add(make_message("b", prompt=[996], max_tokens=20, min_tokens=5))
     core.add(make_message("c", prompt=[996], max_tokens=20, stop_token_ids=(998,)))
     reasons = {}
-    answers = {}
+    completions = {}
     while core.has_work():
         for output in core.step().outputs:
-            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            completions.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason:
                 reasons[output.request_id] = (output.finish_reason, output.stop_reason)
-    assert answers["a"] == [997, 998, 999, 0]
+    assert completions["a"] == [997, 998, 999, 0]
     assert reasons["a"] == ("stop", None)
-    assert len(answers["b"]) == 20
+    assert len(completions["b"]) == 20
     assert reasons["b"] == ("length", None)
-    assert answers["c"] == [997, 998]
+    assert completions["c"] == [997, 998]
     assert reasons["c"] == ("stop", 998)
 
 
@@ -189,12 +191,20 @@ def test_an_answer_ends_at_the_stop_token_and_not_before_min_tokens():
 
 
 def decoding(*names, prompt=(1, 2, 3), max_tokens=20, **settings):
-    """A scheduler with requests that have one token of their answer."""
+    """A scheduler with requests that have one generated token."""
     scheduler = make_scheduler(**settings)
     for name in names:
         scheduler.add(make_request(name, prompt=prompt, max_tokens=max_tokens))
     finish_step(scheduler, scheduler.schedule())
     return scheduler
+
+
+def test_drafts_that_no_worker_verifies_are_refused():
+    """A worker that does not verify them would take every draft for right."""
+    scheduler = decoding("a", max_tokens=5)
+    unverified = Scheduler(scheduler.settings, scheduler.kv, PriorityFirst())
+    with pytest.raises(RefusedError, match="no worker of this engine verifies them"):
+        unverified.set_drafts("a", [8])
 
 
 def test_drafts_are_verified_in_one_step_with_blocks_for_all_of_them():
@@ -209,13 +219,13 @@ def test_drafts_are_verified_in_one_step_with_blocks_for_all_of_them():
     (output,) = take(scheduler, plan, SlotResult(0, [8, 5]))
     assert (output.token_ids, request.token_ids) == ([8, 5], [1, 2, 3, 7, 8, 5])
     assert (request.num_computed_tokens, request.num_drafts_in_flight) == (5, 0)
-    assert shares(scheduler.schedule()) == [(0, 1, 1)], "each draft is tried once"
+    assert scheduled(scheduler.schedule()) == [(0, 1, 1)], "each draft is tried once"
 
 
-def test_drafts_end_where_the_answer_does():
+def test_drafts_end_where_the_completion_does():
     scheduler = decoding("a", max_tokens=4)
     assert scheduler.set_drafts("a", [1, 2, 3, 4])
-    assert shares(scheduler.schedule()) == [(0, 3, 3)], "four tokens, the last is never computed"
+    assert scheduled(scheduler.schedule()) == [(0, 3, 3)], "four tokens, the last is never computed"
     assert not decoding("b", max_tokens=2).set_drafts("b", [1])
 
 
@@ -237,7 +247,7 @@ def test_drafts_leave_each_other_request_its_token(drafts, plan):
     scheduler = decoding("a", "b", prompt=[5], max_num_batched_tokens=4, max_num_seqs=4)
     assert scheduler.set_drafts("a", drafts)
     planned = scheduler.schedule().requests
-    assert sorted((share.slot, share.num_tokens) for share in planned) == plan
+    assert sorted((entry.slot, entry.num_tokens) for entry in planned) == plan
     assert scheduler.running[0].draft_token_ids == [], "they are not tried later either"
 
 
@@ -246,14 +256,14 @@ def test_two_requests_have_their_drafts_where_the_budget_holds_both():
     assert scheduler.set_drafts("a", [1])
     assert scheduler.set_drafts("b", [2])
     planned = scheduler.schedule().requests
-    assert sorted((share.slot, share.num_tokens) for share in planned) == [(0, 2), (1, 2)]
+    assert sorted((entry.slot, entry.num_tokens) for entry in planned) == [(0, 2), (1, 2)]
 
 
 def test_drafts_that_find_no_blocks_are_dropped_and_the_request_decodes():
     scheduler = decoding("a", num_blocks=2, max_tokens=2)
     scheduler.running[0].max_total_tokens = 40  # as if it had more to say than fits
     assert scheduler.set_drafts("a", [1, 2, 3, 4])
-    assert shares(scheduler.schedule()) == [(0, 1, 1)]
+    assert scheduled(scheduler.schedule()) == [(0, 1, 1)]
 
 
 def test_a_block_that_drafts_fill_is_found():
@@ -265,7 +275,7 @@ def test_a_block_that_drafts_fill_is_found():
     assert len(scheduler.kv.pool._content) == 1
 
 
-def test_a_block_that_drafts_fill_at_the_end_of_an_answer_is_found_while_others_run():
+def test_a_block_that_drafts_fill_at_the_end_of_a_completion_is_found_while_others_run():
     scheduler = decoding("a", prompt=(1, 2), enable_prefix_caching=True, max_tokens=5)
     scheduler.add(make_request("b", prompt=[9, 9], max_tokens=9))
     finish_step(scheduler, scheduler.schedule())
@@ -285,7 +295,7 @@ def test_drafts_that_are_all_rejected_bring_one_token_and_do_not_count_as_comput
     (request,) = scheduler.running
     assert (output.token_ids, request.token_ids) == ([5], [1, 2, 3, 7, 5])
     assert (request.num_computed_tokens, request.num_drafts_in_flight) == (4, 0)
-    assert shares(scheduler.schedule()) == [(0, 1, 1)]
+    assert scheduled(scheduler.schedule()) == [(0, 1, 1)]
 
 
 def test_a_request_that_goes_with_drafts_in_flight_waits_for_one_row():
@@ -298,31 +308,31 @@ def test_a_request_that_goes_with_drafts_in_flight_waits_for_one_row():
     scheduler.schedule()
     assert [request.request_id for request in scheduler.running] == ["b"]
     (gone,) = scheduler.waiting
-    assert (gone.num_tokens_on_their_way, gone.num_drafts_in_flight) == (1, 0)
+    assert (gone.num_tokens_in_flight, gone.num_drafts_in_flight) == (1, 0)
     (output, _) = take(scheduler, first, SlotResult(0, [1, 5]), SlotResult(1, [7]))
     assert output.token_ids == [1, 5]
-    assert (gone.num_tokens_on_their_way, gone.num_computed_tokens) == (0, 0)
+    assert (gone.num_tokens_in_flight, gone.num_computed_tokens) == (0, 0)
 
 
-# -- who has to go ---------------------------------------------------------------------------------
+# -- preemption -----------------------------------------------------------------------------------
 
 
-def test_who_had_to_go_is_not_in_the_step():
+def test_a_preempted_request_is_not_in_the_step():
     scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
     for name in "ab":
         scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
     finish_step(scheduler, scheduler.schedule())
     plan = scheduler.schedule()
-    assert shares(plan) == [(1, 1, 1)]
+    assert scheduled(plan) == [(1, 1, 1)]
     assert [new.slot for new in plan.new_blocks] == [1]
     (gone,) = scheduler.waiting
-    assert (gone.num_computed_tokens, gone.num_tokens_on_their_way) == (0, 0)
-    assert (gone.checkpoint, gone.next_block_end, gone.num_freed) == (0, 0, [0])
+    assert (gone.num_computed_tokens, gone.num_tokens_in_flight) == (0, 0)
+    assert (gone.next_check, gone.next_block_end, gone.num_freed) == (0, 0, [0])
     finish_step(scheduler, plan)
     assert len(gone.token_ids) == 9
 
 
-def test_nobody_begins_in_a_step_in_which_somebody_had_to_go():
+def test_no_request_starts_in_a_step_with_a_preemption():
     scheduler = make_scheduler(num_blocks=6, policy=PriorityFirst())
     for name in "ab":
         scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
@@ -330,13 +340,13 @@ def test_nobody_begins_in_a_step_in_which_somebody_had_to_go():
     urgent = msgspec.structs.replace(make_message("urgent", prompt=[1]), priority=-1)
     scheduler.add(Request(urgent, 1))
     plan = scheduler.schedule()
-    assert shares(plan) == [(0, 1, 1)]
+    assert scheduled(plan) == [(0, 1, 1)]
     assert [request.request_id for request in scheduler.waiting] == ["urgent", "b"]
     finish_step(scheduler, plan)
-    assert (1, 1, 1) in shares(scheduler.schedule())
+    assert (1, 1, 1) in scheduled(scheduler.schedule())
 
 
-def test_blocks_that_leave_with_the_step_in_flight_are_waited_for_and_nobody_goes():
+def test_deferred_blocks_are_waited_for_without_preemption():
     """A prompt lacks three blocks: one is free, and two are just what an aborted request leaves."""
     scheduler = make_scheduler(num_blocks=30, policy=FirstHasToGo(), max_num_batched_tokens=12)
     scheduler.add(make_request("a", prompt=range(4), max_tokens=20))
@@ -344,25 +354,25 @@ def test_blocks_that_leave_with_the_step_in_flight_are_waited_for_and_nobody_goe
     scheduler.add(make_request("leaves", prompt=range(8), max_tokens=9))
     scheduler.add(make_request("long", prompt=range(40), max_tokens=9))
     first = scheduler.schedule()
-    assert [share.num_tokens for share in first.requests] == [1, 8, 3]
+    assert [entry.num_tokens for entry in first.requests] == [1, 8, 3]
     scheduler.remove("leaves")
-    taken = scheduler.kv.pool.take(scheduler.kv.pool.num_free - 1)
+    taken = scheduler.kv.pool.allocate(scheduler.kv.pool.num_free - 1)
     second = scheduler.schedule()
     assert scheduler.num_preemptions == 0
     assert len(second.requests) == 1, "a goes on; the prompt waits"
     finish_step(scheduler, first)
-    assert [share.num_tokens for share in scheduler.schedule().requests] == [1, 11]
+    assert [entry.num_tokens for entry in scheduler.schedule().requests] == [1, 11]
     assert scheduler.num_preemptions == 0
     assert taken
 
 
-def test_who_would_send_itself_away_waits_for_what_is_in_flight():
+def test_a_request_that_would_preempt_itself_waits_for_the_step_in_flight():
     scheduler = make_scheduler(num_blocks=6)
     for name in "ab":
         scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
     first = scheduler.schedule()
     second = scheduler.schedule()
-    assert shares(second) == [(0, 1, 1)], "b lacks a block, and a step in flight may bring one"
+    assert scheduled(second) == [(0, 1, 1)], "b lacks a block, and a step in flight may bring one"
     assert scheduler.num_preemptions == 0
     assert not scheduler.is_quiescent
     finish_step(scheduler, first)
@@ -392,10 +402,10 @@ def test_the_budget_of_a_prompt_that_has_to_go_goes_to_the_others():
     while scheduler.running[0].num_computed_tokens % 4:
         finish_step(scheduler, scheduler.schedule())
     decodes, goes, stays = scheduler.running
-    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    scheduler.kv.pool.allocate(scheduler.kv.pool.num_free)
     plan = scheduler.schedule()
     assert goes.status is Status.WAITING
-    assert shares(plan) == [(decodes.slot, 1, 1), (stays.slot, 3, 0)]
+    assert scheduled(plan) == [(decodes.slot, 1, 1), (stays.slot, 3, 0)]
 
 
 def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
@@ -404,9 +414,9 @@ def test_a_prompt_that_had_to_go_for_another_ones_chunk_has_none():
         scheduler.add(make_request(name, prompt=range(first, first + 40), max_tokens=4))
         finish_step(scheduler, scheduler.schedule())
     stays, goes = scheduler.running
-    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    scheduler.kv.pool.allocate(scheduler.kv.pool.num_free)
     plan = scheduler.schedule()
-    assert shares(plan) == [(stays.slot, 4, 0)]
+    assert scheduled(plan) == [(stays.slot, 4, 0)]
     assert (goes.status, goes.block_ids) == (Status.WAITING, [[]])
 
 
@@ -415,9 +425,9 @@ def test_running_prompts_of_a_worse_rank_get_the_tokens_that_a_better_one_leaves
     for name, length, priority in (("a", 90, 1), ("b", 90, 1), ("urgent", 35, 0)):
         begin_with_priority(scheduler, name, length, priority)
     plan = scheduler.schedule()
-    assert shares(plan) == [(2, 16, 0)], "all of them"
+    assert scheduled(plan) == [(2, 16, 0)], "all of them"
     finish_step(scheduler, plan)
-    assert shares(scheduler.schedule()) == [(2, 5, 1), (0, 6, 0), (1, 5, 0)]
+    assert scheduled(scheduler.schedule()) == [(2, 5, 1), (0, 6, 0), (1, 5, 0)]
 
 
 # -- what is found ---------------------------------------------------------------------------------
@@ -456,7 +466,7 @@ def test_what_an_aborted_request_computed_is_found():
     assert num_found(scheduler, [*range(1, 8), 7, 1]) == 8
 
 
-def test_a_block_of_an_answer_is_found_as_soon_as_it_is_computed():
+def test_a_block_of_a_completion_is_found_as_soon_as_it_is_computed():
     scheduler = make_scheduler(enable_prefix_caching=True)
     scheduler.add(make_request("a", prompt=range(1, 7), max_tokens=9))
     found = []
@@ -466,7 +476,7 @@ def test_a_block_of_an_answer_is_found_as_soon_as_it_is_computed():
     assert found == [4, 4, 8, 8], "of 6, 7, 8 and 9 computed tokens"
 
 
-def test_an_answer_is_found_by_the_next_turn():
+def test_a_completion_is_found_by_the_next_turn():
     core, _, _ = make_core(enable_prefix_caching=True)
     core.add(make_message("a", prompt=range(1, 7), max_tokens=7))
     assert run_to_end(core) == {"a": list(range(7, 14))}
@@ -502,7 +512,7 @@ def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start(
     first = scheduler.schedule()
     (request,) = scheduler.running
     scheduler._preempt(request, StepInProgress(8))
-    assert (request.status, request.num_tokens_on_their_way) == (Status.WAITING, 0)
+    assert (request.status, request.num_tokens_in_flight) == (Status.WAITING, 0)
     second = scheduler.schedule()
     assert request.slot == 1, "the step in flight uses the other one"
     finish_step(scheduler, first)
@@ -511,7 +521,7 @@ def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start(
     assert num_found(scheduler, range(30)) == 8
 
 
-def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_told_once():
+def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_emitted_once():
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request("a", prompt=range(30), prompt_logprobs=0))
     first = scheduler.schedule()
@@ -545,29 +555,29 @@ def test_after_an_interrupt_nothing_of_a_lost_step_is_kept_and_all_begin_again()
     scheduler.add(make_request("gone", prompt=range(50, 59), max_tokens=9))
     scheduler.schedule()
     scheduler.remove("gone")
-    scheduler.forget_steps()
+    scheduler.discard_steps()
     assert scheduler.is_quiescent
     assert (list(scheduler.running), len(scheduler.waiting)) == ([], 1)
     assert (scheduler.kv.pool.num_used, scheduler.kv.pool.num_cached) == (0, 0)
     plan = scheduler.schedule()
-    assert [(given.num_computed_tokens, share) for given, share in zip(
-        plan.assignments, shares(plan), strict=True
+    assert [(given.num_computed_tokens, entry) for given, entry in zip(
+        plan.assignments, scheduled(plan), strict=True
     )] == [(0, (plan.assignments[0].slot, 9, 1))]  # fmt: skip
     finish_step(scheduler, plan)
     assert num_found(scheduler, range(9)) == 8, "what is computed again can be found"
     assert scheduler.num_queued == 0
 
 
-def test_after_an_interrupt_nobody_waits_for_a_token_that_was_lost():
+def test_after_an_interrupt_no_request_waits_for_a_lost_token():
     scheduler = make_scheduler(num_blocks=6, policy=FirstHasToGo())
     for name in "ab":
         scheduler.add(make_request(name, prompt=range(8), max_tokens=8))
     scheduler.schedule()
     scheduler.schedule()
     (gone,) = scheduler.waiting
-    assert gone.num_tokens_on_their_way == 1
-    scheduler.forget_steps()
-    assert gone.num_tokens_on_their_way == 0
+    assert gone.num_tokens_in_flight == 1
+    scheduler.discard_steps()
+    assert gone.num_tokens_in_flight == 0
     assert [r.num_computed_tokens for r in scheduler.waiting] == [0, 0]
     assert len(scheduler.schedule().requests) == 2
 
@@ -575,7 +585,7 @@ def test_after_an_interrupt_nobody_waits_for_a_token_that_was_lost():
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def test_statistics_say_what_is_there():
+def test_statistics_match_the_state():
     scheduler = make_scheduler(num_blocks=12, enable_prefix_caching=True, max_num_seqs=2)
     scheduler.add(make_request("known", prompt=range(9), max_tokens=1))
     finish_step(scheduler, scheduler.schedule())
@@ -600,7 +610,7 @@ def test_statistics_say_what_is_there():
     assert [request.num_cached_tokens for request in scheduler.running] == [8, 0]
     scheduler.remove("hits")
     assert scheduler.stats(0).num_cached_blocks == 2
-    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    scheduler.kv.pool.allocate(scheduler.kv.pool.num_free)
     stats = scheduler.stats(0)
     assert (stats.num_cached_blocks, stats.num_evictions, stats.num_preemptions) == (0, 2, 0)
 
@@ -628,9 +638,9 @@ def test_a_preempted_request_that_finds_its_own_blocks_is_no_hit():
     assert (core.stats().num_prefix_queries, core.stats().num_prefix_hits) == (4 * 6, 0)
 
 
-def test_a_late_request_is_told_whose_limit_it_met():
+def test_an_expired_request_reports_the_limit_that_it_met():
     scheduler = make_scheduler(request_timeout_s=5.0)
     scheduler.add(make_request("a"))
-    ((request, report),) = scheduler.late()
+    ((request, report),) = scheduler.pop_expired()
     assert request.request_id == "a"
     assert "request_timeout_s is 5 s" in report.message

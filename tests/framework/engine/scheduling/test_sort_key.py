@@ -1,4 +1,4 @@
-"""Any two keys that get a place have an order, whatever a policy makes them of."""
+"""Any two accepted keys have an order, whatever a policy makes them of."""
 
 import random
 from enum import IntEnum
@@ -40,7 +40,7 @@ def test_numbers_keep_their_order(one, other):
 
 
 @given(st.tuples(st.integers(), st.text()), st.tuples(st.integers(), st.text()))
-def test_tuples_of_one_form_keep_their_order(one, other):
+def test_tuples_of_one_shape_keep_their_order(one, other):
     assert (sort_key(one) < sort_key(other)) == (one < other)
 
 
@@ -73,5 +73,5 @@ def test_tuples_in_tuples_have_an_end():
     for _ in range(MAX_DEPTH):
         key = (key,)
     assert sort_key(key)
-    with pytest.raises(ValueError, match="at most 8 tuples"):
+    with pytest.raises(ValueError, match="at most 8 levels"):
         sort_key((key,))

@@ -19,7 +19,7 @@ def test_the_budget_counts_decodes_and_chunks():
     assert (step.budget_left, step.num_tokens) == (5, 5)
 
 
-def test_two_shares_of_one_request_are_one():
+def test_two_chunks_of_one_request_are_one():
     step, request = StepInProgress(20), with_slot("a", 1)
     step.add(request, 4)
     step.add(request, 6)
@@ -36,7 +36,7 @@ def test_only_the_last_chunk_of_a_prompt_samples():
     assert request.num_computed_tokens == 9
 
 
-def test_who_is_taken_out_again_leaves_no_trace():
+def test_a_request_that_is_removed_leaves_no_trace():
     step, stays, goes = StepInProgress(20), with_slot("a", 0), with_slot("b", 1)
     for request in (stays, goes):
         step.decodes.append(ScheduledRequest(request.slot, 1, 1))
@@ -50,7 +50,7 @@ def test_who_is_taken_out_again_leaves_no_trace():
     assert (goes.num_computed_tokens, step.budget_left, chunks) == (0, 19, [])
 
 
-def test_drafts_sample_at_every_position_and_are_settled_with_their_result():
+def test_drafts_sample_at_every_position_and_are_committed_with_their_result():
     step, request = StepInProgress(20), with_slot("a", 2)
     request.num_computed_tokens = 9
     step.add(request, 3)
@@ -69,7 +69,7 @@ def test_drafts_that_are_taken_out_again_are_not_in_flight():
     assert (request.num_drafts_in_flight, step.num_tokens) == (0, 0)
 
 
-def test_a_share_without_a_slot_is_refused():
+def test_a_chunk_without_a_slot_is_rejected():
     step = StepInProgress(20)
     step.add(make_request("a"), 1)
     with pytest.raises(RuntimeError, match="request a is scheduled without a slot"):

@@ -15,7 +15,7 @@ def queued(policy, *lengths):
     queue = WaitingQueue(policy)
     requests = [make_request(f"r{i}", prompt=range(n)) for i, n in enumerate(lengths)]
     for request in requests:
-        queue.place(request)
+        queue.assign_key(request)
         queue.push(request)
     return queue, requests
 
@@ -32,7 +32,7 @@ def test_the_policys_key_goes_before_the_arrival():
     assert len(queue) == 3
 
 
-def test_who_comes_back_has_its_old_place():
+def test_a_requeued_request_has_its_old_position():
     queue, (first, second, third) = queued(InOrder(), 1, 1, 1)
     queue.remove(second)
     queue.remove(first)
@@ -41,7 +41,7 @@ def test_who_comes_back_has_its_old_place():
     assert list(queue) == [first, second, third]
 
 
-def test_who_is_not_there_cannot_be_removed():
+def test_a_request_that_is_not_queued_cannot_be_removed():
     queue, (first, second) = queued(InOrder(), 1, 1)
     queue.remove(first)
     with pytest.raises(ValueError, match="r0 is not in the list"):

@@ -150,6 +150,7 @@ def test_loop_controls_and_generation_blocks_are_known():
 
 def test_the_date_is_known():
     assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(USER)) == 4
+    assert len(ChatTemplate("{{ strftime_now(format='%Y') }}").render(USER)) == 4
 
 
 def test_a_missing_template_says_how_to_pass_one(tmp_path):
@@ -271,7 +272,7 @@ def test_whatever_a_template_raises_blames_the_messages():
         assert caught.value.__cause__ is not None
 
 
-def test_a_template_of_the_users_knows_the_special_tokens(tmp_path):
+def test_a_template_of_the_users_gets_the_special_tokens(tmp_path):
     (tmp_path / "own.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     template = ChatTemplate.load(tmp_path, tmp_path / "own.jinja", {"bos_token": "<s>"})
     assert template.render(USER) == "<s>Hi"

@@ -1,4 +1,4 @@
-"""Thinking, text and calls come out of one stream; a parser that fails ends one request."""
+"""Reasoning, text and calls are parsed from one stream; a parser error fails one request."""
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_thinking_is_split_off_before_calls():
     assert parser.close() == [TextDelta("?")]
 
 
-def test_a_whole_answer_is_taken_apart():
+def test_a_whole_completion_is_parsed():
     whole = CompletionParser(DashThinking(), UpperCalls()).read_whole("hm-aBX?")
     assert whole == ParsedCompletion("a?", "hm", (("B", "{}"),))
     assert CompletionParser().read_whole("a") == ParsedCompletion("a", None, ())
@@ -134,7 +134,7 @@ def test_a_call_grammar_comes_from_the_tool_parser(caplog):
     assert make.call_grammar([{"name": "A"}]).shapes[0].tool == "A"
     assert not CompletionParsers().reads_calls
     assert CompletionParsers().call_grammar([{"name": "A"}]) is None
-    with pytest.raises(RequestFailedError, match=r"acme.*grammar of a call") as caught:
+    with pytest.raises(RequestFailedError, match=r"acme.*grammar of tool calls") as caught:
         CompletionParsers(tools=ParserChoice(Broken, ACME)).call_grammar([{"name": "A"}])
     assert "a bug" not in str(caught.value)
     assert "a bug" in caplog.text
@@ -245,7 +245,7 @@ def test_text_that_is_empty_is_no_event_and_thinking_that_is_none_is_none():
     assert CompletionParser(DashThinking()).read_whole("").reasoning is None
 
 
-def test_calls_of_a_whole_answer_are_joined_from_their_pieces_in_the_order_of_their_ends():
+def test_calls_of_a_whole_completion_are_joined_in_the_order_of_their_ends():
     events = [
         ToolCallStart(0, "a"), ToolCallStart(1, "b"), ToolCallArguments(1, "{"),
         ToolCallArguments(0, "["), TextDelta("x"), ToolCallArguments(1, "}"), ToolCallEnd(1),

@@ -1,4 +1,4 @@
-"""Nothing of a message is lost without a word."""
+"""Messages are converted for templates, and unsupported fields are refused."""
 
 import pytest
 
@@ -37,13 +37,13 @@ def test_what_cannot_be_shown_is_refused_by_its_place(message, param):
     assert param in str(caught.value)
 
 
-def test_an_answer_of_ours_can_be_sent_back_as_it_was():
-    answer = {
+def test_a_completion_can_be_sent_back_as_it_was():
+    completion = {
         "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": [CALL | {"index": 0}], "reasoning": "hm",
         "reasoning_content": "hm",
     }  # fmt: skip
-    (normal,) = normalize_messages([answer])
+    (normal,) = normalize_messages([completion])
     assert normal == {
         "role": "assistant", "content": "", "reasoning_content": "hm",
         "tool_calls": [
@@ -87,7 +87,7 @@ def test_templates_know_four_roles(role, shown):
         ({"role": "user", "reasoning": "a"}, None),
     ],
 )
-def test_the_thinking_of_an_answer_has_one_name(fields, thought):
+def test_the_reasoning_of_a_message_has_one_name(fields, thought):
     assert normal(**fields).get("reasoning_content") == thought
     assert "reasoning" not in normal(**fields)
 
@@ -148,7 +148,7 @@ def test_calls_are_a_list_of_functions_with_names(calls):
 
 @pytest.mark.parametrize("role", ["user", "tool", "system", "developer"])
 def test_only_assistants_call(role):
-    with pytest.raises(InvalidRequestError, match="has no calls") as caught:
+    with pytest.raises(InvalidRequestError, match="cannot have tool calls") as caught:
         normal(role=role, tool_calls=[CALL])
     assert caught.value.param == "messages[0].tool_calls"
 

@@ -1,4 +1,4 @@
-"""A form begins at once, or behind the one token that ends the thinking of the prompt."""
+"""A constraint applies at once, or after the one token that ends the prompt's reasoning."""
 
 import pytest
 
@@ -37,12 +37,12 @@ def thinking(tokenizer, marker="<tool_call>", parser=Opened):
     return Thinking(ParserChoice(parser, ACME), marker, tokenizer)
 
 
-def test_a_form_begins_at_once_where_nothing_was_opened(tokenizer):
+def test_a_constraint_applies_at_once_without_reasoning(tokenizer):
     for marker in ("<tool_call>", None, "two words"):
         assert thinking(tokenizer, marker).end_token_id("fox", [1]) is None
 
 
-def test_a_form_begins_behind_the_token_that_ends_the_thinking(tokenizer):
+def test_a_constraint_applies_after_the_token_that_ends_the_reasoning(tokenizer):
     end = tokenizer.backend.token_to_id("<tool_call>")
     assert thinking(tokenizer).end_token_id(f"fox{OPENS}", [1]) == end
     special = tokenizer.special_tokens
@@ -61,7 +61,7 @@ def test_the_end_of_a_prompt_of_ids_is_looked_at(tokenizer, num_before):
 
 
 @pytest.mark.parametrize(
-    ("marker", "said"), [(None, "does not say what ends it"), ("two words", "instead of one")]
+    ("marker", "said"), [(None, "declares no end marker"), ("two words", "instead of one")]
 )
 def test_an_end_that_is_no_single_token_is_refused(tokenizer, marker, said):
     with pytest.raises(GrammarError, match=said):
@@ -80,16 +80,16 @@ def test_a_parser_that_fails_is_named_without_its_traceback(tokenizer, caplog, e
     assert "secret" in caplog.text
 
 
-def test_the_intake_tells_the_engine_where_the_form_begins(tokenizer):
+def test_the_intake_sets_the_token_after_which_the_constraint_applies(tokenizer):
     intake = Intake(
         tokenizer, max_model_len=64, vocab_size=tokenizer.vocab_size,
         thinking=thinking(tokenizer),
     )  # fmt: skip
     end = tokenizer.backend.token_to_id("<tool_call>")
-    form = StructuredOutputsParams(regex="x")
+    constraint = StructuredOutputsParams(regex="x")
     for prompt, asked, found in (
-        (f"fox{OPENS}", form, end),
-        ("fox", form, None),
+        (f"fox{OPENS}", constraint, end),
+        ("fox", constraint, None),
         (f"fox{OPENS}", None, None),
     ):
         params = SamplingParams(structured_outputs=asked)

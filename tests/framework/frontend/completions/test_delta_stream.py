@@ -1,4 +1,4 @@
-"""A stream is read once, ends once, and is aborted by whoever leaves it too early."""
+"""A stream is read once, ends once, and is aborted if its reader leaves early."""
 
 import asyncio
 
@@ -16,16 +16,16 @@ class Case:
 
     def __init__(self, intake, tokenizer, n=1):
         admission = intake.admit("fox", SamplingParams(n=n, max_tokens=None))
-        self.answers = PromptState(admission, tokenizer)
+        self.completions = PromptState(admission, tokenizer)
         self.closed = []
-        self.stream = DeltaStream(self.answers, asyncio.get_running_loop(), self.closed.append)
+        self.stream = DeltaStream(self.completions, asyncio.get_running_loop(), self.closed.append)
 
     def push(self, token_id=20, end=None, child=0):
-        request = self.answers.admission.requests[child]
+        request = self.completions.admission.requests[child]
         output = EngineOutput(
             request_id=request.request_id, token_ids=[token_id], finish_reason=end
         )
-        self.stream.push(self.answers.take(output).delta())
+        self.stream.push(self.completions.apply(output).delta())
 
     async def read(self):
         return [delta.token_ids async for delta in self.stream]
@@ -59,7 +59,7 @@ def test_deltas_come_in_order_and_the_last_one_ends_the_stream(run):
     run(test)
 
 
-def test_a_stream_of_several_answers_ends_with_the_last_of_them(run):
+def test_a_stream_of_several_completions_ends_with_the_last_of_them(run):
     async def test(case):
         case.push(20, "length", child=1)
         assert not case.stream.is_over
@@ -110,7 +110,7 @@ def test_a_stream_that_is_over_cannot_fail_any_more(run):
     run(test)
 
 
-def test_an_error_wakes_who_waits(run):
+def test_an_error_wakes_the_reader(run):
     async def test(case):
         reading = asyncio.create_task(case.read())
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ def test_leaving_early_aborts_once_and_drops_what_is_there(run, way):
     run(test)
 
 
-def test_cancelling_who_waits_aborts(run):
+def test_cancelling_the_reader_aborts(run):
     async def test(case):
         reading = asyncio.create_task(case.read())
         await asyncio.sleep(0)
@@ -151,7 +151,7 @@ def test_cancelling_who_waits_aborts(run):
     run(test)
 
 
-def test_a_reader_hears_that_somebody_else_closed(run):
+def test_a_waiting_reader_ends_if_the_stream_is_closed_elsewhere(run):
     async def test(case):
         reading = asyncio.create_task(case.read())
         await asyncio.sleep(0)
@@ -184,7 +184,7 @@ def test_the_result_is_everything_so_far(run):
         assert not case.stream.result().finished
         case.push(21, "length")
         assert case.stream.result().outputs[0].token_ids == [20, 21]
-        assert case.stream.request_id == case.answers.admission.request_id
-        assert case.stream.prompt_token_ids == case.answers.admission.prompt.token_ids
+        assert case.stream.request_id == case.completions.admission.request_id
+        assert case.stream.prompt_token_ids == case.completions.admission.prompt.token_ids
 
     run(test)

@@ -30,7 +30,7 @@ def test_it_is_a_mapping_with_the_token_that_stands_there_first():
         row[4]
 
 
-def test_a_token_that_is_one_of_the_likeliest_too_is_told_once_with_its_rank():
+def test_a_chosen_token_among_the_most_likely_is_listed_once_with_its_rank():
     row = LogprobRow(TokenLogprobs([3, 9, 3], [-1.0, -0.5, -1.0], 2), text_of)
     assert [*row.items()] == [(3, Logprob(-1.0, 2, "t3")), (9, Logprob(-0.5, 1, "t9"))]
     assert len(row) == 2
@@ -54,7 +54,7 @@ def test_a_candidate_takes_few_bytes():
     assert taken / (width * len(rows)) < MAX_BYTES
 
 
-def test_ranks_count_from_the_likeliest_and_the_chosen_one_has_its_own():
+def test_ranks_count_from_the_most_likely_and_the_chosen_one_has_its_own():
     row = LogprobRow(TokenLogprobs([7, 3, 9, 4], [-5.0, -0.1, -0.2, -0.3], 40), text_of)
     assert {token_id: found.rank for token_id, found in row.items()} == {7: 40, 3: 1, 9: 2, 4: 3}
     assert [*row] == [7, 3, 9, 4]

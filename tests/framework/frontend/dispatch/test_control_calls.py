@@ -1,4 +1,4 @@
-"""Who waits for a control hears its answer, its error or the engine's death, and nobody is kept."""
+"""A pending control ends with its result, its error or the engine's death."""
 
 import asyncio
 
@@ -54,16 +54,16 @@ def run(test):
     asyncio.run(main())
 
 
-async def settle():
+async def run_event_loop():
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-def test_a_control_waits_for_its_turn_and_has_its_answer():
+def test_a_control_waits_for_its_turn_and_returns_its_result():
     async def test(case):
         case.core.control = lambda command: (command, 5)
         calls = [case.call() for _ in range(2)]
-        await settle()
+        await run_event_loop()
         assert not any(call.done() for call in calls)
         case.run()
         assert await asyncio.gather(*calls) == [(COMMAND, 5)] * 2
@@ -75,7 +75,7 @@ def test_an_error_of_ours_is_raised_where_it_waits():
     async def test(case):
         case.core.control_error = AdapterError("no such files")
         call = case.call()
-        await settle()
+        await run_event_loop()
         case.run()
         with pytest.raises(AdapterError, match="no such files"):
             await call
@@ -88,10 +88,10 @@ def test_any_other_error_is_the_threads_to_die_of(error):
     async def test(case):
         case.core.control_error = error
         call = case.call()
-        await settle()
+        await run_event_loop()
         with pytest.raises(type(error), match=str(error)):
             case.run()
-        await settle()
+        await run_event_loop()
         assert not call.done()
         case.calls.fail(EngineDeadError("it died"))
         with pytest.raises(EngineDeadError, match="it died"):
@@ -100,11 +100,11 @@ def test_any_other_error_is_the_threads_to_die_of(error):
     run(test)
 
 
-def test_all_who_wait_hear_of_the_death():
+def test_everything_pending_fails_at_the_death():
     async def test(case):
         calls = [case.call() for _ in range(3)]
         ends = [asyncio.create_task(case.calls.wait_for_death()) for _ in range(2)]
-        await settle()
+        await run_event_loop()
         case.thread.death = EngineDeadError("it died")
         case.calls.fail(case.thread.death)
         found = await asyncio.gather(*calls, return_exceptions=True)
@@ -114,7 +114,7 @@ def test_all_who_wait_hear_of_the_death():
     run(test)
 
 
-def test_a_death_that_was_is_told_at_once():
+def test_an_earlier_death_is_returned_at_once():
     async def test(case):
         case.thread.death = EngineDeadError("it died")
         assert await case.calls.wait_for_death() is case.thread.death
@@ -125,22 +125,22 @@ def test_a_death_that_was_is_told_at_once():
 
 
 @pytest.mark.parametrize("error", [None, AdapterError("no")])
-def test_an_answer_to_somebody_who_left_is_dropped(error):
+def test_a_result_for_a_cancelled_caller_is_dropped(error):
     async def test(case):
         case.core.control_error = error
         call = case.call()
-        await settle()
+        await run_event_loop()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         case.run()
-        await settle()
+        await run_event_loop()
 
     run(test)
 
 
 @pytest.mark.parametrize("is_death", [False, True])
-def test_an_answer_to_a_loop_that_is_closed_is_dropped(is_death):
+def test_a_result_for_a_closed_loop_is_dropped(is_death):
     case = Case()
 
     async def leave():

@@ -1,4 +1,4 @@
-"""Requests cross to the engine's thread and their outputs come back; what is over is forgotten."""
+"""Requests are passed to the engine's thread, outputs to streams; finished ones are forgotten."""
 
 import asyncio
 import time
@@ -20,12 +20,12 @@ SOURCE = Source("acme", "acme-quire", "1.0")
 
 @pytest.fixture
 def run(intake, tokenizer):
-    """Run a test's coroutine with a dispatch over a scripted core, and a way to make answers."""
+    """Run a test's coroutine with a dispatch over a scripted core, and a prompt state factory."""
 
     def start(test, core=None, request_timeout_s=None):
         core = core or ScriptedCore(echo)
 
-        def answers(prompt="the fox", hooks=(), timeout_s=None, arrived_s=0.0, **params):
+        def completions(prompt="the fox", hooks=(), timeout_s=None, arrived_s=0.0, **params):
             asked = SamplingParams(**{"max_tokens": None} | params)
             admission = intake.admit(prompt, asked, timeout_s=timeout_s)
             if arrived_s:
@@ -41,7 +41,7 @@ def run(intake, tokenizer):
             asyncio.get_running_loop().set_exception_handler(lambda _, said: errors.append(said))
             dispatch = Dispatch(core, request_timeout_s)
             try:
-                await asyncio.wait_for(test(dispatch, core, answers), 20)
+                await asyncio.wait_for(test(dispatch, core, completions), 20)
             finally:
                 await asyncio.to_thread(dispatch.stop)
             await asyncio.sleep(0)
@@ -64,8 +64,8 @@ async def eventually(condition):
 
 
 def test_a_stream_is_open_until_it_is_over(run):
-    async def test(dispatch, core, answers):
-        streams = [dispatch.start(answers()), dispatch.start(answers(n=2))]
+    async def test(dispatch, core, completions):
+        streams = [dispatch.start(completions()), dispatch.start(completions(n=2))]
         assert dispatch.streams() == streams
         for stream in streams:
             assert (await read(stream))[-1].finish_reason == "stop"
@@ -76,14 +76,14 @@ def test_a_stream_is_open_until_it_is_over(run):
 
 
 def test_what_the_engine_said_and_did_is_counted(run):
-    async def test(dispatch, core, answers):
-        deltas = await read(dispatch.start(answers()))
+    async def test(dispatch, core, completions):
+        deltas = await read(dispatch.start(completions()))
         await eventually(lambda: dispatch.throughput.done.num_steps == core.num_steps)
         done = dispatch.throughput.done
         assert done.num_generated_tokens == sum(len(delta.token_ids) for delta in deltas)
         assert dispatch.stats == core.stats()
         core.step_s = 0.01
-        stream = dispatch.start(answers())
+        stream = dispatch.start(completions())
         await anext(stream)
         assert dispatch.stats.num_running == 1
         await stream.aclose()
@@ -92,8 +92,8 @@ def test_what_the_engine_said_and_did_is_counted(run):
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_and_its_surplus_is_dropped(run):
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers("the lazy dog jumps", stop=["lazy"]))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions("the lazy dog jumps", stop=["lazy"]))
         deltas = await read(stream)
         assert "".join(delta.text for delta in deltas) == "the "
         assert deltas[-1].finish_reason == "stop"
@@ -115,8 +115,8 @@ def test_an_output_of_a_request_that_is_over_is_not_taken(run):
             ]
             return EngineOutputs([*outputs.outputs, *more], outputs.stats)
 
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers("fox", stop=["fox"]))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions("fox", stop=["fox"]))
         deltas = await read(stream)
         result = stream.result().outputs[0]
         assert (result.text, result.finish_reason, result.stop_reason) == ("", "stop", "fox")
@@ -126,12 +126,12 @@ def test_an_output_of_a_request_that_is_over_is_not_taken(run):
     run(test, Surplus(echo, tokens_per_step=100))
 
 
-def test_one_answer_that_fails_ends_the_others_of_its_prompt(run):
+def test_one_completion_that_fails_ends_the_others_of_its_prompt(run):
     def script(request):
         return Reply([], ErrorReport("x", "it broke")) if request.child == 1 else echo(request)
 
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers("the lazy dog jumps over the fox", n=3))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions("the lazy dog jumps over the fox", n=3))
         with pytest.raises(RequestFailedError, match="it broke"):
             await read(stream)
         assert dispatch.streams() == []
@@ -142,16 +142,16 @@ def test_one_answer_that_fails_ends_the_others_of_its_prompt(run):
 
 @pytest.mark.parametrize("logprobs", [None, 1])
 @pytest.mark.parametrize("stop", [[], ["x"]])
-def test_an_answer_that_cannot_be_decoded_fails_alone_and_tells_its_cause(
+def test_a_completion_that_cannot_be_decoded_fails_alone_with_its_cause(
     run, tokenizer, logprobs, stop
 ):
     def script(request):
         is_bad = request.token_ids == tokenizer.encode("dog")
         return Reply(["no id"]) if is_bad else echo(request)
 
-    async def test(dispatch, core, answers):
-        bad = dispatch.start(answers("dog", logprobs=logprobs, stop=stop))
-        good = dispatch.start(answers("fox"))
+    async def test(dispatch, core, completions):
+        bad = dispatch.start(completions("dog", logprobs=logprobs, stop=stop))
+        good = dispatch.start(completions("fox"))
         with pytest.raises(RequestFailedError, match="could not be decoded") as caught:
             await read(bad)
         assert isinstance(caught.value.__cause__, TypeError)
@@ -161,8 +161,8 @@ def test_an_answer_that_cannot_be_decoded_fails_alone_and_tells_its_cause(
 
 
 def test_ending_a_request_from_outside_tells_its_reader_and_the_engine(run):
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers("the lazy dog jumps over", n=2))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions("the lazy dog jumps over", n=2))
         await anext(stream)
         dispatch.end(stream)
         rest = await read(stream)
@@ -189,8 +189,8 @@ def test_the_shortest_limit_since_the_arrival_is_what_a_silent_engine_gets(
 ):
     monkeypatch.setattr(dispatch_module, "OVERDUE_S", 1000.0)
 
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers(timeout_s=of_request, arrived_s=arrived_s))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions(timeout_s=of_request, arrived_s=arrived_s))
         if limit_s is None:
             assert stream._timer is None
         else:
@@ -204,19 +204,19 @@ def test_the_shortest_limit_since_the_arrival_is_what_a_silent_engine_gets(
 def test_a_request_of_which_the_engine_says_nothing_in_time_has_timed_out(run, monkeypatch):
     monkeypatch.setattr(dispatch_module, "OVERDUE_S", 0.0)
 
-    async def test(dispatch, core, answers):
+    async def test(dispatch, core, completions):
         with pytest.raises(RequestTimeoutError, match="does not answer"):
-            await read(dispatch.start(answers(timeout_s=0.02)))
+            await read(dispatch.start(completions(timeout_s=0.02)))
         assert dispatch.streams() == []
         await eventually(lambda: core.aborted)
 
     run(test, ScriptedCore(echo, step_s=0.2))
 
 
-def test_a_dead_engine_keeps_nobody_and_is_left_in_peace(run):
-    async def test(dispatch, core, answers):
-        waiting = dispatch.start(answers("the lazy dog jumps over the fox"))
-        leaving = dispatch.start(answers("the lazy dog jumps over the fox"))
+def test_a_dead_engine_ends_all_streams_and_gets_no_commands(run):
+    async def test(dispatch, core, completions):
+        waiting = dispatch.start(completions("the lazy dog jumps over the fox"))
+        leaving = dispatch.start(completions("the lazy dog jumps over the fox"))
         control = asyncio.create_task(dispatch.control(ResetPrefixCache()))
         end = asyncio.create_task(dispatch.wait_for_death())
         await asyncio.sleep(0)
@@ -230,15 +230,15 @@ def test_a_dead_engine_keeps_nobody_and_is_left_in_peace(run):
         assert dispatch.streams() == []
         assert dispatch.death is await end
         with pytest.raises(EngineDeadError):
-            dispatch.start(answers())
+            dispatch.start(completions())
         assert not dispatch._streams
 
     run(test, ScriptedCore(echo, step_s=0.01))
 
 
 def test_leaving_a_dead_engine_is_no_error(run):
-    async def test(dispatch, core, answers):
-        stream = dispatch.start(answers("the lazy dog jumps over the fox"))
+    async def test(dispatch, core, completions):
+        stream = dispatch.start(completions("the lazy dog jumps over the fox"))
         await anext(stream)
         dispatch._thread._die(EngineDeadError("it died"))
         await stream.aclose()
@@ -254,12 +254,12 @@ def test_plugins_hear_of_each_end_once(run):
 
     hooks = [(SOURCE, hook)]
 
-    async def test(dispatch, core, answers):
-        await read(dispatch.start(answers(n=2, hooks=hooks)))
+    async def test(dispatch, core, completions):
+        await read(dispatch.start(completions(n=2, hooks=hooks)))
         assert sorted(heard) == [(0, "stop"), (1, "stop")]
         heard.clear()
         core.step_s = 0.01
-        stream = dispatch.start(answers(n=2, hooks=hooks))
+        stream = dispatch.start(completions(n=2, hooks=hooks))
         await anext(stream)
         await stream.aclose()
         assert sorted(heard) == [(0, "abort"), (1, "abort")]

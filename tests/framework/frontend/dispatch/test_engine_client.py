@@ -1,4 +1,4 @@
-"""What the engine says is understood; a core behind a channel and a scripted one say the same."""
+"""Engine outputs and errors; a core behind a channel and a scripted one behave the same."""
 
 import pytest
 from engine_parts import make_core, make_message, run_to_end
@@ -107,7 +107,7 @@ def test_what_the_client_can_do_about_it_is_its_own_error(error, kind, status):
     assert status_of(received) == status
 
 
-def test_a_code_that_nobody_knows_is_a_failure():
+def test_an_unknown_code_is_a_failure():
     assert type(error_of(ErrorReport("made_up", "x"))) is RequestFailedError
 
 
@@ -133,7 +133,7 @@ def test_a_stop_token_before_min_tokens_does_not_end_it(make):
     assert finish(core)["a"].finish_reason == "length"
 
 
-def test_a_full_queue_is_an_answer_of_the_next_step(make):
+def test_a_full_queue_is_an_output_of_the_next_step(make):
     core = make(max_num_seqs=1, max_num_queued=2)
     for name in "abcd":
         core.add(make_message(name, max_tokens=1))
@@ -145,7 +145,7 @@ def test_a_full_queue_is_an_answer_of_the_next_step(make):
     assert run_to_end(core) == {"b": [13], "c": [13], "e": [13]}
 
 
-def test_what_can_never_fit_is_an_answer_of_the_next_step(make):
+def test_a_request_that_can_never_fit_is_an_output_of_the_next_step(make):
     core = make(num_blocks=4)
     core.add(make_message("a", max_tokens=50))
     assert core.has_work()
@@ -169,7 +169,7 @@ def test_an_aborted_request_is_not_heard_of_again(make):
     core.add(make_message("a"))
     core.add(make_message("b"))
     core.step()
-    core.abort(["a", "b", "nobody"])
+    core.abort(["a", "b", "unknown"])
     core.abort(["a"])
     assert not core.has_work()
     assert core.step().outputs == []
@@ -184,7 +184,7 @@ def test_a_request_that_fails_takes_no_other_with_it(make):
     assert (last["b"].finish_reason, last["b"].error) == ("length", None)
 
 
-def test_controls_are_answered_and_shutdown_may_come_twice(make):
+def test_controls_return_and_shutdown_may_come_twice(make):
     core = make()
     assert core.control(ResetPrefixCache()) is None
     core.shutdown()

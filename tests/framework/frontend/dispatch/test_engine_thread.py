@@ -1,4 +1,4 @@
-"""One thread owns the core: its commands, its steps, its death, and who waits for its end."""
+"""One thread owns the core: its commands, its steps, its death, and waiting for its end."""
 
 import atexit
 import threading
@@ -113,7 +113,7 @@ def test_steps_are_run_as_long_as_there_is_work(start, wait_for, request_of):
     assert case.core.num_steps == num_steps
 
 
-def test_a_step_that_said_nothing_is_not_told(start, wait_for, request_of):
+def test_a_step_without_outputs_is_not_reported(start, wait_for, request_of):
     case = start()
     case.core.hangs = True
     case.core.released.set()  # its steps return None
@@ -154,7 +154,7 @@ def test_many_steps_are_no_stall(start, wait_for, request_of):
     assert case.thread.stalled_s < time.monotonic() - began_s - 0.1
 
 
-def test_a_step_that_fails_is_a_death_that_is_told_once(start, wait_for, request_of, caplog):
+def test_a_step_that_fails_is_a_death_that_is_reported_once(start, wait_for, request_of, caplog):
     case = start()
     case.core.script = lambda request: (_ for _ in ()).throw(RuntimeError("out of smoke"))
     case.thread.post(lambda core: core.add(request_of()))
@@ -194,7 +194,7 @@ def test_stopping_ends_the_thread_and_is_no_death_in_the_log(start, caplog):
 def test_in_a_fork_nothing_is_queued_for_the_thread_that_stayed_behind(start, monkeypatch):
     case = start()
     monkeypatch.setattr(engine_thread_module.os, "getpid", lambda: -1)
-    with pytest.raises(EngineDeadError, match="not to a fork"):
+    with pytest.raises(EngineDeadError, match="cannot be used in its forks"):
         case.thread.post(print)
     monkeypatch.undo()
     assert case.thread.death is None
@@ -224,13 +224,13 @@ def test_a_step_that_hangs_is_killed_or_left_behind(start, wait_for, request_of,
     assert wait_for(lambda: case.thread.stalled_s > 0)
     case.thread.stop(0.05)
     assert [str(death) for death in case.deaths] == [
-        "the engine was shut down, and hung for 0.05 s"
+        "the engine was shut down; its last step hung for 0.05 s"
     ]
     assert case.core.num_kills == 1
     assert case.thread._thread.is_alive() is not is_remote
     started = time.monotonic()
     case.thread.stop(6.0)
-    assert time.monotonic() - started < 4.0  # nobody waits for it again
+    assert time.monotonic() - started < 4.0  # it is not waited for again
     assert case.core.num_kills == 1
     assert len(case.deaths) == 1
 
@@ -239,11 +239,11 @@ def test_a_core_that_does_not_shut_down_cleanly_is_a_line_in_the_log(start, capl
     case = start()
     case.core.shutdown_error = OSError("the socket is gone")
     case.thread.stop()
-    assert "did not shut down cleanly" in caplog.text
+    assert "failed while shutting down" in caplog.text
     assert "the socket is gone" in caplog.text
 
 
-def test_stopping_from_inside_waits_for_nobody(start, wait_for):
+def test_stopping_from_inside_does_not_wait(start, wait_for):
     case = start()
     case.thread.post(lambda core: case.thread.stop())
     assert wait_for(lambda: case.core.is_shut_down)
@@ -280,6 +280,6 @@ def test_a_step_that_is_killed_at_the_end_is_no_second_death(start, wait_for, re
     case.thread.stop(0.02)
     assert wait_for(lambda: case.core.is_shut_down)
     assert [str(death) for death in case.deaths] == [
-        "the engine was shut down, and hung for 0.02 s"
+        "the engine was shut down; its last step hung for 0.02 s"
     ]
     assert "the engine died" not in caplog.text

@@ -1,4 +1,4 @@
-"""Who has the core has it alone, even against itself, and nobody has a dead one."""
+"""A core has one caller at a time, also within a thread, and none once it is dead."""
 
 import os
 import threading
@@ -127,7 +127,7 @@ class Noted(ScriptedCore):
         super().shutdown()
 
 
-def test_a_core_that_nobody_has_is_woken_and_shut_down():
+def test_an_idle_core_is_woken_and_shut_down():
     shared = SharedCore(core := Noted())
     shared.close()
     assert core.done == ["wake", "shutdown"]
@@ -137,7 +137,7 @@ def test_a_core_that_nobody_has_is_woken_and_shut_down():
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
-def test_who_hangs_is_killed_or_shuts_the_core_down_at_last(monkeypatch, is_remote):
+def test_a_hanging_core_is_killed_or_shut_down_after_its_step(monkeypatch, is_remote):
     monkeypatch.setattr(shared_core_module, "CLOSE_WAIT_S", 0.5 if is_remote else 0.02)
     shared = SharedCore(core := Noted(is_remote))
     has_turn = threading.Event()
@@ -164,14 +164,14 @@ def test_a_turn_ends_also_by_an_error_and_others_have_theirs():
         raise KeyError("x")
     with shared.turn() as core:
         assert core is shared
-        with pytest.raises(InvalidRequestError, match="inside a call"), shared.turn():
+        with pytest.raises(InvalidRequestError, match="within one of its own calls"), shared.turn():
             pass
     with shared.turn():
         pass
 
 
 @pytest.mark.parametrize("error", [EngineDeadError("gone"), RuntimeError("out of smoke")])
-def test_a_dead_core_is_called_by_nobody(error):
+def test_a_dead_core_is_not_called(error):
     shared = SharedCore(core := Noted())
     core.control_error = error
     with shared.turn(), pytest.raises(EngineDeadError) as caught:

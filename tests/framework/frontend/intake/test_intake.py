@@ -1,4 +1,4 @@
-"""What comes out of the intake is complete; what is wrong never comes out."""
+"""The intake makes complete requests, and refuses invalid ones."""
 
 import time
 
@@ -42,20 +42,20 @@ def test_text_ids_and_dicts_are_prompts(tokenizer, intake):
     assert (both.prompt.text, both.prompt.token_ids) == ("shown", ids)
 
 
-def test_n_answers_differ_in_their_child_alone(intake):
+def test_n_requests_differ_in_their_child_alone(intake):
     requests = intake.admit("fox", SamplingParams(n=3)).requests
     assert [r.child for r in requests] == [0, 1, 2]
     assert len({r.request_id for r in requests}) == 3
     assert len({(r.seed, tuple(r.token_ids), r.max_tokens, r.priority) for r in requests}) == 1
 
 
-def test_the_first_answer_reports_on_the_prompt_for_all(intake):
+def test_the_first_completion_reports_on_the_prompt_for_all(intake):
     requests = intake.admit("fox", SamplingParams(n=3, prompt_logprobs=2)).requests
     assert [request.params.prompt_logprobs for request in requests] == [2, None, None]
 
 
 @pytest.mark.parametrize("priority", [1, -1])
-def test_a_priority_that_nobody_reads_is_refused_with_the_way_out(intake, priority):
+def test_a_priority_that_is_not_used_is_refused_with_the_way_out(intake, priority):
     with pytest.raises(InvalidRequestError, match="--scheduling-policy priority") as caught:
         intake.admit("fox", SamplingParams(), priority=priority)
     assert caught.value.param == "priority"
@@ -109,9 +109,9 @@ def test_a_timeout_that_is_none_is_refused(intake, timeout_s):
 
 def test_a_seed_is_kept_and_a_missing_one_is_fresh(intake):
     assert intake.admit("fox", SamplingParams(seed=7)).requests[0].seed == 7
-    drawn = {intake.admit("fox", SamplingParams()).requests[0].seed for _ in range(20)}
-    assert len(drawn) == 20
-    assert all(0 <= seed <= MAX_SEED for seed in drawn)
+    seeds = {intake.admit("fox", SamplingParams()).requests[0].seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
 
 
 @pytest.mark.parametrize(
@@ -208,37 +208,37 @@ def test_a_plugin_that_fails_is_named_without_its_traceback(tokenizer, caplog):
     assert "secret detail" in caplog.text
 
 
-def refuse(form):
-    if form.regex == "bug":
+def refuse(constraint):
+    if constraint.regex == "bug":
         raise KeyError("secret")
     raise GrammarError("no")
 
 
 @pytest.mark.parametrize(
-    ("form", "param"),
+    ("constraint", "param"),
     [
         (StructuredOutputsParams(regex="x"), "structured_outputs"),
         (StructuredOutputsParams(calls=CallGrammar(())), "tools"),
     ],
 )
-def test_a_form_that_cannot_be_honoured_is_refused_at_once(tokenizer, form, param):
+def test_an_unsupported_constraint_is_refused_at_once(tokenizer, constraint, param):
     intake = make(tokenizer, check_grammar=refuse)
     for _ in range(2):
         with pytest.raises(GrammarError, match="no") as caught:
-            intake.admit("fox", SamplingParams(structured_outputs=form))
+            intake.admit("fox", SamplingParams(structured_outputs=constraint))
         assert caught.value.param == param
 
 
-def test_a_backend_that_fails_at_a_form_is_not_quoted(tokenizer, caplog):
+def test_a_backend_that_fails_at_a_constraint_is_not_quoted(tokenizer, caplog):
     intake = make(tokenizer, check_grammar=refuse)
-    form = StructuredOutputsParams(regex="bug")
+    constraint = StructuredOutputsParams(regex="bug")
     with pytest.raises(RequestFailedError) as caught:
-        intake.admit("fox", SamplingParams(structured_outputs=form))
+        intake.admit("fox", SamplingParams(structured_outputs=constraint))
     assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
 
 
-def test_the_form_of_a_batch_is_checked_once(tokenizer):
+def test_the_constraint_of_a_batch_is_checked_once(tokenizer):
     checked = []
     intake = make(tokenizer, check_grammar=checked.append)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="x"))
@@ -272,7 +272,7 @@ def test_ids_that_the_model_lacks_are_refused_from_text_too(tokenizer):
         ({"add_special_tokens": False}, False),
     ],
 )
-def test_text_begins_as_the_tokenizer_says_unless_it_is_told_otherwise(tokenizer, fields, has_bos):
+def test_text_begins_with_the_tokenizers_special_tokens_unless_disabled(tokenizer, fields, has_bos):
     bos = Tokenizer(tokenizer.backend, special_tokens=tokenizer.special_tokens, add_bos_token=True)
     prompt = {"prompt": "fox"} | fields
     ids = make(bos).encode(prompt).token_ids
@@ -296,7 +296,7 @@ def test_min_tokens_may_fill_the_room_and_no_more(tokenizer):
     assert caught.value.param == "min_tokens"
 
 
-def test_each_form_is_checked_unless_it_was_the_last_one(tokenizer):
+def test_each_constraint_is_checked_unless_it_was_the_last_one(tokenizer):
     checked = []
     intake = make(tokenizer, check_grammar=checked.append)
     first, other = (
@@ -304,19 +304,19 @@ def test_each_form_is_checked_unless_it_was_the_last_one(tokenizer):
     )
     for params in (first, first, other, other, first):
         intake.admit("fox", params)
-    assert [form.regex for form in checked] == ["x", "y", "x"]
+    assert [constraint.regex for constraint in checked] == ["x", "y", "x"]
 
 
-def test_a_form_that_was_refused_is_checked_again(tokenizer):
+def test_a_constraint_that_was_refused_is_checked_again(tokenizer):
     intake = make(tokenizer, check_grammar=refuse)
-    form = StructuredOutputsParams(regex="x")
+    constraint = StructuredOutputsParams(regex="x")
     for _ in range(2):
         with pytest.raises(GrammarError):
-            intake.admit("fox", SamplingParams(structured_outputs=form))
+            intake.admit("fox", SamplingParams(structured_outputs=constraint))
 
 
 def test_a_field_that_a_backend_blames_stays_blamed(tokenizer):
-    def blame(form):
+    def blame(constraint):
         raise GrammarError("no", param="tools[3]")
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="x"))

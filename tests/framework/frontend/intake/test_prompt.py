@@ -1,4 +1,4 @@
-"""What a prompt holds is checked part by part."""
+"""Each part of a prompt is checked."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from quire.frontend.intake.prompt import check_token_ids, prompt_parts
         ),
     ],
 )
-def test_a_prompt_has_a_dict_form(prompt, parts):
+def test_a_prompt_is_normalized_to_a_dict(prompt, parts):
     assert prompt_parts(prompt) == parts
 
 
@@ -36,8 +36,8 @@ def test_a_prompt_has_a_dict_form(prompt, parts):
         ({"prompt_token_ids": "12"}, "prompt_token_ids of a prompt cannot be a str"),
         ({"prompt_token_ids": {1, 2}}, "cannot be a set"),
         ({"prompt": "a", "add_special_tokens": 1}, "cannot be a int"),
-        ({"prompt": "a", "promt": "b"}, "no part 'promt'"),
-        ({"prompt": "a", 5: None}, "no part 5"),
+        ({"prompt": "a", "promt": "b"}, "no key 'promt'"),
+        ({"prompt": "a", 5: None}, "no key 5"),
     ],
 )
 def test_what_is_no_prompt_is_refused(prompt, said):

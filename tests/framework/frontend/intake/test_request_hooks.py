@@ -1,4 +1,4 @@
-"""Plugins look at each request; one that fails on all of them is known by its name."""
+"""Plugins are called for each request; one that fails on all of them is reported by name."""
 
 import pytest
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Moody:
-    """A hook that raises what it is told to."""
+    """A hook that raises a given error."""
 
     def __init__(self):
         self.error = RuntimeError("broken")
@@ -144,11 +144,11 @@ def test_the_log_says_once_that_a_plugin_keeps_failing_and_once_that_it_is_well(
     moody.error = None
     hooks.received(REQUEST)
     hooks.received(REQUEST)
-    (told,) = [line for line in caplog.messages if "on all of the last " in line]
-    assert "plugin acme (acme-quire 1.0) failed in request_received" in told
-    assert "on all of the last 5 requests, for 10 s" in told
-    assert "readyz" not in told, "an LLM has no server"
-    assert "-p no:acme" in told
+    (logged,) = [line for line in caplog.messages if "on all of the last " in line]
+    assert "plugin acme (acme-quire 1.0) failed in request_received" in logged
+    assert "on all of the last 5 requests, for 10 s" in logged
+    assert "readyz" not in logged, "an LLM has no server"
+    assert "-p no:acme" in logged
     (well,) = [line for line in caplog.messages if "works again" in line]
     assert "plugin acme (acme-quire 1.0) works again, after 8 failures" in well
     traces = [record for record in caplog.records if record.exc_info is not None]
@@ -173,7 +173,7 @@ def test_a_plugin_behind_one_that_fails_is_not_called(clock, moody):
     assert seen == [REQUEST]
 
 
-def test_who_reads_an_attribute_that_does_not_exist_learns_which_do(clock, caplog):
+def test_reading_an_unknown_attribute_lists_the_known_ones(clock, caplog):
     hooks = RequestHooks([(ACME, lambda *, request: request.prompt_token_ids)], clock)
     fail(hooks, 1)
     (line,) = caplog.messages
@@ -188,7 +188,7 @@ def test_an_attribute_that_something_else_lacks_is_no_matter_of_the_requests(clo
     assert caplog.messages == ["plugin acme (acme-quire 1.0) failed in request_received"]
 
 
-def test_an_attribute_that_resembles_none_is_told_without_a_guess(clock, caplog):
+def test_an_attribute_that_resembles_none_is_reported_without_a_guess(clock, caplog):
     hooks = RequestHooks([(ACME, lambda *, request: request.headers)], clock)
     fail(hooks, 1)
     assert "EngineRequest has no 'headers' (it has request_id" in caplog.messages[0]

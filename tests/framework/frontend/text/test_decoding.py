@@ -1,4 +1,4 @@
-"""A stream is exact only for the decoders that it follows; any other decoder is asked itself."""
+"""Exact streams are used only for the decoders they reproduce; others decode a window."""
 
 import json
 
@@ -73,11 +73,11 @@ def check(tokenizer):
     """The pieces of a stream are what the tokenizer itself decodes."""
     names = ["▁▁b", "▁a", "c▁", "<s>", "<0xC3>", "<0xA9>", "▁a"]
     ids = [tokenizer.backend.token_to_id(name) for name in names]
-    for answer in (ids, ids[1:], ids[3:], ids[:1]):
+    for completion in (ids, ids[1:], ids[3:], ids[:1]):
         for skips in (True, False):
             stream = tokenizer.text_stream([], skips)
-            text = "".join([stream.feed(token_id) for token_id in answer] + [stream.close()])
-            assert text == tokenizer.decode(answer, skip_special_tokens=skips)
+            text = "".join([stream.feed(token_id) for token_id in completion] + [stream.close()])
+            assert text == tokenizer.decode(completion, skip_special_tokens=skips)
 
 
 @pytest.mark.parametrize("family", ["byte_level", "byte_fallback", "metaspace", "word_piece"])

@@ -73,8 +73,8 @@ def test_a_stop_string_counts_from_the_last_of_min_tokens_on(tokenizer, min_toke
 
 def test_what_is_held_back_comes_at_the_end(tokenizer):
     assert detokenize(tokenizer, letters(tokenizer, "abST"), stop=["STOP"]) == ("abST", None)
-    half = letters(tokenizer, "é")[:1]
-    assert detokenize(tokenizer, half) == ("\ufffd", None)
-    assert detokenize(tokenizer, half, stop=["\ufffd"]) == ("", "\ufffd")
+    first_byte = letters(tokenizer, "é")[:1]
+    assert detokenize(tokenizer, first_byte) == ("\ufffd", None)
+    assert detokenize(tokenizer, first_byte, stop=["\ufffd"]) == ("", "\ufffd")
     kept = {"stop": ["cd"], "include_stop_str_in_output": True}
     assert detokenize(tokenizer, letters(tokenizer, "abcde"), **kept) == ("abcd", "cd")

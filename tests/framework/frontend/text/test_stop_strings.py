@@ -1,4 +1,4 @@
-"""A stop string is found wherever the text is cut."""
+"""A stop string is found wherever the text is split."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_the_stop_string_can_be_kept():
     assert run(["STOP"], ["go S", "TOP on"], include=True) == ("go STOP", "STOP")
 
 
-def test_half_a_stop_string_is_text_in_the_end():
+def test_an_incomplete_stop_string_is_text_in_the_end():
     assert run(["STOP"], ["go STO"]) == ("go STO", None)
 
 
@@ -64,14 +64,14 @@ def test_the_cut_changes_nothing(text, stops, include, data):
     assert shown == (text[: ends[0]] if include else text[: ends[0] - len(longest)])
 
 
-def test_nothing_is_told_behind_a_stop_string():
+def test_nothing_is_returned_after_a_stop_string():
     search = StopStrings(["b", "ccc"])
     assert search.feed("xc") == "x"
     assert search.feed("ab") == "ca"
     assert (search.found, search.feed("more"), search.close()) == ("b", "", "")
 
 
-def test_what_was_held_back_is_told_once():
+def test_text_held_back_is_returned_once():
     search = StopStrings(["ccc"])
     assert search.feed("acc") == "a"
     assert (search.close(), search.close(), search.feed("c")) == ("cc", "", "")

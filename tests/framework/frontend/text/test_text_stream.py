@@ -1,4 +1,4 @@
-"""Whatever the decoder: the pieces joined are the whole, and characters are never broken."""
+"""For every decoder: the joined pieces are the whole text, and characters are never split."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,9 +21,9 @@ EXACT = {
 FALLBACK_BYTES = 3  # ids of <0x00> and on, in the tokenizers with byte fallback
 
 
-def stream_text(tokenizer, prompt, answer, skip=False):
+def stream_text(tokenizer, prompt, completion, skip=False):
     stream = tokenizer.text_stream(prompt, skip)
-    return [stream.feed(token_id) for token_id in answer] + [stream.close()]
+    return [stream.feed(token_id) for token_id in completion] + [stream.close()]
 
 
 @pytest.mark.parametrize("family", EXACT)
@@ -37,27 +37,27 @@ def test_the_decoder_is_read_from_the_description(families, family):
 def test_the_pieces_joined_are_the_whole(families, family, data, skip):
     tokenizer = families[family]
     ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40)
-    answer = data.draw(ids)
-    pieces = stream_text(tokenizer, [], answer, skip)
-    assert "".join(pieces) == tokenizer.decode(answer, skip_special_tokens=skip)
+    completion = data.draw(ids)
+    pieces = stream_text(tokenizer, [], completion, skip)
+    assert "".join(pieces) == tokenizer.decode(completion, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("family", EXACT)
 @given(data=st.data(), skip=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_an_answer_goes_on_where_the_prompt_ends(families, family, data, skip):
+def test_a_completion_continues_the_prompt(families, family, data, skip):
     tokenizer = families[family]
     ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20)
-    prompt, answer = data.draw(ids), data.draw(ids)
+    prompt, completion = data.draw(ids), data.draw(ids)
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
-    whole = tokenizer.decode(prompt + answer, skip_special_tokens=skip)
-    text = "".join(stream_text(tokenizer, prompt, answer, skip))
+    whole = tokenizer.decode(prompt + completion, skip_special_tokens=skip)
+    text = "".join(stream_text(tokenizer, prompt, completion, skip))
     is_kept = whole.startswith(before) and not before.endswith("\ufffd")
     # A blank at the front leaves no trace in `before`, and is a U+FFFD once its run is broken.
     is_blank = not before and whole.startswith("\ufffd") and ends_with_byte(family, prompt)
     if is_kept and not is_blank:
         assert before + text == whole
-    else:  # the prompt ends inside a character, which belongs to the answer
+    else:  # the prompt ends inside a character, which belongs to the completion
         assert whole.endswith(text)
 
 
@@ -93,7 +93,7 @@ def test_no_delta_holds_a_broken_character(families, family, text):
 
 @pytest.mark.parametrize("family", ["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_character_that_the_prompt_began_belongs_to_the_answer(families, family, cut):
+def test_a_character_that_the_prompt_began_belongs_to_the_completion(families, family, cut):
     tokenizer = families[family]
     ids = [tokenizer.backend.token_to_id("a")]
     if family == "byte_level":

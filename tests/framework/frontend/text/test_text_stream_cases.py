@@ -1,4 +1,4 @@
-"""Streams of each family, case by case: what is told when, and what is held back."""
+"""Streams of each family, case by case: text returned per token, and text held back."""
 
 import pytest
 
@@ -18,9 +18,9 @@ PIECES = {
 EMOJI = [5, 6, 7, 8]
 
 
-def pieces(rules, prompt, answer):
+def pieces(rules, prompt, completion):
     stream = PieceStream(PIECES.__getitem__, rules, prompt)
-    return [stream.feed(token_id) for token_id in answer] + [stream.close(), stream.close()]
+    return [stream.feed(token_id) for token_id in completion] + [stream.close(), stream.close()]
 
 
 PLAIN = PieceRules("▁", has_byte_tokens=True)
@@ -29,7 +29,7 @@ DROPS = PieceRules("▁", drops_first_marks=True)
 
 
 @pytest.mark.parametrize(
-    ("rules", "prompt", "answer", "told"),
+    ("rules", "prompt", "completion", "expected"),
     [
         (PLAIN, [], [1, 2, 3], [" a", "b", "  c", "", ""]),
         (PLAIN, [], [4, 1], ["", " a", "", ""]),
@@ -47,7 +47,7 @@ DROPS = PieceRules("▁", drops_first_marks=True)
         (PLAIN, [], [*EMOJI, *EMOJI], [*[""] * 8, "😀😀", ""]),
         (PLAIN, [], [5, 6, 2, 9], ["", "", "\ufffd\ufffdb", "", "x", ""]),
         (PLAIN, [], [5, 4, 6, 2], ["", "", "", "\ufffd\ufffdb", "", ""]),
-        # What the prompt began belongs to the answer; what it ended does not.
+        # A character that the prompt began belongs to the completion; one that it ended does not.
         (PLAIN, [2, 5, 6], [7, 8, 2], ["", "", "😀b", "", ""]),
         (PLAIN, [9, 5, 6], [7, 8], ["", "", "😀", ""]),
         (PLAIN, [*EMOJI], [2], ["b", "", ""]),
@@ -56,8 +56,8 @@ DROPS = PieceRules("▁", drops_first_marks=True)
         (PLAIN, [5, 6], [7, 8, 2, *EMOJI, 2], ["", "", "😀b", "", "", "", "", "😀b", "", ""]),
     ],
 )
-def test_pieces_become_text_as_their_rules_say(rules, prompt, answer, told):
-    assert pieces(rules, prompt, answer) == told
+def test_pieces_become_text_as_their_rules_say(rules, prompt, completion, expected):
+    assert pieces(rules, prompt, completion) == expected
 
 
 @pytest.mark.parametrize(("rules", "num_read"), [(PLAIN, 1), (STRIP, 3), (DROPS, 3)])
@@ -72,23 +72,23 @@ def test_no_more_of_a_prompt_is_read_than_its_rules_need(rules, num_read):
     assert len(read) <= num_read
 
 
-def byte_level(prompt, answer):
+def byte_level(prompt, completion):
     octets = [bytes([octet]) for octet in range(256)]
     stream = ByteLevelStream(octets.__getitem__, prompt)
-    return [stream.feed(token_id) for token_id in answer] + [stream.close(), stream.close()]
+    return [stream.feed(token_id) for token_id in completion] + [stream.close(), stream.close()]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("before", ["", "a", "é", "😀😀"])
 def test_bytes_become_whole_characters_behind_any_prompt(before, cut):
     octets = "😀".encode()
-    told = byte_level([*before.encode(), *octets[:cut]], octets[cut:])
+    expected = byte_level([*before.encode(), *octets[:cut]], octets[cut:])
     whole = "😀" if cut < 4 else ""
-    assert "".join(told) == whole
-    assert told.count("") == len(told) - bool(whole)
+    assert "".join(expected) == whole
+    assert expected.count("") == len(expected) - bool(whole)
 
 
-def test_half_a_character_is_one_mark_at_the_end():
+def test_an_incomplete_character_is_one_replacement_mark_at_the_end():
     assert byte_level([], "😀".encode()[:3]) == ["", "", "", "\ufffd", ""]
     assert byte_level([], b"\xf0a") == ["", "\ufffda", "", ""]
 
@@ -109,28 +109,28 @@ def utf8(ids):
     return bytes(ids).decode("utf-8", "replace")
 
 
-def window(prompt, answer):
+def window(prompt, completion):
     stream = WindowStream(utf8, prompt)
-    return [stream.feed(token_id) for token_id in answer] + [stream.close(), stream.close()]
+    return [stream.feed(token_id) for token_id in completion] + [stream.close(), stream.close()]
 
 
 @pytest.mark.parametrize("num_before", range(20, 30))
 def test_a_window_breaks_no_character_wherever_it_moves(num_before):
     text = "a" * num_before + "😀é" * 3 + "b"
-    told = window([], text.encode())
-    assert "".join(told) == text
-    assert "\ufffd" not in "".join(told)
-    assert told[-2:] == ["", ""]
+    expected = window([], text.encode())
+    assert "".join(expected) == text
+    assert "\ufffd" not in "".join(expected)
+    assert expected[-2:] == ["", ""]
 
 
-def test_a_window_holds_half_a_character_back_until_the_end():
+def test_a_window_holds_an_incomplete_character_back_until_the_end():
     assert window([], "😀".encode()[:2]) == ["", "", "\ufffd", ""]
     assert window(b"abc", "é".encode()) == ["", "é", "", ""]
     assert window("é".encode()[:1], [*"é".encode()[1:], 0x41]) == ["é", "A", "", ""]
 
 
 @pytest.mark.parametrize("num_before", range(20, 30))
-def test_what_never_becomes_a_character_is_told_at_the_end_and_once(num_before):
-    told = window([], b"a" * num_before + "😀".encode()[:2])
-    assert "".join(told) == "a" * num_before + "\ufffd"
-    assert told[-1] == ""
+def test_an_incomplete_character_is_returned_at_the_end_and_once(num_before):
+    expected = window([], b"a" * num_before + "😀".encode()[:2])
+    assert "".join(expected) == "a" * num_before + "\ufffd"
+    assert expected[-1] == ""

@@ -1,4 +1,4 @@
-"""What a checkpoint's small files say about its tokenizer, each by itself."""
+"""The tokenizer settings in each of a checkpoint's small files."""
 
 import json
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def load(folder, tmp_path):
         ),
     ],
 )
-def test_what_ends_an_answer_is_said_in_several_places(load, files, ids):
+def test_end_of_text_ids_are_read_from_several_files(load, files, ids):
     assert load(**files).eos_token_ids == ids
 
 

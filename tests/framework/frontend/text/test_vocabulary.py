@@ -70,7 +70,7 @@ def test_the_tokens_of_a_text_spell_the_text(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-def test_grammars_and_answers_read_the_same_bytes(kind, request):
+def test_grammars_and_detokenizers_read_the_same_bytes(kind, request):
     tokenizer = request.getfixturevalue(kind)
     decoding = Decoding.of(FastBackend(tokenizer))
     tokens = spelled(read_vocabulary(tokenizer, [], tokenizer.get_vocab_size()))
@@ -181,7 +181,7 @@ def test_only_tokens_with_logits_and_bytes_are_in_a_vocabulary(size, tokens):
     assert (found.tokens, found.eos_token_ids, found.size) == (tokens, (5,), size)
 
 
-def test_an_added_token_that_ends_an_answer_is_left_out():
+def test_an_added_token_that_ends_a_completion_is_left_out():
     found = parse_vocabulary(json.dumps(ALPHABETIC), [4, 0], 6)
     assert b"<tool>" not in found.tokens
     assert b"a" not in found.tokens
@@ -224,7 +224,7 @@ def test_the_alphabet_has_each_byte_once_and_byte_tokens_are_whole():
     assert single_byte("<0x41>x") is single_byte("x<0x41>") is None
 
 
-def test_no_grammar_may_draw_a_special_token_that_ends_nothing(byte_level):
+def test_no_grammar_allows_a_special_token_that_ends_nothing(byte_level):
     special = byte_level.token_to_id("<|end|>")
     assert special not in spelled(read_vocabulary(byte_level, [], 500))
     assert byte_level.token_to_id("<tool_call>") in spelled(read_vocabulary(byte_level, [], 500))

@@ -1,4 +1,4 @@
-"""The parent's end of an engine: the last words of a dead process, wakes, answers to old calls."""
+"""The parent's end of an engine: last messages of a dead process, wakes, replies to old calls."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from quire.process.ipc import Channel, encode
 
 
 class Peer:
-    """An engine's process as the test plays it: it says what it is told to, and dies on demand."""
+    """A scripted engine process: it sends the given messages, and dies on demand."""
 
     pid = 0
 
@@ -90,7 +90,7 @@ def in_a_while(call, *arguments, delay_s=0.03):
     threading.Timer(delay_s, call, arguments).start()
 
 
-def test_what_was_sent_before_the_end_is_read_before_the_end_is_told(peer, link):
+def test_what_was_sent_before_the_end_is_read_before_the_error(peer, link):
     peer.die()
     in_a_while(peer.say, Connected())
     assert link.receive() == Connected()
@@ -98,7 +98,7 @@ def test_what_was_sent_before_the_end_is_read_before_the_end_is_told(peer, link)
         link.receive()
 
 
-def test_a_last_word_is_told_and_the_process_gets_time_to_end(peer, link):
+def test_a_last_message_is_raised_and_the_process_gets_time_to_end(peer, link):
     peer.say(Failed(ErrorMessage.of(EngineDeadError("out of smoke"))))
     for verb in (link.receive, link.check, lambda: link.send(Abort(["a"]))):
         with pytest.raises(EngineDeadError, match=r"^out of smoke$"):
@@ -113,7 +113,7 @@ def test_a_wake_is_for_one_receive_that_can_be_woken(peer, link):
     assert link.receive(can_wake=True) == Connected(), "it was woken once"
     link.wake()
     in_a_while(peer.say, Connected())
-    assert link.receive() == Connected(), "who cannot be woken waits for the message"
+    assert link.receive() == Connected(), "a receive without can_wake waits for the message"
 
 
 def test_commands_are_counted(peer, link):
@@ -144,7 +144,7 @@ def test_a_fork_neither_ends_nor_kills_nor_wakes_the_engine(peer, link):
     assert link.receive(can_wake=True) == Connected()
 
 
-def test_the_answer_of_an_interrupted_call_is_not_the_next_ones(peer, link):
+def test_the_reply_to_an_interrupted_call_is_not_the_next_ones(peer, link):
     core = RemoteCore(link)
     peer.say(Reply(1, stats(7), ErrorMessage.of(GrammarError("of the old one"))))
     core.abort(["unknown"])
@@ -181,8 +181,8 @@ def test_a_start_waits_for_its_word(peer, link, message):
 
 
 def test_a_start_that_is_refused_raises_the_reason_and_ends_the_process(peer, link):
-    peer.say(Refused(ErrorMessage.of(GrammarError("no such form", param="regex"))))
-    with pytest.raises(GrammarError, match="no such form") as caught:
+    peer.say(Refused(ErrorMessage.of(GrammarError("no such constraint", param="regex"))))
+    with pytest.raises(GrammarError, match="no such constraint") as caught:
         _expect(link, Ready)
     assert caught.value.param == "regex"
     assert peer.ends == [1.0]
@@ -190,7 +190,7 @@ def test_a_start_that_is_refused_raises_the_reason_and_ends_the_process(peer, li
 
 def test_a_start_that_hears_another_word_ends_the_process(peer, link):
     peer.say(Ready(Started(5)))
-    with pytest.raises(EngineDeadError, match="out of turn"):
+    with pytest.raises(EngineDeadError, match="unexpectedly"):
         _expect(link, Connected)
     assert peer.ends == [0.0]
 
@@ -205,7 +205,7 @@ def test_an_interrupted_start_ends_the_process(peer, link, monkeypatch):
     assert len(peer.ends) == 1
 
 
-def test_whoever_checks_an_engine_that_has_died_hears_of_it(peer, link):
+def test_a_check_of_a_dead_engine_raises(peer, link):
     link.check()
     peer.die()
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: the same answers, and neither side outlives the other."""
+"""An engine in a separate process: the same completions, and neither side outlives the other."""
 
 import gc
 import json
@@ -39,8 +39,8 @@ import sys
 from quire import LLM, SamplingParams, StructuredOutputsParams
 
 llm = LLM(sys.argv[1], engine_process=sys.argv[2] == "process", max_num_seqs=2)
-form = StructuredOutputsParams(regex="[0-9]{3}")
-llm.generate("x", SamplingParams(max_tokens=4, structured_outputs=form))
+constraint = StructuredOutputsParams(regex="[0-9]{3}")
+llm.generate("x", SamplingParams(max_tokens=4, structured_outputs=constraint))
 print("ready", flush=True)
 llm.generate("x", SamplingParams(max_tokens=25_000, ignore_eos=True))
 """
@@ -73,7 +73,7 @@ def engine_below(process):
 
 
 def kill_at_work(llm, pid, number=signal.SIGKILL):
-    """Send a signal once a step has come back; returns a list that will hold the time of it."""
+    """Send a signal once a step has returned; returns a list that gets the time of it."""
     sent, core = [], llm._running.core
 
     def kill():
@@ -87,7 +87,7 @@ def kill_at_work(llm, pid, number=signal.SIGKILL):
 
 @pytest.fixture
 def ctrl_c_interrupts():
-    """Whoever starts the tests may ignore it: a shell does, for what it runs in the background."""
+    """The signal may be ignored: a shell ignores it for processes in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -95,7 +95,7 @@ def ctrl_c_interrupts():
 
 def test_an_engine_that_is_killed_ends_a_generation_with_a_typed_error(folder, place):
     with LLM(folder, engine_process=True, max_num_seqs=2) as llm:
-        assert list(place.iterdir()) == []  # who is connected needs no address any more
+        assert list(place.iterdir()) == []  # a connected process does not need the address any more
         pid = engine_pid(llm)
         assert ENGINE in descendants(os.getpid())[pid]
         sent = kill_at_work(llm, pid)
@@ -126,8 +126,8 @@ def is_ready(served):
 def test_a_stream_ends_with_an_error_and_the_server_is_not_ready_when_the_engine_is_killed(served):
     assert is_ready(served)
     body = {"prompt": "x", "max_tokens": 25_000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=30) as answer:
-        events = (line for line in answer.iter_lines() if line.startswith("data: "))
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=30) as response:
+        events = (line for line in response.iter_lines() if line.startswith("data: "))
         assert '"choices":[{' in next(events)
         os.kill(served.core.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -207,6 +207,28 @@ def test_signals_that_a_terminal_or_a_supervisor_sends_are_left_to_the_parent(fo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c_interrupts")
+def has_three_stacks(shown: list[str]) -> bool:
+    """Whether the engine, the fork server and a grammar have printed theirs."""
+    return "".join(shown).count("(most recent call first)") >= 3
+
+
+def test_the_engine_and_its_grammars_print_their_stacks_on_a_signal_and_go_on(folder, capfd):
+    digits = SamplingParams(
+        max_tokens=4, structured_outputs=StructuredOutputsParams(regex="[0-9]{4}")
+    )
+    with LLM(folder, engine_process=True, max_model_len=64) as llm:
+        llm.generate(["a"], digits)
+        below = descendants(os.getpid())
+        pids = [pid for pid, c in below.items() if ENGINE in c or GRAMMAR in c]
+        assert len(pids) >= 4  # with the watchdogs of both
+        for pid in pids:  # the watchdogs have no stderr, and go on like the others
+            os.kill(pid, signal.SIGUSR1)
+        shown: list[str] = []
+        eventually(lambda: shown.append(capfd.readouterr().err) or has_three_stacks(shown))
+        (output,) = llm.generate(["b"], digits)
+    assert output.outputs[0].text.isdigit()
+
+
 def test_an_interrupted_generation_leaves_the_engine_ready_for_the_next(folder):
     with LLM(folder, engine_process=True, max_num_seqs=2) as llm:
         kill_at_work(llm, os.getpid(), signal.SIGINT)
@@ -283,9 +305,9 @@ def test_when_the_parent_is_killed_during_a_step_that_holds_the_interpreter_noth
 @pytest.mark.slow
 def test_neither_the_servers_key_nor_ignored_signals_are_inherited(folder, monkeypatch):
     monkeypatch.setenv("QUIRE_API_KEY", "a-secret-key")
-    form = StructuredOutputsParams(regex="[0-9]{3}")
+    constraint = StructuredOutputsParams(regex="[0-9]{3}")
     with LLM(folder, engine_process=True, max_num_seqs=2) as llm:
-        llm.generate("x", SamplingParams(max_tokens=4, structured_outputs=form))
+        llm.generate("x", SamplingParams(max_tokens=4, structured_outputs=constraint))
         below = descendants(os.getpid())
         commands = " ".join(below.values())
         assert ENGINE in commands
@@ -323,7 +345,7 @@ def test_another_quire_than_the_parents_refuses(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_llm_that_nobody_closed_leaves_nothing_behind(folder):
+def test_an_llm_that_was_not_closed_leaves_nothing_behind(folder):
     LLM(folder, engine_process=True, max_num_seqs=2)
     gc.collect()
     before = os.listdir("/proc/self/fd")
@@ -359,7 +381,7 @@ def test_when_the_engine_is_killed_its_grammar_processes_go_too(folder):
         assert eventually(lambda: not any(map(is_running, below))) < DEATH_LIMIT_S
         _, story = parent.communicate(timeout=20)
     assert parent.returncode == 1
-    assert "EngineDeadError: the engine's process was killed by SIGKILL" in story
+    assert "EngineDeadError: the engine process was killed by SIGKILL" in story
 
 
 @pytest.mark.slow

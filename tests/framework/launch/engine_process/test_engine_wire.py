@@ -1,4 +1,4 @@
-"""What crosses between processes is the same on the other side."""
+"""Messages between processes are the same on the other side."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_an_error_that_is_not_ours_keeps_its_name():
     assert str(received) == "ZeroDivisionError: by zero"
 
 
-def test_a_kind_that_nobody_knows_is_still_one_of_our_errors():
+def test_an_unknown_error_type_is_still_one_of_our_errors():
     assert type(ErrorMessage("MadeUpError", "x").error()) is QuireError
     assert not isinstance(ErrorMessage("MadeUpError", "x").error(), RequestError)
 

@@ -1,4 +1,4 @@
-"""A core in another process: what is sent, what is left out, and what becomes of its end."""
+"""A core in another process: what is sent, what is dropped, and how its death is reported."""
 
 import contextlib
 import os
@@ -40,12 +40,12 @@ def slow(step_s=0.05, script=counting, **options):
 
 
 def finish(core, max_steps=1000):
-    answers = {}
+    outputs = {}
     for _ in range(max_steps):
         if not core.has_work():
-            return answers
+            return outputs
         for output in core.step().outputs:
-            answers.setdefault(output.request_id, []).append(output)
+            outputs.setdefault(output.request_id, []).append(output)
     raise AssertionError("still busy")
 
 
@@ -78,20 +78,20 @@ def test_what_was_said_of_an_aborted_request_is_not_said_of_the_next_one_of_its_
     core = start(slow(step_s=0.001))
     core.add(make_message("a", prompt=[100], max_tokens=50))
     core.step()
-    time.sleep(0.1)  # its later tokens have arrived, and nobody has read them
+    time.sleep(0.1)  # its later tokens have arrived, and were not read
     core.abort(["a"])
     core.add(make_message("a", prompt=[500], max_tokens=3))
     assert [output.token_ids for output in finish(core)["a"]] == [[501], [502], [503]]
 
 
-def test_a_request_that_cannot_be_sent_is_answered_like_any_other_that_is_refused(start):
+def test_a_request_that_cannot_be_sent_is_refused_like_any_other(start):
     core = start(make_core()[0])
     core.add(make_message("bad", prompt=[2**70]))
     core.add(make_message("good", max_tokens=1))
-    answers = finish(core)
-    assert answers["bad"][-1].finish_reason == "error"
-    assert answers["bad"][-1].error.code == InvalidRequestError.code
-    assert answers["good"][-1].token_ids == [13]
+    outputs = finish(core)
+    assert outputs["bad"][-1].finish_reason == "error"
+    assert outputs["bad"][-1].error.code == InvalidRequestError.code
+    assert outputs["good"][-1].token_ids == [13]
 
 
 def test_a_request_aborted_before_it_was_sent_never_runs(start):
@@ -105,7 +105,7 @@ def test_a_request_aborted_before_it_was_sent_never_runs(start):
     assert "gone" not in scripted.waiting
 
 
-def test_an_idle_engine_answers_a_request_that_it_cannot_read(start):
+def test_an_idle_engine_refuses_a_request_that_it_cannot_read(start):
     core = start(make_core()[0])
     core.add(make_message("bad", prompt=["x"]))
     assert finish(core)["bad"][-1].error.code == InvalidRequestError.code
@@ -115,10 +115,10 @@ def test_a_request_that_the_engine_cannot_read_fails_and_no_other_does(start):
     core = start(make_core()[0])
     core.add(make_message("bad", prompt=["x"]))
     core.add(make_message("good", max_tokens=1))
-    answers = finish(core)
-    assert answers["bad"][-1].error.code == InvalidRequestError.code
-    assert "token_ids" in answers["bad"][-1].error.message
-    assert answers["good"][-1].token_ids == [13]
+    outputs = finish(core)
+    assert outputs["bad"][-1].error.code == InvalidRequestError.code
+    assert "token_ids" in outputs["bad"][-1].error.message
+    assert outputs["good"][-1].token_ids == [13]
 
 
 def test_the_errors_of_the_engine_come_out_of_step_as_they_are(start):
@@ -128,7 +128,7 @@ def test_the_errors_of_the_engine_come_out_of_step_as_they_are(start):
     assert finish(core)["a"][-1].error == ErrorReport("invalid_grammar", "no such thing")
 
 
-def test_controls_answer_and_raise_as_they_do_over_there(start):
+def test_controls_return_and_raise_as_in_the_engine_process(start):
     core = start(slow(0))
     assert core.control(ResetPrefixCache()) is None
     with pytest.raises(AdapterError, match="no files of 'ghost'"):
@@ -136,9 +136,9 @@ def test_controls_answer_and_raise_as_they_do_over_there(start):
     core.check_health()
 
 
-def test_an_answer_of_the_wrong_kind_is_an_error_of_this_call_only(start):
-    core = start(make_core()[0])  # its executor answers with the command itself
-    with pytest.raises(QuireError, match="no message can be read"):
+def test_a_reply_of_the_wrong_type_is_an_error_of_this_call_only(start):
+    core = start(make_core()[0])  # its executor returns the command itself
+    with pytest.raises(QuireError, match="a message cannot be decoded"):
         core.control(LoadAdapter(AdapterRef("a", "b")))
     assert core.stats().num_running == 0
 
@@ -153,7 +153,7 @@ def test_a_control_between_two_steps_loses_no_step(start):
     assert tokens == list(range(1, 21))
 
 
-def test_whoever_wakes_a_step_gets_it_back_before_the_engine_has_spoken(start):
+def test_a_woken_step_returns_before_the_engine_has_sent_a_message(start):
     core = start(slow(step_s=1.0))
     core.add(make_message("a", max_tokens=1))
     threading.Timer(0.1, core.wake).start()
@@ -215,7 +215,7 @@ def test_in_a_fork_every_verb_says_so_and_closing_does_nothing(start):
     assert len(finish(core)["a"]) == 2
 
 
-def test_a_core_that_nobody_holds_any_more_gives_its_file_descriptors_back(tmp_path_factory):
+def test_a_collected_core_closes_its_file_descriptors(tmp_path_factory):
     def start_and_forget():
         address = f"ipc://{tmp_path_factory.mktemp('s')}/engine"
         child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
@@ -230,7 +230,7 @@ def test_a_core_that_nobody_holds_any_more_gives_its_file_descriptors_back(tmp_p
 
 
 @pytest.mark.parametrize("verb", [RemoteCore.step, RemoteCore.stats])
-def test_whoever_kills_the_process_ends_a_verb_that_waits_for_it(tmp_path, verb):
+def test_killing_the_process_ends_a_method_that_waits_for_it(tmp_path, verb):
     address = f"ipc://{tmp_path}/engine"
     child = ChildProcess(["-c", "import time; time.sleep(60)"], b"")
     link = EngineLink(Channel(FromEngine, address, is_listening=True), child)
@@ -263,7 +263,7 @@ def test_garbage_from_the_parent_ends_the_engine_and_it_says_so(start, garbage):
     scripted = slow(0)
     core = start(scripted)
     core._link._channel._socket.send(garbage)
-    with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* no message"):
+    with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
         keep_checking(core)
     assert scripted.is_shut_down
 
@@ -277,7 +277,7 @@ def test_garbage_from_the_engine_ends_it_and_every_verb_says_so(tmp_path_factory
     core.add(make_message("a", max_tokens=3))
     thread.channel._socket.send(garbage)
     for _ in range(2):
-        with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* no message"):
+        with pytest.raises(EngineDeadError, match=f"{len(garbage)} bytes .* not a valid message"):
             finish(core)
     core.shutdown()
     scripted.is_dead = True  # a process would have been killed

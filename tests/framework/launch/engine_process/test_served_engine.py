@@ -1,4 +1,4 @@
-"""An engine in another process agrees with its parent or says how they differ; it ends in order."""
+"""The engine process: agreement with its parent about the composition, and an orderly end."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def ends(tmp_path):
 
 
 def greet(parent, engine):
-    """Let the two know each other: a listener cannot send before that."""
+    """Connect the two; a listener cannot send before that."""
     engine.send(Connected())
     assert parent.take(5.0) == Connected()
 

@@ -47,17 +47,17 @@ def test_heads_as_projected_are_normed_and_rotated_here_or_by_the_backend(is_nor
         norm.load_weight("weight", torch.arange(9.0, 1.0, -1.0), "k_norm")
     rotation = RotaryEmbedding(8, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
     batch = ForwardBatch(attention=[0])
-    answers = []
+    results = []
     for backend in (dense_attention(layer), RotatingAttention(dense_attention(layer).shape)):
         cache = torch.zeros(2, 8, 2, 8)
         layer.bind(backend, cache, 0)
-        answers.append((layer.forward_rotary(projected(), rotation, norm, batch), cache))
-    assert answers[0][0].shape == (3, 32)
-    torch.testing.assert_close(answers[0], answers[1])
+        results.append((layer.forward_rotary(projected(), rotation, norm, batch), cache))
+    assert results[0][0].shape == (3, 32)
+    torch.testing.assert_close(results[0], results[1])
     heads = projected().view(3, 8, 8)
-    turned = answers[0][1][0, 2]  # the last token's keys
+    turned = results[0][1][0, 2]  # the last token's keys
     assert not torch.allclose(turned, heads[2, 4:6])
-    torch.testing.assert_close(answers[0][1][1, :3], heads[:, 6:])  # values stay as they are
+    torch.testing.assert_close(results[0][1][1, :3], heads[:, 6:])  # values stay as they are
 
 
 def projected() -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_a_layer_without_sinks_has_no_parameter_for_them():
     assert layer.params.sinks is None
 
 
-def test_scales_are_told_when_loading_is_finished():
+def test_scales_are_set_when_loading_is_finished():
     layer = Attention("a", 4, 2, 8, 0.5, CONTEXT, sliding_window=3)
     layer.load_weight("v_scale", torch.tensor([0.25]), "")
     layer.finish_loading()
@@ -121,7 +121,7 @@ WRONG = {
 @pytest.mark.parametrize("is_rotary", [False, True])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong, is_rotary):
-    change, told = WRONG[wrong]
+    change, returned = WRONG[wrong]
 
     class Wrong(RotatingAttention):
         def forward(self, *args):
@@ -135,11 +135,11 @@ def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong, is_rotar
     layer.bind(backend, torch.zeros(2, 8, 2, 4), 0, "attention backend 'x' of plugin y")
     batch = ForwardBatch(attention=[0])
     wanted = r"it must return a float32 tensor of shape \[3, 2, 4\] on cpu"
-    who = r"attention backend 'x' of plugin y of layer model\.layers\.1\.attn returned"
+    source = r"attention backend 'x' of plugin y of layer model\.layers\.1\.attn returned"
     rotation = RotaryEmbedding(4, 50, RopeParameters(100.0), CONTEXT)(torch.arange(3))
     inputs = (torch.zeros(3, 24), rotation, None) if is_rotary else (Q, K, V)
     attend = layer.forward_rotary if is_rotary else layer
-    with pytest.raises(RequestFailedError, match=f"^{who} .*{told}.*; {wanted}$"):
+    with pytest.raises(RequestFailedError, match=f"^{source} .*{returned}.*; {wanted}$"):
         attend(*inputs, batch)
 
 
@@ -152,11 +152,11 @@ def test_a_backend_without_another_name_is_called_by_its_class():
         layer(Q, K, V, ForwardBatch(attention=[0]))
 
 
-def test_an_unbound_layer_has_let_go_of_all():
+def test_an_unbound_layer_has_dropped_all():
     layer = Attention("a", 2, 2, 4, 0.5, CONTEXT)
     layer.bind(dense_attention(layer), torch.zeros(2, 8, 2, 4), 3)
     layer.unbind()
-    assert layer.place == -1
+    assert layer.backend_index == -1
     with pytest.raises(RuntimeError, match="runs before bind"):
         layer(Q, K, V, ForwardBatch(attention=[0]))
 

@@ -54,17 +54,17 @@ def test_so_it_does_with_kernels(checkpoint):
 
 
 def check(checkpoint, lengths, num_tokens, options):
-    draw = random.Random(3)
-    prompts = [[draw.randrange(3, 320) for _ in range(n)] for n in lengths]
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, 320) for _ in range(n)] for n in lengths]
     model = reference()
     expected = [greedy(model, prompt, num_tokens) for prompt in prompts]
-    different = {token for answer in expected for token in answer}
+    different = {token for token_ids in expected for token in token_ids}
     assert len(different) >= num_tokens, "a model that repeats itself hides mistakes"
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     always = {"load_format": "dummy", "dummy_seed": SEED, "dtype": "float32", "threads": 1}
     with LLM(str(checkpoint), **always, **options) as llm:
-        answers = llm.generate(prompts, params)
-    assert [list(answer.outputs[0].token_ids) for answer in answers] == expected
+        outputs = llm.generate(prompts, params)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
 
 
 def test_an_unbound_layer_says_so():
@@ -81,11 +81,11 @@ def test_devices_share_heads_and_not_the_latent():
     assert (layer.num_heads, layer.num_kv_heads, layer.head_dim) == (2, 1, 48)
 
 
-class Answers(MLABackend):
-    """Returns what it was given."""
+class FixedBackend(MLABackend):
+    """Returns a given result."""
 
-    def __init__(self, answer):
-        self.answer = answer
+    def __init__(self, result):
+        self.result = result
 
     @classmethod
     def kv_view(cls, raw, spec, num_blocks):
@@ -95,7 +95,7 @@ class Answers(MLABackend):
         return None
 
     def forward(self, *args):
-        return self.answer
+        return self.result
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ class Answers(MLABackend):
 def test_a_backend_that_returns_something_else_is_blamed_by_name(wrong):
     layer = MLAAttention("mla.0.attn", 4, 32, 16, 0.1, CONTEXT)
     inputs = (torch.zeros(*shape) for shape in ((3, 4, 32), (3, 4, 16), (3, 32), (3, 16)))
-    layer.bind(Answers(wrong), torch.zeros(1), 0, "attention backend 'x'")
-    told = r"attention backend 'x' of layer mla\.0\.attn returned .*float32 .*\[3, 4, 32\]"
-    with pytest.raises(RequestFailedError, match=told):
+    layer.bind(FixedBackend(wrong), torch.zeros(1), 0, "attention backend 'x'")
+    message = r"attention backend 'x' of layer mla\.0\.attn returned .*float32 .*\[3, 4, 32\]"
+    with pytest.raises(RequestFailedError, match=message):
         layer(*inputs, ForwardBatch(attention=[None]))
 
 
-class Metadata(Answers):
+class Metadata(FixedBackend):
     """Returns its metadata."""
 
     def forward(self, q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale):

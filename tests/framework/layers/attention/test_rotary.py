@@ -32,7 +32,7 @@ def test_the_angles_of_a_step_are_gathered_when_they_are_asked_for_and_once():
     rotation = rotary(positions)
     assert rotation.table is rotary.table
     assert rotation.positions is positions
-    positions[1] = 9  # a buffer that is filled before somebody rotates
+    positions[1] = 9  # a buffer that is filled before the rotation
     assert torch.equal(rotation.cos, rotary.table[[3, 9], :1])
     assert torch.equal(rotation.sin, rotary.table[[3, 9], 1:])
     assert rotation.cos is rotation.cos

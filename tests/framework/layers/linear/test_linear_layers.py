@@ -1,4 +1,4 @@
-"""Linear layers: merged matrices, shares of several devices, quantization and LoRA."""
+"""Linear layers: merged matrices, shards of several devices, quantization and LoRA."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 
 
 class OneOf(TensorParallelGroup):
-    """A rank whose peers say nothing: results are this device's own part."""
+    """A rank without peers: results are this device's own part."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -162,7 +162,7 @@ def test_a_device_has_its_share_of_an_adapter(rank):
     torch.testing.assert_close(change, delta(module, X).chunk(2, 1)[rank])
 
 
-def test_an_adapter_without_room_is_a_programming_error():
+def test_an_adapter_without_memory_is_a_programming_error():
     with pytest.raises(RuntimeError, match="enable_lora"):
         qkv(CONTEXT).set_adapter(0, {})
 
@@ -216,7 +216,7 @@ def test_a_method_that_knows_no_bias_gets_it_added():
 
 
 class Expecting(Halved):
-    """Notes the types that it is told to expect."""
+    """Records the dtypes that `expect` is called with."""
 
     def __init__(self) -> None:
         self.expected: list[torch.dtype] = []
@@ -225,7 +225,7 @@ class Expecting(Halved):
         self.expected.append(dtype)
 
 
-def test_a_method_hears_of_the_type_of_weights_and_not_of_biases():
+def test_a_method_is_given_the_dtype_of_weights_and_not_of_biases():
     layer = QKVParallelLinear("a.qkv_proj", 8, 4, 2, 2, bias=True, context=CONTEXT)
     method = layer.method = Expecting()
     layer.load_weight("weight", torch.zeros(8, 8, dtype=torch.bfloat16), "q_proj")
@@ -234,7 +234,7 @@ def test_a_method_hears_of_the_type_of_weights_and_not_of_biases():
 
 
 class FirstOfThree(TensorParallelGroup):
-    """A rank whose peers have parts that cancel each other, but for what is lost on the way."""
+    """A rank with peers whose parts cancel each other, except for rounding."""
 
     rank, size = 0, 3
 
@@ -254,7 +254,7 @@ def test_in_batch_invariant_mode_parts_are_added_in_the_order_of_ranks():
     assert torch.equal(layer(torch.ones(1, 3)), torch.tensor([[13.0, 23.0]]))
 
 
-def test_a_place_that_is_cleared_changes_nothing_any_more():
+def test_an_index_that_is_cleared_changes_nothing_any_more():
     layer = qkv(CONTEXT)
     layer.enable_lora(2, 4)
     layer.set_adapter(0, {"k_proj": adapter(4, 2, 20)})
@@ -264,9 +264,9 @@ def test_a_place_that_is_cleared_changes_nothing_any_more():
     assert torch.equal(layer(X, batch), layer(X))
 
 
-@pytest.mark.parametrize(("sides", "told"), [((None,), "with A"), ((16, None), "with B")])
+@pytest.mark.parametrize(("sides", "side"), [((None,), "with A"), ((16, None), "with B")])
 def test_in_batch_invariant_mode_an_adapter_whose_products_depend_on_the_batch_is_refused(
-    monkeypatch, sides, told
+    monkeypatch, sides, side
 ):
     """What a library does with a matrix is found by trying; here the outcomes are given."""
     layer = qkv(replace(CONTEXT, batch_invariant=True))
@@ -275,5 +275,5 @@ def test_in_batch_invariant_mode_an_adapter_whose_products_depend_on_the_batch_i
     monkeypatch.setattr(
         "quire.layers.linear.lora_stacks.largest_tile", lambda product, sample: next(outcomes)
     )
-    with pytest.raises(RefusedError, match=f"an adapter's product {told} in float32"):
+    with pytest.raises(RefusedError, match=f"an adapter's product {side} in float32"):
         layer.set_adapter(0, {"k_proj": adapter(4, 2, 20)})

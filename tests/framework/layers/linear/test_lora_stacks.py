@@ -1,4 +1,4 @@
-"""Adapters of a layer that runs kernels: the same answers as one product an adapter."""
+"""Adapters of a layer that runs kernels: the same results as one product per adapter."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ SECOND = adapter({"k_proj": 2}, seed=30)
 
 def by_rows(index: Tensor) -> AdapterBatch:
     """What the products of each adapter need."""
-    rows = tuple((place, (index == place).nonzero().squeeze(1)) for place in (0, 1))
+    rows = tuple((adapter, (index == adapter).nonzero().squeeze(1)) for adapter in (0, 1))
     return AdapterBatch(index, rows)
 
 
@@ -80,11 +80,11 @@ def test_tokens_without_an_adapter_stay_exactly_the_same():
 def test_an_adapter_takes_the_place_of_another_in_the_same_memory():
     layer, batch = qkv(), by_index(torch.zeros_like(INDEX))
     layer.set_adapter(0, FIRST)
-    before, places = layer(X, batch), memory(layer)
+    before, addresses = layer(X, batch), memory(layer)
     layer.set_adapter(0, {})
     assert torch.equal(layer(X, batch), layer(X))
     layer.set_adapter(0, SECOND)
-    assert memory(layer) == places
+    assert memory(layer) == addresses
     fresh = qkv()
     fresh.set_adapter(0, SECOND)
     assert torch.equal(layer(X, batch), fresh(X, batch))
@@ -100,7 +100,7 @@ def memory(layer: QKVParallelLinear) -> list[int]:
 
 
 class SecondOfTwo(TensorParallelGroup):
-    """A rank whose peer says nothing."""
+    """A rank without results of its peer."""
 
     rank, size = 1, 2
 

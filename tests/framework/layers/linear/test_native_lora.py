@@ -1,4 +1,4 @@
-"""Adapters of a CPU's layer, token by token: the same answers as one product an adapter."""
+"""Adapters of a CPU's layer, token by token: the same results as one product per adapter."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
 from quire.native.layer_kernels import cpu_lora
 
 NATIVE = replace(CONTEXT, kernels="native")
-PLACES, MAX_RANK = 3, 5
+MAX_LORAS, MAX_RANK = 3, 5
 
 
 def stacks(context, sizes, inputs):
@@ -24,7 +24,7 @@ def stacks(context, sizes, inputs):
     for size in sizes:
         slices.append(LoRASlice(offset, range(size)))
         offset += size
-    return LoRAStacks(tuple(slices), range(inputs), PLACES, MAX_RANK, context)
+    return LoRAStacks(tuple(slices), range(inputs), MAX_LORAS, MAX_RANK, context)
 
 
 def modules(ranks, sizes, inputs, seed):
@@ -43,10 +43,10 @@ def modules(ranks, sizes, inputs, seed):
 
 
 def batch_of(index):
-    places = sorted({place for place in index if place >= 0})
+    adapters = sorted({adapter for adapter in index if adapter >= 0})
     index = torch.tensor(index)
     return AdapterBatch(
-        index, tuple((place, (index == place).nonzero().squeeze(1)) for place in places)
+        index, tuple((adapter, (index == adapter).nonzero().squeeze(1)) for adapter in adapters)
     )
 
 
@@ -75,12 +75,12 @@ def test_the_answers_are_those_of_the_products(monkeypatch, sizes, inputs, instr
 
 
 RANKS = st.tuples(*[st.integers(0, MAX_RANK)] * 2)
-PLACED = st.tuples(st.integers(0, PLACES - 1), RANKS, st.integers(0, 99))
-ASKED = st.lists(st.integers(-1, PLACES - 1), min_size=1, max_size=20)
+LOADED = st.tuples(st.integers(0, MAX_LORAS - 1), RANKS, st.integers(0, 99))
+ASKED = st.lists(st.integers(-1, MAX_LORAS - 1), min_size=1, max_size=20)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(PLACED | ASKED, max_size=12))
+@given(st.lists(LOADED | ASKED, max_size=12))
 def test_adapters_take_each_others_places(moves):
     sizes, inputs = (6, 19), 9
     layers = stacks(CONTEXT, sizes, inputs), stacks(NATIVE, sizes, inputs)
@@ -88,9 +88,9 @@ def test_adapters_take_each_others_places(moves):
         if isinstance(move, list):
             check(layers, move, inputs, sum(sizes))
         else:
-            place, ranks, seed = move
+            adapter, ranks, seed = move
             for layer in layers:
-                layer.set(place, modules(ranks, sizes, inputs, seed))
+                layer.set(adapter, modules(ranks, sizes, inputs, seed))
 
 
 @pytest.mark.parametrize("num_tokens", [lora.FEW_TOKENS, lora.FEW_TOKENS + 1, 200])
@@ -106,8 +106,8 @@ def test_many_tokens_of_one_adapter_are_multiplied_at_once(num_tokens):
 
 def test_inputs_and_places_that_lie_apart_are_read_where_they_lie():
     layer = stacks(NATIVE, (8,), 12)
-    for place in (0, 2):
-        layer.set(place, modules((4,), (8,), 12, seed=place))
+    for adapter in (0, 2):
+        layer.set(adapter, modules((4,), (8,), 12, seed=adapter))
     wide = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
     x, index = wide[:, ::2], torch.tensor([2, 7, -1, 7, 0, 7])[::2]
     apart, whole = torch.zeros(3, 8), torch.zeros(3, 8)
@@ -156,12 +156,12 @@ def test_in_batch_invariant_mode_every_product_is_tried_when_an_adapter_is_place
 
 def test_in_batch_invariant_mode_a_token_is_the_same_alone():
     layer = stacks(replace(NATIVE, batch_invariant=True), (8,), 12)
-    for place in range(PLACES):
-        layer.set(place, modules((4,), (8,), 12, seed=place))
+    for adapter in range(MAX_LORAS):
+        layer.set(adapter, modules((4,), (8,), 12, seed=adapter))
     index, x = [0, 1, 2, -1, 1], torch.randn(5, 12)
     together = torch.zeros(5, 8)
     layer.add(together, x, batch_of(index))
-    for row, place in enumerate(index):
+    for row, adapter in enumerate(index):
         alone = torch.zeros(1, 8)
-        layer.add(alone, x[row : row + 1], batch_of([place]))
+        layer.add(alone, x[row : row + 1], batch_of([adapter]))
         assert torch.equal(alone[0], together[row])

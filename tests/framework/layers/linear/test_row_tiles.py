@@ -1,4 +1,4 @@
-"""A row's product has the same bits at every place, and what cannot promise that is refused."""
+"""A row's product has the same bits at every index; methods that cannot ensure that are refused."""
 
 from dataclasses import replace
 
@@ -136,9 +136,9 @@ def test_adapted_rows_are_alike_in_every_company(ranks):
     layer, x = adapted(ranks), numbers(NUM_ROWS, 32, seed=9)
     every = AdapterBatch(torch.ones(NUM_ROWS), ((1, torch.arange(NUM_ROWS)),), covers_all=True)
     whole = layer(x, every)
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for count in (1, 2, 15, 16, 17, 70, 129, 200):
-        rows = torch.randperm(NUM_ROWS, generator=draw)[:count].sort().values
+        rows = torch.randperm(NUM_ROWS, generator=rng)[:count].sort().values
         index = torch.zeros(NUM_ROWS).index_fill_(0, rows, 1)
         some = layer(x, AdapterBatch(index, ((1, rows),), covers_all=False))
         assert same_bits(some[rows], whole[rows])
@@ -221,7 +221,7 @@ def test_a_method_that_cannot_promise_it_is_refused_by_name():
 
 
 class Promising(NeighbourlyWeight):
-    """Says that it keeps the promise; so nobody tries it, and nobody cuts its rows."""
+    """Declares that it is batch-invariant, so it is neither tested nor tiled."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -250,7 +250,7 @@ def test_a_method_that_keeps_the_promise_itself_is_not_tiled():
 
 
 class Ranks(TensorParallelGroup):
-    """This device and two others, whose parts are known."""
+    """This device and two others with known parts."""
 
     rank, size = 0, 3
 
@@ -276,16 +276,16 @@ def test_the_parts_of_several_devices_are_added_in_the_order_of_ranks():
 
 
 @pytest.mark.parametrize("num_good", [1, 2, 9, 15])
-def test_a_row_is_tried_at_every_place_of_a_tile(num_good):
-    """At some places behind its own, each row has its own bits, and at the next one others."""
+def test_a_row_is_tested_at_every_index_of_a_tile(num_good):
+    """At some indices behind its own, each row has its own bits, and at the next one others."""
     few = random_rows(4, torch.float32, CONTEXT.device)[:SMALL_TILE]
 
     def product(rows):
         out = rows.clone()
-        for place, row in enumerate(rows[:SMALL_TILE]):
+        for index, row in enumerate(rows[:SMALL_TILE]):
             home = (few == row).all(1).nonzero().flatten().tolist()
-            if home and (place - home[0]) % SMALL_TILE >= num_good:
-                out[place] += 1
+            if home and (index - home[0]) % SMALL_TILE >= num_good:
+                out[index] += 1
         return out
 
     assert largest_tile(product, random_rows(4, torch.float32, CONTEXT.device)) is None
@@ -301,7 +301,7 @@ def test_a_row_is_tried_beside_others_than_its_own_neighbours():
     )
 
 
-def test_the_method_within_hears_of_the_checkpoints_type():
+def test_the_inner_method_is_given_the_checkpoints_dtype():
     class Expecting(Prepacked):
         def expect(self, layer, dtype):
             expected.append(dtype)

@@ -47,7 +47,7 @@ def test_a_head_that_comes_drop_by_drop_has_no_more_time(served, hasty):
 
 
 def drip(connection, num_drops):
-    """Send one byte after another; return how many were taken."""
+    """Send one byte after another; return how many were accepted."""
     for num_sent in range(num_drops):
         try:
             connection.sendall(b"G")
@@ -65,7 +65,7 @@ def test_a_second_head_has_as_much_time_as_the_first(served, hasty):
         assert 0.1 < seconds_until_closed(connection) < 2
 
 
-def test_a_head_in_pieces_is_timed_once_and_its_answer_not_at_all(served, monkeypatch):
+def test_a_head_in_pieces_is_timed_once_and_its_response_not_at_all(served, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.8)
     served.core.step_s = 1.2
     served.core.tokens_per_step = 100
@@ -73,33 +73,33 @@ def test_a_head_in_pieces_is_timed_once_and_its_answer_not_at_all(served, monkey
         for piece in (POST[:10], POST[10:20], POST[20:] + CHAT):
             connection.sendall(piece)
             time.sleep(0.005)
-        answer = b""
-        while not answer.endswith(b"}") and (part := connection.recv(65536)):
-            answer += part
-    assert b"I am a script." in answer
+        response = b""
+        while not response.endswith(b"}") and (part := connection.recv(65536)):
+            response += part
+    assert b"I am a script." in response
 
 
-def test_a_request_that_has_begun_may_take_its_time(served, hasty):
+def test_a_request_that_has_started_may_take_its_time(served, hasty):
     served.core.step_s = 0.5
     served.core.tokens_per_step = 100
     with connect(served) as connection:
         connection.sendall(POST)
         time.sleep(0.5)
         connection.sendall(CHAT)
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += connection.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"I am a script." in answer
+        response = b""
+        while not response.endswith(b"}"):
+            response += connection.recv(65536)
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b"I am a script." in response
 
 
 def is_alive(connection):
-    """Ask, and read all of the answer."""
+    """Send a request, and read all of the response."""
     connection.sendall(REQUEST)
-    answer = b""
-    while not answer.endswith(b"}"):
-        answer += connection.recv(65536)
-    return answer.startswith(b"HTTP/1.1 200")
+    response = b""
+    while not response.endswith(b"}"):
+        response += connection.recv(65536)
+    return response.startswith(b"HTTP/1.1 200")
 
 
 def test_one_connection_too_many_is_closed_and_the_others_go_on(

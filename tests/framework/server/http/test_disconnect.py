@@ -1,4 +1,4 @@
-"""Work runs as long as somebody waits for it, and nothing is left of it afterwards."""
+"""Work runs as long as its client is connected, and nothing is left of it afterwards."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def for_ever():
     await asyncio.Event().wait()
 
 
-def test_a_disconnect_ends_the_work_before_it_is_told():
+def test_a_disconnect_ends_the_work_before_it_is_raised():
     ended = []
 
     async def work():
@@ -46,7 +46,7 @@ def test_a_message_that_is_no_disconnect_ends_nothing():
     asyncio.run(main())
 
 
-def test_an_error_of_whoever_watches_is_no_disconnect():
+def test_an_error_of_the_watcher_is_no_disconnect():
     async def broken():
         raise OSError("the socket broke")
 
@@ -76,7 +76,7 @@ def test_work_that_ends_together_with_the_connection_has_its_result():
     assert asyncio.run(run_until(work(), gone())) == 5
 
 
-def test_whoever_cancels_it_cancels_both():
+def test_cancelling_it_cancels_both():
     ended = []
 
     async def noted(name):

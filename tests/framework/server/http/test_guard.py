@@ -128,7 +128,7 @@ def test_a_foreign_page_may_read_only(method):
 )
 @pytest.mark.parametrize("path", ["/livez", "/v1/x"])
 @pytest.mark.parametrize("own", ["127.0.0.1", "LocalHost", "::1"])
-def test_a_loopback_server_answers_to_its_own_names_only(host, status, path, own):
+def test_a_loopback_server_accepts_its_own_names_only(host, status, path, own):
     wire = ask(guard(host=own), path=path, headers={"host": host})
     assert wire.status == status
     if status == 403:
@@ -202,7 +202,7 @@ def test_the_checks_come_in_their_order():
     assert found == ["forbidden_host", "invalid_api_key", "forbidden_origin", "shutting_down"]
 
 
-def test_a_failure_before_the_answer_is_one_with_the_requests_id(caplog):
+def test_a_failure_before_the_response_is_an_error_with_the_requests_id(caplog):
     wire = ask(guard(fail))
     assert (wire.status, wire.error["code"]) == (500, "internal_error")
     assert wire.headers["x-request-id"] in wire.error["message"]
@@ -210,15 +210,15 @@ def test_a_failure_before_the_answer_is_one_with_the_requests_id(caplog):
     assert "ValueError: a bug" in caplog.text
 
 
-def test_a_failure_in_the_middle_breaks_the_answer_off():
+def test_a_failure_in_the_middle_breaks_the_response_off():
     wire = Wire()
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(call(guard(fail_late), wire, scope_of("/v1/x")))
-    assert wire.num_answers == 1
+    assert wire.num_responses == 1
     assert not wire.is_complete
 
 
-def test_every_answer_has_an_id_of_its_own_that_the_application_knows():
+def test_every_response_has_an_id_of_its_own_that_the_application_sees():
     seen = []
 
     async def note(scope, receive, send):

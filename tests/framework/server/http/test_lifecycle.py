@@ -29,7 +29,7 @@ def test_it_is_idle_again_when_the_last_one_leaves(num):
     asyncio.run(main())
 
 
-def test_who_waits_is_woken_by_the_last_one():
+def test_a_waiter_is_woken_by_the_last_request():
     async def main():
         lifecycle = Lifecycle()
         lifecycle.enter()

@@ -1,4 +1,4 @@
-"""Prompt log probabilities of all requests together are bounded, whoever reads them."""
+"""Prompt log probabilities of all requests together are bounded."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ import pytest
 
 from quire.errors import InvalidRequestError, OverloadedError
 from quire.server import app
-from quire.server.http.logprob_budget import MAX_IN_FLIGHT, MAX_OF_AN_ANSWER, LogprobBudget
+from quire.server.http.logprob_budget import MAX_IN_FLIGHT, MAX_PER_RESPONSE, LogprobBudget
 
 PROMPT = [300] * 97
 NUM_PROMPTS = 70  # of 2,037 candidates each: 9 MB of JSON, more than a connection's buffers take
@@ -20,7 +20,7 @@ SMALL = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 20}
 
 @pytest.fixture(scope="module")
 def budget():
-    """Room for two large answers and a small one."""
+    """Room for two large responses and a small one."""
     return LogprobBudget((2 * NUM_PROMPTS + 1) * len(PROMPT) * (20 + 1))
 
 
@@ -31,41 +31,41 @@ def module_server(serve, budget):
         return serve()
 
 
-def test_what_is_given_back_can_be_taken_again():
+def test_what_is_released_can_be_reserved_again():
     budget = LogprobBudget()
-    shares = [budget.take(MAX_OF_AN_ANSWER // 2, 2) for _ in range(2)]
+    reservations = [budget.reserve(MAX_PER_RESPONSE // 2, 2) for _ in range(2)]
     assert budget.num_free == 0
     with pytest.raises(OverloadedError, match=f"hold {MAX_IN_FLIGHT} log probabilities"):
-        budget.take(1, 1)
-    shares[0].give_back()
-    shares[0].give_back()
-    assert budget.num_free == MAX_OF_AN_ANSWER
-    assert budget.take(1, 1).num == 1
+        budget.reserve(1, 1)
+    reservations[0].release()
+    reservations[0].release()
+    assert budget.num_free == MAX_PER_RESPONSE
+    assert budget.reserve(1, 1).num == 1
 
 
-def test_too_many_for_any_answer_are_a_fault_of_the_request():
-    with pytest.raises(InvalidRequestError, match="too many for one answer") as caught:
-        LogprobBudget().take(MAX_OF_AN_ANSWER, 2)
+def test_too_many_for_one_response_are_a_fault_of_the_request():
+    with pytest.raises(InvalidRequestError, match="too many for one response") as caught:
+        LogprobBudget().reserve(MAX_PER_RESPONSE, 2)
     assert caught.value.param == "prompt_logprobs"
 
 
-def test_the_largest_answer_and_the_last_of_the_budget_are_given():
-    budget = LogprobBudget(MAX_OF_AN_ANSWER + 3)
-    assert budget.take(MAX_OF_AN_ANSWER, 1).num == MAX_OF_AN_ANSWER
+def test_the_largest_response_and_the_last_of_the_budget_are_reserved():
+    budget = LogprobBudget(MAX_PER_RESPONSE + 3)
+    assert budget.reserve(MAX_PER_RESPONSE, 1).num == MAX_PER_RESPONSE
     with pytest.raises(OverloadedError, match="would add 4"):
-        budget.take(2, 2)
-    share = budget.take(3, 1)
+        budget.reserve(2, 2)
+    reservation = budget.reserve(3, 1)
     assert budget.num_free == 0
-    share.give_back()
-    share.give_back()
+    reservation.release()
+    reservation.release()
     assert budget.num_free == 3
-    with pytest.raises(InvalidRequestError, match="too many for one answer"):
-        budget.take(MAX_OF_AN_ANSWER + 1, 1)
+    with pytest.raises(InvalidRequestError, match="too many for one response"):
+        budget.reserve(MAX_PER_RESPONSE + 1, 1)
     assert budget.num_free == 3
 
 
 def reader_of_nothing(url):
-    """Send a large request; return the connection, from which nobody reads."""
+    """Send a large request; return the connection, which is not read."""
     address = urlsplit(url)
     body = json.dumps(LARGE).encode()
     connection = socket.create_connection((address.hostname, address.port))
@@ -98,18 +98,18 @@ def test_clients_that_read_nothing_hold_the_budget_until_they_go(served, wait_fo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("shows", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
-def test_every_end_of_an_answer_gives_back_what_it_held(served, budget, wait_for, stream, shows):
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+def test_every_end_of_a_response_releases_what_it_held(served, budget, wait_for, stream, fields):
     served.core.prompt_chunk = 60
     num_free = budget.num_free
     for num_prompts in (1, 3):
         prompts = {"prompt": [PROMPT] * num_prompts, "max_tokens": 1, "stream": stream}
-        answer = ask(served, prompts | shows)
-        assert answer.status_code == 200
+        response = ask(served, prompts | fields)
+        assert response.status_code == 200
         if stream:
-            *_, last, done = filter(None, answer.text.splitlines())
+            *_, last, done = filter(None, response.text.splitlines())
             assert done == "data: [DONE]"
             assert '"finish_reason":"length"' in last
         else:
-            assert answer.json()["choices"][-1]["finish_reason"] == "length"
+            assert response.json()["choices"][-1]["finish_reason"] == "length"
         assert wait_for(lambda: budget.num_free == num_free)

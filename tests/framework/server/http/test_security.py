@@ -87,7 +87,7 @@ def test_every_route_asks_for_the_key(locked):
 def test_odd_spellings_ask_for_the_key(locked, path, method, host):
     request = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n"
     status, _ = raw(locked, request.encode())
-    # The absolute form names /livez exactly, and a server must take that form.
+    # The absolute URL names /livez exactly, and a server must accept it.
     allowed = (401, 400) if path not in ("http://evil/livez",) else (401, 400, 404, 405, 200)
     assert status in allowed
 
@@ -176,8 +176,8 @@ def test_a_page_of_our_own_origin_can_post_and_no_cors_header_is_sent(served):
     response = httpx.post(url, json=CHAT, headers={"origin": served.url})
     assert response.status_code == 200
     preflight = httpx.options(url, headers={"origin": "http://evil.example"})
-    for answer in (response, preflight):
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
+    for reply in (response, preflight):
+        assert not [name for name in reply.headers if name.startswith("access-control-")]
 
 
 def test_a_large_body_is_refused_by_its_length_and_by_counting(locked):
@@ -203,9 +203,9 @@ def test_ten_thousand_chunks_are_one_body(locked):
         "Transfer-Encoding: chunked\r\nAuthorization: Bearer "
     )
     request = head.encode() + KEY.encode() + b"\r\n\r\n" + chunks + b"0\r\n\r\n"
-    status, answer = raw(locked, request)
+    status, reply = raw(locked, request)
     assert status == 200
-    assert json.loads(answer)["count"] > 0
+    assert json.loads(reply)["count"] > 0
 
 
 @pytest.mark.parametrize(

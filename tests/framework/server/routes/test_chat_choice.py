@@ -1,4 +1,4 @@
-"""Which calls of an answer are kept, when some of them break off."""
+"""Building of chat choices: calls that are kept when others break off, text and finish reasons."""
 
 import re
 
@@ -26,17 +26,17 @@ LATER = '<tool_call>\n{"name": "c", "arguments": {"x": 2}}\n</tool_call>\n'
 
 
 def read(text, size, allows_parallel):
-    """Return the whole answer, and the calls that its stream began."""
-    answer = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), allows_parallel)
+    """Return the calls of the full choice, those that its stream began, and the finish reason."""
+    builder = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), allows_parallel)
     begun = []
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     for i, piece in enumerate(pieces, 1):
         end = "stop" if i == len(pieces) else None
         delta = Delta(index=0, text=piece, token_ids=[], finish_reason=end)
-        begun += [c.function.name for c in answer.read(delta, None).tool_calls or () if c.id]
-    message = answer.choice().message
+        begun += [c.function.name for c in builder.read(delta, None).tool_calls or () if c.id]
+    message = builder.choice().message
     calls = [(c.function.name, c.function.arguments) for c in message.tool_calls or ()]
-    return calls, begun, answer.finish_reason
+    return calls, begun, builder.finish_reason
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -61,7 +61,7 @@ def test_with_parallel_calls_all_that_end_are_kept():
     assert [name for name, _ in calls] == ["b", "c"]
 
 
-def test_an_answer_whose_only_call_breaks_has_none():
+def test_a_completion_whose_only_call_breaks_has_none():
     calls, _, finish_reason = read(BROKEN, 3, allows_parallel=False)
     assert (calls, finish_reason) == ([], "stop")
 
@@ -113,35 +113,35 @@ class Letters(ToolParser):
         return ToolCallArguments(self._index, letter)
 
 
-def take(answer, text, end=None, stop=None, logprobs=None):
+def take(builder, text, end=None, stop=None, logprobs=None):
     delta = Delta(index=0, text=text, token_ids=[], finish_reason=end, stop_reason=stop)
-    return answer.read(delta, logprobs)
+    return builder.read(delta, logprobs)
 
 
-def answers(allows_parallel=True):
+def make_builder(allows_parallel=True):
     return ChatChoiceBuilder(3, CompletionParser(None, Letters()), allows_parallel)
 
 
 def test_all_events_of_one_delta_are_one_piece():
-    answer = ChatChoiceBuilder(0, CompletionParser(Words()), True)
-    piece = take(answer, "#a #b c d e")
+    builder = ChatChoiceBuilder(0, CompletionParser(Words()), True)
+    piece = take(builder, "#a #b c d e")
     assert (piece.reasoning, piece.reasoning_content, piece.content) == ("ab", "ab", "cd")
-    last = take(answer, "", "length")  # what was held back comes with any end
+    last = take(builder, "", "length")  # what was held back comes with any end
     assert last == ChatDelta(content="e")
-    message = answer.choice().message
+    message = builder.choice().message
     assert (message.content, message.reasoning, message.reasoning_content) == ("cde", "ab", "ab")
 
 
 def test_pieces_of_a_call_have_its_index_and_its_head_comes_once():
-    answer = answers()
-    first = take(answer, "xAbc").tool_calls[0]
+    builder = make_builder()
+    first = take(builder, "xAbc").tool_calls[0]
     assert (first.index, first.type, first.function.name) == (0, "function", "A")
     assert first.function.arguments == "bc"
-    more = take(answer, "de.Bf")
+    more = take(builder, "de.Bf")
     assert [(c.index, c.function.arguments) for c in more.tool_calls] == [(0, "de"), (1, "f")]
     assert (more.tool_calls[0].id, more.tool_calls[0].function.name) == (UNSET, UNSET)
-    take(answer, ".", "stop")
-    choice = answer.choice()
+    take(builder, ".", "stop")
+    choice = builder.choice()
     assert (choice.index, choice.finish_reason, choice.message.content) == (3, "tool_calls", "x")
     calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls]
     assert calls == [("A", "bcde"), ("B", "f")]
@@ -161,52 +161,54 @@ def test_pieces_of_a_call_have_its_index_and_its_head_comes_once():
         ("xA.", "stop", "tool_calls", "x"),
     ],
 )
-def test_an_answer_ends_by_its_calls_only_if_one_of_them_ended(text, end, finish_reason, content):
-    answer = answers()
-    take(answer, text)
-    assert answer.finish_reason is None
-    take(answer, "", end)
-    choice = answer.choice()
-    assert (answer.finish_reason, choice.finish_reason) == (finish_reason, finish_reason)
+def test_a_completion_ends_by_its_calls_only_if_one_of_them_ended(
+    text, end, finish_reason, content
+):
+    builder = make_builder()
+    take(builder, text)
+    assert builder.finish_reason is None
+    take(builder, "", end)
+    choice = builder.choice()
+    assert (builder.finish_reason, choice.finish_reason) == (finish_reason, finish_reason)
     assert choice.message.content == content
 
 
 def test_behind_the_first_call_that_ends_no_other_is_kept():
-    answer = answers(allows_parallel=False)
-    assert take(answer, "Ab.").tool_calls[0].function.arguments == "b"
-    assert take(answer, "Cd.x") == ChatDelta(content="x")
-    take(answer, "", "stop")
-    (call,) = answer.choice().message.tool_calls
+    builder = make_builder(allows_parallel=False)
+    assert take(builder, "Ab.").tool_calls[0].function.arguments == "b"
+    assert take(builder, "Cd.x") == ChatDelta(content="x")
+    take(builder, "", "stop")
+    (call,) = builder.choice().message.tool_calls
     assert (call.function.name, call.function.arguments) == ("A", "b")
 
 
 @pytest.mark.parametrize("end", [None, "abort", "error"])
-def test_an_answer_without_an_end_is_an_error(end):
-    answer = answers()
-    take(answer, "half", end)
-    with pytest.raises(RequestFailedError, match="has no end"):
-        answer.choice()
+def test_a_choice_without_an_end_is_an_error(end):
+    builder = make_builder()
+    take(builder, "half", end)
+    with pytest.raises(RequestFailedError, match="without a finish reason"):
+        builder.choice()
 
 
 def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end():
-    answer = answers()
+    builder = make_builder()
     tokens = [TokenLogprob(name, -1.0, [], []) for name in "abc"]
-    take(answer, "a", logprobs=ChatLogprobs(tokens[:1]))
-    take(answer, "b", logprobs=ChatLogprobs([]))
-    take(answer, "c", "stop", "!", ChatLogprobs(tokens[1:]))
-    choice = answer.choice()
+    take(builder, "a", logprobs=ChatLogprobs(tokens[:1]))
+    take(builder, "b", logprobs=ChatLogprobs([]))
+    take(builder, "c", "stop", "!", ChatLogprobs(tokens[1:]))
+    choice = builder.choice()
     assert choice.logprobs.content == tokens
     assert choice.stop_reason == "!"
-    plain = answers()
+    plain = make_builder()
     take(plain, "a", "stop")
     assert (plain.choice().logprobs, plain.choice().stop_reason) == (None, None)
 
 
-def test_no_two_calls_of_any_answers_have_one_id():
+def test_no_two_calls_of_any_completions_have_one_id():
     ids = []
     for _ in range(2):
-        answer = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), True)
-        answer.read(Delta(index=0, text=GOOD + LATER, token_ids=[], finish_reason="stop"), None)
-        ids += [call.id for call in answer.choice().message.tool_calls]
+        builder = ChatChoiceBuilder(0, CompletionParser(None, HermesToolParser()), True)
+        builder.read(Delta(index=0, text=GOOD + LATER, token_ids=[], finish_reason="stop"), None)
+        ids += [call.id for call in builder.choice().message.tool_calls]
     assert len(set(ids)) == 4
     assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)

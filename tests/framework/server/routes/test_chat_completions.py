@@ -36,7 +36,7 @@ def stream(client, text="Who are you?", **fields):
 
 
 def joined(chunks):
-    """Put the pieces of one streamed answer together, as a client does."""
+    """Put the pieces of one streamed completion together, as a client does."""
     whole = {"content": "", "reasoning": "", "calls": {}, "finish": None, "logprobs": []}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -52,24 +52,24 @@ def joined(chunks):
     return whole
 
 
-def test_a_question_gets_an_answer(client, served):
-    answer = ask(client, max_completion_tokens=50)
-    assert answer.choices[0].message.content == "I am a script."
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.model == "demo"
-    assert answer.id.startswith("chatcmpl-")
+def test_a_question_gets_a_completion(client, served):
+    response = ask(client, max_completion_tokens=50)
+    assert response.choices[0].message.content == "I am a script."
+    assert response.choices[0].message.role == "assistant"
+    assert response.choices[0].finish_reason == "stop"
+    assert response.model == "demo"
+    assert response.id.startswith("chatcmpl-")
     request = served.core.requests[0]
     assert request.max_tokens == 50
     prompt = served.frontend.tokenizer.decode(request.token_ids, skip_special_tokens=False)
     assert prompt.endswith("Who are you?<|im_end|>\n<|im_start|>assistant\n")
-    assert answer.usage.prompt_tokens == len(request.token_ids)
+    assert response.usage.prompt_tokens == len(request.token_ids)
     num_tokens = len(served.frontend.tokenizer.encode("I am a script.")) + 1  # and the end
-    assert answer.usage.completion_tokens == num_tokens
-    assert answer.usage.total_tokens == len(request.token_ids) + num_tokens
+    assert response.usage.completion_tokens == num_tokens
+    assert response.usage.total_tokens == len(request.token_ids) + num_tokens
 
 
-def test_without_max_tokens_an_answer_may_fill_the_models_length(client, served):
+def test_without_max_tokens_a_completion_may_fill_the_models_length(client, served):
     ask(client)
     request = served.core.requests[0]
     assert request.max_tokens == served.frontend.max_model_len - len(request.token_ids)
@@ -100,18 +100,18 @@ def test_a_stream_has_one_role_one_finish_and_one_identity(client):
     ],
 )
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
-def test_streamed_and_whole_answers_are_equal(client, served, reply, tokens_per_step):
+def test_streamed_and_full_completions_are_equal(client, served, reply, tokens_per_step):
     served.texts.by_prompt = {"Go": reply}
     served.core.tokens_per_step = tokens_per_step
     fields = {"tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 2}
-    answer = ask(client, "Go", **fields).choices[0]
+    response = ask(client, "Go", **fields).choices[0]
     pieces = joined(stream(client, "Go", **fields))
-    assert pieces["content"] == (answer.message.content or "")
-    assert pieces["reasoning"] == (answer.message.model_extra or {}).get("reasoning_content", "")
-    calls = [(c.function.name, c.function.arguments) for c in answer.message.tool_calls or []]
+    assert pieces["content"] == (response.message.content or "")
+    assert pieces["reasoning"] == (response.message.model_extra or {}).get("reasoning_content", "")
+    calls = [(c.function.name, c.function.arguments) for c in response.message.tool_calls or []]
     assert [call for call in pieces["calls"].values() if call[1].endswith("}")] == calls
-    assert pieces["finish"] == answer.finish_reason
-    assert pieces["logprobs"] == [token.model_dump() for token in answer.logprobs.content]
+    assert pieces["finish"] == response.finish_reason
+    assert pieces["logprobs"] == [token.model_dump() for token in response.logprobs.content]
     assert pieces["content"] or pieces["calls"]
 
 
@@ -180,7 +180,7 @@ def test_a_call_that_breaks_off_is_no_call(client, served):
     assert joined(stream(client, "Weather", tools=[WEATHER]))["finish"] == "stop"
 
 
-def test_without_tools_nobody_looks_for_calls(client, served):
+def test_without_tools_calls_are_not_parsed(client, served):
     served.texts.by_prompt = {"Weather": "[[get_weather {}]]"}
     for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         message = ask(client, "Weather", **fields).choices[0].message
@@ -199,9 +199,9 @@ def test_without_tools_nobody_looks_for_calls(client, served):
 )
 def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, allowed, separator):
     served.texts.by_prompt = {"Time": "[[get_time {}]]"}
-    answer = ask(client, "Time", tools=[WEATHER, CLOCK], tool_choice=choice).choices[0]
-    assert answer.message.tool_calls[0].function.name == "get_time"
-    assert answer.finish_reason == "tool_calls"
+    response = ask(client, "Time", tools=[WEATHER, CLOCK], tool_choice=choice).choices[0]
+    assert response.message.tool_calls[0].function.name == "get_time"
+    assert response.finish_reason == "tool_calls"
     calls = served.core.requests[0].params.structured_outputs.calls
     assert [shape.tool for shape in calls.shapes] == allowed
     assert calls.separator == separator
@@ -210,13 +210,13 @@ def test_a_forced_call_is_a_grammar_of_the_tool_parser(client, served, choice, a
 def test_without_parallel_calls_only_the_first_is_kept(client, served):
     served.texts.by_prompt = {"Weather": '[[get_weather {"city": "Rome"}]][[get_time {}]]'}
     fields = {"tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
-    answer = ask(client, "Weather", **fields).choices[0]
-    assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
+    response = ask(client, "Weather", **fields).choices[0]
+    assert [call.function.name for call in response.message.tool_calls] == ["get_weather"]
     pieces = joined(stream(client, "Weather", **fields))
     assert list(pieces["calls"]) == [0]
 
 
-def test_tools_that_nobody_could_read_a_call_of_are_refused(serve):
+def test_tools_without_a_parser_of_their_calls_are_refused(serve):
     served = serve(parsers=CompletionParsers())
     url = f"{served.url}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
@@ -252,19 +252,19 @@ class Person(BaseModel):
     age: int
 
 
-def test_a_schema_reaches_the_engine_and_the_answer_is_parsed(client, served):
+def test_a_schema_reaches_the_engine_and_the_completion_is_parsed(client, served):
     served.texts.by_prompt = {"Who": '{"name": "Ada", "age": 36}'}
-    answer = client.chat.completions.parse(
+    response = client.chat.completions.parse(
         model="demo",
         messages=[{"role": "user", "content": "Who?"}],
         response_format=Person,
     )
-    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert response.choices[0].message.parsed == Person(name="Ada", age=36)
     schema = served.core.requests[0].params.structured_outputs.json
     assert schema["required"] == ["name", "age"]
 
 
-def test_json_object_and_our_own_forms_reach_the_engine(client, served):
+def test_json_object_and_our_own_constraints_reach_the_engine(client, served):
     ask(client, response_format={"type": "json_object"})
     ask(client, response_format={"type": "text"})
     ask(client, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
@@ -274,13 +274,13 @@ def test_json_object_and_our_own_forms_reach_the_engine(client, served):
     assert constraints[2].choice == ("yes", "no")
 
 
-def test_n_answers_have_indexes_and_one_finish_each(client, served):
+def test_n_completions_have_indexes_and_one_finish_each(client, served):
     served.texts.by_prompt = {"Pick": ["red", "a much longer green", "blue"]}
-    answer = ask(client, "Pick", n=3, seed=7)
-    texts = {choice.index: choice.message.content for choice in answer.choices}
+    response = ask(client, "Pick", n=3, seed=7)
+    texts = {choice.index: choice.message.content for choice in response.choices}
     assert texts == {0: "red", 1: "a much longer green", 2: "blue"}
     assert {request.seed for request in served.core.requests} == {7}
-    prompt_tokens = answer.usage.prompt_tokens
+    prompt_tokens = response.usage.prompt_tokens
     assert prompt_tokens == len(served.core.requests[0].token_ids)
     chunks = stream(client, "Pick", n=3, seed=7)
     finishes = Counter(c.index for k in chunks for c in k.choices if c.finish_reason)
@@ -380,13 +380,13 @@ def test_prompt_logprobs_are_those_of_the_rendered_prompt(client, served, prompt
 
 def test_cached_tokens_are_those_of_the_prompt_counted_once(client, served):
     served.core.num_cached_tokens = 4
-    for answer in (ask(client), ask(client, n=3)):
-        assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    for response in (ask(client), ask(client, n=3)):
+        assert response.usage.prompt_tokens_details.cached_tokens == 4
     last = stream(client, n=3, stream_options={"include_usage": True})[-1]
     assert last.usage.prompt_tokens_details.cached_tokens == 4
 
 
-def test_a_stop_string_ends_the_answer_and_is_named(client, served):
+def test_a_stop_string_ends_the_completion_and_is_named(client, served):
     choice = ask(client, stop="script").choices[0]
     assert choice.message.content == "I am a "
     assert choice.finish_reason == "stop"
@@ -397,15 +397,15 @@ def test_a_stop_string_ends_the_answer_and_is_named(client, served):
 
 
 def test_an_adapter_is_a_model_name(client, served):
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="pirate", messages=[{"role": "user", "content": "Ahoy"}]
     )
-    assert answer.model == "pirate"
+    assert response.model == "pirate"
     assert served.core.requests[0].adapter.name == "pirate"
 
 
 def test_what_clients_say_about_themselves_is_taken_in_silence(client):
-    answer = client.chat.completions.with_raw_response.create(
+    response = client.chat.completions.with_raw_response.create(
         model="demo",
         messages=[{"role": "user", "content": "Hi"}],
         user="me",
@@ -419,17 +419,17 @@ def test_what_clients_say_about_themselves_is_taken_in_silence(client):
         safety_identifier="s",
         modalities=["text"],
     )
-    assert "x-quire-ignored-fields" not in answer.headers
+    assert "x-quire-ignored-fields" not in response.headers
 
 
 def test_unknown_fields_are_named_in_a_header(client):
-    answer = client.chat.completions.with_raw_response.create(
+    response = client.chat.completions.with_raw_response.create(
         model="demo",
         messages=[{"role": "user", "content": "Hi"}],
         extra_body={"mystery": 1, "evil\r\nset-cookie: a=b": 2},
     )
-    assert answer.headers["x-quire-ignored-fields"] == "mystery,evil??set-cookie??a?b"
-    assert "set-cookie" not in answer.headers
+    assert response.headers["x-quire-ignored-fields"] == "mystery,evil??set-cookie??a?b"
+    assert "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_what_cannot_be_done_is_refused_by_name(client, fields, param):
         ),
     ],
 )
-def test_a_wrong_message_is_named_by_its_place(client, messages, param):
+def test_a_wrong_message_is_named_by_its_path(client, messages, param):
     for is_stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="demo", messages=messages, stream=is_stream)

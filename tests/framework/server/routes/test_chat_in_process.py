@@ -1,4 +1,4 @@
-"""Chats through the application in this process: what the engine gets, and what events say."""
+"""Chats through the application in this process: engine requests and the content of events."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def ask(frontend):
 
 @pytest.fixture
 def own(tokenizer):
-    """Make an application whose frontend a test may change."""
+    """Make an application with a frontend that a test may change."""
     made = []
 
     def make(parsers=None, change=lambda frontend: None, tokenizer=tokenizer):
@@ -94,7 +94,7 @@ def test_candidates_without_log_probabilities_are_refused(ask, top_logprobs):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_of_no_text_has_an_end(ask, core, stream):
+def test_a_completion_of_no_text_has_an_end(ask, core, stream):
     core.script.by_prompt = {"Hi": ""}
     wire = ask(stream=stream)
     if not stream:
@@ -118,7 +118,7 @@ def test_each_of_n_streams_has_one_role_and_one_end(ask, core):
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-def test_the_stop_string_is_named_where_the_answer_ends_and_nowhere_else(ask, core):
+def test_the_stop_string_is_named_where_the_completion_ends_and_nowhere_else(ask, core):
     assert ask(stop="script").json()["choices"][0]["stop_reason"] == "script"
     *others, last = [event["choices"][0] for event in ask(stop="script", stream=True).events]
     assert (last["finish_reason"], last["stop_reason"]) == ("stop", "script")
@@ -127,13 +127,13 @@ def test_the_stop_string_is_named_where_the_answer_ends_and_nowhere_else(ask, co
     assert "stop_reason" not in ask(stream=True).events[-1]["choices"][0]
 
 
-def test_an_answer_without_calls_has_no_field_of_them(ask):
+def test_a_message_without_calls_has_no_field_of_them(ask):
     message = ask().json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "I am a script.", "refusal": None}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_usage_is_told_as_asked(ask, stream):
+def test_usage_is_sent_as_asked(ask, stream):
     if not stream:
         assert ask().json()["usage"]["prompt_tokens"] > 0
         return
@@ -185,8 +185,8 @@ def test_the_effort_reaches_the_template_unless_its_own_name_is_given(
         ({"structured_outputs": {"regex": "x"}}, "structured_outputs"),
     ],
 )
-def test_a_refused_form_is_blamed_on_its_field(own, tokenizer, fields, param, stream):
-    def refuse(form):
+def test_a_refused_constraint_names_its_field(own, tokenizer, fields, param, stream):
+    def refuse(constraint):
         raise GrammarError("no")
 
     def change(frontend):
@@ -256,7 +256,7 @@ def test_tools_without_a_parser_are_refused_unless_nothing_may_be_called(own):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt_chunk", [2, 1000])
-def test_the_prompts_log_probabilities_are_all_told_once(ask, core, stream, prompt_chunk):
+def test_the_prompts_log_probabilities_are_all_sent_once(ask, core, stream, prompt_chunk):
     core.prompt_chunk = prompt_chunk
     wire = ask(prompt_logprobs=1, n=2, stream=stream)
     if stream:
@@ -277,9 +277,9 @@ def bounded(frontend, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_end_gives_back_what_an_answer_held(bounded, core, stream):
+def test_every_end_releases_what_a_response_held(bounded, core, stream):
     budget, app = bounded
-    failing = "half an answer", ErrorReport("request_failed", "it broke")
+    failing = "half a completion", ErrorReport("request_failed", "it broke")
     for script, status in (("fine", 200), (failing, 200 if stream else 500)):
         core.script.by_prompt = {"Hi": script}
         wire = post(app, PATH, messages=HI, stream=stream, prompt_logprobs=0)
@@ -287,7 +287,7 @@ def test_every_end_gives_back_what_an_answer_held(bounded, core, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_gives_back_what_its_answer_held(bounded, core, stream):
+def test_a_client_that_leaves_releases_what_its_response_held(bounded, core, stream):
     budget, app = bounded
     core.script.by_prompt = {"Hi": "word " * 300}
     core.step_s = 0.01

@@ -1,4 +1,4 @@
-"""Deltas of one completion become pieces, and the pieces a whole or an error."""
+"""Deltas of one completion become pieces, and the pieces a full choice or an error."""
 
 import asyncio
 
@@ -10,22 +10,26 @@ from quire.frontend.intake.prompt import EncodedPrompt
 from quire.outputs import Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import CompletionChoiceBuilder, Shows, whole_choice
+from quire.server.routes.completion_choice import (
+    CompletionChoiceBuilder,
+    ResponseOptions,
+    full_choice,
+)
 from quire.server.routes.generation import Generation
 from quire.server.wire.protocol import CompletionChoice
 
 
 @pytest.fixture
 def read(frontend):
-    """Read deltas as the answer `index` of two prompts with n = 2."""
+    """Read deltas as the choice `index` of two prompts with n = 2."""
 
     def run(*deltas, index=0, logprobs=None, echo=False, prompt_logprobs=False):
         params = SamplingParams(n=2)
         generation = Generation(frontend, LogprobBudget(), [{}, {}], params)
         generation.encoded = [EncodedPrompt("ab", [300, 301]), EncodedPrompt("cde", [302])]
-        shows = Shows(logprobs, echo, prompt_logprobs)
-        answer = CompletionChoiceBuilder(index, generation, shows)
-        return [answer.read(delta) for delta in deltas]
+        options = ResponseOptions(logprobs, echo, prompt_logprobs)
+        builder = CompletionChoiceBuilder(index, generation, options)
+        return [builder.read(delta) for delta in deltas]
 
     return run
 
@@ -41,15 +45,15 @@ ROW = {300: Logprob(-1.0, 1), 301: Logprob(-0.5, 1)}
 
 
 @pytest.mark.parametrize(("index", "text"), [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")])
-def test_each_answer_echoes_its_own_prompt_once(read, index, text):
+def test_each_choice_echoes_its_own_prompt_once(read, index, text):
     pieces = read(delta("x"), delta("y"), index=index, echo=True)
     assert [(piece.index, piece.text) for piece in pieces] == [(index, f"{text}x"), (index, "y")]
 
 
-def test_a_delta_that_says_nothing_is_no_piece(read):
+def test_an_empty_delta_is_no_piece(read):
     assert read(delta(), delta(rows=[None])) == [None, None]
-    for says in ({"text": "x"}, {"end": "stop"}):
-        assert read(delta(**says))[0] is not None
+    for fields in ({"text": "x"}, {"end": "stop"}):
+        assert read(delta(**fields))[0] is not None
     assert read(delta(rows=[None]), prompt_logprobs=True)[0].prompt_logprobs == [None]
     assert read(delta(logprobs=[ROW]), logprobs=0)[0].logprobs.token_logprobs == [-1.0]
     assert read(delta(), echo=True)[0].text == "ab"
@@ -65,7 +69,7 @@ def test_log_probabilities_of_the_prompt_come_only_where_they_were_asked_for(rea
     assert plain.logprobs.token_logprobs == [-1.0]
 
 
-def test_the_prompts_log_probabilities_stand_before_the_answers(read):
+def test_the_prompts_log_probabilities_come_before_the_completions(read):
     own = {301: Logprob(-3.0, 9)}
     first, second = read(
         delta("x", rows=[None, ROW], logprobs=[own]), delta("y", logprobs=[own]),
@@ -80,11 +84,11 @@ def test_the_prompts_log_probabilities_stand_before_the_answers(read):
     ("end", "public"),
     [("stop", "stop"), ("length", "length"), ("abort", None), ("error", None), (None, None)],
 )
-def test_clients_know_two_ways_to_finish(read, end, public):
+def test_clients_get_two_finish_reasons(read, end, public):
     assert read(delta("x", end=end))[0].finish_reason == public
 
 
-def test_a_whole_answer_is_its_pieces_joined(read):
+def test_a_full_choice_is_its_pieces_joined(read):
     own = {301: Logprob(-3.0, 9)}
     pieces = read(
         delta("x", rows=[None], logprobs=[ROW]),
@@ -92,13 +96,13 @@ def test_a_whole_answer_is_its_pieces_joined(read):
         delta("z", end="stop", stop="!", logprobs=[]),
         index=3, logprobs=0, prompt_logprobs=True,
     )  # fmt: skip
-    whole = whole_choice(pieces)
+    whole = full_choice(pieces)
     assert (whole.index, whole.text, whole.finish_reason, whole.stop_reason) == (
         3, "xyz", "stop", "!",
     )  # fmt: skip
     assert whole.logprobs.token_logprobs == [-1.0, -3.0]
     assert whole.prompt_logprobs == [None, ROW]
-    plain = whole_choice([CompletionChoice(index=0, text="x", finish_reason="length")])
+    plain = full_choice([CompletionChoice(index=0, text="x", finish_reason="length")])
     assert (plain.logprobs, plain.prompt_logprobs, plain.stop_reason) == (None, UNSET, None)
 
 
@@ -113,12 +117,12 @@ def test_a_whole_answer_is_its_pieces_joined(read):
         ],
     ],
 )
-def test_an_answer_without_an_end_is_an_error(pieces):
-    with pytest.raises(RequestFailedError, match="has no end"):
-        whole_choice(pieces)
+def test_a_choice_without_an_end_is_an_error(pieces):
+    with pytest.raises(RequestFailedError, match="without a finish reason"):
+        full_choice(pieces)
 
 
-def test_a_generation_that_has_not_begun_has_no_prompts(frontend):
+def test_a_generation_that_has_not_started_has_no_prompts(frontend):
     generation = Generation(frontend, LogprobBudget(), [{"prompt": "x"}], SamplingParams())
     assert generation.encoded == []
     assert asyncio.run(first(generation)) == ["x"]

@@ -28,24 +28,26 @@ def lenient(served):
 
 
 def test_a_text_goes_on(client, served):
-    answer = complete(client)
-    assert answer.choices[0].text == "I am a script."
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.id.startswith("cmpl-")
+    response = complete(client)
+    assert response.choices[0].text == "I am a script."
+    assert response.choices[0].finish_reason == "stop"
+    assert response.id.startswith("cmpl-")
     assert served.core.requests[0].token_ids == served.frontend.tokenizer.encode("Once")
-    assert answer.usage.prompt_tokens == len(served.core.requests[0].token_ids)
+    assert response.usage.prompt_tokens == len(served.core.requests[0].token_ids)
 
 
-def test_without_max_tokens_an_answer_has_sixteen(client, served):
+def test_without_max_tokens_a_completion_has_sixteen(client, served):
     served.texts.by_prompt = {"Once": "one two three four five six seven eight nine ten " * 3}
-    answer = client.completions.create(model="demo", prompt="Once")
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens == 16
+    response = client.completions.create(model="demo", prompt="Once")
+    assert response.choices[0].finish_reason == "length"
+    assert response.usage.completion_tokens == 16
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
-def test_streamed_and_whole_answers_are_equal(client, lenient, served, logprobs, tokens_per_step):
+def test_streamed_and_full_completions_are_equal(
+    client, lenient, served, logprobs, tokens_per_step
+):
     served.texts.by_prompt = {"Once": 'über 日本 👩‍👩‍👧 \\ " done'}
     served.core.tokens_per_step = tokens_per_step
     whole = complete(client, logprobs=logprobs).choices[0]
@@ -70,10 +72,10 @@ def test_streamed_and_whole_answers_are_equal(client, lenient, served, logprobs,
 def test_several_prompts_and_n_are_numbered_prompt_by_prompt(client, lenient, served):
     served.texts.by_prompt = {"red": ["r0", "r1"], "blue": ["b0 and more", "b1"]}
     wanted = {0: "r0", 1: "r1", 2: "b0 and more", 3: "b1"}
-    answer = complete(client, ["red", "blue"], n=2)
-    assert {choice.index: choice.text for choice in answer.choices} == wanted
+    response = complete(client, ["red", "blue"], n=2)
+    assert {choice.index: choice.text for choice in response.choices} == wanted
     tokens = {tuple(request.token_ids) for request in served.core.requests}
-    assert answer.usage.prompt_tokens == sum(map(len, tokens))
+    assert response.usage.prompt_tokens == sum(map(len, tokens))
     streamed = dict.fromkeys(wanted, "")
     finishes = Counter()
     for chunk in complete(lenient, ["red", "blue"], n=2, stream=True):
@@ -94,7 +96,7 @@ def test_token_ids_are_prompts_too(client, served):
     ]
 
 
-def test_echo_puts_the_prompt_before_every_answer(client, lenient, served):
+def test_echo_puts_the_prompt_before_every_completion(client, lenient, served):
     ids = served.frontend.tokenizer.encode("two words")
     assert complete(client, ["one", "two"], echo=True).choices[1].text == "twoI am a script."
     assert complete(client, ids, echo=True).choices[0].text == "two wordsI am a script."
@@ -134,11 +136,11 @@ def test_echo_with_logprobs_tells_how_likely_the_prompt_was(lenient, served, pro
 
 def test_an_echo_of_no_tokens_is_the_prompt_alone(lenient, served):
     fields = {"model": "demo", "prompt": "one two three", "max_tokens": 0, "echo": True}
-    choice = (answer := lenient.completions.create(**fields, logprobs=1)).choices[0]
+    choice = (response := lenient.completions.create(**fields, logprobs=1)).choices[0]
     ids = served.core.requests[0].token_ids
     assert (choice.text, choice.finish_reason) == ("one two three", "length")
-    assert len(choice.logprobs.tokens) == len(ids) == answer.usage.prompt_tokens
-    assert answer.usage.completion_tokens == 0
+    assert len(choice.logprobs.tokens) == len(ids) == response.usage.prompt_tokens
+    assert response.usage.completion_tokens == 0
     assert "".join(choice.logprobs.tokens) == "one two three"
     chunks = list(lenient.completions.create(**fields, stream=True))
     assert "".join(c.text for chunk in chunks for c in chunk.choices) == "one two three"
@@ -186,7 +188,7 @@ def test_prompt_logprobs_stand_with_the_first_choice_of_each_prompt(
     assert streamed == {0: wanted, 2: [None]}
 
 
-def test_too_many_prompt_logprobs_for_one_answer_are_refused(client, served):
+def test_too_many_prompt_logprobs_for_one_response_are_refused(client, served):
     prompts = [[300] * 500] * 60  # 30,000 tokens
     with pytest.raises(openai.BadRequestError, match="30000 prompt tokens") as caught:
         complete(client, prompts, extra_body={"prompt_logprobs": 20})
@@ -202,8 +204,8 @@ def test_usage_ends_a_stream_that_asks_for_it(client, lenient):
 
 
 def test_a_schema_reaches_the_engine(client, served):
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    complete(client, extra_body={"response_format": form})
+    constraint = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    complete(client, extra_body={"response_format": constraint})
     assert served.core.requests[0].params.structured_outputs.json == {"type": "object"}
 
 

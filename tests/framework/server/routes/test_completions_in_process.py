@@ -30,7 +30,7 @@ def ask(frontend):
     return run
 
 
-def test_so_many_prompts_and_answers_are_taken(ask, core):
+def test_so_many_prompts_and_completions_are_accepted(ask, core):
     choices = ask(["a"] * 256, n=4, max_tokens=1).json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(1024))
     assert len(core.requests) == 1024
@@ -38,10 +38,10 @@ def test_so_many_prompts_and_answers_are_taken(ask, core):
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(257, 1), (256, 5), (205, 5), (9, 128), (1025, 1)])
 @pytest.mark.parametrize("kind", ["text", "ids"])
-def test_more_prompts_or_answers_are_refused(ask, core, num_prompts, n, kind):
+def test_more_prompts_or_completions_are_refused(ask, core, num_prompts, n, kind):
     wire = ask(["a" if kind == "text" else [300]] * num_prompts, n=n)
     assert (wire.status, wire.error["param"]) == (400, "prompt")
-    assert f"got {num_prompts} prompts of {n} answers" in wire.error["message"]
+    assert f"got {num_prompts} prompts of {n} completions" in wire.error["message"]
     assert core.requests == []
 
 
@@ -91,7 +91,7 @@ def test_an_echo_computes_what_the_wider_of_two_fields_shows(
     assert core.requests[0].params.prompt_logprobs == num
     assert ("prompt_logprobs" in choice) is (prompt_logprobs is not None)
     num_shown = [len(top) for top in choice["logprobs"]["top_logprobs"][1:]]
-    assert set(num_shown) == {max(1, logprobs)}  # the chosen one is the likeliest here
+    assert set(num_shown) == {max(1, logprobs)}  # the chosen one is the most likely here
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_no_tokens_without_an_echo_are_refused(ask):
     assert ask(max_tokens=0).error["param"] == "max_tokens"
 
 
-def test_usage_is_told_as_asked(ask):
+def test_usage_is_sent_as_asked(ask):
     assert not [event for event in ask(stream=True).events if "usage" in event]
     for wants in (True, False):
         events = ask(stream=True, stream_options={"include_usage": wants}).events
@@ -183,7 +183,7 @@ def test_a_large_bodys_prompts_are_looked_at_beside_the_event_loop(tokenizer, le
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_end_gives_back_what_an_answer_held(frontend, monkeypatch, stream):
+def test_every_end_releases_what_a_response_held(frontend, monkeypatch, stream):
     budget = LogprobBudget(100)
     monkeypatch.setattr(app_module, "LogprobBudget", lambda: budget)
     app = create_app(frontend, ServerSettings(), list)
@@ -196,7 +196,7 @@ def test_every_end_gives_back_what_an_answer_held(frontend, monkeypatch, stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_of_several_answers_has_no_log_probabilities(ask, stream):
+def test_an_echo_of_several_completions_has_no_log_probabilities(ask, stream):
     wire = ask(echo=True, logprobs=1, n=2, stream=stream)
     assert (wire.status, wire.error["param"]) == (400, "echo")
     assert ask(echo=True, logprobs=1, n=1, stream=stream).status == 200

@@ -1,4 +1,4 @@
-"""One request's answers: all of them or an error, counted once, and nothing kept afterwards."""
+"""One request's completions: all of them or an error, counted once, and nothing kept afterwards."""
 
 import asyncio
 from contextlib import aclosing
@@ -35,7 +35,7 @@ async def read(generation):
 
 
 class Watched:
-    """A frontend whose streams are at hand."""
+    """A frontend that keeps its streams for the test."""
 
     def __init__(self, frontend):
         self.frontend = frontend
@@ -49,7 +49,7 @@ class Watched:
         return self.streams[-1]
 
 
-def test_answers_are_numbered_prompt_by_prompt(frontend, core):
+def test_choices_are_numbered_prompt_by_prompt(frontend, core):
     core.script.by_prompt = {"red": ["r0", "r1"], "blue": ["b0", "b1"]}
     texts = {}
     for index, delta in asyncio.run(read(start(frontend, "red", "blue", n=2))):
@@ -58,7 +58,7 @@ def test_answers_are_numbered_prompt_by_prompt(frontend, core):
 
 
 @pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
-def test_a_stream_that_ends_without_its_answer_is_an_error(frontend, core, texts):
+def test_a_stream_that_ends_without_its_completion_is_an_error(frontend, core, texts):
     core.script.by_prompt = {"": "word " * 100}
     watched = Watched(frontend)
 
@@ -117,7 +117,9 @@ def test_an_abort_from_outside_is_an_error_that_says_when_to_come_back(frontend,
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens_per_step", [1, 4])
-def test_a_prompt_is_paid_once_and_each_answer_by_its_tokens(frontend, core, n, tokens_per_step):
+def test_a_prompt_is_counted_once_and_each_completion_by_its_tokens(
+    frontend, core, n, tokens_per_step
+):
     core.script.by_prompt = {"": "one two three four five"}
     core.tokens_per_step = tokens_per_step
     generation = start(frontend, "red", "blue and green", n=n)
@@ -133,7 +135,7 @@ def test_a_prompt_is_paid_once_and_each_answer_by_its_tokens(frontend, core, n, 
     assert generation.num_choices == 2 * n
 
 
-def test_cached_tokens_are_those_of_each_prompts_first_answer(tokenizer):
+def test_cached_tokens_are_those_of_each_prompts_first_completion(tokenizer):
     class Caching(ScriptedCore):
         def num_cached_of(self, request):
             return 7 * request.child + len(request.token_ids)
@@ -147,7 +149,7 @@ def test_cached_tokens_are_those_of_each_prompts_first_answer(tokenizer):
     )
 
 
-def test_the_budget_is_taken_for_the_prompts_own_tokens_too_and_given_back_once(frontend):
+def test_the_budget_is_reserved_for_the_prompts_own_tokens_too_and_released_once(frontend):
     budget = LogprobBudget(1000)
     generation = start(frontend, "red blue", "green", budget=budget, prompt_logprobs=2, n=2)
     num_tokens = sum(len(frontend.tokenizer.encode(text)) for text in ("red blue", "green"))
@@ -165,7 +167,7 @@ def test_a_request_that_asks_for_none_takes_nothing_of_the_budget(frontend):
     assert not generation.is_large
 
 
-def test_the_last_of_the_budget_is_given_and_no_more(frontend, core):
+def test_the_last_of_the_budget_is_reserved_and_no_more(frontend, core):
     num_tokens = len(frontend.tokenizer.encode("red"))
     budget = LogprobBudget(2 * num_tokens)
     first = start(frontend, "red", budget=budget, prompt_logprobs=0)
@@ -211,15 +213,17 @@ def test_an_echo_alone_whose_one_token_stops_ends_by_length(frontend, core):
 
 
 @pytest.mark.parametrize("param", [None, "tools"])
-def test_a_refused_form_is_blamed_on_the_field_that_asked_for_it(tokenizer, param):
-    def refuse(form):
+def test_a_refused_constraint_names_the_field_that_set_it(tokenizer, param):
+    def refuse(constraint):
         raise GrammarError("no", param=param)
 
     frontend = make_frontend(tokenizer, ScriptedCore(Texts(tokenizer)))
     size = tokenizer.vocab_size
     frontend.intake = Intake(tokenizer, max_model_len=64, vocab_size=size, check_grammar=refuse)
-    form = StructuredOutputsParams(regex="x")
-    generation = start(frontend, "red", structured_outputs=form, constraint_field="response_format")
+    constraint = StructuredOutputsParams(regex="x")
+    generation = start(
+        frontend, "red", structured_outputs=constraint, constraint_field="response_format"
+    )
     with pytest.raises(GrammarError) as caught:
         asyncio.run(read(generation))
     asyncio.run(frontend.shutdown())

@@ -18,7 +18,7 @@ REPORT = [{"name": "scripted", "state": "loaded"}, {"name": "other", "state": "f
 
 
 class Hanging(ScriptedCore):
-    """A core whose steps hang until they are let go."""
+    """A core whose steps hang until they are released."""
 
     def __init__(self, script):
         super().__init__(script)
@@ -30,7 +30,7 @@ class Hanging(ScriptedCore):
 
 
 class Case:
-    """An application, and what its answers depend on."""
+    """An application, and what its responses depend on."""
 
     def __init__(self, tokenizer):
         self.core = Hanging(Texts(tokenizer))
@@ -82,6 +82,6 @@ def test_a_dead_engine_is_not_ready(case, wait_for):
     assert case.asked("/livez") == (200, "alive")
 
 
-def test_what_it_is_made_of_is_told(case):
+def test_the_version_and_the_plugins_are_reported(case):
     assert get(case.app, "/version").json() == {"version": __version__}
     assert get(case.app, "/v1/plugins").json() == {"object": "list", "data": REPORT}

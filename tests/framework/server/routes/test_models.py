@@ -6,7 +6,7 @@ from asgi_parts import get, post
 from quire.config import ServerSettings
 from quire.errors import UnknownModelError
 from quire.server.app import create_app
-from quire.server.routes.models import Chosen, choose
+from quire.server.routes.models import ResolvedModel, resolve_model
 
 
 @pytest.fixture
@@ -40,10 +40,14 @@ def test_a_name_that_is_not_served_is_not_found(app):
 
 
 def test_a_request_gets_what_it_names(frontend):
-    assert choose(frontend, None) == choose(frontend, "demo") == Chosen("demo", None)
-    assert choose(frontend, "pirate") == Chosen("pirate", "pirate")
+    assert (
+        resolve_model(frontend, None)
+        == resolve_model(frontend, "demo")
+        == ResolvedModel("demo", None)
+    )
+    assert resolve_model(frontend, "pirate") == ResolvedModel("pirate", "pirate")
     with pytest.raises(UnknownModelError):
-        choose(frontend, "")
+        resolve_model(frontend, "")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])

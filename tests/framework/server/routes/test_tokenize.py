@@ -65,7 +65,7 @@ def test_ids_from_zero_to_the_last_are_taken(app, watched):
     for wrong in (-1, last + 1):
         wire = post(app, "/detokenize", tokens=[0, wrong])
         assert (wire.status, wire.error["param"]) == (400, "tokens")
-        assert f"tokens holds {wrong}; token ids are from 0 to {last}" in wire.error["message"]
+        assert f"tokens contains {wrong}; token ids are from 0 to {last}" in wire.error["message"]
 
 
 @pytest.mark.parametrize(

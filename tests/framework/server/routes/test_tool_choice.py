@@ -32,7 +32,7 @@ def use(frontend):
 
 
 def forced(found):
-    return [shape.tool for shape in found.form.calls.shapes], found.form.calls.separator
+    return [shape.tool for shape in found.constraint.calls.shapes], found.constraint.calls.separator
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": True}])

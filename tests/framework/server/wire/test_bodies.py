@@ -1,4 +1,4 @@
-"""A body is read within bounds of time, depth and number, and becomes what its type says."""
+"""A body is read within bounds of time, depth and size, and becomes its declared type."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a client is told of an error, what the log is told, and nothing between the two is lost."""
+"""Details of an error go to the client or to the log, and none is lost."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ from quire.server.wire.http_errors import (
         (ValueError("it broke"), {}),
     ],
 )
-def test_clients_are_told_whether_to_send_it_again(error, headers):
+def test_headers_say_whether_to_send_it_again(error, headers):
     names = {"content-type", "content-length"}
     found = error_response(error).headers
     assert {name: value for name, value in found.items() if name not in names} == headers
@@ -76,7 +76,7 @@ def test_a_lone_surrogate_becomes_a_mark(kind):
     assert b"odd ? text" in error_json(wrapped)
 
 
-def test_the_field_and_the_code_are_told_with_every_error_of_a_request():
+def test_every_error_of_a_request_has_the_field_and_the_code():
     for error in (
         InvalidRequestError("x", param="n"),
         RequestFailedError("x", param="n"),
@@ -86,7 +86,7 @@ def test_the_field_and_the_code_are_told_with_every_error_of_a_request():
     assert detail_of(HTTPError(413, "x", code="too_big")).code == "too_big"
 
 
-def test_a_defect_of_ours_is_told_by_the_requests_id_alone(caplog):
+def test_a_bug_is_reported_with_the_requests_id_alone(caplog):
     error = ValueError("a secret at /opt/x/y")
     assert detail_of(error, "req-7").message == "internal error (request req-7); see the log"
     assert detail_of(error).message == "internal error; see the log"
@@ -94,7 +94,7 @@ def test_a_defect_of_ours_is_told_by_the_requests_id_alone(caplog):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "expected"),
     [
         (ValueError("a secret"), "ValueError: a secret"),
         (RequestFailedError("it broke\nin two lines"), r"'it broke\nin two lines'"),
@@ -104,14 +104,14 @@ def test_a_defect_of_ours_is_told_by_the_requests_id_alone(caplog):
         (RequestTimeoutError("late"), None),
     ],
 )
-def test_the_log_has_what_is_our_own_fault_and_nothing_else(caplog, error, says):
+def test_the_log_has_failures_of_the_server_and_nothing_else(caplog, error, expected):
     with caplog.at_level(logging.DEBUG):
         error_response(error, "req-7")
-    if says is None:
+    if expected is None:
         assert caplog.text == ""
     else:
         assert "request req-7 failed" in caplog.text
-        assert says in caplog.text
+        assert expected in caplog.text
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_wrong_path_is_not_found(app, path):
     assert wire.headers["x-request-id"].startswith("req-")
 
 
-def test_a_client_that_leaves_while_its_body_comes_is_nobodys_fault(app, caplog):
+def test_a_client_that_leaves_while_its_body_comes_is_not_an_error(app, caplog):
     pieces = [{"type": "http.request", "body": b"{", "more_body": True}]
 
     class Leaving(Wire):

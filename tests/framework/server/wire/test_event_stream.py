@@ -14,7 +14,7 @@ KEEP_ALIVE_S = 0.01
 
 
 class Clock:
-    """What `sse` takes for the time; stands still unless somebody sets it."""
+    """The clock of `sse`; it stands still unless a test sets it."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -73,7 +73,7 @@ def test_a_silence_is_broken_when_it_is_long_enough(clock):
 
     asyncio.run(run(events(), wire, keep_alive_s=KEEP_ALIVE_S))
     assert wire.body == b": keep-alive\n\ndata: {}\n\ndata: [DONE]\n\n"
-    assert (wire.status, wire.num_answers) == (200, 1)
+    assert (wire.status, wire.num_responses) == (200, 1)
 
 
 @pytest.mark.parametrize("error", [None, OverloadedError("full")])
@@ -94,19 +94,19 @@ def test_an_error_in_the_middle_is_an_event_and_a_line_in_the_log(caplog):
         raise RequestFailedError("it broke at 0xdeadbeef")
 
     wire = asyncio.run(run(events(), Wire()))
-    assert (wire.status, wire.num_answers, wire.is_complete) == (200, 1, True)
+    assert (wire.status, wire.num_responses, wire.is_complete) == (200, 1, True)
     _, last = wire.events
     assert last["error"]["message"] == "it broke at <address>"
     assert "request req-1 failed" in caplog.text
 
 
-def test_an_error_before_the_first_event_is_the_whole_answer():
+def test_an_error_before_the_first_event_is_the_full_response():
     async def events():
         raise OverloadedError("full")
         yield b""
 
     wire = asyncio.run(run(events(), Wire()))
-    assert (wire.status, wire.error["code"], wire.num_answers) == (503, "overloaded", 1)
+    assert (wire.status, wire.error["code"], wire.num_responses) == (503, "overloaded", 1)
     assert wire.headers["retry-after"] == "1"
 
 
@@ -119,7 +119,7 @@ def test_an_error_after_a_comment_is_an_event(clock):
         yield b""
 
     asyncio.run(run(events(), wire, keep_alive_s=KEEP_ALIVE_S))
-    assert (wire.status, wire.num_answers) == (200, 1)
+    assert (wire.status, wire.num_responses) == (200, 1)
     assert b'"code":"overloaded"' in wire.body
     assert wire.body.endswith(b"data: [DONE]\n\n")
 
@@ -137,7 +137,7 @@ def test_a_client_that_reads_nothing_is_left_with_a_line_in_the_log(monkeypatch,
             closed.append(True)
 
     wire = Wire(num_read=num_read)
-    asyncio.run(run(events(), wire, on_over=lambda: over.append(len(closed))))
+    asyncio.run(run(events(), wire, on_close=lambda: over.append(len(closed))))
     assert len(wire.sent) == num_read
     assert not wire.is_complete
     assert over == [1]
@@ -158,7 +158,7 @@ def test_a_client_that_goes_ends_the_events_before_the_stream_is_over():
     async def main():
         wire = Wire()
         asyncio.get_running_loop().call_later(0.01, wire.gone.set)
-        return await run(events(), wire, on_over=lambda: over.append(len(closed)))
+        return await run(events(), wire, on_close=lambda: over.append(len(closed)))
 
     wire = asyncio.run(main())
     assert wire.body == b"data: {}\n\n"
@@ -176,7 +176,7 @@ def test_an_error_of_the_connection_is_not_taken_for_a_disconnect():
 
     over = []
     with pytest.raises(OSError, match="the socket broke"):
-        asyncio.run(run(events(), Broken(), on_over=lambda: over.append(1)))
+        asyncio.run(run(events(), Broken(), on_close=lambda: over.append(1)))
     assert over == [1]
 
 

@@ -1,4 +1,4 @@
-"""Each field of a body is served, taken for what it says, or told to be ignored."""
+"""Each field of a body is supported, refused, or ignored, silently or with a header."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from quire.errors import InvalidRequestError
 from quire.server.wire.fields import (
     IGNORED_HEADER,
     NEUTRAL,
-    SILENT,
+    SILENTLY_IGNORED,
     Extras,
     check_known,
     sort_fields,
@@ -27,7 +27,7 @@ def test_what_cannot_be_done_may_be_null(name):
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values]
 )
-def test_what_says_nothing_is_taken_in_silence(name, value):
+def test_what_changes_nothing_is_ignored_silently(name, value):
     assert sort(**{name: value}) == Extras()
 
 
@@ -45,7 +45,7 @@ def test_what_says_nothing_is_taken_in_silence(name, value):
         ("echo", True),
     ],
 )
-def test_what_would_change_the_answer_is_refused_by_name(name, value):
+def test_what_would_change_the_completion_is_refused_by_name(name, value):
     with pytest.raises(InvalidRequestError, match=name) as caught:
         sort(**{name: value})
     assert caught.value.param == name
@@ -62,8 +62,8 @@ def test_a_samplers_own_field_goes_to_it_even_if_it_has_a_known_name():
     assert found.ignored == ()
 
 
-def test_what_clients_say_about_themselves_is_not_told_and_the_rest_is():
-    found = sort(**dict.fromkeys(SILENT, 1), mystery=1, other=0)
+def test_fields_of_clients_about_themselves_are_not_listed_and_the_rest_is():
+    found = sort(**dict.fromkeys(SILENTLY_IGNORED, 1), mystery=1, other=0)
     assert found == Extras({}, ("mystery", "other"))
     assert found.headers() == {IGNORED_HEADER: "mystery,other"}
     assert Extras().headers() == {}

@@ -1,4 +1,4 @@
-"""Every failure has OpenAI's shape and a status that fits, and tells no secrets."""
+"""Every failure has OpenAI's shape and a status that fits, and shows no secrets."""
 
 import json
 import re
@@ -159,7 +159,7 @@ def test_a_full_queue_says_when_to_come_back(served, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_takes_too_long_is_a_504_that_nobody_repeats(served, stream):
+def test_what_takes_too_long_is_a_504_that_is_not_retried(served, stream):
     late = ErrorReport("request_timeout", "the request was not over 1.5 s after its arrival")
     served.texts.by_prompt = {"Hi": ("", late)}
     with (
@@ -175,7 +175,7 @@ def test_what_takes_too_long_is_a_504_that_nobody_repeats(served, stream):
 
 def test_a_stream_that_takes_too_long_ends_with_an_event(client, served):
     late = ErrorReport("request_timeout", "the request was not over 1.5 s after its arrival")
-    served.texts.by_prompt = {"Hi": ("half an answer", late)}
+    served.texts.by_prompt = {"Hi": ("half a completion", late)}
     chunks = client.chat.completions.create(model="demo", stream=True, **CHAT)
     said = []
     with pytest.raises(openai.APIError, match=r"1\.5 s") as caught:
@@ -215,15 +215,15 @@ def test_a_grammar_that_the_engine_refuses_is_the_clients_error(client, served):
 
 def test_another_request_notices_nothing(client, served):
     served.core.step_s = 0.01
-    answers = client.chat.completions.create(model="demo", stream=True, **CHAT)
-    next(iter(answers))
+    chunks = client.chat.completions.create(model="demo", stream=True, **CHAT)
+    next(iter(chunks))
     url = f"{served.url}/v1/chat/completions"
     assert httpx.post(url, json={"messages": 3}).status_code == 400
-    rest = "".join(chunk.choices[0].delta.content or "" for chunk in answers)
+    rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert rest == "I am a script."
 
 
-def test_a_dead_engine_answers_503_everywhere_but_livez_until_the_server_ends(serve):
+def test_a_dead_engine_is_503_everywhere_but_livez_until_the_server_exits(serve):
     served = serve()
     failure = RuntimeError("a kernel at 0xdeadbeef0000 failed in /opt/secret/kernel.py")
     served.texts.by_prompt = {"": ("", failure)}

@@ -1,4 +1,4 @@
-"""A whole answer leaves in pieces, as its client reads; what it held is given back at every end."""
+"""A full response is sent in pieces, as its client reads; what it held is always released."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from quire.errors import RequestFailedError
-from quire.server.wire import json_response as answers
+from quire.server.wire import json_response as module
 from quire.server.wire import sse
 from quire.server.wire.json_response import (
     PIECE_BYTES,
@@ -40,18 +40,18 @@ class Wire:
 
 
 class Case:
-    """An answer, and whether it was over when its last piece left."""
+    """A response, and whether it was closed when its last piece was sent."""
 
     def __init__(self, make, wire):
         self.num_over = 0
         self.wire = wire
-        self.answer = EncodedResponse(make, {"x-more": "1"}, self.end)
+        self.response = EncodedResponse(make, {"x-more": "1"}, self.end)
 
     def end(self):
         self.num_over += 1
 
     async def run(self):
-        call = self.answer({"type": "http"}, self.wire.receive, self.wire.send)
+        call = self.response({"type": "http"}, self.wire.receive, self.wire.send)
         await asyncio.wait_for(call, 10)
 
 
@@ -96,7 +96,7 @@ def test_a_failure_and_a_client_that_goes_are_ends_too():
 
 
 def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
-    monkeypatch.setattr(answers, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "READ_TIMEOUT_S", 0.05)
     monkeypatch.setattr(sse, "READ_TIMEOUT_S", 0.05)
     closed = []
 
@@ -112,7 +112,7 @@ def test_a_client_that_reads_nothing_is_taken_for_gone(monkeypatch):
         await case.run()
         assert (len(case.wire.sent), case.num_over) == (2, 1)
         wire, over = Wire(num_read=3), []
-        stream = EventStream(events(), {}, "req-1", on_over=lambda: over.append(len(closed)))
+        stream = EventStream(events(), {}, "req-1", on_close=lambda: over.append(len(closed)))
         await asyncio.wait_for(stream({"type": "http"}, wire.receive, wire.send), 10)
         assert over == [1]  # and by then nothing makes events any more
 
@@ -152,7 +152,7 @@ def test_what_takes_long_is_done_beside_the_event_loop(is_large):
     assert (name != threading.current_thread().name) is is_large
 
 
-def test_an_answer_in_json_has_its_status_and_type():
+def test_a_json_response_has_its_status_and_type():
     response = json_response({"a": 1}, 503)
     assert (response.status_code, response.body) == (503, b'{"a":1}')
     assert response.media_type == "application/json"

@@ -1,4 +1,4 @@
-"""Log probabilities lose no candidate, and their offsets are places in the text."""
+"""Log probabilities lose no candidate, and their offsets are positions in the text."""
 
 from quire.outputs import Delta, Logprob
 from quire.server.wire.openai_logprobs import (
@@ -45,7 +45,7 @@ def test_chats_have_the_bytes_beside_the_text(tokenizer):
     assert (position.token, position.bytes) == ("\ufffd", [0xF0])
 
 
-def test_the_chosen_token_is_told_whether_or_not_it_is_likely(tokenizer):
+def test_the_chosen_token_is_shown_whether_or_not_it_is_likely(tokenizer):
     a, b, c = (token_of(tokenizer, octet) for octet in (b"a", b"b", b"c"))
     row = {a: -5.0, b: -1.0, c: -2.0}
     for num_top, top in ((0, {}), (1, {"b": -1.0}), (2, {"b": -1.0, "c": -2.0})):
@@ -57,9 +57,9 @@ def test_the_chosen_token_is_told_whether_or_not_it_is_likely(tokenizer):
         assert {found.token: found.logprob for found in position.top_logprobs} == top
 
 
-def test_of_two_tokens_of_one_text_the_likelier_is_told(tokenizer):
+def test_of_two_tokens_of_one_text_the_more_likely_is_shown(tokenizer):
     class Same:
-        """A tokenizer two of whose tokens are the same text."""
+        """A tokenizer in which two tokens are the same text."""
 
         def token_bytes(self, token_id):
             return {1: b"x", 2: b"x", 3: b"y"}[token_id]

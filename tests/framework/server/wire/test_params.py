@@ -7,11 +7,11 @@ from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
     MAX_STOP_TOKEN_IDS,
     constraint_field,
+    includes_usage,
     one_constraint,
     prompt_parts,
     response_constraint,
     sampling_params,
-    wants_usage,
 )
 from quire.server.wire.protocol import SamplingBody, StreamOptions
 
@@ -53,9 +53,9 @@ def test_each_field_arrives_by_itself(name, value):
 
 
 def test_what_the_routes_work_out_arrives_too():
-    form = StructuredOutputsParams(regex="x")
+    constraint = StructuredOutputsParams(regex="x")
     given = {
-        "max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "structured_outputs": form,
+        "max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "structured_outputs": constraint,
         "extra_args": {"warmth": 1},
     }  # fmt: skip
     assert sampling_params(SamplingBody(), **given) == SamplingParams(**given)
@@ -76,7 +76,7 @@ def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(adds):
 
 
 @pytest.mark.parametrize(
-    ("asked", "form"),
+    ("asked", "constraint"),
     [
         (None, None),
         ({"type": "text"}, None),
@@ -88,8 +88,8 @@ def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(adds):
         ),
     ],
 )
-def test_a_response_format_is_a_form(asked, form):
-    assert response_constraint(asked) == form
+def test_a_response_format_is_a_constraint(asked, constraint):
+    assert response_constraint(asked) == constraint
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_response_format_that_is_none_is_named(asked, param):
     assert caught.value.param == param
 
 
-def test_forms_exclude_each_other():
+def test_constraints_exclude_each_other():
     one, other = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="b")
     assert one_constraint() is one_constraint(None, None) is None
     assert one_constraint(None, one, None) is one
@@ -122,7 +122,7 @@ def test_forms_exclude_each_other():
         assert caught.value.param == "response_format"
 
 
-def test_a_form_is_blamed_on_the_field_that_is_there():
+def test_a_constraint_error_names_the_field_that_is_there():
     assert constraint_field(None) == "structured_outputs"
     assert constraint_field({"type": "text"}) == constraint_field({}) == "response_format"
 
@@ -130,9 +130,9 @@ def test_a_form_is_blamed_on_the_field_that_is_there():
 @pytest.mark.parametrize(("asked", "wanted"), [(True, True), (False, False), (None, False)])
 def test_usage_comes_if_a_stream_asks_for_it(asked, wanted):
     options = StreamOptions(include_usage=asked)
-    assert wants_usage(SamplingBody(stream=True, stream_options=options)) is wanted
-    assert wants_usage(SamplingBody(stream=True)) is wants_usage(SamplingBody()) is False
+    assert includes_usage(SamplingBody(stream=True, stream_options=options)) is wanted
+    assert includes_usage(SamplingBody(stream=True)) is includes_usage(SamplingBody()) is False
     for stream in (None, False):
         with pytest.raises(InvalidRequestError, match="stream: true") as caught:
-            wants_usage(SamplingBody(stream=stream, stream_options=options))
+            includes_usage(SamplingBody(stream=stream, stream_options=options))
         assert caught.value.param == "stream_options"

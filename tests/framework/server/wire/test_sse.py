@@ -118,7 +118,7 @@ def test_a_client_that_goes_away_closes_the_generator():
         asyncio.get_running_loop().call_later(0.05, wire.gone.set)
         await run(EventStream(events(), {}, "req-1"), wire)
         assert closed == [True]
-        assert wire.sent[-1]["more_body"]  # no end was sent to nobody
+        assert wire.sent[-1]["more_body"]  # no end is sent to a client that is gone
 
     asyncio.run(main())
 
@@ -144,8 +144,8 @@ def test_a_disconnect_aborts_all_its_requests(served, wait_for, path, stream, n)
     body |= CHAT if path == "chat/completions" else {"prompt": "Hi"}
     with httpx.Client(timeout=httpx.Timeout(20, read=0.3)) as client:
         if stream:
-            with client.stream("POST", f"{served.url}/v1/{path}", json=body) as answer:
-                next(answer.iter_lines())
+            with client.stream("POST", f"{served.url}/v1/{path}", json=body) as response:
+                next(response.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(f"{served.url}/v1/{path}", json=body)
@@ -159,8 +159,8 @@ def test_a_disconnect_of_several_prompts_aborts_them_all(served, wait_for):
     served.core.step_s = 0.02
     served.texts.by_prompt = {"Hi": "word " * 400}
     body = {"stream": True, "prompt": ["Hi", "Hi there"], "max_tokens": 400}
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as response:
+        next(response.iter_lines())
     assert wait_for(lambda: not served.core.running)
     assert len(served.core.aborted) == 2
 
@@ -177,8 +177,8 @@ def test_sixteen_streams_at_once_are_each_whole(served):
 
     async def one(client, i):
         body = {"messages": [{"role": "user", "content": f"n{i}-"}], "stream": True}
-        answer = await client.post(f"{served.url}/v1/chat/completions", json=body)
-        events = [json.loads(e[6:]) for e in answer.text.split("\n\n")[:-2]]
+        response = await client.post(f"{served.url}/v1/chat/completions", json=body)
+        events = [json.loads(e[6:]) for e in response.text.split("\n\n")[:-2]]
         return "".join(e["choices"][0]["delta"].get("content", "") for e in events)
 
     async def main():

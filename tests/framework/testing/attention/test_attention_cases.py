@@ -1,4 +1,4 @@
-"""Every declared capability becomes a case, and nothing that is not declared does."""
+"""Every declared capability becomes a test case, and nothing else does."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def test_steps_of_any_tokens_are_captured_for_full_support_alone():
         assert bool(list(found.captured_whole())) is whole
 
 
-def test_heads_are_turned_into_every_type_of_the_cache():
+def test_rotary_embeddings_are_tried_with_every_cache_dtype():
     found = list(cases(fuses_rotary=True).rotary())
     assert {case.rotary for case in found} == {"plain", "normed"}
     assert {case.kv_dtype for case in found} == BARE.kv_dtypes

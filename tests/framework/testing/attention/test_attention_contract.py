@@ -1,4 +1,4 @@
-"""The conformance kit of attention backends: every check rejects a backend that is wrong."""
+"""Attention conformance kit: every check rejects a broken backend."""
 
 from dataclasses import replace
 from functools import partial
@@ -116,7 +116,7 @@ class NoScales(TorchSDPABackend):
 
 
 class TruncatesToInt8(TorchSDPABackend):
-    """Rounds towards zero where the nearest is asked for."""
+    """Rounds towards zero instead of to the nearest."""
 
     def forward(self, q, k, v, kv_cache, metadata, layer):
         if self.shape.kv_dtype == "int8":
@@ -128,7 +128,7 @@ class TruncatesToInt8(TorchSDPABackend):
         return (x / scales * (1 + 1e-6)).trunc() * scales
 
 
-class TurnsTwiceAsFar(DeviceAttention):
+class RotatesTwiceAsFar(DeviceAttention):
     def forward_rotary(self, qkv, rotary, kv_cache, metadata, layer):
         doubled = replace(rotary, positions=2 * rotary.positions)
         return super().forward_rotary(qkv, doubled, kv_cache, metadata, layer)
@@ -213,21 +213,21 @@ class KeepsTheFirstLayersCache(TorchSDPABackend):
 
 
 class HidesWhatItReads(TorchSDPABackend):
-    """Reads whole blocks and trusts the mask; right, unless what is hidden is not a number."""
+    """Reads whole blocks and relies on the mask; right, unless the hidden values are NaN."""
 
     def forward(self, q, k, v, kv_cache, metadata, layer):
         out = super().forward(q, k, v, kv_cache, metadata, layer)
         step, start = metadata.step, 0
         for request, num_new in enumerate(step.query_lens_host):
             blocks = kv_cache[step.block_table[request].long(), 1]  # [blocks, K, S, D]
-            nothing = (blocks * 0).sum()
-            out[start : start + num_new] += nothing
+            zero = (blocks * 0).sum()
+            out[start : start + num_new] += zero
             start += num_new
         return out
 
 
 class ReadsTheFirstBlock(TorchSDPABackend):
-    """Reads a request's first block once it is full, seen or not, and trusts the mask."""
+    """Reads a request's first block once it is full, seen or not, and relies on the mask."""
 
     def forward(self, q, k, v, kv_cache, metadata, layer):
         out = super().forward(q, k, v, kv_cache, metadata, layer)
@@ -290,13 +290,13 @@ class OneRowTooFew(TorchSDPABackend):
         return super().forward(q, k, v, kv_cache, metadata, layer)[:-1]
 
 
-class AnswersInDouble(TorchSDPABackend):
+class OutputsInDouble(TorchSDPABackend):
     def forward(self, q, k, v, kv_cache, metadata, layer):
         return super().forward(q, k, v, kv_cache, metadata, layer).double()
 
 
 def wrong_at(number, base=TorchSDPABackend):
-    """Return a backend whose answer to one call, counted from 1, is wrong."""
+    """Return a backend whose output of one call, counted from 1, is wrong."""
 
     class WrongOnce(base):
         num_calls = 0
@@ -310,11 +310,11 @@ def wrong_at(number, base=TorchSDPABackend):
 
 
 def stray_at(number, *, is_shared=False):
-    """Return a backend that empties a block of others in one call, after its answer.
+    """Return a backend that clears a block of another request in one call, after its output.
 
     Args:
-        number: Of the call, from 1.
-        is_shared: Whether that is the first block of the first request; else one of no request.
+        number: Number of the call, from 1.
+        is_shared: Whether it clears the first block of the first request; else a free block.
     """
 
     class StraysOnce(TorchSDPABackend):
@@ -333,7 +333,7 @@ def stray_at(number, *, is_shared=False):
 
 
 class WritesIntoTheLayerBefore(KeepsTheFirstLayersCache):
-    """Answers from the right cache, and keeps the numbers in the first layer's as well."""
+    """Uses the right cache, and stores K and V in the first layer's as well."""
 
     def forward(self, q, k, v, kv_cache, metadata, layer):
         super().forward(q, k, v, kv_cache, metadata, layer)
@@ -357,18 +357,18 @@ LOCAL = "test_chunks_hide_what_lies_before"
 UNSEEN = "test_what_no_query_sees_is_never_read"
 PAGES = "test_pages_may_be_padded"
 CAPPED = "test_scores_are_capped"
-SINKS = "test_sinks_take_their_share"
+SINKS = "test_sinks_enter_the_softmax"
 SCALES = "test_each_layer_has_its_own_scales"
-ROTARY = "test_heads_are_normed_and_turned_before_they_are_kept"
-INVARIANT = "test_batch_invariant_answers_are_bit_identical"
+ROTARY = "test_heads_are_normed_and_rotated_before_they_are_stored"
+INVARIANT = "test_batch_invariant_outputs_are_bit_identical"
 SINGLE = "test_a_captured_step_of_single_tokens_is_replayed"
 WHOLE = "test_a_captured_step_of_any_tokens_is_replayed"
 
 UNDECLARED = "test_the_declared_sizes_work of what is not declared"
-TURNED = replace(SIZES, rotary="normed")
+ROTATED = replace(SIZES, rotary="normed")
 IN_INVARIANT_MODE = replace(SIZES, batch_invariant=True)
 WITH_SINKS = replace(SIZES, has_sinks=True)
-# A case of each test of the kit that has several; by default it has none.
+# Arguments of each parametrized test of the kit; the others have none.
 CASES = {
     SIZES_WORK: (SIZES,),
     TYPES_WORK: (("float32", "float32"),),
@@ -381,19 +381,19 @@ CASES = {
     CAPPED: (2.0,),
     SINKS: (WITH_SINKS,),
     SCALES: ("float8_e4m3fn",),
-    ROTARY: (TURNED,),
+    ROTARY: (ROTATED,),
     INVARIANT: (IN_INVARIANT_MODE,),
     SINGLE: (SIZES,),
     WHOLE: (SIZES,),
 }
-TAKEN = (replace(SIZES, window=20), True)
+REUSED = (replace(SIZES, window=20), True)
 FLOAT8, INT8 = (("float32", "float8_e4m3fn"),), (("float32", "int8"),)
 ON_DEVICE = partial(wrong_at, base=DeviceAttention)
 KIT = (attention, attention_checks, attention_features, attention_graphs, attention_scene)
 CONTRACT, FEATURES = "AttentionBackendContract", "DeclaredFeatures"
 CAPTURED = "CapturedSteps"
 
-# The broken backend, the kit's test that finds it, and which check of which function does.
+# Broken backend, test of the kit that rejects it, and function and number of the check.
 FAULTS = [
     *((wrong_at(n), SIZES_WORK, CONTRACT, n) for n in (1, 2)),
     *((wrong_at(n), TYPES_WORK, CONTRACT, n) for n in (1, 2)),
@@ -435,9 +435,9 @@ FAULTS = [
     *((wrong_at(n), WINDOWS, "DeclaredFeatures._check_bounds", n) for n in (1, 2, 3)),
     *((wrong_at(n), UNSEEN, FEATURES, n) for n in (1, 2)),
     (HidesWhatItReads, UNSEEN, FEATURES, 1),
-    (HidesWhatItReads, UNSEEN, FEATURES, 1, TAKEN),
+    (HidesWhatItReads, UNSEEN, FEATURES, 1, REUSED),
     (ReadsTheFirstBlock, UNSEEN, FEATURES, 2),
-    (ReadsTheFirstBlock, UNSEEN, FEATURES, 2, TAKEN),
+    (ReadsTheFirstBlock, UNSEEN, FEATURES, 2, REUSED),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, (replace(SIZES, chunk=40), False)),
     (HidesWhatItReads, UNSEEN, FEATURES, 1, (SIZES, False)),
     *((wrong_at(n), PAGES, FEATURES, n) for n in (1, 2)),
@@ -449,7 +449,7 @@ FAULTS = [
     (wrong_at(2), SINKS, FEATURES, 2),
     (NoScales, SCALES, FEATURES, 1),
     *((ON_DEVICE(n), ROTARY, FEATURES, n) for n in (1, 2, 3)),
-    (TurnsTwiceAsFar, ROTARY, FEATURES, 1),
+    (RotatesTwiceAsFar, ROTARY, FEATURES, 1),
     (LeavesTheNormOut, ROTARY, FEATURES, 1),
     (NormsKeysAsQueries, ROTARY, FEATURES, 1),
     (NoiseByBatch, INVARIANT, FEATURES, 1),
@@ -463,12 +463,12 @@ FAULTS = [
     (OneRowTooFew, SIZES_WORK, "AttentionScene.attend", 1),
     (OneRowTooFew, SIZES_WORK, "assert_like", 1),
     (DropsThePadding, PADDING, "assert_like", 1),
-    (AnswersInDouble, SIZES_WORK, "assert_like", 2),
+    (OutputsInDouble, SIZES_WORK, "assert_like", 2),
 ]
 
 
 def check_of(name, function, number):
-    """Return the check of a row of the table: the name of a class stands for the kit's test."""
+    """Return the check of a row of FAULTS; the name of a class stands for its test `name`."""
     is_class = function in (CONTRACT, FEATURES, CAPTURED)
     return Check(f"{function}.{name}" if is_class else function, number)
 
@@ -504,17 +504,19 @@ def test_a_test_class_may_have_a_tolerance_of_its_own():
         def tolerance(self, sizes):
             return 0.0
 
-    with pytest.raises(AssertionError, match=r"row . of the step is off by .*allowed are 0e\+00"):
+    with pytest.raises(
+        AssertionError, match=r"row . of the step is off by .*at most 0e\+00 is allowed"
+    ):
         Exact().test_the_declared_sizes_work(SIZES)
 
 
 def test_a_rejection_says_what_nan_means():
-    with pytest.raises(AssertionError, match=r"nan.*: uninitialised memory was read"):
+    with pytest.raises(AssertionError, match=r"nan.*: it read memory that was never written"):
         run(ReadsOneTooMany, SIZES_WORK)
 
 
 @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2)])
-def test_padding_in_somebodys_block_is_noticed(padding):
+def test_padding_in_the_block_of_a_request_is_noticed(padding):
     with pytest.raises(AssertionError):
         contract(PadsIntoTheLastBlock).test_padding_writes_to_the_null_block_only(padding)
 
@@ -548,8 +550,8 @@ def test_sizes_types_and_captured_steps_are_tried_as_declared():
     assert cases_of("types") == list(contract(DeviceAttention)._cases().types())
     assert cases_of("scaled_dtype") == ["float8_e4m3fn"]
     assert not cases_of("scaled_dtype", kv_dtypes=frozenset({"float32", "int8"}))
-    assert cases_of("reach")[0] == SIZES
-    assert len(cases_of("reach")) == 9
+    assert cases_of("bounds")[0] == SIZES
+    assert len(cases_of("bounds")) == 9
     assert {1, SIZES.block_size} <= set(cases_of("window"))
     assert max(cases_of("window")) > 2 * SIZES.block_size
     assert cases_of("rotary")
@@ -561,7 +563,7 @@ def test_sizes_types_and_captured_steps_are_tried_as_declared():
 
 
 @pytest.mark.parametrize(("num_cases", "num_tried"), [(None, 4), (1, 1), (2, 2), (3, 2), (9, 4)])
-def test_so_many_cases_are_tried_as_the_class_says(num_cases, num_tried):
+def test_num_cases_limits_the_cases_that_are_tried(num_cases, num_tried):
     kit = contract(DeviceAttention)
     kit.num_cases = num_cases
     asked = AskedCases("window")
@@ -569,10 +571,10 @@ def test_so_many_cases_are_tried_as_the_class_says(num_cases, num_tried):
     assert len(asked.cases) == num_tried
 
 
-def test_scenes_give_out_blocks_in_no_order_and_none_twice():
+def test_scenes_allocate_blocks_in_random_order_and_none_twice():
     scene = AttentionScene(TorchSDPABackend, SIZES)
     numbers = [scene.add(50), scene.add(40)]
-    scene.answers([(numbers[0], 50), (numbers[1], 40)])
+    scene.outputs([(numbers[0], 50), (numbers[1], 40)])
     given = [block_id for request in scene.requests for block_id in request.block_ids]
     assert len(set(given)) == 7
     assert 0 not in given
@@ -580,7 +582,7 @@ def test_scenes_give_out_blocks_in_no_order_and_none_twice():
     assert given != sorted(given, reverse=True)
 
 
-def test_scenes_pad_with_what_is_no_number_and_with_rows_of_no_tokens():
+def test_scenes_pad_with_nan_and_with_requests_of_no_tokens():
     scene = AttentionScene(TorchSDPABackend, SIZES)
     scene.add(5)
     assert all(heads[3:].isnan().all() for heads in scene.inputs([(0, 3)], 2))
@@ -593,27 +595,27 @@ def test_scenes_pad_with_what_is_no_number_and_with_rows_of_no_tokens():
     assert (layout.query_lens_host, layout.seq_lens_host) == ([3], [3])
 
 
-@pytest.mark.parametrize("is_taken", [False, True])
-def test_scenes_poison_what_no_query_sees_any_more(is_taken):
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_scenes_poison_blocks_that_no_query_sees_any_more(is_reused):
     scene = AttentionScene(TorchSDPABackend, replace(SIZES, window=20))
     number = scene.add(60)
-    scene.answers([(number, 55)])
+    scene.outputs([(number, 55)])
     first, *others = scene.requests[number].block_ids
-    scene.give_up_unseen(number, is_taken=is_taken)
-    second = others[0] if is_taken else 0
-    assert scene.requests[number].block_ids == [first * is_taken, second, *others[1:]]
+    scene.free_unseen_blocks(number, is_reused=is_reused)
+    second = others[0] if is_reused else 0
+    assert scene.requests[number].block_ids == [first * is_reused, second, *others[1:]]
     assert scene.kv_cache[first].isnan().all()
     assert not scene.kv_cache[others[1]].isnan().all()
 
 
-def test_the_scene_poisons_what_nobody_wrote():
+def test_the_scene_poisons_unwritten_memory():
     scene = AttentionScene(TorchSDPABackend, SIZES)
     assert scene.kv_cache.isnan().all()
     assert isinstance(scene.backend, AttentionBackend)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
-def test_what_nobody_wrote_is_poison_as_codes_too(kv_dtype):
+def test_unwritten_memory_is_nan_in_quantized_caches_too(kv_dtype):
     scene = AttentionScene(TorchSDPABackend, replace(SIZES, kv_dtype=kv_dtype))
     scene.add(3)
     layout = scene.layout([(0, 3)], Padding())

@@ -1,15 +1,15 @@
-"""A captured step may ask the device for no number, in whatever words."""
+"""A captured step must not make the host wait for the device, by any operator or method."""
 
 import pytest
 import torch
 
 from quire.interfaces.attention import StepLayout
-from quire.testing.attention.captured import asking_refused, refill, repeated
+from quire.testing.attention.captured import refill, replayable, sync_refused
 
 NUMBERS = torch.tensor([3, 0, 2])
 MASK = NUMBERS > 0
 
-WAITING_FOR_KV_LOOKUP = {
+WAITING = {
     "item": lambda: NUMBERS[0].item(),
     "bool": lambda: bool(MASK.any()),
     "tolist": lambda: NUMBERS.tolist(),
@@ -34,29 +34,29 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", WAITING_FOR_KV_LOOKUP)
+@pytest.mark.parametrize("name", WAITING)
 def test_what_the_host_must_wait_for_is_refused(name):
-    WAITING_FOR_KV_LOOKUP[name]()
+    WAITING[name]()
     with (
-        pytest.raises(AssertionError, match="a captured step asks the device for"),
-        asking_refused(),
+        pytest.raises(AssertionError, match="a captured step must not"),
+        sync_refused(),
     ):
-        WAITING_FOR_KV_LOOKUP[name]()
+        WAITING[name]()
 
 
 @pytest.mark.parametrize("name", SILENT)
 def test_what_the_device_does_by_itself_is_not(name):
-    with asking_refused():
+    with sync_refused():
         SILENT[name]()
 
 
-def test_what_is_repeated_runs_again_over_other_numbers():
+def test_a_replay_runs_over_the_new_contents():
     buffer = torch.zeros(2)
-    run = repeated(lambda: buffer + 1, "cpu")
+    run = replayable(lambda: buffer + 1, "cpu")
     buffer.fill_(4)
     assert run().tolist() == [5, 5]
     with pytest.raises(AssertionError):
-        repeated(lambda: buffer + buffer[0].item(), "cpu")()
+        replayable(lambda: buffer + buffer[0].item(), "cpu")()
 
 
 def layout(num_blocks, number):

@@ -1,4 +1,4 @@
-"""The kit finds stores that are wrong, and the store of the docs passes it as it stands there."""
+"""KV-store conformance kit: every check rejects a broken store; the store of the docs passes."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from quire.interfaces.kv_transfer import KVLookup, block_pieces, cross_group_blo
 from quire.messages import TransferReport
 from quire.testing.kv_store import kv_store_contract as kv_store
 from quire.testing.kv_store import kv_store_scene
-from quire.testing.kv_store.kv_store_contract import ROOM, KVStoreContract
+from quire.testing.kv_store.kv_store_contract import AMPLE_BLOCKS, KVStoreContract
 from quire.testing.kv_store.kv_store_scene import (
     NUM_BLOCKS,
     POISON,
@@ -30,16 +30,16 @@ from quire_kv_stores.host_memory import HostMemoryScheduler
 from quire_kv_stores.host_memory_worker import HostMemory
 from quire_kv_stores.orders import StepOrders, decode, encode
 
-PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "kv_stores.md"
+PAGE = Path(__file__).parents[4] / "docs" / "plugins" / "kv_stores.md"
 SNIPPET = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class ForgetsToCheck(HostMemory):
-    """Takes whatever lies in a slot."""
+    """Loads the content of a slot without a check."""
 
     def attach(self, tensors):
         super().attach(tensors)
-        self.pool.is_sound = lambda index, block_hash: True
+        self.pool.is_intact = lambda index, block_hash: True
 
 
 class KeepsTheCache(HostMemory):
@@ -90,12 +90,12 @@ class WritesAfterTheEnd(KeepsTheCache):
         super().shutdown()
 
 
-class BringsTheNextColumn(HostMemory):
-    """Mixes slots up, and seals what it wrote there."""
+class LoadsTheNextBlock(HostMemory):
+    """Mixes up slots, without a check of their content."""
 
     def attach(self, tensors):
         super().attach(tensors)
-        slot, self.pool.is_sound = self.pool.slot, lambda index, block_hash: True
+        slot, self.pool.is_intact = self.pool.slot, lambda index, block_hash: True
         self.pool.slot = lambda index: slot(index // 2)
 
 
@@ -165,20 +165,20 @@ class FailsTheThirdSave(Reports):
 
 
 class NeverLoadsAgain(Reports):
-    """Takes no column again whose load failed once."""
+    """Fails each load of a block whose load failed once."""
 
     bad = frozenset()
 
     def fails(self, order, is_load):
         names = {move.block_hash for move in order.moves}
-        if any(not self.pool.is_sound(m.slot, m.block_hash) for m in order.moves) and is_load:
+        if any(not self.pool.is_intact(m.slot, m.block_hash) for m in order.moves) and is_load:
             self.bad |= names
         return is_load and bool(names & self.bad)
 
 
 class SavesTwo(HostMemoryScheduler):
-    def start_save(self, transfer_id, columns):
-        return super().start_save(transfer_id, columns[:2])
+    def start_save(self, transfer_id, cross_blocks):
+        return super().start_save(transfer_id, cross_blocks[:2])
 
 
 class FindsTwo(HostMemoryScheduler):
@@ -207,16 +207,16 @@ class IsNeverSure(HostMemoryScheduler):
 
 
 class CountsLoosely(HostMemoryScheduler):
-    def start_save(self, transfer_id, columns):
-        return super().start_save(transfer_id, columns) + len(columns)
+    def start_save(self, transfer_id, cross_blocks):
+        return super().start_save(transfer_id, cross_blocks) + len(cross_blocks)
 
 
-class SpeaksText(HostMemoryScheduler):
+class ReturnsABytearray(HostMemoryScheduler):
     def plan_step(self):
         return bytearray(super().plan_step())
 
 
-class SpeaksFirst(HostMemoryScheduler):
+class SendsAMessageFirst(HostMemoryScheduler):
     has_spoken = False
 
     def plan_step(self):
@@ -225,7 +225,7 @@ class SpeaksFirst(HostMemoryScheduler):
 
 
 class RepeatsItself(HostMemoryScheduler):
-    """Says again in an empty step what it said last."""
+    """Repeats its last message in an empty step."""
 
     last = b""
 
@@ -263,54 +263,58 @@ class DropsWhatLiesBehindAGap(HostMemoryScheduler):
     def lookup(self, request_id, block_hashes):
         found = super().lookup(request_id, block_hashes)
         behind = map(self.index.find, block_hashes[found.num_blocks + 1 :])
-        self.index.forget([column for column in behind if column])
+        self.index.forget([cross_block for cross_block in behind if cross_block])
         return found
 
 
 class WritesAgain(HostMemoryScheduler):
-    def start_save(self, transfer_id, columns):
-        self.forget(columns)
-        return super().start_save(transfer_id, columns)
+    def start_save(self, transfer_id, cross_blocks):
+        self.forget(cross_blocks)
+        return super().start_save(transfer_id, cross_blocks)
 
-    def forget(self, columns):
-        self.index.forget([c for c in map(self.index.find, [c.block_hash for c in columns]) if c])
+    def forget(self, cross_blocks):
+        self.index.forget(
+            [c for c in map(self.index.find, [c.block_hash for c in cross_blocks]) if c]
+        )
 
 
 class WritesAgainWhatIsWhole(WritesAgain):
-    def forget(self, columns):
-        if all(map(self.index.find, [column.block_hash for column in columns])):
-            super().forget(columns)
+    def forget(self, cross_blocks):
+        if all(map(self.index.find, [cross_block.block_hash for cross_block in cross_blocks])):
+            super().forget(cross_blocks)
 
 
 class DropsWhatIsKnown(WritesAgain):
-    def start_save(self, transfer_id, columns):
-        num_written = HostMemoryScheduler.start_save(self, transfer_id, columns)
+    def start_save(self, transfer_id, cross_blocks):
+        num_written = HostMemoryScheduler.start_save(self, transfer_id, cross_blocks)
         if not num_written:
-            self.forget(columns)
+            self.forget(cross_blocks)
         return num_written
 
 
 class SavesHoles(HostMemoryScheduler):
-    def start_save(self, transfer_id, columns):
-        whole = [type(c)(c.block_hash, tuple(b or 1 for b in c.block_ids)) for c in columns]
+    def start_save(self, transfer_id, cross_blocks):
+        whole = [type(c)(c.block_hash, tuple(b or 1 for b in c.block_ids)) for c in cross_blocks]
         return super().start_save(transfer_id, whole)
 
 
 class OffersHoles(HostMemoryScheduler):
-    def start_save(self, transfer_id, columns):
-        holes = [c for c in columns if not all(c.block_ids) and c.block_hash not in self.index]
-        self.index.end_writing([self.index.claim(column.block_hash) for column in holes])
-        return super().start_save(transfer_id, columns)
+    def start_save(self, transfer_id, cross_blocks):
+        holes = [c for c in cross_blocks if not all(c.block_ids) and c.block_hash not in self.index]
+        self.index.end_writing([self.index.claim(cross_block.block_hash) for cross_block in holes])
+        return super().start_save(transfer_id, cross_blocks)
 
 
 class RemembersHoles(HostMemoryScheduler):
-    """Never stores what was not whole once."""
+    """Never stores a block that was incomplete once."""
 
     holes = frozenset()
 
-    def start_save(self, transfer_id, columns):
-        self.holes |= {c.block_hash for c in columns if not all(c.block_ids)}
-        whole = [column for column in columns if column.block_hash not in self.holes]
+    def start_save(self, transfer_id, cross_blocks):
+        self.holes |= {c.block_hash for c in cross_blocks if not all(c.block_ids)}
+        whole = [
+            cross_block for cross_block in cross_blocks if cross_block.block_hash not in self.holes
+        ]
         return super().start_save(transfer_id, whole)
 
 
@@ -325,14 +329,14 @@ class IsGreedy(HostMemoryScheduler):
 
 
 class IsSecretlyGreedy(IsGreedy):
-    num_told = 0
+    num_accepted = 0
 
-    def start_save(self, transfer_id, columns):
-        if self.num_told == 4:
+    def start_save(self, transfer_id, cross_blocks):
+        if self.num_accepted == 4:
             return 0
-        num_told = min(1, super().start_save(transfer_id, columns))
-        self.num_told += num_told
-        return num_told
+        num_accepted = min(1, super().start_save(transfer_id, cross_blocks))
+        self.num_accepted += num_accepted
+        return num_accepted
 
 
 class HasRoomForIt(HostMemory):
@@ -341,7 +345,7 @@ class HasRoomForIt(HostMemory):
 
 
 class OffersWhatWasThere(HostMemoryScheduler):
-    """Remembers the names of all that it ever stored."""
+    """Offers every block that was ever stored."""
 
     def lookup(self, request_id, block_hashes):
         found = super().lookup(request_id, block_hashes).num_blocks
@@ -349,9 +353,9 @@ class OffersWhatWasThere(HostMemoryScheduler):
             found += 1
         return KVLookup(found)
 
-    def start_save(self, transfer_id, columns):
-        num_written = super().start_save(transfer_id, columns)
-        self.names |= {column.block_hash for column in columns[:num_written]}
+    def start_save(self, transfer_id, cross_blocks):
+        num_written = super().start_save(transfer_id, cross_blocks)
+        self.names |= {cross_block.block_hash for cross_block in cross_blocks[:num_written]}
         return num_written
 
     def __init__(self, options, plan):
@@ -360,22 +364,22 @@ class OffersWhatWasThere(HostMemoryScheduler):
 
 
 class LoadsWhatTookItsPlace(HostMemoryScheduler):
-    """Remembers slots from the lookup to the load."""
+    """Keeps slots from the lookup to the load."""
 
     def lookup(self, request_id, block_hashes):
         found = super().lookup(request_id, block_hashes)
         self.seen = [self.index.find(name) for name in block_hashes[: found.num_blocks]]
         return found
 
-    def start_load(self, transfer_id, columns):
-        find = {column.block_hash: column for column in self.seen}
+    def start_load(self, transfer_id, cross_blocks):
+        find = {cross_block.block_hash: cross_block for cross_block in self.seen}
         self.index.find, original = find.get, self.index.find
-        super().start_load(transfer_id, columns)
+        super().start_load(transfer_id, cross_blocks)
         self.index.find = original
 
 
 class Trusts(HostMemoryScheduler):
-    """Offers again what could not be loaded."""
+    """Offers blocks again whose load failed."""
 
     def finish(self, transfer_id, *, has_failed):
         super().finish(transfer_id, has_failed=has_failed and transfer_id in self._saves)
@@ -394,18 +398,20 @@ class IgnoresFailedSaves(HostMemoryScheduler):
 
 
 class NeverSavesAgain(HostMemoryScheduler):
-    """Stores no column again whose load failed once."""
+    """Never stores a block again whose load failed once."""
 
     bad = frozenset()
 
     def finish(self, transfer_id, *, has_failed):
         load = self._loads.get(transfer_id)
         if has_failed and load:
-            self.bad |= {column.block_hash for column in load.columns}
+            self.bad |= {cross_block.block_hash for cross_block in load.cross_blocks}
         super().finish(transfer_id, has_failed=has_failed)
 
-    def start_save(self, transfer_id, columns):
-        good = [column for column in columns if column.block_hash not in self.bad]
+    def start_save(self, transfer_id, cross_blocks):
+        good = [
+            cross_block for cross_block in cross_blocks if cross_block.block_hash not in self.bad
+        ]
         return super().start_save(transfer_id, good)
 
 
@@ -415,7 +421,7 @@ class Remembers(HostMemoryScheduler):
 
 
 class RemembersWhatIsRead(HostMemoryScheduler):
-    """A reset forgets what is at rest now; what is moving is not."""
+    """Forgets stored blocks at a reset, but not those in open transfers."""
 
     is_hidden = False
 
@@ -432,22 +438,30 @@ class RemembersWhatIsRead(HostMemoryScheduler):
 
 class RemembersWhatIsSaved(HostMemoryScheduler):
     def reset(self):
-        moving = {column.block_hash for save in self._saves.values() for column in save.columns}
-        columns = self.index._columns.values()
-        self.index.forget([column for column in columns if column.block_hash not in moving])
+        moving = {
+            cross_block.block_hash
+            for save in self._saves.values()
+            for cross_block in save.cross_blocks
+        }
+        cross_blocks = self.index._cross_blocks.values()
+        self.index.forget(
+            [cross_block for cross_block in cross_blocks if cross_block.block_hash not in moving]
+        )
 
 
 class RemembersNames(HostMemoryScheduler):
-    """After a reset it offers nothing, and still takes nothing that was there."""
+    """Offers nothing after a reset, and does not store the old blocks again."""
 
     gone = frozenset()
 
     def reset(self):
-        self.gone = {*self.index._columns}
+        self.gone = {*self.index._cross_blocks}
         super().reset()
 
-    def start_save(self, transfer_id, columns):
-        new = [column for column in columns if column.block_hash not in self.gone]
+    def start_save(self, transfer_id, cross_blocks):
+        new = [
+            cross_block for cross_block in cross_blocks if cross_block.block_hash not in self.gone
+        ]
         return super().start_save(transfer_id, new)
 
 
@@ -458,10 +472,12 @@ class LoadsNothingAfterAReset(HostMemoryScheduler):
         super().reset()
         self.is_over = True
 
-    def start_load(self, transfer_id, columns):
+    def start_load(self, transfer_id, cross_blocks):
         if self.is_over:
-            self.index.forget([self.index.find(column.block_hash) for column in columns])
-        super().start_load(transfer_id, columns)
+            self.index.forget(
+                [self.index.find(cross_block.block_hash) for cross_block in cross_blocks]
+            )
+        super().start_load(transfer_id, cross_blocks)
 
 
 class TakesEverything(HostMemoryScheduler):
@@ -499,21 +515,21 @@ FromNowhere.__module__ = "module_that_is_not_there"
 
 
 class NoFault(HostMemory):
-    """Right; it is the kit's own `damage` that does nothing."""
+    """Right store, for which the kit's `damage` does nothing."""
 
 
 SAVED = "test_what_is_saved_comes_back_byte_for_byte"
 EMPTY = "test_nothing_is_found_in_an_empty_store"
-MESSAGES = "test_nothing_new_is_no_message"
+MESSAGES = "test_without_news_the_message_is_empty"
 GAPS = "test_a_lookup_counts_up_to_the_first_gap"
 AGAIN = "test_what_is_stored_already_is_not_written_again"
 EARLY = "test_nothing_is_offered_before_it_is_written"
-HOLES = "test_a_column_that_is_not_whole_is_not_stored"
+HOLES = "test_an_incomplete_block_is_not_stored"
 UNNEEDED = "test_a_block_that_is_not_needed_is_not_loaded"
 BESIDE = "test_transfers_run_beside_each_other"
-WITHIN = "test_it_keeps_within_its_bytes"
+WITHIN = "test_it_stays_within_max_bytes"
 MORE = "test_more_than_fits_at_once_is_no_error"
-EVICTED = "test_what_is_evicted_since_it_was_looked_up_is_brought_or_fails"
+EVICTED = "test_blocks_evicted_after_a_lookup_are_loaded_or_the_load_fails"
 FAILED_LOAD = "test_what_failed_to_load_is_not_offered_again"
 FAILED_SAVE = "test_what_failed_to_be_saved_is_not_offered"
 DAMAGED = "test_damaged_bytes_are_a_failed_load"
@@ -521,16 +537,16 @@ RESET = "test_a_reset_forgets_all_content"
 WALK = "test_nothing_goes_wrong_on_a_random_walk"
 OPTION = "test_an_unknown_option_is_refused_by_name"
 SHUTDOWN = "test_shutdown_may_be_called_twice"
-NO_TORCH = "test_the_schedulers_half_loads_no_torch"
+NO_TORCH = "test_the_scheduler_side_imports_no_torch"
 
-# A half that is broken, the kit's test that finds it, and which check of which function does.
+# Broken side, test of the kit that rejects it, and function and number of the check.
 FAULTS = [
     (SavesTwo, SAVED, 1),
     (FindsTwo, SAVED, 2),
     (FailsLoads, SAVED, 3),
     (FailsShortLoads, SAVED, 4),
     (FindsAll, EMPTY, 1),
-    (SpeaksFirst, MESSAGES, 1),
+    (SendsAMessageFirst, MESSAGES, 1),
     (RepeatsItself, MESSAGES, 2),
     (OverlooksGaps, GAPS, 1),
     (FindsTheLongestRun, GAPS, 2),
@@ -573,22 +589,22 @@ FAULTS = [
     (FindsMoreThanAll, SAVED, "StoreScene.lookup", 1),
     (IsNeverSure, SAVED, "StoreScene.lookup", 2),
     (CountsLoosely, SAVED, "StoreScene.start_save", 1),
-    (SpeaksText, SAVED, "StoreScene.step", 1),
+    (ReturnsABytearray, SAVED, "StoreScene.step", 1),
     (ReportsTwice, BESIDE, "StoreScene.step", 2),
     (WritesBesideTheBlock, SAVED, "StoreScene.step", 3),
     (WritesBesideTheBlock, SAVED, "StoreScene.check_blocks", 1),
     (WritesTheNullBlock, UNNEEDED, "StoreScene.check_blocks", 1),
     (WritesWhatItSaves, SAVED, "StoreScene.check_blocks", 2),
-    (NeverReports, SAVED, "StoreScene.settle", 1),
-    (BringsTheNextColumn, SAVED, "StoreScene.end", 1),
+    (NeverReports, SAVED, "StoreScene.finish_transfers", 1),
+    (LoadsTheNextBlock, SAVED, "StoreScene.end", 1),
     (ForgetsToCheck, DAMAGED, "StoreScene.end", 1),
     ((LoadsWhatTookItsPlace, SavesFirst), EVICTED, "StoreScene.end", 1),
-    (BringsTheNextColumn, SAVED, "StoreScene._check_cross_block", 1),
+    (LoadsTheNextBlock, SAVED, "StoreScene._check_cross_block", 1),
 ]
 
 
 def check_of(name, *where):
-    """Return the check that a row of the table names; by default one of the kit's test."""
+    """Return the check of a row of FAULTS; by default one of its test `name`."""
     return Check(*where) if len(where) == 2 else Check(f"KVStoreContract.{name}", *where)
 
 
@@ -601,8 +617,8 @@ class Kit(KVStoreContract):
 Kit.__test__ = False
 
 
-def halves(broken):
-    """Return a store of which one half is broken, or both."""
+def sides(broken):
+    """Return the two sides of a store, one or both of them broken."""
     if isinstance(broken, tuple):
         return broken
     is_scheduler = issubclass(broken, HostMemoryScheduler)
@@ -610,42 +626,42 @@ def halves(broken):
 
 
 def run(name, broken, folder):
-    """Run one test of the kit by hand."""
-    scheduler_class, worker_class = halves(broken)
+    """Run one test of the kit."""
+    scheduler_class, worker_class = sides(broken)
     plan, kit = three_groups_plan(), Kit()
     kit.scheduler_class, kit.worker_class = scheduler_class, worker_class
 
-    def build(num_columns):
-        options = {"max_bytes": str(num_columns * cross_group_block_bytes(plan))}
+    def build(num_cross_blocks):
+        options = {"max_bytes": str(num_cross_blocks * cross_group_block_bytes(plan))}
         return StoreScene(scheduler_class, worker_class, options, plan)
 
     given = {"build": build, "plan": plan, "tmp_path": folder, "seed": 0}
     names = getattr(KVStoreContract, name).__code__
     wanted = names.co_varnames[1 : names.co_argcount]
     if "scene" in wanted:
-        given["scene"] = build(ROOM)
+        given["scene"] = build(AMPLE_BLOCKS)
     getattr(kit, name)(**{each: given[each] for each in wanted})
 
 
-def test_the_kit_says_why_a_scheduler_side_cannot_be_imported_by_itself(tmp_path):
+def test_an_import_error_of_the_scheduler_side_is_in_the_message(tmp_path):
     with pytest.raises(AssertionError, match="No module named 'module_that_is_not_there'"):
         run(NO_TORCH, FromNowhere, tmp_path)
 
 
 class AnswersLater(HostMemoryScheduler):
-    """Is asked twice before it knows."""
+    """Returns the result of each lookup at the second call."""
 
-    num_asked = 0
+    num_calls = 0
 
     def lookup(self, request_id, block_hashes):
-        self.num_asked += 1
-        if self.num_asked % 2:
+        self.num_calls += 1
+        if self.num_calls % 2:
             return KVLookup(is_pending=True)
         return super().lookup(request_id, block_hashes)
 
 
 class ReportsLater(HostMemory):
-    """Reports what ended a step later."""
+    """Reports each transfer one step late."""
 
     late = TransferReport()
 
@@ -676,7 +692,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def module_with_torch(tmp_path, monkeypatch):
-    """Let a module be found that imports torch, which is quick to import."""
+    """Provide a module that imports a torch stub."""
     (tmp_path / "torch.py").touch()
     (tmp_path / "module_with_torch.py").write_text("import torch")
     monkeypatch.syspath_prepend(tmp_path)
@@ -695,13 +711,13 @@ def test_a_right_store_may_take_its_time(name, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [SchedulerEndsOnce, WorkerEndsOnce])
-def test_a_half_that_cannot_end_twice_is_noticed(broken, tmp_path):
+def test_a_side_that_cannot_shut_down_twice_is_rejected(broken, tmp_path):
     with pytest.raises((RuntimeError, AttributeError)):
         run(SHUTDOWN, broken, tmp_path)
 
 
 @pytest.mark.parametrize("build", [one_group_plan, three_groups_plan])
-def test_scenes_hold_what_follows_from_the_hash(build):
+def test_the_content_of_a_scene_follows_from_the_hash(build):
     plan = build()
     scene = StoreScene(HostMemoryScheduler, HostMemory, {}, plan)
     one, other, *_ = chain("prompt", 3)
@@ -709,14 +725,14 @@ def test_scenes_hold_what_follows_from_the_hash(build):
     held = [content(name, cross_group_block_bytes(plan)).tolist() for name in (one, other)]
     assert held[0] != held[1]
     scene.start_save([one])
-    (column,) = scene.open[1].columns
+    (cross_block,) = scene.open[1].cross_blocks
     stored = [
-        scene.tensors[piece.tensor][column.block_ids[piece.group]].tolist()
+        scene.tensors[piece.tensor][cross_block.block_ids[piece.group]].tolist()
         for piece in block_pieces(plan)
     ]
     assert [byte for piece in stored for byte in piece] == held[0]
     assert scene.num_free_blocks == NUM_BLOCKS - 1 - len(plan.groups)
-    scene.settle()
+    scene.finish_transfers()
     assert scene.num_free_blocks == NUM_BLOCKS - 1
 
 
@@ -729,7 +745,7 @@ def test_a_broken_store_is_rejected_by_the_check_that_is_meant_for_it(
 
 
 @pytest.mark.parametrize("broken", [NeedsThePlan, RefusesWhatItTakes])
-def test_right_options_that_are_refused_before_the_start_are_noticed(broken, tmp_path):
+def test_right_options_that_are_refused_before_the_start_are_reported(broken, tmp_path):
     with pytest.raises((AttributeError, SettingsError)):
         run(OPTION, broken, tmp_path)
 
@@ -740,7 +756,7 @@ def test_every_check_of_the_kit_rejects_a_broken_store():
 
 
 def test_a_rejection_says_what_is_wrong(tmp_path):
-    with pytest.raises(AssertionError, match="8 columns are written, and 2 are new"):
+    with pytest.raises(AssertionError, match="must write the 2 new blocks only, but wrote 8"):
         run(AGAIN, WritesAgain, tmp_path)
 
 

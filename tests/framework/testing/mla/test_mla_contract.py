@@ -1,4 +1,4 @@
-"""The conformance kit of latent attention: every check rejects a backend that is wrong."""
+"""MLA conformance kit: every check rejects a broken backend."""
 
 from dataclasses import replace
 from functools import partial
@@ -56,7 +56,7 @@ class KeepsTheFirstScale(DeviceMLA):
 
 
 class WritesIntoTheLayerBefore(DeviceMLA):
-    """Answers from the right cache, and keeps the rows in the first layer's as well."""
+    """Uses the right cache, and stores the rows in the first layer's as well."""
 
     first = None
 
@@ -68,11 +68,11 @@ class WritesIntoTheLayerBefore(DeviceMLA):
 
 
 class TakesHeadsForRows(DeviceMLA):
-    """Reads its queries as if they were contiguous."""
+    """Reads queries as if they were contiguous."""
 
     def forward(self, q_latent, *rest):
-        as_they_lie = q_latent.as_strided(q_latent.shape, torch.empty(q_latent.shape).stride())
-        return super().forward(as_they_lie, *rest)
+        misread = q_latent.as_strided(q_latent.shape, torch.empty(q_latent.shape).stride())
+        return super().forward(misread, *rest)
 
 
 class WritesBehindThePage(DeviceMLA):
@@ -83,7 +83,7 @@ class WritesBehindThePage(DeviceMLA):
 
 
 class CopiesTheCache(DeviceMLA):
-    """Reads the first block from a copy, until it is told that the cache was written to."""
+    """Reads the first block from a copy and ignores writes to the cache."""
 
     def __init__(self, shape):
         super().__init__(shape)
@@ -118,13 +118,13 @@ class WrongForTheFifth(DeviceMLA):
         return out
 
 
-class AnswersInDouble(DeviceMLA):
+class OutputsInDouble(DeviceMLA):
     def forward(self, *args):
         return super().forward(*args).double()
 
 
 class KeepsTheFirstStep(DeviceMLA):
-    """Like a buffer that is filled when the step is captured, and never again."""
+    """Behaves like a buffer that is filled at capture and never again."""
 
     first = None
 
@@ -136,7 +136,7 @@ class KeepsTheFirstStep(DeviceMLA):
 
 
 class HidesWhatItReads(DeviceMLA):
-    """Reads whole blocks and trusts the mask."""
+    """Reads whole blocks and relies on the mask."""
 
     def forward(self, q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale):
         rows = (q_latent, q_rope, latent, k_rope)
@@ -145,7 +145,7 @@ class HidesWhatItReads(DeviceMLA):
 
 
 def wrong_at(number):
-    """Return a backend whose answer to one call, counted from 1, is wrong."""
+    """Return a backend whose output of one call, counted from 1, is wrong."""
 
     class WrongOnce(DeviceMLA):
         num_calls = 0
@@ -159,7 +159,7 @@ def wrong_at(number):
 
 
 def stray_at(number, *, is_shared=False):
-    """Return a backend that empties a block of others in one call, after its answer."""
+    """Return a backend that clears a block of another request in one call, after its output."""
 
     class StraysOnce(DeviceMLA):
         num_calls = 0
@@ -187,14 +187,14 @@ PADDING = "test_padding_writes_to_the_null_block_only"
 SLOTS = "test_only_the_slots_of_a_step_are_written"
 BLOCK = "test_a_block_is_contiguous_and_outermost"
 LAYERS = "test_layers_share_the_metadata_of_a_step"
-PARTS = "test_a_layer_may_give_parts_of_larger_tensors"
+PARTS = "test_a_layer_may_pass_views_of_larger_tensors"
 PAGES = "test_pages_may_be_padded"
 OUTSIDE = "test_a_write_from_outside_is_seen_after_forget_context"
 SINGLE = "test_a_captured_step_of_single_tokens_is_replayed"
 WHOLE = "test_a_captured_step_of_any_tokens_is_replayed"
 UNDECLARED = "test_the_declared_sizes_work of what is not declared"
 
-# A case of each test of the kit that has several; by default it has none.
+# Arguments of each parametrized test of the kit; the others have none.
 CASES = {
     SIZES_WORK: (SIZES,),
     TYPES_WORK: (("float32", "float32"),),
@@ -206,7 +206,7 @@ CASES = {
 }
 KIT = (mla, mla_graphs, mla_scene)
 
-# The broken backend, the kit's test that finds it, and which check of it or of a function does.
+# Broken backend, test of the kit that rejects it, and its check or that of another function.
 FAULTS = [
     *((wrong_at(n), SIZES_WORK, n) for n in (1, 2)),
     *((wrong_at(n), TYPES_WORK, n) for n in (1, 2)),
@@ -240,7 +240,7 @@ FAULTS = [
     (stray_at(2), SLOTS, "MLABackendContract._check_writes", 1),
     (wrong_at(1), UNDECLARED, "MLABackendContract._scene", 1),
     (OneHeadTooFew, SIZES_WORK, "MLAScene.attend", 1),
-    (AnswersInDouble, SIZES_WORK, "MLAScene.attend", 1),
+    (OutputsInDouble, SIZES_WORK, "MLAScene.attend", 1),
 ]
 
 
@@ -316,15 +316,15 @@ def test_padded_pages_are_tried_where_they_are_declared():
 
 def test_a_tolerance_is_that_of_the_coarser_type():
     kit = contract(DeviceMLA, replace(DEVICE_MLA, kv_dtypes=frozenset({"bfloat16"})))
-    truth = torch.zeros(1, 4, 32)
-    kit._check([(truth + 0.02, truth)])
+    expected = torch.zeros(1, 4, 32)
+    kit._check([(expected + 0.02, expected)])
     with pytest.raises(AssertionError, match=r"row 0 of the step is off by 4\.00e-02"):
-        kit._check([(truth + 0.04, truth)])
-    with pytest.raises(AssertionError, match="allowed are 1e-02"):
-        kit._check([(truth + 0.02, truth)], 0.01)
+        kit._check([(expected + 0.04, expected)])
+    with pytest.raises(AssertionError, match="at most 1e-02 is allowed"):
+        kit._check([(expected + 0.02, expected)], 0.01)
 
 
-def test_scenes_poison_what_nobody_wrote_and_what_padding_writes():
+def test_scenes_poison_unwritten_memory_and_what_padding_writes():
     scene = MLAScene(DeviceMLA, replace(SIZES, num_padding_rows=1))
     assert scene.kv_cache.isnan().all()
     assert scene.raw.shape[1] == scene.page_bytes + (32 + 16) * 4
@@ -336,7 +336,7 @@ def test_scenes_poison_what_nobody_wrote_and_what_padding_writes():
     assert layout.slot_mapping[3:].tolist() == [0, 0]
 
 
-def test_scenes_give_out_blocks_in_no_order_and_none_twice():
+def test_scenes_allocate_blocks_in_random_order_and_none_twice():
     scene = MLAScene(DeviceMLA, SIZES)
     plan = [(scene.add(50), 50), (scene.add(40), 40)]
     scene.step(plan)

@@ -1,4 +1,4 @@
-"""The kit of sampler steps: a right step passes, and each fault is seen where it should be."""
+"""Logits-processor conformance kit: every check rejects a broken step, and right ones pass."""
 
 from types import MappingProxyType
 
@@ -31,7 +31,7 @@ class Shift(LogitsProcessor):
 
 
 class DontRepeat(LogitsProcessor):
-    """Penalises tokens that followed, earlier, the token that was sampled last (DRY, length 1)."""
+    """Penalises tokens that followed an earlier occurrence of the last token (DRY, length 1)."""
 
     def is_neutral(self, fields):
         return fields["dry"] == 0
@@ -116,12 +116,12 @@ class LooksAtTheSlot(Shift):
 
 class SortsTheSlots(Shift):
     def apply(self, logits, rows):
-        logits[:, ::2] += rows.columns["shift"][rows.slots.sort().values].unsqueeze(1)
+        logits[:, ::2] += rows.slot_fields["shift"][rows.slots.sort().values].unsqueeze(1)
         return logits
 
 
 class TakesSlotsForRows(Shift):
-    """A slot has one row here, whatever its position."""
+    """Handles one row per slot only."""
 
     def apply(self, logits, rows):
         bias = torch.zeros(len(rows.token_ids), device=logits.device)
@@ -154,7 +154,7 @@ class Unmasks(Shift):
 
 
 class ScalesBySpread(Shift):
-    """The spread of a row with a masked token is no number."""
+    """Divides by the spread of a row, which is NaN if a token is masked."""
 
     def apply(self, logits, rows):
         is_masked = logits == -torch.inf
@@ -162,8 +162,8 @@ class ScalesBySpread(Shift):
         return scaled.masked_fill(is_masked, -torch.inf)
 
 
-class DropsTheLikeliest(Shift):
-    """Also where a grammar allows nothing else."""
+class DropsTheMostLikely(Shift):
+    """Masks the most likely token, even if the grammar allows no other."""
 
     def apply(self, logits, rows):
         shifted = super().apply(logits, rows)
@@ -225,7 +225,7 @@ class ReadsTheTableByRow(DontRepeat):
 
 
 class ReadsTheLastRowOfASlot(DontRepeat):
-    """All rows of a slot get what the last of them should."""
+    """Applies the change of a slot's last row to all its rows."""
 
     def apply(self, logits, rows):
         change = torch.zeros(len(rows.token_ids), logits.shape[1], device=logits.device)
@@ -234,41 +234,45 @@ class ReadsTheLastRowOfASlot(DontRepeat):
 
 
 PROOFS = [
-    (NeverNeutral, "neutral_fields_are_called_neutral", "would change logits"),
-    (AlwaysNeutral, "neutral_fields_are_called_neutral", "is_neutral is true of"),
-    (ChangesNeutralRows, "neutral_rows_are_left_as_they_are", "neutral row 1 was changed"),
+    (NeverNeutral, "neutral_fields_are_called_neutral", "is_neutral must be true of"),
+    (AlwaysNeutral, "neutral_fields_are_called_neutral", "is_neutral must be false of"),
+    (ChangesNeutralRows, "neutral_rows_are_left_as_they_are", "neutral row 1 were changed"),
     (DoesNothing, "active_rows_are_changed", "changes no row"),
     (ReadsNoTokens, "given_histories_matter", "all histories give the same logits"),
-    (ReadsStaleTokens, "only_tokens_before_the_position_are_read", "at or behind a row's position"),
-    (SortsTheSlots, "a_row_does_not_depend_on_the_others", "another order"),
+    (ReadsStaleTokens, "only_tokens_before_the_position_are_read", "at or after a row's position"),
+    (SortsTheSlots, "a_row_does_not_depend_on_the_others", "with the order of the rows"),
     (LooksAtTheBatch, "a_row_does_not_depend_on_the_others", "alone in another slot"),
     (LooksAtTheSlot, "a_row_does_not_depend_on_the_others", "alone in another slot"),
-    (ReadsTheTableByRow, "a_row_does_not_depend_on_the_others", "row 0 changes|row 0 differs"),
-    (TakesSlotsForRows, "rows_of_one_slot_stand_at_their_own_positions", "another of its slot"),
-    (ReadsTheLastRowOfASlot, "rows_of_one_slot_stand_at_their_own_positions", "of its slot"),
-    (RemembersTheBatch, "a_step_keeps_nothing_from_one_batch_to_the_next", "has a state"),
-    (UsesAGenerator, "a_step_keeps_nothing_from_one_batch_to_the_next", "or a generator"),
-    (NeedsTheHost, "the_host_fields_are_only_a_hint", "host_fields is empty"),
-    (Unmasks, "masked_tokens_stay_masked", "brought masked tokens back"),
-    (ScalesBySpread, "masked_tokens_stay_masked", "not numbers"),
-    (DropsTheLikeliest, "masked_tokens_stay_masked", "left no token"),
-    (LosesTheRows, "shape_and_type_stay", r"came back as \(50,\)"),
-    (ComputesInDouble, "shape_and_type_stay", "came back as torch.float64"),
+    (ReadsTheTableByRow, "a_row_does_not_depend_on_the_others", "the logits of row 0"),
+    (TakesSlotsForRows, "rows_of_one_slot_have_their_own_positions", "another row of the slot"),
+    (
+        ReadsTheLastRowOfASlot,
+        "rows_of_one_slot_have_their_own_positions",
+        "another row of the slot",
+    ),
+    (RemembersTheBatch, "a_step_keeps_no_state_between_batches", "must have no state"),
+    (UsesAGenerator, "a_step_keeps_no_state_between_batches", "no generator"),
+    (NeedsTheHost, "the_host_fields_are_only_a_hint", "if host_fields is empty"),
+    (Unmasks, "masked_tokens_stay_masked", "logits of -inf became finite"),
+    (ScalesBySpread, "masked_tokens_stay_masked", "became NaN"),
+    (DropsTheMostLikely, "masked_tokens_stay_masked", "no finite logit is left"),
+    (LosesTheRows, "shape_and_type_stay", r"got \(50,\)"),
+    (ComputesInDouble, "shape_and_type_stay", "must return float32, got torch.float64"),
 ]
 WAITING = [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing]
 LAST = "nothing_waits_for_the_device"
 
 
 @pytest.mark.parametrize(("step", "test", "reason"), PROOFS)
-def test_a_wrong_step_is_seen(step, test, reason):
+def test_a_broken_step_is_rejected(step, test, reason):
     contract = dry_contract if issubclass(step, DontRepeat) else shift_contract
     with pytest.raises(AssertionError, match=reason):
         getattr(contract(step), f"test_{test}")()
 
 
 @pytest.mark.parametrize("step", WAITING)
-def test_a_step_that_waits_is_seen(step):
-    with pytest.raises(pytest.fail.Exception, match="waits for the device"):
+def test_a_step_that_waits_is_rejected(step):
+    with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
         getattr(shift_contract(step), f"test_{LAST}")()
 
 
@@ -277,14 +281,14 @@ def test_each_test_of_the_kit_has_a_step_that_fails_it():
     assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST)}
 
 
-def test_the_tokens_of_the_test_decide_what_a_step_does():
+def test_a_step_reads_the_histories_of_the_test():
     rows = sampled_rows(DRY, [{"dry": 1.0}] * 4, histories=HISTORIES, slots=[5, 0, 2, 9])
     logits = DontRepeat(10, torch.device("cpu")).apply(torch.zeros(4, 10), rows)
     punished = [row.nonzero().flatten().tolist() for row in logits]
     assert punished == [[3], [6], [], [7, 8]]
 
 
-def test_rows_stand_behind_their_histories():
+def test_positions_follow_the_histories():
     rows = sampled_rows(DRY, [{}] * 4, histories=HISTORIES, slots=[3, 1, 2, 0], stale_token=49)
     assert rows.positions.tolist() == [6, 5, 1, 6]
     assert rows.num_prompt_tokens[rows.slots].tolist() == [3, 1, 1, 4]
@@ -298,12 +302,12 @@ def test_a_long_history_has_room():
     assert rows.positions.tolist() == [40]
 
 
-def test_rows_carry_what_they_are_given():
+def test_rows_have_the_given_values():
     rows = sampled_rows(
         SHIFT, [{"shift": 2.0}, {}], seeds=[7, -1], children=[0, 3], positions=[9, 4], slots=[4, 20]
     )
     assert rows.field("shift").tolist() == [[2.0], [0.0]]
-    assert rows.columns["seed"][rows.slots].tolist() == [7, -1]
-    assert rows.columns["child"][rows.slots].tolist() == [0, 3]
+    assert rows.slot_fields["seed"][rows.slots].tolist() == [7, -1]
+    assert rows.slot_fields["child"][rows.slots].tolist() == [0, 3]
     assert rows.positions.tolist() == [9, 4]
     assert rows.host_fields == [{"shift": 2.0}, {"shift": 0.0}]

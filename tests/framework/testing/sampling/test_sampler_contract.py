@@ -1,4 +1,4 @@
-"""The kit of draws: a right one passes, and each fault is seen where it should be."""
+"""Sampler conformance kit: every check rejects a broken sampler, and right ones pass."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,14 +16,14 @@ from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
 
-DRAW = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
+SAMPLE = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
 STEPS = (Temperature, MinP, TopKTopP)
 MIXED = ({"top_k": 2}, {"temperature": 1.5, "min_p": 0.9}, {"temperature": 3.0, "top_p": 0.4})
 
 
-class Absorbing(Categorical):
-    """Takes the steps one by one."""
+class Fusing(Categorical):
+    """Runs the logits processors one by one."""
 
     steps = STEPS
 
@@ -35,13 +35,13 @@ class Absorbing(Categorical):
 
 class TestCategorical(SamplerContract):
     step_class = Categorical
-    capabilities = DRAW
+    capabilities = SAMPLE
     active = ({"temperature": 1.0},)
     neutral = MappingProxyType({"temperature": 0.0})
 
 
-class TestAbsorbing(FusedSamplerContract):
-    step_class = Absorbing
+class TestFusing(FusedSamplerContract):
+    step_class = Fusing
     capabilities = ALL
     active = ({"temperature": 1.0},)
     neutral = MappingProxyType({"temperature": 0.0})
@@ -49,12 +49,12 @@ class TestAbsorbing(FusedSamplerContract):
     mixed = MIXED
 
 
-def draw_contract(step):
+def sampler_contract_of(step):
     return type("Contract", (TestCategorical,), {"step_class": step})()
 
 
-def absorbing_contract(step):
-    return type("Contract", (TestAbsorbing,), {"step_class": step})()
+def fused_contract(step):
+    return type("Contract", (TestFusing,), {"step_class": step})()
 
 
 class NeverNeutral(Categorical):
@@ -67,7 +67,7 @@ class AlwaysNeutral(Categorical):
         return True
 
 
-class DrawsGreedyRows(Categorical):
+class SamplesGreedyRows(Categorical):
     def sample(self, logits, rows):
         return by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
 
@@ -79,9 +79,9 @@ class MistakesGreedyBatches(Categorical):
 
 class GreedyByTheFirstRow(Categorical):
     def sample(self, logits, rows):
-        is_greedy = rows.columns["temperature"][rows.slots[0]] == 0
-        drawn = by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
-        return torch.where(is_greedy, logits.argmax(-1), drawn)
+        is_greedy = rows.slot_fields["temperature"][rows.slots[0]] == 0
+        sampled = by_cumulative(logits.softmax(-1), uniform(rows, PURPOSE_SAMPLE))
+        return torch.where(is_greedy, logits.argmax(-1), sampled)
 
 
 class UsesAGenerator(Categorical):
@@ -91,15 +91,15 @@ class UsesAGenerator(Categorical):
 
 def summed(rows, seed=1, child=100_003, position=1_000_000_007):
     """Return the rows with a weighted sum of the three as the seed, and zeros elsewhere."""
-    seeds, children = (rows.columns[name] for name in ("seed", "child"))
+    seeds, children = (rows.slot_fields[name] for name in ("seed", "child"))
     keys = seeds * seed + children * child
     keys[rows.slots] += rows.positions * position
-    columns = rows.columns | {"seed": keys, "child": torch.zeros_like(children)}
-    return replace(rows, columns=columns, positions=torch.zeros_like(rows.positions))
+    slot_fields = rows.slot_fields | {"seed": keys, "child": torch.zeros_like(children)}
+    return replace(rows, slot_fields=slot_fields, positions=torch.zeros_like(rows.positions))
 
 
 def by_numbers(**weights):
-    """A draw whose randomness goes by a weighted sum of the three."""
+    """Return a sampler whose randomness depends on a weighted sum of the three sources."""
 
     class Summed(Categorical):
         def sample(self, logits, rows):
@@ -110,13 +110,13 @@ def by_numbers(**weights):
 
 class LooksAtTheBatch(Categorical):
     def sample(self, logits, rows):
-        rows.columns["seed"].add_(len(rows.slots))
+        rows.slot_fields["seed"].add_(len(rows.slots))
         return super().sample(logits, rows)
 
 
 class LooksAtTheSlot(Categorical):
     def sample(self, logits, rows):
-        rows.columns["seed"][rows.slots] += rows.slots
+        rows.slot_fields["seed"][rows.slots] += rows.slots
         return super().sample(logits, rows)
 
 
@@ -125,12 +125,12 @@ class NeedsTheHost(Categorical):
         return super().sample(logits, rows) if rows.host_fields else logits.argmax(-1)
 
 
-class DrawsMaskedTokens(Categorical):
+class SamplesMaskedTokens(Categorical):
     def sample(self, logits, rows):
         return super().sample(logits.nan_to_num(neginf=-1.0), rows)
 
 
-class TakesTheLikeliest(Categorical):
+class TakesTheMostLikely(Categorical):
     def sample(self, logits, rows):
         return logits.argmax(-1)
 
@@ -176,98 +176,98 @@ class WaitsWhereTheHostKnowsNothing(Categorical):
         return super().sample(logits, rows)
 
 
-class LeavesOutAStep(Absorbing):
+class LeavesOutAStep(Fusing):
     steps = (Temperature, TopKTopP)
 
 
-def absorbing_by_numbers(**weights):
-    """A draw whose randomness goes by a weighted sum of the three where it absorbs, only there."""
+def fusing_by_numbers(**weights):
+    """Return a sampler whose fused sampling depends on a weighted sum of the three sources."""
 
-    class Summed(Absorbing):
+    class Summed(Fusing):
         def sample_fused(self, logits, rows):
             return super().sample_fused(logits, summed(rows, **weights))
 
     return Summed
 
 
-def absorbing_without(source):
-    """A draw that forgets one column of its rows where it absorbs, and is right otherwise."""
+def fusing_without(source):
+    """Return a sampler that ignores one per-slot field in fused sampling only."""
 
-    class Forgetful(Absorbing):
+    class Forgetful(Fusing):
         def sample_fused(self, logits, rows):
-            columns = rows.columns | {source: torch.zeros_like(rows.columns[source])}
-            return super().sample_fused(logits, replace(rows, columns=columns))
+            slot_fields = rows.slot_fields | {source: torch.zeros_like(rows.slot_fields[source])}
+            return super().sample_fused(logits, replace(rows, slot_fields=slot_fields))
 
     return Forgetful
 
 
-class AbsorbsAtOnePosition(Absorbing):
+class FusesAtOnePosition(Fusing):
     def sample_fused(self, logits, rows):
         positions = rows.positions[:1].expand(len(rows.positions))
         return super().sample_fused(logits, replace(rows, positions=positions))
 
 
-class AbsorbsByTheHost(Absorbing):
+class FusesByTheHost(Fusing):
     def sample_fused(self, logits, rows):
         return super().sample_fused(logits, rows) if rows.host_fields else self.sample(logits, rows)
 
 
-class ChangesTheLogits(Absorbing):
+class ChangesTheLogits(Fusing):
     def sample_fused(self, logits, rows):
         return super().sample_fused(logits.mul_(1.0).sub_(1.0), rows)
 
 
-class SortsTheBatch(Absorbing):
-    """The hottest row decides for all."""
+class SortsTheBatch(Fusing):
+    """Applies the highest temperature to all rows."""
 
     def sample_fused(self, logits, rows):
-        rows.columns["temperature"].fill_(rows.columns["temperature"].max())
+        rows.slot_fields["temperature"].fill_(rows.slot_fields["temperature"].max())
         return super().sample_fused(logits, rows)
 
 
-class LeavesPaddingOpen(Absorbing):
+class LeavesPaddingOpen(Fusing):
     def sample_fused(self, logits, rows):
-        drawn = super().sample_fused(logits, rows)
-        return torch.where(rows.slots == rows.slots.max(), -1, drawn)
+        sampled = super().sample_fused(logits, rows)
+        return torch.where(rows.slots == rows.slots.max(), -1, sampled)
 
 
-class PassesOverWhatIsNoNumber(Absorbing):
+class IgnoresNaN(Fusing):
     def sample_fused(self, logits, rows):
         return super().sample_fused(logits.nan_to_num(nan=-torch.inf), rows)
 
 
-class FailsAllForOne(Absorbing):
+class FailsAllForOne(Fusing):
     def sample_fused(self, logits, rows):
-        drawn = super().sample_fused(logits, rows)
-        return torch.where(logits.isnan().any() & ~logits.isnan().any(-1), 0, drawn)
+        sampled = super().sample_fused(logits, rows)
+        return torch.where(logits.isnan().any() & ~logits.isnan().any(-1), 0, sampled)
 
 
-class GivesNoIdWithoutAToken(Absorbing):
+class GivesNoIdWithoutAToken(Fusing):
     def sample_fused(self, logits, rows):
-        drawn = super().sample_fused(logits, rows)
-        return torch.where((logits == -torch.inf).all(-1), -1, drawn)
+        sampled = super().sample_fused(logits, rows)
+        return torch.where((logits == -torch.inf).all(-1), -1, sampled)
 
 
-class StopsAtARowWithoutAToken(Absorbing):
+class StopsAtARowWithoutAToken(Fusing):
     def sample_fused(self, logits, rows):
-        drawn = super().sample_fused(logits, rows)
-        return torch.where((logits == -torch.inf).all(-1).any(), 0, drawn)
+        sampled = super().sample_fused(logits, rows)
+        return torch.where((logits == -torch.inf).all(-1).any(), 0, sampled)
 
 
-class AbsorbsAndWaits(Absorbing):
+class FusesAndWaits(Fusing):
     def sample_fused(self, logits, rows):
-        if (rows.columns["top_p"] >= 1).all():
+        if (rows.slot_fields["top_p"] >= 1).all():
             return self.sample(logits, rows)
         return super().sample_fused(logits, rows)
 
 
-GREEDY = "neutral_rows_take_the_likeliest_token"
+GREEDY = "neutral_rows_take_the_most_likely_token"
 MATTERS = "seed_child_and_position_all_matter"
-ABSORBING_MATTERS = "seed_child_and_position_all_matter_to_absorbing"
-AFTER_STEPS = "it_draws_what_it_would_draw_after_the_steps"
+FUSED_MATTERS = "seed_child_and_position_all_matter_to_fused_sampling"
+AFTER_STEPS = "it_samples_the_same_as_after_the_processors"
 ALONE = "a_row_does_not_depend_on_the_others"
 TOKEN = "one_token_a_row_comes_back"
-SUMS = [  # of which nothing is left of one source, or of the difference of two
+SUMS = [  # weights that cancel one source, or the difference of two
     ({"seed": 0}, ("seeds",)),
     ({"child": 0}, ("children",)),
     ({"position": 0}, ("positions",)),
@@ -277,89 +277,98 @@ SUMS = [  # of which nothing is left of one source, or of the difference of two
 ]
 PROOFS = [
     *(
-        (by_numbers(**weights), MATTERS, (lost,), f"other {' and '.join(lost)} each")
+        (by_numbers(**weights), MATTERS, (lost,), f"other {' and '.join(lost)}, give only")
         for weights, lost in SUMS
     ),
-    (NeverNeutral, "neutral_fields_are_called_neutral", (), "does not take the likeliest"),
-    (AlwaysNeutral, "neutral_fields_are_called_neutral", (), "is_neutral is true of"),
-    (DrawsGreedyRows, GREEDY, (False,), "all_greedy=False"),
+    (NeverNeutral, "neutral_fields_are_called_neutral", (), "is_neutral must be true of"),
+    (AlwaysNeutral, "neutral_fields_are_called_neutral", (), "is_neutral must be false of"),
+    (SamplesGreedyRows, GREEDY, (False,), "all_greedy=False"),
     (MistakesGreedyBatches, GREEDY, (True,), "all_greedy=True"),
     (GreedyByTheFirstRow, "neutral_and_active_rows_share_a_batch", (), "beside random rows"),
-    (UsesAGenerator, "the_same_seed_draws_the_same_token", (), "a state or a generator"),
+    (
+        UsesAGenerator,
+        "the_same_seed_samples_the_same_token",
+        (),
+        "must have no state and no generator",
+    ),
     (LooksAtTheBatch, ALONE, (), "alone in another slot"),
     (LooksAtTheSlot, ALONE, (), "alone in another slot"),
-    (NeedsTheHost, "the_host_fields_are_only_a_hint", (), "host_fields is empty"),
-    (DrawsMaskedTokens, "masked_tokens_are_never_drawn", (), r"of the tokens \[0\]"),
-    (TakesTheLikeliest, "masked_tokens_are_never_drawn", (), r"of the tokens \[3, 17\]"),
-    (KeepsADimension, TOKEN, (), r"12 rows give the shape \(12, 1\)"),
+    (NeedsTheHost, "the_host_fields_are_only_a_hint", (), "if host_fields is empty"),
+    (SamplesMaskedTokens, "masked_tokens_are_never_sampled", (), r"for tokens \[0\] only"),
+    (TakesTheMostLikely, "masked_tokens_are_never_sampled", (), r"for tokens \[3, 17\] only"),
+    (KeepsADimension, TOKEN, (), r"shape \(12,\), got \(12, 1\)"),
     (GivesInt32, TOKEN, (), "torch.int32"),
-    (CountsFromOne, TOKEN, (), "not all token ids"),
-    (CountsBelowZero, TOKEN, (), "not all token ids"),
+    (CountsFromOne, TOKEN, (), "must be from 0 to 49"),
+    (CountsBelowZero, TOKEN, (), "must be from 0 to 49"),
 ]
-ABSORBING_PROOFS = [
+FUSED_PROOFS = [
     (LeavesOutAStep, AFTER_STEPS, "min_p"),
-    (absorbing_without("seed"), AFTER_STEPS, "other tokens than after the steps"),
-    (absorbing_without("child"), AFTER_STEPS, "other tokens than after the steps"),
-    (AbsorbsAtOnePosition, AFTER_STEPS, "other tokens than after the steps"),
-    (ChangesTheLogits, "absorbing_needs_nothing_from_the_host", "changed the logits"),
-    (AbsorbsByTheHost, "absorbing_needs_nothing_from_the_host", "host_fields is empty"),
-    (SortsTheBatch, "absorbing_treats_each_row_alone", "beside rows of padding"),
-    (LeavesPaddingOpen, "absorbing_treats_each_row_alone", "not all token ids"),
+    (fusing_without("seed"), AFTER_STEPS, "same tokens as the separate steps"),
+    (fusing_without("child"), AFTER_STEPS, "same tokens as the separate steps"),
+    (FusesAtOnePosition, AFTER_STEPS, "same tokens as the separate steps"),
+    (ChangesTheLogits, "fused_sampling_needs_nothing_from_the_host", "must not change the logits"),
+    (FusesByTheHost, "fused_sampling_needs_nothing_from_the_host", "host_fields is empty"),
+    (SortsTheBatch, "fused_sampling_treats_each_row_alone", "beside padding rows"),
+    (LeavesPaddingOpen, "fused_sampling_treats_each_row_alone", "must be from 0 to 49"),
     (
-        PassesOverWhatIsNoNumber,
-        "a_logit_that_is_not_a_number_is_drawn_in_its_row_only",
-        "not its token",
+        IgnoresNaN,
+        "a_nan_logit_is_sampled_in_its_row_only",
+        "must sample its token",
     ),
     (
         FailsAllForOne,
-        "a_logit_that_is_not_a_number_is_drawn_in_its_row_only",
-        "changes what other rows draw",
+        "a_nan_logit_is_sampled_in_its_row_only",
+        "changes the tokens of other rows",
     ),
-    (GivesNoIdWithoutAToken, "a_row_without_a_token_still_gives_an_id", "not all token ids"),
-    (StopsAtARowWithoutAToken, "a_row_without_a_token_still_gives_an_id", "what other rows draw"),
+    (GivesNoIdWithoutAToken, "a_row_without_a_token_still_gives_an_id", "must be from 0 to 49"),
+    (
+        StopsAtARowWithoutAToken,
+        "a_row_without_a_token_still_gives_an_id",
+        "changes the tokens of other rows",
+    ),
 ]
-WAITS, ABSORBING_WAITS = "nothing_waits_for_the_device", "absorbing_does_not_wait_for_the_device"
+WAITS, FUSED_WAITS = "nothing_waits_for_the_device", "fused_sampling_does_not_wait_for_the_device"
 
 
 @pytest.mark.parametrize(("step", "test", "arguments", "reason"), PROOFS)
-def test_a_wrong_draw_is_seen(step, test, arguments, reason):
+def test_a_broken_sampler_is_rejected(step, test, arguments, reason):
     with pytest.raises(AssertionError, match=reason):
-        getattr(draw_contract(step), f"test_{test}")(*arguments)
+        getattr(sampler_contract_of(step), f"test_{test}")(*arguments)
 
 
-@pytest.mark.parametrize(("step", "test", "reason"), ABSORBING_PROOFS)
-def test_a_draw_that_absorbs_wrongly_is_seen(step, test, reason):
+@pytest.mark.parametrize(("step", "test", "reason"), FUSED_PROOFS)
+def test_a_broken_fused_sampler_is_rejected(step, test, reason):
     with pytest.raises(AssertionError, match=reason):
-        getattr(absorbing_contract(step), f"test_{test}")()
+        getattr(fused_contract(step), f"test_{test}")()
 
 
 @pytest.mark.parametrize("step", [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing])
-def test_a_draw_that_waits_is_seen(step):
-    with pytest.raises(pytest.fail.Exception, match="waits for the device"):
-        getattr(draw_contract(step), f"test_{WAITS}")()
+def test_a_sampler_that_waits_is_rejected(step):
+    with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
+        getattr(sampler_contract_of(step), f"test_{WAITS}")()
 
 
 @pytest.mark.parametrize(("weights", "lost"), SUMS)
-def test_a_draw_that_absorbs_without_a_source_of_randomness_is_seen(weights, lost):
-    contract = absorbing_contract(absorbing_by_numbers(**weights))
-    with pytest.raises(AssertionError, match=f"other {' and '.join(lost)} each"):
-        getattr(contract, f"test_{ABSORBING_MATTERS}")(lost)
+def test_fused_sampling_without_a_source_of_randomness_is_rejected(weights, lost):
+    contract = fused_contract(fusing_by_numbers(**weights))
+    with pytest.raises(AssertionError, match=f"other {' and '.join(lost)}, give only"):
+        getattr(contract, f"test_{FUSED_MATTERS}")(lost)
 
 
-def test_a_draw_that_waits_while_it_absorbs_is_seen():
-    with pytest.raises(pytest.fail.Exception, match="waits for the device"):
-        getattr(absorbing_contract(AbsorbsAndWaits), f"test_{ABSORBING_WAITS}")()
+def test_fused_sampling_that_waits_is_rejected():
+    with pytest.raises(pytest.fail.Exception, match="would wait for the device"):
+        getattr(fused_contract(FusesAndWaits), f"test_{FUSED_WAITS}")()
 
 
-def test_each_test_of_the_kits_has_a_draw_that_fails_it():
+def test_each_test_of_the_kits_has_a_sampler_that_fails_it():
     tests = {name for name in dir(FusedSamplerContract) if name.startswith("test_")}
-    proven = {proof[1] for proof in (*PROOFS, *ABSORBING_PROOFS)}
-    proven |= {ABSORBING_MATTERS, WAITS, ABSORBING_WAITS}
+    proven = {proof[1] for proof in (*PROOFS, *FUSED_PROOFS)}
+    proven |= {FUSED_MATTERS, WAITS, FUSED_WAITS}
     assert tests == {f"test_{test}" for test in proven}
     assert {lost for _, lost in SUMS} == set(VARIED)
 
 
-def test_a_draw_that_absorbs_nothing_says_so():
+def test_a_sampler_that_fuses_nothing_raises():
     class Plain(Sampler):
         def is_neutral(self, fields):
             return True
@@ -367,5 +376,5 @@ def test_a_draw_that_absorbs_nothing_says_so():
         def sample(self, logits, rows):
             return logits.argmax(-1)
 
-    with pytest.raises(NotImplementedError, match="Plain absorbs no steps"):
-        Plain(3, torch.device("cpu")).sample_fused(torch.ones(1, 3), sampled_rows(DRAW, [{}]))
+    with pytest.raises(NotImplementedError, match="Plain fuses no steps"):
+        Plain(3, torch.device("cpu")).sample_fused(torch.ones(1, 3), sampled_rows(SAMPLE, [{}]))

@@ -54,18 +54,18 @@ def test_the_last_write_to_a_cell_counts(writes):
 
 def test_a_row_does_not_run_over_into_the_next():
     tables = DeviceTables(NUM_ROWS, WIDTHS, DEVICE)
-    with pytest.raises(IndexError, match="3 cells from column 1 on, and a row has 3"):
+    with pytest.raises(IndexError, match="3 cells from column 1 on, but a row has 3"):
         tables.write(1, 0, 1, [1, 2, 3])
 
 
-def test_tables_lie_where_they_say_and_stay_there():
+def test_tables_have_fixed_addresses():
     tables = DeviceTables(NUM_ROWS, WIDTHS, DEVICE)
-    places = [table.data_ptr() for table in tables.tables]
+    addresses = [table.data_ptr() for table in tables.tables]
     base = tables.cells.data_ptr()
-    assert [(place - base) // 4 for place in places] == tables.starts == [0, 28]
+    assert [(address - base) // 4 for address in addresses] == tables.starts == [0, 28]
     tables.write(0, 0, 0, [1])
     tables.push()
-    assert [table.data_ptr() for table in tables.tables] == places
+    assert [table.data_ptr() for table in tables.tables] == addresses
     assert tables.cells.dtype == torch.int32
 
 

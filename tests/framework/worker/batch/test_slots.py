@@ -39,9 +39,9 @@ def test_an_assignment_writes_the_whole_row():
     tables.write_fields(message)
     tables.push()
     assert tables.token_ids[2, :3].tolist() == [5, 6, 7]
-    assert tables.columns["temperature"][2] == 0.5
-    assert tables.columns["top_k"][2] == 0, "a field that is not given has its default"
-    assert (tables.columns["seed"][2], tables.columns["child"][2]) == (9, 1)
+    assert tables.slot_fields["temperature"][2] == 0.5
+    assert tables.slot_fields["top_k"][2] == 0, "a field that is not given has its default"
+    assert (tables.slot_fields["seed"][2], tables.slot_fields["child"][2]) == (9, 1)
 
 
 def test_a_slot_that_is_given_out_again_keeps_nothing():
@@ -69,10 +69,10 @@ def changed(message, **changes):
 ADAPTER = AdapterRef("loud", "/somewhere", "a hash")
 
 
-def test_a_slot_that_is_given_out_again_has_no_adapter_nor_rare_wishes():
+def test_a_slot_that_is_assigned_again_has_no_adapter_nor_rare_features():
     tables = make_tables()
-    wishing = changed(assignment(1, [1]), adapter=ADAPTER, num_prompt_logprobs=3)
-    assert tables.assign(wishing).num_prompt_logprobs == 3
+    with_features = changed(assignment(1, [1]), adapter=ADAPTER, num_prompt_logprobs=3)
+    assert tables.assign(with_features).num_prompt_logprobs == 3
     assert tables.info_of(1).adapter == ADAPTER
     tables.adapter_index[1] = 2
     assert (tables.with_adapter, tables.with_prompt_logprobs) == ({1}, {1})
@@ -82,7 +82,7 @@ def test_a_slot_that_is_given_out_again_has_no_adapter_nor_rare_wishes():
     assert tables.info_of(1).adapter is None
 
 
-def test_what_a_request_asks_for_is_kept_apart():
+def test_rare_features_of_a_request_are_tracked():
     message = changed(
         assignment(0, [1, 2]), num_logprobs=4, min_tokens=5, stop_token_ids=(6, 7),
         num_prompt_logprobs=0, num_prompt_tokens=2,
@@ -111,7 +111,7 @@ def test_a_patch_in_the_middle_ends_what_is_known():
     assert tables.token_ids[1, :4].tolist() == [0, 1, 40, 41]
 
 
-def test_computed_tokens_add_up_and_drawn_ones_are_known():
+def test_computed_tokens_add_up_and_sampled_ones_are_known():
     tables = make_tables()
     tables.assign(assignment(0, range(5), 1))
     tables.assign(assignment(3, range(7), 0))
@@ -127,33 +127,33 @@ def test_computed_tokens_add_up_and_drawn_ones_are_known():
 @pytest.mark.parametrize(
     "fields", [{"temperature": 1e39}, {"temperature": -1e39}, {"top_k": 2**63}, {"top_k": -(2**70)}]
 )
-def test_a_number_that_a_column_cannot_hold_is_an_error(fields):
+def test_a_value_that_a_field_cannot_hold_is_an_error(fields):
     tables = make_tables()
     with pytest.raises((FloatingPointError, OverflowError)):
         tables.write_fields(changed(assignment(0, [1]), fields=fields))
 
 
-def test_the_largest_numbers_of_a_column_are_kept():
+def test_the_largest_values_of_a_field_are_kept():
     tables = make_tables()
     fields = {"temperature": 3.4028234e38, "top_k": 2**63 - 1}
     tables.assign(changed(assignment(0, [1]), seed=2**63 - 1, child=7))
     tables.write_fields(changed(assignment(0, [1]), fields=fields))
     tables.push()
-    assert tables.columns["top_k"][0] == 2**63 - 1
-    assert torch.isfinite(tables.columns["temperature"][0])
-    assert tables.columns["seed"][0] == 2**63 - 1
+    assert tables.slot_fields["top_k"][0] == 2**63 - 1
+    assert torch.isfinite(tables.slot_fields["temperature"][0])
+    assert tables.slot_fields["seed"][0] == 2**63 - 1
 
 
-def test_columns_go_up_once_after_they_changed():
+def test_fields_are_sent_once_after_a_change():
     tables = make_tables()
     tables.write_fields(assignment(0, [1]))
     tables.push()
-    tables.columns["temperature"][0] = 9.0
+    tables.slot_fields["temperature"][0] = 9.0
     tables.push()
-    assert tables.columns["temperature"][0] == 9.0, "nothing new: nothing is sent"
+    assert tables.slot_fields["temperature"][0] == 9.0, "nothing new: nothing is sent"
     tables.write_fields(assignment(0, [1]))
     tables.push()
-    assert tables.columns["temperature"][0] == 0.5
+    assert tables.slot_fields["temperature"][0] == 0.5
 
 
 def test_each_group_has_its_blocks_on_the_device_too():
@@ -172,12 +172,12 @@ def test_each_group_has_its_blocks_on_the_device_too():
 
 
 def test_a_slot_that_was_never_given_out_is_named():
-    with pytest.raises(RuntimeError, match="slot 3 is scheduled and was never assigned"):
+    with pytest.raises(RuntimeError, match="slot 3 is scheduled but was never assigned"):
         make_tables().info_of(3)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.data()), min_size=1, max_size=4))
-def test_inputs_are_what_each_token_would_say_alone(rows):
+def test_inputs_are_those_of_each_token_alone(rows):
     tables = make_tables()
     requests = []
     for slot, (length, data) in enumerate(rows):
@@ -192,17 +192,17 @@ def test_inputs_are_what_each_token_would_say_alone(rows):
     inputs = build_inputs(requests, tables, [BLOCK])
     (layout,) = inputs.layouts
     expected_ids, expected_slots, ends = [], [], []
-    for share in requests:
-        start = int(tables.num_computed[share.slot])
-        for position in range(start, start + share.num_tokens):
-            expected_ids.append(100 * share.slot + position)
-            block = 16 * share.slot + 1 + position // BLOCK
+    for request in requests:
+        start = int(tables.num_computed[request.slot])
+        for position in range(start, start + request.num_tokens):
+            expected_ids.append(100 * request.slot + position)
+            block = 16 * request.slot + 1 + position // BLOCK
             expected_slots.append(block * BLOCK + position % BLOCK)
         ends.append(len(expected_ids) - 1)
     assert inputs.input_ids.tolist() == expected_ids
     assert layout.slot_mapping.tolist() == expected_slots
     assert layout.query_start.tolist() == [0, *(end + 1 for end in ends)]
-    assert layout.max_query_len == max(share.num_tokens for share in requests)
-    sampled = [end for end, share in zip(ends, requests, strict=True) if share.num_samples]
+    assert layout.max_query_len == max(request.num_tokens for request in requests)
+    sampled = [end for end, request in zip(ends, requests, strict=True) if request.num_samples]
     rows_taken = range(len(expected_ids)) if inputs.last_rows is None else inputs.last_rows.tolist()
     assert list(rows_taken) == sampled

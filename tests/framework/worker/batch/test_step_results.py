@@ -1,4 +1,4 @@
-"""The engine is told what each slot drew, or why not: in words for a client, and with the cause."""
+"""Step results have the sampled token of each slot, or an error for the client and its cause."""
 
 import weakref
 
@@ -72,7 +72,7 @@ def test_what_an_exception_holds_beside_its_frames_is_not_kept():
     assert reference() is None
 
 
-def test_an_exception_that_is_its_own_cause_is_told_once():
+def test_an_exception_that_is_its_own_cause_is_reported_once():
     error = ValueError("loop")
     error.__cause__ = error
     first, second = failure("sampling", error), failure("sampling", error)
@@ -104,7 +104,7 @@ def test_an_error_of_ours_without_a_cause_has_none():
     assert failure("x", PromptTooLongError("long")).code == "context_length_exceeded"
 
 
-def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
+def test_an_id_out_of_range_is_blamed_on_the_sampler():
     sampled = SampledTokens.of(torch.tensor([7, 1, 2]), torch.tensor([1.0, 1.0, torch.nan]), 7)
     step = LaunchedStep(3, [([5, 6, 4], sampled)], [], {}, "sampler 'x'")
     results = {result.slot: result for result in step.read().results}
@@ -114,14 +114,14 @@ def test_an_id_that_is_no_tokens_is_blamed_on_the_draw():
     assert results[5].error.code == "request_failed"
     assert results[5].token_ids == []
     assert (results[6].token_ids, results[6].error) == ([1], None)
-    assert "its logits are not numbers" in results[4].error.message
+    assert "its logits are not finite" in results[4].error.message
 
 
 def prompt_logprobs(slot):
     return PromptLogprobs(slot, [row_logprobs(torch.zeros(2, 3), torch.tensor([1, 2]), [0, 0])])
 
 
-def test_log_probabilities_of_prompts_go_to_sound_slots_and_those_that_draw_nothing():
+def test_prompt_logprobs_go_to_valid_slots_and_those_without_sampled_tokens():
     sampled = SampledTokens.of(torch.tensor([1, 1]), torch.tensor([1.0, torch.nan]), 3)
     failed = {8: ErrorReport("x", "it failed")}
     prompts = [prompt_logprobs(slot) for slot in (5, 6, 7, 8)]

@@ -1,4 +1,4 @@
-"""What a device says when it has failed ends the engine; what a part says does not."""
+"""A device failure ends the engine; the error of a part does not."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def _blamed():
         raise RequestFailedError("sampler x failed") from error
 
 
-def test_the_first_message_is_told_whoever_is_blamed():
+def test_the_first_device_error_is_reported():
     with pytest.raises(RequestFailedError) as blamed:
         _blamed()
     with pytest.raises(EngineDeadError, match="illegal memory access"):
@@ -45,5 +45,5 @@ def test_the_first_message_is_told_whoever_is_blamed():
         ValueError("CUDA error is a word of a part's"),
     ],
 )
-def test_what_a_part_says_is_its_own_affair(error):
+def test_an_error_of_a_part_is_not_a_device_failure(error):
     end_if_device_failed(error)

@@ -8,23 +8,23 @@ from quire.machine.cores import usable_cores
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.device.threads import TorchThreads, thread_count
 
-CORES = (4, "one a physical core")
+CORES = (4, "one per physical core")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "num_ranks", "told", "count", "why"),
+    ("wanted", "num_ranks", "preset", "count", "why"),
     [
-        (None, 1, 8, 4, "one a physical core"),  # torch counts hyperthreads
-        (None, 1, 4, 4, "one a physical core"),
-        (None, 1, 1, 1, "torch was told so"),
+        (None, 1, 8, 4, "one per physical core"),  # torch counts hyperthreads
+        (None, 1, 4, 4, "one per physical core"),
+        (None, 1, 1, 1, "set for torch by OMP_NUM_THREADS or the program"),
         (None, 2, 8, 2, "shared by 2 workers"),
         (None, 8, 8, 1, "shared by 8 workers"),
         (6, 1, 8, 6, "--threads"),
         (6, 2, 1, 6, "--threads"),
     ],
 )
-def test_threads_are_as_many_as_fit(wanted, num_ranks, told, count, why):
-    number, reason = thread_count(wanted, num_ranks, told, CORES)
+def test_threads_are_as_many_as_fit(wanted, num_ranks, preset, count, why):
+    number, reason = thread_count(wanted, num_ranks, preset, CORES)
     assert number == count
     assert why in reason
 
@@ -40,14 +40,14 @@ def threads():
 @pytest.mark.parametrize(
     ("wanted", "line"), [(1, "1 CPU thread: --threads"), (2, "2 CPU threads: --threads")]
 )
-def test_torch_is_told_and_the_log_says_so(threads, wanted, line, caplog):
+def test_the_threads_of_torch_are_set_and_logged(threads, wanted, line, caplog):
     caplog.set_level("INFO")
     threads.use(wanted, 1)
     assert torch.get_num_threads() == wanted
     assert caplog.messages == [line]
 
 
-def test_who_asks_for_nothing_gets_a_thread_a_core_and_no_more_than_allowed(threads):
+def test_the_default_is_a_thread_per_core_and_no_more_than_allowed(threads):
     cores, _ = usable_cores()
     torch.set_num_threads(cores + 3)
     threads.use(None, 1)
@@ -57,7 +57,7 @@ def test_who_asks_for_nothing_gets_a_thread_a_core_and_no_more_than_allowed(thre
     assert torch.get_num_threads() == 1
 
 
-def test_what_one_engine_asks_for_does_not_bind_the_next(threads, monkeypatch):
+def test_the_threads_of_one_engine_do_not_bind_the_next(threads, monkeypatch):
     monkeypatch.setattr("quire.worker.device.threads.usable_cores", lambda: CORES)
     torch.set_num_threads(8)
     threads.use(1, 1)

@@ -20,8 +20,8 @@ def test_an_empty_array_arrives():
 
 def test_what_was_uploaded_into_a_tensor_does_not_change_with_the_array():
     target = torch.zeros(3, dtype=torch.int32, device=DEVICE)
-    place, array = target.data_ptr(), np.array([1, 2, 3], np.int32)
+    address, array = target.data_ptr(), np.array([1, 2, 3], np.int32)
     upload_into(array, target)
     array[:] = 9
     assert target.tolist() == [1, 2, 3]
-    assert target.data_ptr() == place
+    assert target.data_ptr() == address

@@ -1,4 +1,4 @@
-"""A recorded step gives the bits of one that went through Python, for any requests in it."""
+"""A replayed CPU graph gives the bits of a step through Python, for any requests in it."""
 
 import os
 import random
@@ -20,22 +20,22 @@ from quire.outputs import LoRARequest
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
-from quire.worker.graphs import cpu_graphs as recorded_steps
+from quire.worker.graphs import cpu_graphs as cpu_graphs_module
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.model_runner import ModelRunner
 from quire_quantizations.formats import BFLOAT16
 from quire_quantizations.packed_weight import PackedWeight
 
 pytestmark = NEEDS_COMPILER
-COUNTS = (7, 1, 4, 12, 9)  # tokens of the answers, so the number of requests changes
+COUNTS = (7, 1, 4, 12, 9)  # tokens of the completions, so the number of requests changes
 
 
 def runner_of(llm: LLM) -> ModelRunner:
     return llm._running.core.executor._worker._ready_runner()
 
 
-def answers(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:
-    """Return tokens and log-probabilities of answers to random prompts; and what was recorded."""
+def completions(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:
+    """Return tokens and log-probabilities for random prompts; and the traced steps."""
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 200) for _ in range(rng.randrange(1, 50))] for _ in COUNTS]
     params = [
@@ -49,10 +49,10 @@ def answers(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:
         found = []
         for _ in range(2):
             for output in llm.generate(inputs, params):
-                answer = output.outputs[0]
-                found.append((answer.token_ids, answer.logprobs))
-        recorded = runner_of(llm).recorded
-        return found, {} if recorded is None else dict(recorded._steps)
+                completion = output.outputs[0]
+                found.append((completion.token_ids, completion.logprobs))
+        graphs = runner_of(llm).cpu_graphs
+        return found, {} if graphs is None else dict(graphs._steps)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def answers(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:
         ("LlamaForCausalLM", {"quantization": "none"}),
     ],
 )
-def test_answers_are_those_of_steps_that_are_not_recorded(tmp_path, architecture, options):
+def test_completions_are_those_of_steps_that_are_not_traced(tmp_path, architecture, options):
     folder = write_checkpoint(tmp_path / "m", architecture).folder
-    plain, none = answers(folder, enforce_eager=True, **options)
-    repeated, steps = answers(folder, **options)
+    plain, none = completions(folder, enforce_eager=True, **options)
+    repeated, steps = completions(folder, **options)
     assert repeated == plain
     assert not none
     is_packed = options.get("quantization") != "none"  # else torch multiplies
@@ -76,10 +76,10 @@ def test_answers_are_those_of_steps_that_are_not_recorded(tmp_path, architecture
 
 
 def test_larger_steps_go_through_python(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorded_steps, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(cpu_graphs_module, "MAX_REQUESTS", 2)
     folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
-    plain, _ = answers(folder, enforce_eager=True)
-    repeated, steps = answers(folder)
+    plain, _ = completions(folder, enforce_eager=True)
+    repeated, steps = completions(folder)
     assert repeated == plain
     assert set(steps) == {1, 2}
 
@@ -96,10 +96,10 @@ def test_steps_with_adapters_go_through_python_and_others_do_not(tmp_path):
             for adapters in ([None, None], [loud, None], [None, None], [loud, loud]):
                 outputs = llm.generate(["abc", "de"], params, lora_request=adapters)
                 found.append([output.outputs[0].token_ids for output in outputs])
-            recorded = runner_of(llm).recorded
+            graphs = runner_of(llm).cpu_graphs
     assert found[:4] == found[4:]
     assert found[0] == found[2] != found[1]
-    assert set(recorded._steps) == {2}
+    assert set(graphs._steps) == {2}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -107,8 +107,8 @@ def test_a_fork_has_memory_of_its_own(tmp_path):
     folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
-        recorded = llm.generate("abc", params)[0].outputs[0].token_ids
-        memory = runner_of(llm).recorded._memory
+        graphs = llm.generate("abc", params)[0].outputs[0].token_ids
+        memory = runner_of(llm).cpu_graphs._memory
         before = bytes(memory._chunks[0])
         child = os.fork()
         if not child:
@@ -116,11 +116,11 @@ def test_a_fork_has_memory_of_its_own(tmp_path):
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert bytes(memory._chunks[0]) == before != bytes(len(before))
-        assert llm.generate("abc", params)[0].outputs[0].token_ids == recorded
+        assert llm.generate("abc", params)[0].outputs[0].token_ids == graphs
 
 
 class Steps:
-    """Recorded steps of a model of one forward pass, and how often that has run."""
+    """CPU graphs of a model of one forward pass, and how often that has run."""
 
     def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
         self.passes = 0
@@ -146,7 +146,7 @@ def embedding() -> PackedWeight:
     return PackedWeight(torch.arange(5.0).view(5, 1).bfloat16(), BFLOAT16)
 
 
-def test_the_first_step_of_a_size_is_recorded_and_others_repeat_it(embedding):
+def test_the_first_step_of_a_size_is_traced_and_others_replay_it(embedding):
     model = Steps(embedding.rows)
     assert model.compute(1, 2) == [1, 2]
     assert model.compute(4, 0) == [4, 0]
@@ -159,7 +159,7 @@ def test_a_repeated_step_refuses_what_python_refuses(embedding):
     model = Steps(embedding.rows)
     model.compute(1, 2)
     for _ in range(2):
-        with pytest.raises(IndexError, match="row 9 of a weight that has 5 rows"):
+        with pytest.raises(IndexError, match="row 9 is out of range: there are 5 rows"):
             model.compute(1, 9)
     assert model.compute(1, 3) == [1, 3]
 
@@ -183,7 +183,7 @@ def computes_with_numpy(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def fails_while_recorded(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
+def fails_while_traced(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
     def forward(input_ids: Tensor) -> Tensor:
         torch.ones(2, 2).to_mkldnn().detach()
         return embedding.rows(input_ids)
@@ -192,15 +192,15 @@ def fails_while_recorded(embedding: PackedWeight) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "reason"),
     [
-        (keeps_memory, "keeps memory"),
-        (computes_with_numpy, "not all of it"),
-        (fails_while_recorded, ""),
+        (keeps_memory, "still referenced"),
+        (computes_with_numpy, "other hidden states"),
+        (fails_while_traced, ""),
         (lambda embedding: lambda ids: embedding.rows(ids).exp(), "aten.exp"),
     ],
 )
-def test_what_cannot_be_repeated_goes_through_python(embedding, caplog, model, told):
+def test_a_step_that_cannot_be_traced_runs_through_python(embedding, caplog, model, reason):
     caplog.set_level("INFO")
     model = Steps(model(embedding))
     assert model.compute(1, 2) is None
@@ -208,10 +208,10 @@ def test_what_cannot_be_repeated_goes_through_python(embedding, caplog, model, t
     assert model.passes == 1
     (record,) = [each for each in caplog.records if "through Python" in each.message]
     assert "steps of 2 request(s)" in record.message
-    assert told in record.message
+    assert reason in record.message
 
 
-def test_a_flaw_of_one_size_keeps_no_other_from_being_recorded(embedding):
+def test_an_untraceable_size_does_not_prevent_tracing_of_others(embedding):
     model = Steps(lambda ids: embedding.rows(ids).exp() if len(ids) > 1 else embedding.rows(ids))
     assert model.compute(1, 2) is None
     assert model.compute(3) == [3]
@@ -219,8 +219,8 @@ def test_a_flaw_of_one_size_keeps_no_other_from_being_recorded(embedding):
     assert model.passes == 2
 
 
-def test_two_engines_never_record_at_the_same_time(embedding):
-    """torch keeps its modes for the whole process: one would note what the other computes."""
+def test_two_engines_never_trace_at_the_same_time(embedding):
+    """torch's dispatch modes are process-wide: one would trace what the other computes."""
     inside: list[int] = []
     most: list[int] = []
     both = threading.Event()
@@ -245,7 +245,7 @@ def test_two_engines_never_record_at_the_same_time(embedding):
     assert [engine.passes for engine in engines] == [1, 1]
 
 
-def test_a_full_batch_is_recorded_and_a_larger_step_or_one_of_a_prompt_is_not(embedding):
+def test_a_full_batch_is_traced_and_a_larger_step_or_a_prefill_is_not(embedding):
     model = Steps(embedding.rows)  # eight slots
     assert model.compute(*[1] * 8) == [1] * 8
     assert model.compute(*[2] * 8) == [2] * 8
@@ -257,15 +257,15 @@ def test_a_full_batch_is_recorded_and_a_larger_step_or_one_of_a_prompt_is_not(em
     assert model.passes == 1
 
 
-def test_a_recorded_step_takes_no_more_memory_with_each_repetition(tmp_path):
+def test_a_replay_takes_no_more_memory(tmp_path):
     folder = write_checkpoint(tmp_path / "m", "LlamaForCausalLM").folder
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         llm.generate(["abc", "de"], params)
-        recorded = runner_of(llm).recorded
-        before = len(recorded._memory._chunks), {n: id(s) for n, s in recorded._steps.items()}
+        graphs = runner_of(llm).cpu_graphs
+        before = len(graphs._memory._chunks), {n: id(s) for n, s in graphs._steps.items()}
         llm.generate(["fgh", "ij"], params)
-        after = len(recorded._memory._chunks), {n: id(s) for n, s in recorded._steps.items()}
+        after = len(graphs._memory._chunks), {n: id(s) for n, s in graphs._steps.items()}
     assert after == before == (1, before[1])
 
 
@@ -274,5 +274,5 @@ def test_a_closed_engine_lets_its_steps_go(tmp_path):
     with LLM(str(folder), max_model_len=128, **NATIVE) as llm:
         llm.generate("abc", SamplingParams(max_tokens=3))
         runner = runner_of(llm)
-        assert runner.recorded is not None
-    assert runner.recorded is None
+        assert runner.cpu_graphs is not None
+    assert runner.cpu_graphs is None

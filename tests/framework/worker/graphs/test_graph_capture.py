@@ -3,7 +3,7 @@ import gc
 import pytest
 import torch
 
-from quire.worker.graphs.graph_capture import RepeatedRuns, causes_of, no_collection, step_capture
+from quire.worker.graphs.graph_capture import EagerRuns, causes_of, gc_disabled, step_capture
 
 
 def test_a_device_without_graphs_runs_again():
@@ -13,16 +13,16 @@ def test_a_device_without_graphs_runs_again():
         buffer.add_(1)
         return buffer
 
-    way = step_capture(torch.device("cpu"))
-    assert isinstance(way, RepeatedRuns)
-    repeat = way.capture(run)
-    way.finish()
-    assert repeat() is buffer
-    assert repeat().tolist() == [2, 2]
+    capturer = step_capture(torch.device("cpu"))
+    assert isinstance(capturer, EagerRuns)
+    replay = capturer.capture(run)
+    capturer.finish()
+    assert replay() is buffer
+    assert replay().tolist() == [2, 2]
 
 
 def _fail_without_collection():
-    with no_collection():
+    with gc_disabled():
         assert not gc.isenabled()
         raise KeyError
 

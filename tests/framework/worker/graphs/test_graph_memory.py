@@ -1,4 +1,4 @@
-"""What a recorded step allocates lies in memory that stays; whoever is alive has it for itself."""
+"""Tensors of a traced step are in fixed memory; tensors that are alive never overlap."""
 
 import ctypes
 import subprocess
@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from quire.native.recording import recording
+from quire.native.recording import trace_calls
 from quire.worker.graphs.graph_memory import (
     ALIGNMENT,
     CHUNK_BYTES,
-    Blocks,
-    InStepMemory,
-    StepMemory,
+    GraphAllocator,
+    GraphMemory,
+    TracingMode,
 )
 
 SIZES = st.sampled_from((1, 64, 65, 4096, 100_000, CHUNK_BYTES // 2 + 1, CHUNK_BYTES + 1))
@@ -29,11 +29,11 @@ def span(block):
 
 @given(st.lists(st.tuples(SIZES, st.integers(0, 3)), max_size=40))
 def test_blocks_that_are_alive_never_overlap(needs):
-    blocks, alive = Blocks(StepMemory()), []
+    blocks, alive = GraphAllocator(GraphMemory()), []
     for size, number in needs:
         if number == 0 and alive:
             del alive[len(alive) // 2]
-        block = blocks.take(size)
+        block = blocks.allocate(size)
         assert len(block) == size
         assert ctypes.addressof(block) % ALIGNMENT == 0
         mine = span(block)
@@ -43,26 +43,32 @@ def test_blocks_that_are_alive_never_overlap(needs):
 
 
 def test_what_is_let_go_is_taken_by_the_next_one_of_its_size():
-    blocks = Blocks(StepMemory())
-    first, other = blocks.take(1000), blocks.take(1000)
+    blocks = GraphAllocator(GraphMemory())
+    first, other = blocks.allocate(1000), blocks.allocate(1000)
     where = ctypes.addressof(first)
     del first
-    assert ctypes.addressof(blocks.take(1024)) == where
+    assert ctypes.addressof(blocks.allocate(1024)) == where
     assert ctypes.addressof(other) != where
 
 
 def test_steps_share_their_memory():
-    memory = StepMemory()
-    assert ctypes.addressof(Blocks(memory).take(10)) == ctypes.addressof(Blocks(memory).take(99))
+    memory = GraphMemory()
+    assert ctypes.addressof(GraphAllocator(memory).allocate(10)) == ctypes.addressof(
+        GraphAllocator(memory).allocate(99)
+    )
     large = CHUNK_BYTES * 2
-    assert ctypes.addressof(Blocks(memory).take(large)) == ctypes.addressof(
-        Blocks(memory).take(large)
+    assert ctypes.addressof(GraphAllocator(memory).allocate(large)) == ctypes.addressof(
+        GraphAllocator(memory).allocate(large)
     )
 
 
 def in_step_memory(run):
-    """Run it as a step is recorded; returns what it returns, and the flaw."""
-    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+    """Run it as a step is traced; returns its result, and why it cannot be replayed."""
+    with (
+        torch.inference_mode(),
+        trace_calls() as calls,
+        TracingMode(GraphAllocator(GraphMemory()), calls),
+    ):
         result = run()
     return result, calls.reason
 
@@ -88,9 +94,9 @@ def test_tensors_and_their_views_are_in_it():
         ([2, 3], torch.float64),
         ([3, 5], torch.float64),
     ]
-    places = [t.data_ptr() for t in tensors]
-    assert max(places) - min(places) < 4096
-    assert views.data_ptr() == places[0] + 12
+    addresses = [t.data_ptr() for t in tensors]
+    assert max(addresses) - min(addresses) < 4096
+    assert views.data_ptr() == addresses[0] + 12
     assert all(x is other for other in same)
 
 
@@ -99,37 +105,45 @@ def test_a_tensor_that_only_a_view_refers_to_keeps_its_memory():
         views = [torch.empty(16).view(4, 4)[1] for _ in range(4)]
         return [view.data_ptr() for view in views], views
 
-    (places, _), reason = in_step_memory(run)
-    assert len(set(places)) == 4
+    (addresses, _), reason = in_step_memory(run)
+    assert len(set(addresses)) == 4
     assert reason is None
 
 
 def test_rows_of_an_embedding_are_looked_up_again():
     weight, ids = torch.arange(12.0, dtype=torch.bfloat16).view(4, 3), torch.tensor([2, 0])
-    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+    with (
+        torch.inference_mode(),
+        trace_calls() as calls,
+        TracingMode(GraphAllocator(GraphMemory()), calls),
+    ):
         rows = functional.embedding(ids, weight).to(torch.float32)
     assert calls.reason is None
     assert rows.tolist() == [[6, 7, 8], [0, 1, 2]]
     ids.copy_(torch.tensor([1, 3]))
     with torch.inference_mode():
-        calls.repeat()
+        calls.replay()
     assert rows.tolist() == [[3, 4, 5], [9, 10, 11]]
     assert rows.dtype == torch.float32
 
 
-def test_what_is_computed_in_place_is_repeated():
+def test_in_place_operators_are_replayed():
     x, more = torch.ones(4), torch.arange(4.0)
 
-    with torch.inference_mode(), recording() as calls, InStepMemory(Blocks(StepMemory()), calls):
+    with (
+        torch.inference_mode(),
+        trace_calls() as calls,
+        TracingMode(GraphAllocator(GraphMemory()), calls),
+    ):
         x[1:].mul_(3.0).add_(more[1:])
     assert calls.reason is None
     assert x.tolist() == [1, 4, 5, 6]
-    calls.repeat()
+    calls.replay()
     assert x.tolist() == [1, 13, 17, 21]
 
 
 @pytest.mark.parametrize(
-    ("run", "told"),
+    ("run", "expected"),
     [
         (lambda: torch.ones(3), "aten.ones"),
         (lambda: torch.empty(2, 2) @ torch.empty(2, 2), "aten.matmul"),
@@ -144,18 +158,18 @@ def test_what_is_computed_in_place_is_repeated():
         (lambda: torch.empty_strided((2, 2), (1, 2)), "it allocates [2, 2] on cpu"),
     ],
 )
-def test_what_torch_computes_is_a_flaw(run, told):
+def test_other_operators_of_torch_cannot_be_traced(run, expected):
     _, reason = in_step_memory(run)
-    assert reason.startswith(told)
+    assert reason.startswith(expected)
 
 
-def test_recording_does_not_load_torchs_compiler():
-    """That is a second and 140 MB; torch has no public way to do without."""
+def test_tracing_does_not_load_torchs_compiler():
+    """That takes a second and 140 MB; torch has no public option to prevent it."""
     code = (
         "import sys, torch\n"
-        "from quire.native.recording import recording\n"
-        "from quire.worker.graphs.graph_memory import Blocks, InStepMemory, StepMemory\n"
-        "with recording() as calls, InStepMemory(Blocks(StepMemory()), calls):\n"
+        "from quire.native.recording import trace_calls\n"
+        "from quire.worker.graphs.graph_memory import GraphAllocator, GraphMemory, TracingMode\n"
+        "with trace_calls() as calls, TracingMode(GraphAllocator(GraphMemory()), calls):\n"
         "    torch.empty(3).mul_(2)\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
@@ -163,19 +177,19 @@ def test_recording_does_not_load_torchs_compiler():
 
 
 def test_a_chunk_is_filled_to_its_end_and_then_comes_the_next():
-    memory = StepMemory()
-    blocks = Blocks(memory)
+    memory = GraphMemory()
+    blocks = GraphAllocator(memory)
     half = CHUNK_BYTES // 2
-    kept = [blocks.take(half), blocks.take(half)]
+    kept = [blocks.allocate(half), blocks.allocate(half)]
     assert len(memory._chunks) == 1
-    kept.append(blocks.take(1))
+    kept.append(blocks.allocate(1))
     assert len(memory._chunks) == 2
     assert len(blocks.addresses) == 3
 
 
 def test_what_is_larger_than_a_chunk_has_one_of_its_own():
-    memory = StepMemory()
-    block = Blocks(memory).take(CHUNK_BYTES + 1)
+    memory = GraphMemory()
+    block = GraphAllocator(memory).allocate(CHUNK_BYTES + 1)
     block[CHUNK_BYTES] = b"x"
     assert [len(chunk) >= CHUNK_BYTES + 1 for chunk in memory._chunks] == [True]
     memory.clear()
@@ -183,17 +197,17 @@ def test_what_is_larger_than_a_chunk_has_one_of_its_own():
 
 
 def test_what_was_let_go_last_is_taken_again_first_and_by_its_size_alone():
-    blocks = Blocks(StepMemory())
-    one, other, small = blocks.take(256), blocks.take(256), blocks.take(64)
-    places = [ctypes.addressof(block) for block in (one, other, small)]
+    blocks = GraphAllocator(GraphMemory())
+    one, other, small = blocks.allocate(256), blocks.allocate(256), blocks.allocate(64)
+    addresses = [ctypes.addressof(block) for block in (one, other, small)]
     del one, other
-    assert blocks.addresses == {places[2]}
-    again = [blocks.take(250), blocks.take(193)]  # of as many lines of a cache
-    assert [ctypes.addressof(block) for block in again] == [places[1], places[0]]
-    assert ctypes.addressof(blocks.take(65)) not in places
+    assert blocks.addresses == {addresses[2]}
+    again = [blocks.allocate(250), blocks.allocate(193)]  # of as many lines of a cache
+    assert [ctypes.addressof(block) for block in again] == [addresses[1], addresses[0]]
+    assert ctypes.addressof(blocks.allocate(65)) not in addresses
 
 
-def test_steps_share_their_memory_from_its_beginning():
-    memory = StepMemory()
-    first, second = Blocks(memory).take(100), Blocks(memory).take(70)
+def test_steps_share_their_memory_from_its_start():
+    memory = GraphMemory()
+    first, second = GraphAllocator(memory).allocate(100), GraphAllocator(memory).allocate(70)
     assert ctypes.addressof(first) == ctypes.addressof(second)

@@ -1,4 +1,4 @@
-"""Adapters take turns in their places, and a wrong one changes nothing."""
+"""Adapters share a fixed number of slots, and a wrong one changes nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ TOKENS = random_tokens(6)
 
 
 class SampledTokens(LoRASource):
-    """Adapters drawn from the name of their folder; what `adapters` holds goes before."""
+    """Random adapters seeded by the name of their folder; those in `adapters` take precedence."""
 
     def __init__(self) -> None:
         self.adapters: dict[str, Adapter] = {}
@@ -34,10 +34,10 @@ class SampledTokens(LoRASource):
 
     def read(self, folder: Path, max_rank: int) -> Adapter:
         self.num_read += 1
-        return self.adapters.get(folder.name) or drawn_adapter(folder.name)
+        return self.adapters.get(folder.name) or random_adapter(folder.name)
 
 
-def drawn_adapter(name: str, rank: int = 2) -> Adapter:
+def random_adapter(name: str, rank: int = 2) -> Adapter:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     modules = {
         module: AdapterModule(
@@ -74,7 +74,7 @@ def test_an_adapter_is_read_once(manager):
     assert manager.source.num_read == 1
 
 
-def test_the_least_recently_used_adapter_makes_room(manager):
+def test_the_least_recently_used_adapter_is_evicted(manager):
     first, second = manager.load(ref("a")), manager.load(ref("b"))
     manager.load(ref("a"))
     assert manager.load(ref("c")) == second
@@ -82,18 +82,18 @@ def test_the_least_recently_used_adapter_makes_room(manager):
     assert manager.source.num_read == 3
 
 
-def test_an_adapter_in_use_keeps_its_place(manager):
+def test_an_adapter_in_use_is_not_evicted(manager):
     first, second = manager.load(ref("a")), manager.load(ref("b"))
     assert manager.load(ref("c"), in_use={ref("a"), ref("c")}) == second
-    with pytest.raises(AdapterError, match="all 2 are in use"):
+    with pytest.raises(AdapterError, match="all 2 adapter slots are in use"):
         manager.load(ref("d"), in_use={ref("a"), ref("c"), ref("d")})
     assert manager.load(ref("a")) == first
 
 
-def test_a_place_forgets_the_adapter_before(manager):
+def test_a_slot_does_not_keep_the_previous_adapter(manager):
     index = manager.load(ref("a"))
     expected = logits(manager, index)
-    small = Adapter({Q_PROJ: drawn_adapter("small", 1).modules[Q_PROJ]}, None, "small")
+    small = Adapter({Q_PROJ: random_adapter("small", 1).modules[Q_PROJ]}, None, "small")
     manager.source.adapters["small"] = small
     manager.load(ref("b"))
     again = manager.load(ref("small"))
@@ -105,7 +105,7 @@ def test_a_place_forgets_the_adapter_before(manager):
     assert not torch.allclose(after_small, expected, atol=1e-3)
 
 
-def test_one_content_under_two_names_has_one_place(manager):
+def test_one_content_under_two_names_has_one_slot(manager):
     assert manager.load(ref("a", "same")) == manager.load(ref("b", "same"))
 
 
@@ -118,20 +118,20 @@ def test_one_name_with_new_content_is_another_adapter(manager):
 def test_new_content_in_an_old_folder_is_another_adapter(manager):
     found = []
     for content in ("old", "new"):
-        manager.source.adapters["folder"] = drawn_adapter(content)
+        manager.source.adapters["folder"] = random_adapter(content)
         index = manager.load(AdapterRef("a", "folder", content_hash=content))
         found.append(logits(manager, index))
     assert not torch.allclose(*found, atol=1e-3)
 
 
 def test_files_that_changed_since_are_refused(manager):
-    manager.source.adapters["a"] = drawn_adapter("something else")
+    manager.source.adapters["a"] = random_adapter("something else")
     with pytest.raises(AdapterError, match="'a': its files have changed") as caught:
         manager.load(ref("a", "secret/folder/a"))
     assert "secret" not in str(caught.value), "the message may reach a client"
 
 
-def test_an_adapter_that_fails_half_way_leaves_nothing_in_its_place(manager, monkeypatch):
+def test_an_adapter_that_fails_to_load_leaves_its_slot_empty(manager, monkeypatch):
     base = logits_of(manager.model, TOKENS)
     last = manager.targets["model.layers.1.mlp.down_proj"].layer
     set_adapter = last.set_adapter
@@ -148,7 +148,7 @@ def test_an_adapter_that_fails_half_way_leaves_nothing_in_its_place(manager, mon
     torch.testing.assert_close(logits(manager, 0), base, rtol=0, atol=0)
     monkeypatch.undo()
     index = manager.load(ref("a"))
-    assert index == 0, "the place is free"
+    assert index == 0, "the slot is free"
     assert not torch.allclose(logits(manager, index), base, atol=1e-3)
 
 
@@ -164,9 +164,9 @@ def test_a_dropped_adapter_leaves_the_base_model(manager):
 @pytest.mark.parametrize(
     ("module", "shapes", "named"),
     [
-        ("model.layers.9.self_attn.q_proj", ((2, 64), (64, 2)), "does not have"),
-        ("model.embed_tokens", ((2, 320), (64, 2)), "does not have"),
-        ("lm_head", ((2, 64), (320, 2)), "does not have"),
+        ("model.layers.9.self_attn.q_proj", ((2, 64), (64, 2)), "not linear layers of"),
+        ("model.embed_tokens", ((2, 320), (64, 2)), "not linear layers of"),
+        ("lm_head", ((2, 64), (320, 2)), "not linear layers of"),
         (Q_PROJ, ((2, 128), (64, 2)), r"\[2, 128\]"),
         ("model.layers.0.self_attn.k_proj", ((2, 64), (64, 2)), r"\[32, 2\]"),
         (Q_PROJ, ((5, 64), (64, 5)), "max_lora_rank is 4"),
@@ -176,7 +176,7 @@ def test_an_adapter_of_another_base_is_refused_and_nothing_changes(manager, modu
     index = manager.load(ref("a"))
     before = logits(manager, index)
     wrong = AdapterModule(torch.ones(shapes[0]), torch.ones(shapes[1]), 1.0)
-    good = drawn_adapter("wrong")
+    good = random_adapter("wrong")
     manager.source.adapters["wrong"] = replace(good, modules={**good.modules, module: wrong})
     with pytest.raises(AdapterError, match=named) as caught:
         manager.load(ref("wrong"))
@@ -197,7 +197,7 @@ def test_an_adapter_of_another_base_is_refused_and_nothing_changes(manager, modu
         (((64, 2), (2, 64)), "max_lora_rank"),
     ],
 )
-def test_what_is_no_pair_of_matrices_is_refused_with_its_shapes(manager, shapes, named):
+def test_tensors_that_are_no_pair_of_matrices_are_refused_with_their_shapes(manager, shapes, named):
     wrong = AdapterModule(torch.ones(shapes[0]), torch.ones(shapes[1]), 1.0)
     manager.source.adapters["wrong"] = Adapter({Q_PROJ: wrong}, None, "wrong")
     with pytest.raises(AdapterError, match=named):
@@ -215,23 +215,23 @@ def test_what_is_no_pair_of_matrices_is_refused_with_its_shapes(manager, shapes,
         lambda m: replace(m, scale=float("inf")),
     ],
 )
-def test_numbers_that_nothing_can_be_computed_with_are_refused(manager, change):
-    good = drawn_adapter("wrong")
+def test_values_that_are_not_finite_are_refused(manager, change):
+    good = random_adapter("wrong")
     broken = {**good.modules, Q_PROJ: change(good.modules[Q_PROJ])}
     manager.source.adapters["wrong"] = replace(good, modules=broken)
     with pytest.raises(AdapterError, match=rf"'wrong' .* {Q_PROJ}"):
         manager.load(ref("wrong"))
-    assert manager.load(ref("a")) == 0, "the place is free"
+    assert manager.load(ref("a")) == 0, "the slot is free"
 
 
 def test_what_is_no_matrix_is_an_error_of_its_adapter(manager):
-    good = drawn_adapter("wrong")
+    good = random_adapter("wrong")
     wrong = {**good.modules, Q_PROJ: AdapterModule(None, None, 1.0)}
     manager.source.adapters["wrong"] = replace(good, modules=wrong)
     with pytest.raises(AdapterError, match=r"'wrong' cannot be used: AttributeError$") as caught:
         manager.load(ref("wrong"))
     assert isinstance(caught.value.__cause__, AttributeError)
-    assert manager.load(ref("a")) == 0, "the place is free"
+    assert manager.load(ref("a")) == 0, "the slot is free"
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -247,8 +247,8 @@ def test_a_device_that_fails_is_not_the_adapters_fault(manager, monkeypatch, is_
         manager.load(ref("a"))
 
 
-def test_an_adapter_of_8_bits_is_read_as_the_numbers_that_it_holds(manager):
-    good = drawn_adapter("x")
+def test_an_adapter_in_float8_is_read_as_the_values_that_it_holds(manager):
+    good = random_adapter("x")
     small = {
         name: replace(m, a=m.a.to(torch.float8_e4m3fn), b=m.b.to(torch.float8_e4m3fn))
         for name, m in good.modules.items()
@@ -274,12 +274,12 @@ def replace_source(adapter: AdapterRef, source: str) -> AdapterRef:
     return AdapterRef(adapter.name, adapter.path, adapter.content_hash, source)
 
 
-def test_an_adapter_of_another_base_model_is_refused_where_that_is_asked_for(written):
+def test_an_adapter_of_another_base_model_is_refused_in_strict_mode(written):
     torch.set_num_threads(1)
     base = BaseModel(["demo"], is_strict=True)
     manager = AdapterManager(load_model(written), SampledTokens(), 2, 4, base=base)
-    manager.source.adapters["x"] = replace(drawn_adapter("x"), base_model="another/model")
-    with pytest.raises(AdapterError, match="made for 'another/model'"):
+    manager.source.adapters["x"] = replace(random_adapter("x"), base_model="another/model")
+    with pytest.raises(AdapterError, match="made for the base model 'another/model'"):
         manager.load(ref("x"))
     assert manager.load(ref("a")) == 0
 
@@ -304,10 +304,10 @@ def test_a_product_that_cannot_keep_the_promise_of_the_mode_is_refused_at_load(
     assert manager.load(ref("b")) == 0
 
 
-def test_a_place_that_is_given_to_another_adapter_is_cleared_of_the_one_before(manager):
+def test_a_slot_is_cleared_of_the_evicted_adapter(manager):
     for name in ("a", "b"):
         manager.load(ref(name))
-    small = Adapter({Q_PROJ: drawn_adapter("small", 1).modules[Q_PROJ]}, None, "small")
+    small = Adapter({Q_PROJ: random_adapter("small", 1).modules[Q_PROJ]}, None, "small")
     manager.source.adapters["small"] = small
     index = manager.load(ref("small"), in_use={ref("b"), ref("small")})
     down = manager.targets["model.layers.1.mlp.down_proj"].layer
@@ -333,7 +333,7 @@ def test_a_batch_without_adapters_is_none(manager):
     assert manager.batch([], []) is None
 
 
-def test_a_batch_knows_its_rows(manager):
+def test_a_batch_has_the_rows_of_each_adapter(manager):
     batch = manager.batch([1, -1, 0, 1], [2, 1, 1, 3])
     assert batch is not None
     assert batch.index.tolist() == [1, 1, -1, 0, 1, 1, 1]

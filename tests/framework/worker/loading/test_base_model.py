@@ -1,4 +1,4 @@
-"""An adapter that names another base model is told, once, or refused."""
+"""An adapter that names another base model is logged once, or refused."""
 
 import logging
 from pathlib import Path
@@ -53,13 +53,15 @@ def test_another_model_is_a_warning_once_or_an_error(caplog, base_model):
         base.check(REF, base_model)
         base.check(REF, base_model)
     (record,) = caplog.records
-    assert "'pirate' says that it was made for" in record.getMessage()
+    assert "'pirate' was made for the base model" in record.getMessage()
     assert base_model in record.getMessage()
     assert "--strict-adapters" in record.getMessage()
     base.check(AdapterRef("other", "x", "y"), base_model)
     assert len(caplog.records) == 2
     strict = BaseModel(names("Qwen/Qwen3-0.6B", HUB), is_strict=True)
-    with pytest.raises(AdapterError, match=r"'pirate' says .* called 'Qwen/Qwen3-0\.6B'"):
+    with pytest.raises(
+        AdapterError, match=r"'pirate' was made .* served model is 'Qwen/Qwen3-0\.6B'"
+    ):
         strict.check(REF, base_model)
 
 

@@ -37,7 +37,7 @@ def test_a_tensor_in_two_files_is_an_error(tmp_path):
         read(tmp_path)
 
 
-def test_a_half_copied_model_names_the_missing_shards(tmp_path):
+def test_an_incomplete_copy_of_a_model_names_the_missing_shards(tmp_path):
     written = write_checkpoint(tmp_path, "Qwen3ForCausalLM", num_shards=3)
     gone = "model-00002-of-00003.safetensors"
     (tmp_path / gone).unlink()
@@ -47,7 +47,7 @@ def test_a_half_copied_model_names_the_missing_shards(tmp_path):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"])
 def test_a_pickle_is_refused_and_never_opened(written, name):
-    """A fifo would block whoever opened it."""
+    """A fifo would block the process that opens it."""
     (written.folder / "model.safetensors").unlink()
     os.mkfifo(written.folder / name)
     with pytest.raises(UnsafeCheckpointError, match=name):

@@ -39,8 +39,8 @@ class MixedModel(nn.Module, Model):
 
     def __init__(self) -> None:
         super().__init__()
-        draw = torch.Generator().manual_seed(7)
-        self.embedding = torch.randn(VOCAB, HIDDEN, generator=draw)
+        rng = torch.Generator().manual_seed(7)
+        self.embedding = torch.randn(VOCAB, HIDDEN, generator=rng)
         self.full, self.window = nn.ModuleDict(), nn.ModuleDict()
         self.projections, self.outputs, self.seen = [], [], []
         self.stage = tuple(LAYERS)  # the layers that it computes
@@ -52,9 +52,9 @@ class MixedModel(nn.Module, Model):
             {"full": self.full, "window": self.window}[parent][child] = layer
             sizes = (4 * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
             self.projections.append(
-                [torch.randn(HIDDEN, size, generator=draw) / HIDDEN**0.5 for size in sizes]
+                [torch.randn(HIDDEN, size, generator=rng) / HIDDEN**0.5 for size in sizes]
             )
-            self.outputs.append(torch.randn(4 * head_dim, HIDDEN, generator=draw))
+            self.outputs.append(torch.randn(4 * head_dim, HIDDEN, generator=rng))
 
     def forward(self, input_ids, positions, batch, inputs_embeds=None, stage_input=None):
         hidden_states = self.embedding[input_ids] + positions.unsqueeze(1).sin()
@@ -104,12 +104,12 @@ def with_length(plan: KVPlan) -> KVPlan:
 
 
 class Run:
-    """Two requests on a worker; blocks are drawn from one pool of ids, in random order."""
+    """Two requests on a worker; blocks are allocated from one pool of ids, in random order."""
 
     def __init__(self, worker: ModelWorker, plan: KVPlan) -> None:
         self.worker, self.plan, self.plan_id = worker, plan, 0
-        draw = torch.Generator().manual_seed(3)
-        self.free = (torch.randperm(plan.num_blocks - 1, generator=draw) + 1).tolist()
+        rng = torch.Generator().manual_seed(3)
+        self.free = (torch.randperm(plan.num_blocks - 1, generator=rng) + 1).tolist()
         self.tables = [[[] for _ in plan.groups] for _ in range(2)]
         self.computed = [0, 0]
         worker.allocate(plan)
@@ -130,9 +130,9 @@ class Run:
         ]
         self.step([], assignments)
 
-    def step(self, shares: list[tuple[int, int]], assignments=()) -> Tensor:
+    def step(self, scheduled: list[tuple[int, int]], assignments=()) -> Tensor:
         added = []
-        for slot, count in shares:
+        for slot, count in scheduled:
             self.computed[slot] += count
             for group, table in enumerate(self.tables[slot]):
                 needed = -(-self.computed[slot] // BLOCK) - len(table)
@@ -140,7 +140,7 @@ class Run:
                 table += ids
                 added.append(NewBlocks(slot, group, ids))
         self.plan_id += 1
-        requests = [ScheduledRequest(slot, count, 0) for slot, count in shares]
+        requests = [ScheduledRequest(slot, count, 0) for slot, count in scheduled]
         self.worker.execute(
             StepPlan(
                 plan_id=self.plan_id,
@@ -151,7 +151,7 @@ class Run:
         )
         self.worker.sample(self.plan_id, [])
         assert self.worker.collect(self.plan_id).results == []
-        return self.worker._model.seen[-1] if shares else torch.empty(0)
+        return self.worker._model.seen[-1] if scheduled else torch.empty(0)
 
 
 PROMPTS = [list(range(10, 50)), list(range(100, 130))]
@@ -161,7 +161,7 @@ STEPS = [[(0, 13), (1, 5)], [(1, 1)], [(0, 20), (1, 10)], [(0, 1), (1, 1)], [(1,
 def hidden_states_of(worker: ModelWorker, plan: KVPlan) -> list[Tensor]:
     run = Run(worker, plan)
     run.start(PROMPTS)
-    return [run.step(shares) for shares in STEPS]
+    return [run.step(scheduled) for scheduled in STEPS]
 
 
 def alone(worker: ModelWorker) -> list[Tensor]:
@@ -170,15 +170,15 @@ def alone(worker: ModelWorker) -> list[Tensor]:
     return hidden_states_of(worker, with_length(fixed_plan(specs, 60)))
 
 
-def test_shared_and_padded_memory_changes_no_answer(worker):
+def test_shared_and_padded_memory_changes_no_output(worker):
     expected = alone(worker)
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 120))
     assert [group.layer_names for group in plan.groups] == [
         ("full.0", "full.1"), ("window.0", "window.2"), ("window.1",),
     ]  # fmt: skip
     assert plan.has_padded_pages
-    answers = hidden_states_of(worker, plan)
-    for ours, theirs in zip(answers, expected, strict=True):
+    outputs = hidden_states_of(worker, plan)
+    for ours, theirs in zip(outputs, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -190,8 +190,8 @@ def test_a_group_has_a_backend_for_each_shape_of_its_heads(worker):
     assert runner.tables.backend_groups == (0, 0, 1, 1, 2)
     # The longest page has 512 bytes; whole rows of 16 and of 48 bytes fit into 528.
     assert [backend.shape.page_bytes for backend in runner.backends] == [528] * 5
-    places = {name: runner.model.get_submodule(name).place for name in LAYERS}
-    assert places == {"full.0": 0, "full.1": 1, "window.0": 2, "window.2": 3, "window.1": 4}
+    indexes = {name: runner.model.get_submodule(name).backend_index for name in LAYERS}
+    assert indexes == {"full.0": 0, "full.1": 1, "window.0": 2, "window.2": 3, "window.1": 4}
 
 
 def test_layers_of_one_tensor_see_the_same_bytes(worker):
@@ -246,5 +246,5 @@ def test_a_model_that_keeps_nothing_needs_no_memory(worker):
 def test_a_layer_that_the_model_does_not_have_is_named(worker):
     layer = KVLayer("full.9", "full_attention", 2, 4)
     plan = with_length(fixed_plan([FullAttentionSpec(layer, BLOCK, "float32")], 20))
-    with pytest.raises(PluginLoadError, match=r"does not have as .*Attention: full\.9"):
+    with pytest.raises(PluginLoadError, match=r"are not modules of .*Attention: full\.9"):
         worker.allocate(plan)

@@ -78,7 +78,7 @@ def scene(folder):
 
 def test_each_kind_of_layer_has_its_own_backend(scene):
     backends, groups = scene.bind()
-    by_layer = {name: type(backends[scene.layer(name).place]) for name in LAYERS}
+    by_layer = {name: type(backends[scene.layer(name).backend_index]) for name in LAYERS}
     assert by_layer == {
         "mla.0": TorchMLABackend,
         "full.1": TorchSDPABackend,
@@ -92,13 +92,13 @@ def test_layers_of_one_shape_in_one_group_share_a_backend(scene):
     assert groups == [0]
     first, last = scene.layer("mla.0"), scene.layer("mla.2")
     assert first._backend is last._backend is backends[0]
-    assert (first.place, last.place) == (0, 0)
+    assert (first.backend_index, last.backend_index) == (0, 0)
     assert first._kv_cache.data_ptr() != last._kv_cache.data_ptr()
 
 
-def test_a_latent_layer_says_how_its_row_is_cut(scene):
+def test_a_latent_layer_declares_how_its_row_is_split(scene):
     backends, _ = scene.bind()
-    shape = backends[scene.layer("mla.0").place].shape
+    shape = backends[scene.layer("mla.0").backend_index].shape
     assert isinstance(shape, MLAShape)
     assert (shape.latent_dim, shape.rope_dim, shape.head_dim, shape.num_kv_heads) == (32, 16, 48, 1)
 
@@ -106,7 +106,7 @@ def test_a_latent_layer_says_how_its_row_is_cut(scene):
 @pytest.mark.parametrize(
     ("asked", "others"), [("torch_sdpa", "torch_mla"), ("torch_mla", "torch_sdpa")]
 )
-def test_a_backend_that_was_asked_for_serves_the_layers_that_it_can(folder, asked, others):
+def test_a_named_backend_gets_the_layers_that_it_supports(folder, asked, others):
     composition = Scene(folder, attention_backend=asked).composition
     for layer in composition.description.kv_layers:
         speaks = layer.spec == "mla_attention"
@@ -123,7 +123,7 @@ def test_a_backend_of_another_contract_is_refused(scene):
     )
     message = (
         r"layer mla\.0\.attn is a MLAAttention and needs a quire\.interfaces\.mla\.MLABackend, "
-        r"and attention backend 'torch_sdpa' .* is TorchSDPABackend, .* take another "
+        r"but attention backend 'torch_sdpa' .* is TorchSDPABackend, .* choose another "
         r"--attention-backend"
     )
     with pytest.raises(PluginLoadError, match=message):
@@ -131,10 +131,10 @@ def test_a_backend_of_another_contract_is_refused(scene):
 
 
 @pytest.mark.parametrize("head_dim", [11, 13])
-def test_a_layer_that_keeps_other_rows_than_described_is_refused(scene, head_dim):
+def test_a_layer_with_another_head_dim_than_described_is_refused(scene, head_dim):
     scene.layer("full.1").head_dim = head_dim
-    told = rf"full\.1\.attn keeps rows of {head_dim} .* head_dim=12"
-    with pytest.raises(PluginLoadError, match=told):
+    message = rf"full\.1\.attn has head_dim={head_dim}, .* head_dim=12"
+    with pytest.raises(PluginLoadError, match=message):
         scene.bind()
 
 
@@ -144,13 +144,13 @@ def test_a_layer_with_sinks_that_the_description_forgets_is_refused(scene):
         scene.bind()
 
 
-def test_a_layer_is_told_its_backends_name_for_errors(scene):
+def test_a_layer_gets_its_backends_name_for_errors(scene):
     scene.bind()
-    called = scene.layer("mla.2")._called
+    called = scene.layer("mla.2")._callee
     assert called.startswith("attention backend 'torch_mla' of ")
     assert called.endswith(" of layer mla.2.attn")
 
 
 def test_a_latent_cannot_be_kept_in_bytes(folder):
-    with pytest.raises(RefusedError, match=r"keep mla_attention.*torch_mla: KV dtype int8 is not"):
+    with pytest.raises(RefusedError, match=r"spec mla_attention.*torch_mla: KV dtype int8 is not"):
         Scene(folder, kv_cache_dtype="int8")

@@ -1,4 +1,4 @@
-"""Loading tells a log how much it was, and a terminal how far it is."""
+"""Loading reports its size to the log, and its progress to a terminal."""
 
 import io
 import logging
@@ -31,6 +31,6 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "MB" in terminal.getvalue()
 
 
-def test_silence_says_nothing(capsys):
+def test_silent_reports_nothing(capsys):
     silent(1, 2)
     assert capsys.readouterr() == ("", "")

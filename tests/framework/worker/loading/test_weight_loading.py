@@ -1,4 +1,4 @@
-"""Weights: right ones arrive in their places, wrong ones are an error that names them."""
+"""Weights: correct tensors reach their parameters, wrong ones are an error that names them."""
 
 import pytest
 import torch
@@ -179,7 +179,7 @@ def stack_weights(tmp_path, *names: str):
     return tmp_path
 
 
-def test_layers_that_share_by_way_of_another_are_made_ready_together(tmp_path):
+def test_layers_that_share_through_another_are_finished_together(tmp_path):
     model = Chain()
     weights = {"embed.weight": torch.ones(2), "first.weight": torch.ones(2)}
     save_file(weights | {"first.also": torch.ones(2)}, tmp_path / "model.safetensors")
@@ -193,11 +193,11 @@ def test_layers_that_share_by_way_of_another_are_made_ready_together(tmp_path):
     ]
 
 
-def test_reading_goes_on_while_layers_cannot_be_made_ready(tmp_path):
+def test_reading_continues_while_layers_cannot_be_finished(tmp_path):
     """What packs them is compiled by the time of the third question."""
-    answers, model = iter([False, False, True]), Stack()
+    readiness, model = iter([False, False, True]), Stack()
     folder = stack_weights(tmp_path, "embed", "first", "second")
-    load_weights(model, folder, is_ready=lambda: next(answers))
+    load_weights(model, folder, is_ready=lambda: next(readiness))
     assert model.notes == [
         "load embed", "load first", "load second",
         "finish embed", "finish head", "finish first", "finish second", "finish bare",
@@ -236,7 +236,7 @@ def test_unexpected_tensors_are_listed(written):
             "model.layers.0.self_attn.q_proj.bias": torch.ones(64),
         },
     )
-    with pytest.raises(CheckpointCorruptError, match="2 tensors have no place") as caught:
+    with pytest.raises(CheckpointCorruptError, match="2 tensors are not in the model") as caught:
         load(written)
     assert "model.layers.7.mlp.up_proj.weight" in str(caught.value)
     assert "model.layers.0.self_attn.q_proj.bias" in str(caught.value)
@@ -284,7 +284,7 @@ TINY = {
 }  # fmt: skip
 
 
-def test_a_folder_without_weights_says_what_it_lacks(written):
+def test_a_folder_without_weights_is_refused_with_what_it_lacks(written):
     (written.folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"model\.safetensors"):
         load(written)
@@ -337,11 +337,11 @@ def test_a_scale_of_a_layer_that_is_not_there_is_unexpected(written):
 
 def test_a_scale_for_each_head_is_refused(written):
     rewrite(written, **{scale_name(""): torch.ones(2)})
-    with pytest.raises(CheckpointCorruptError, match=r"k_scale .*has shape \[2\].* must be \[\]"):
+    with pytest.raises(CheckpointCorruptError, match=r"k_scale .*has shape \[2\].* requires \[\]"):
         load(written)
 
 
-def test_two_scales_for_one_place_are_refused(written):
+def test_two_scales_for_one_parameter_are_refused(written):
     rewrite(written, **{scale_name(owner): torch.tensor(0.5) for owner in ("", "k_proj.")})
     with pytest.raises(CheckpointCorruptError, match="are both k_scale of one layer"):
         load(written)

@@ -79,9 +79,9 @@ def test_a_kernel_without_large_pages_gives_small_ones(monkeypatch):
         RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"),
     ],
 )
-def test_lack_of_memory_is_told_with_the_way_out(error):
-    told = r"a step does not fit on cpu; buy more, .*The device says: "
-    with pytest.raises(CapacityError, match=told), enough_memory("a step", CPU, "buy more"):
+def test_lack_of_memory_is_reported_with_a_remedy(error):
+    message = r"a step does not fit on cpu; buy more, .*The device reported: "
+    with pytest.raises(CapacityError, match=message), enough_memory("a step", CPU, "buy more"):
         raise error
 
 
@@ -95,7 +95,7 @@ def test_any_other_error_stays_what_it_is(error):
 
 
 class Libc:
-    """Grants blocks up to a size, and notes what it is asked."""
+    """Accepts thresholds up to a size, and records the calls."""
 
     def __init__(self, most):
         self.most = most

@@ -74,7 +74,7 @@ def test_the_step_runs_through_every_model(tmp_path, architecture, enable_lora):
     assert profile.graph_bytes == 0, "on a CPU nothing is captured"
     layers = [layer for layer in model.model.modules() if isinstance(layer, Attention)]
     assert len(layers) == len(model.composition.description.kv_layers)
-    assert all(layer.place == -1 for layer in layers), "unbound again"
+    assert all(layer.backend_index == -1 for layer in layers), "unbound again"
     with pytest.raises(RuntimeError, match="before bind"):
         layers[0]._bound()
 
@@ -95,7 +95,7 @@ def test_the_step_runs_with_the_kernels_of_a_gpu(tmp_path, enable_lora):
     profile = measure(model, AllocationMeter())
     assert profile.forward_bytes > 12 * 64 * 4
     assert profile.sampling_bytes > 2 * 3 * 320 * 4
-    num_graphs = 3 * 2 * (2 if enable_lora else 1)  # sizes 1, 2 and 3, and their draws
+    num_graphs = 3 * 2 * (2 if enable_lora else 1)  # sizes 1, 2 and 3, and their sampling
     beside_the_step = profile.graph_bytes - num_graphs * GRAPH_BYTES
     assert 2 * 3 * 320 * 4 < beside_the_step < GRAPH_BYTES, "its logits, and a buffer for them"
     kinds = backend_kinds(model).values()
@@ -139,7 +139,7 @@ def test_the_estimate_is_close_to_what_is_measured(tmp_path, sizes):
     assert 0.8 < estimated.sampling_bytes / measured.sampling_bytes < 1.5
 
 
-def test_the_cache_gets_what_is_left_and_the_log_says_of_what(tmp_path, caplog):
+def test_the_cache_gets_the_remaining_memory_and_the_log_lists_the_rest(tmp_path, caplog):
     model = loaded(tmp_path, gpu_memory_utilization=0.5)
     caplog.set_level(logging.INFO, "quire")
     num_bytes = gpu_cache_bytes(model, AllocationMeter())
@@ -151,15 +151,17 @@ def test_the_cache_gets_what_is_left_and_the_log_says_of_what(tmp_path, caplog):
         assert part in line
 
 
-def test_a_cache_that_does_not_fit_names_the_share_that_would(tmp_path):
+def test_a_cache_that_does_not_fit_names_the_utilization_that_would(tmp_path):
     model = loaded(tmp_path, gpu_memory_utilization=0.01, max_model_len=512)
     meter = AllocationMeter(total=10**8, held=10**6, others=10**7)
     with pytest.raises(CapacityError, match="set gpu_memory_utilization to at least 0") as caught:
         gpu_cache_bytes(model, meter)
-    share = float(str(caught.value).rpartition("at least ")[2])
-    again = loaded(tmp_path, gpu_memory_utilization=share, max_model_len=512)
+    utilization = float(str(caught.value).rpartition("at least ")[2])
+    again = loaded(tmp_path, gpu_memory_utilization=utilization, max_model_len=512)
     assert gpu_cache_bytes(again, meter) >= least_cache_bytes(again.specs(), again.settings)
-    smaller = loaded(tmp_path, gpu_memory_utilization=round(share - 0.01, 2), max_model_len=512)
+    smaller = loaded(
+        tmp_path, gpu_memory_utilization=round(utilization - 0.01, 2), max_model_len=512
+    )
     with pytest.raises(CapacityError):
         gpu_cache_bytes(smaller, meter)
 
@@ -169,7 +171,7 @@ def test_a_given_number_of_blocks_is_not_argued_with(tmp_path):
     assert gpu_cache_bytes(model, AllocationMeter()) == 0
 
 
-def test_backends_say_what_they_keep_once_for_each_group(tmp_path):
+def test_workspaces_of_backends_count_once_for_each_group(tmp_path):
     class Keeping(AttentionBackend):
         @classmethod
         def workspace_bytes(cls, shape):
@@ -190,9 +192,9 @@ def test_a_backend_that_fuses_is_stood_in_for_by_one_that_does(tmp_path, monkeyp
     forward = FusingProfilingBackend.forward_rotary
 
     def noted(self, qkv, *rest):
-        answer = forward(self, qkv, *rest)
-        seen.append((tuple(qkv.shape), tuple(answer.shape)))
-        return answer
+        output = forward(self, qkv, *rest)
+        seen.append((tuple(qkv.shape), tuple(output.shape)))
+        return output
 
     monkeypatch.setattr(FusingProfilingBackend, "forward_rotary", noted)
     kind = next(iter(backend_kinds(model).values())).backend_class
@@ -205,7 +207,7 @@ def test_what_cuda_graphs_will_take_is_set_aside(tmp_path):
     model = loaded(tmp_path)
     captured = replace(model, composition=replace(model.composition, max_graph_requests=4))
     profile = measure(captured, AllocationMeter())
-    logits, num_graphs = 4 * 320 * 4, 3 * 2  # sizes 1, 2 and 4, and their draws
+    logits, num_graphs = 4 * 320 * 4, 3 * 2  # sizes 1, 2 and 4, and their sampling
     beside_the_step = profile.graph_bytes - num_graphs * GRAPH_BYTES
     assert 2 * logits < beside_the_step < 100 * logits
 
@@ -233,7 +235,7 @@ def test_the_buffers_of_a_steps_inputs_are_estimated(tmp_path):
     tables = _slot_tables(model)
     inputs = _device_inputs(model, tables)
     target = [getattr(inputs._target, field.name) for field in fields(inputs._target)]
-    tensors = [*target, inputs._words._device, tables.device_tables.cells]
+    tensors = [*target, inputs._request_fields._device, tables.device_tables.cells]
     taken = sum(each.nbytes for each in tensors)
     assert estimated.table_bytes == pytest.approx(taken, rel=0.05)
 
@@ -249,7 +251,7 @@ def test_graphs_are_estimated_as_they_are_measured(tmp_path):
     assert beside[1] == pytest.approx(beside[0], rel=0.25)
 
 
-def test_a_cpu_that_has_no_room_is_told_from_a_part_that_fails():
+def test_a_cpu_without_memory_is_distinguished_from_a_part_that_fails():
     with (
         pytest.raises(CapacityError, match=r"a cache does not fit on cpu"),
         enough_memory("a cache", CPU, "do less"),
@@ -259,7 +261,7 @@ def test_a_cpu_that_has_no_room_is_told_from_a_part_that_fails():
         torch.empty(3).view(2)
 
 
-def test_a_device_that_runs_out_is_an_error_with_a_way_out():
+def test_a_device_that_runs_out_of_memory_is_an_error_with_a_remedy():
     def run_out():
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
@@ -270,7 +272,7 @@ def test_a_device_that_runs_out_is_an_error_with_a_way_out():
         run_out()
 
 
-def test_every_filter_works_in_the_profiled_draw(tmp_path, monkeypatch):
+def test_every_filter_is_active_in_the_profiled_sampling(tmp_path, monkeypatch):
     model = loaded(tmp_path)
     columns = []
     sample = LargestStep._rows

@@ -1,4 +1,4 @@
-"""What may not be drawn gets minus infinity, and nothing else changes."""
+"""Forbidden tokens get -inf, and no other logit changes."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_a_mask_that_is_too_short_is_refused():
         masks.mask_grammars(logits_of(1), [0], [bitmask(0, [1], 64)])
 
 
-def test_answers_end_no_sooner_than_they_may():
+def test_completions_end_no_sooner_than_min_tokens():
     stops = {"stop_token_ids": (2, 7, VOCAB_SIZE + 3)}  # the last one no row has
     requests = [
         {"min_tokens": 3, "num_generated": 2, **stops},
@@ -47,7 +47,7 @@ def test_answers_end_no_sooner_than_they_may():
     masks = LogitMasks(tables_with(requests), "torch")
     logits = logits_of(5)
     out = logits.clone()
-    masks.mask_stops(out, [4, 3, 2, 1, 0], bound={4})
+    masks.mask_stops(out, [4, 3, 2, 1, 0], grammar_slots={4})
     expected = logits.clone()
     expected[[1, 1, 4, 4], [2, 7, 2, 7]] = -torch.inf
     assert torch.equal(out, expected)
@@ -66,7 +66,7 @@ def test_stops_of_a_row_with_a_grammar_are_the_grammars_business():
     stops = {"min_tokens": 3, "stop_token_ids": (2,)}
     masks = LogitMasks(tables_with([stops, stops]), "torch")
     logits = torch.zeros(2, VOCAB_SIZE)
-    masks.mask_stops(logits, [1, 0], bound={1})
+    masks.mask_stops(logits, [1, 0], grammar_slots={1})
     assert logits.isinf().nonzero().tolist() == [[1, 2]]
 
 

@@ -1,4 +1,4 @@
-"""A row gets as many likely tokens as it asked for, in numbers that JSON has."""
+"""Each row gets its number of top tokens, with values that JSON can hold."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from quire.worker.sampling.row_logprobs import MIN_LOGPROB, row_logprobs
 LOGITS = torch.tensor([[0.0, 3.0, 2.0, -1.0], [5.0, 0.0, 1.0, 4.0]])
 
 
-def test_each_row_gets_as_many_as_it_asked_for():
+def test_each_row_gets_its_own_number_of_top_tokens():
     first, none, second = row_logprobs(LOGITS, torch.tensor([1, 2]), [1, None, 3]).read()
     assert none is None
     assert first.token_ids == [1, 1]
@@ -18,18 +18,18 @@ def test_each_row_gets_as_many_as_it_asked_for():
     assert len(first.logprobs) == 2
 
 
-def test_a_row_that_asks_for_none_beside_its_own_token_gets_that():
+def test_a_row_with_no_top_tokens_gets_its_own_token():
     (row,) = row_logprobs(LOGITS[:1], torch.tensor([2]), [0]).read()
     assert (row.token_ids, row.rank) == ([2], 2)
 
 
-def test_the_likeliest_token_has_the_first_rank_also_among_equals():
+def test_the_most_likely_token_has_the_first_rank_also_among_equals():
     logits = torch.tensor([[2.0, 2.0, 1.0]] * 3)
     rows = row_logprobs(logits, torch.tensor([0, 1, 2]), [0, 0, 0]).read()
     assert [row.rank for row in rows] == [1, 1, 3]
 
 
-def test_a_token_that_the_model_forbids_has_the_smallest_number():
+def test_a_token_that_the_model_forbids_has_the_smallest_logprob():
     logits = torch.tensor([[0.0, -torch.inf, 0.0]])
     (row,) = row_logprobs(logits, torch.tensor([1]), [3]).read()
     assert row.logprobs[0] == row.logprobs[3] == MIN_LOGPROB

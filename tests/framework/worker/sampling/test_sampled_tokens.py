@@ -1,4 +1,4 @@
-"""Drawn tokens are read from the host's copy."""
+"""Sampled tokens are read from the host's copy."""
 
 import torch
 
@@ -26,7 +26,7 @@ def test_reading_is_the_same_with_and_without_a_copy():
     assert sampled.copy is not None
     assert logprobs.copy is not None
     assert sampled.read() == directly
-    assert directly.is_sound == [True, False]
+    assert directly.is_valid == [True, False]
     assert directly.logprobs[0].token_ids == [2, 1]
     assert directly.logprobs[0].rank == 2
     assert directly.logprobs[1] is None
@@ -43,5 +43,5 @@ def test_tokens_are_packed_with_their_own_logits():
 
 def test_an_id_that_is_no_tokens_is_not_sound():
     sampled = SampledTokens.of(torch.tensor([0, 7, 6, -1]), torch.ones(4), 7)
-    assert sampled.read().is_sound == [True, False, True, False]
-    assert sampled.first(2).read().is_sound == [True, False]
+    assert sampled.read().is_valid == [True, False, True, False]
+    assert sampled.first(2).read().is_valid == [True, False]

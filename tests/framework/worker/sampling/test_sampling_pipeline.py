@@ -1,4 +1,4 @@
-"""The pipeline runs what a batch needs, and lets the draw do what the draw can do."""
+"""The pipeline runs the steps that a batch needs, fused into the sampler where possible."""
 
 import re
 
@@ -29,29 +29,29 @@ MIXED = (
 
 
 class Bump(LogitsProcessor):
-    """Adds much to token 4 of the requests that ask for it."""
+    """Adds much to token 4 of the requests with a `bump`."""
 
     def is_neutral(self, fields):
         return fields.get("bump", 0) == 0
 
     def apply(self, logits, rows):
-        logits[:, 4] += rows.columns["bump"][rows.slots] * 100.0
+        logits[:, 4] += rows.slot_fields["bump"][rows.slots] * 100.0
         return logits
 
 
 class Noting(Gumbel):
-    """Notes which way it was asked to draw."""
+    """Records which of its methods was called."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.ways = []
+        self.methods = []
 
     def sample(self, logits, rows):
-        self.ways.append("sample")
+        self.methods.append("sample")
         return super().sample(logits, rows)
 
     def sample_fused(self, logits, rows):
-        self.ways.append("fused")
+        self.methods.append("fused")
         return super().sample_fused(logits, rows)
 
 
@@ -90,61 +90,61 @@ def run(pipeline, logits, masks=()):
     return sampled.read().token_ids
 
 
-def test_an_fusing_draw_gives_the_tokens_of_the_steps_one_by_one():
+def test_a_fusing_sampler_gives_the_tokens_of_the_steps_one_by_one():
     logits = random_logits(len(MIXED))
     fusing, apart = pipeline_of(MIXED), pipeline_of(MIXED, fuses=False)
     assert run(fusing, logits) == run(apart, logits)
-    assert (fusing.sampler.ways, apart.sampler.ways) == (["fused"], ["sample"])
+    assert (fusing.sampler.methods, apart.sampler.methods) == (["fused"], ["sample"])
 
 
-def test_greedy_rows_alone_ask_for_nothing_that_is_absorbed():
+def test_greedy_rows_alone_need_no_fused_sampling():
     pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
     logits = random_logits(2)
     assert run(pipeline, logits) == logits.argmax(-1).tolist()
-    assert pipeline.sampler.ways == ["sample"]
+    assert pipeline.sampler.methods == ["sample"]
 
 
-def test_random_rows_without_filters_are_drawn_in_the_same_way_as_those_with():
+def test_random_rows_without_filters_are_sampled_like_those_with_filters():
     requests, logits = [{"temperature": 0.0}, {"temperature": 1.0}], random_logits(2)
     fusing, apart = pipeline_of(requests), pipeline_of(requests, fuses=False)
     assert run(fusing, logits) == run(apart, logits)
-    assert fusing.sampler.ways == ["fused"]
+    assert fusing.sampler.methods == ["fused"]
 
 
-def test_a_slot_that_is_given_to_another_request_has_its_wishes():
+def test_a_slot_assigned_to_another_request_has_its_sampling_needs():
     pipeline = pipeline_of([{"temperature": 0.0}, {"temperature": 0.0}])
     logits = random_logits(2)
-    likeliest = run(pipeline, logits)
+    top = run(pipeline, logits)
     other = tables_with([{"temperature": 1.0, "top_k": 1}, {"temperature": 0.0, "min_tokens": 9}])
     for slot in (0, 1):
         info = pipeline.tables.info[slot] = other.info_of(slot)
         info.active_steps = pipeline.active_steps(info.fields)
-        info.stop_token_ids = (likeliest[slot],)
+        info.stop_token_ids = (top[slot],)
     found = run(pipeline, logits)
-    assert pipeline.sampler.ways == ["sample", "fused"]
-    assert found[0] == likeliest[0]
-    assert found[1] == logits[1].topk(2).indices[1], "the answer may not end yet"
+    assert pipeline.sampler.methods == ["sample", "fused"]
+    assert found[0] == top[0]
+    assert found[1] == logits[1].topk(2).indices[1], "the completion may not end yet"
 
 
 @pytest.mark.parametrize(
-    ("steps", "way"),
+    ("steps", "method"),
     [
         ((Bump, Temperature, MinP, TopKTopP), "fused"),
         ((Temperature, Bump, MinP, TopKTopP), "sample"),
         ((Temperature, MinP, TopKTopP, Bump), "sample"),
     ],
 )
-def test_a_step_among_or_behind_the_absorbed_ones_keeps_them_apart(steps, way):
+def test_a_step_among_or_after_the_fused_ones_prevents_fusing(steps, method):
     requests = [*MIXED, {"temperature": 0.7, "bump": 1}]
     logits = random_logits(len(requests))
     pipeline = pipeline_of(requests, steps)
     assert run(pipeline, logits) == run(pipeline_of(requests, steps, fuses=False), logits)
-    assert pipeline.sampler.ways == [way]
+    assert pipeline.sampler.methods == [method]
     assert not pipeline.is_fused([0, len(requests) - 1], ())
     assert pipeline.is_fused([0, 1, 2], ()), "only where it is needed"
 
 
-def test_only_what_the_draw_alone_can_do_is_called_absorbed():
+def test_only_what_the_sampler_alone_can_do_is_fused():
     stopping = {"min_tokens": 4, "stop_token_ids": (1,)}
     requests = [*MIXED, {"num_logprobs": 2}, stopping, {**stopping, "num_generated": 4}]
     pipeline = pipeline_of(requests)
@@ -152,22 +152,22 @@ def test_only_what_the_draw_alone_can_do_is_called_absorbed():
     assert pipeline.is_fused(plain, ())
     assert not pipeline.is_fused(plain, [bitmask(1, [3], VOCAB_SIZE)])
     assert not pipeline.is_fused([*plain, 5], ()), "log probabilities"
-    assert not pipeline.is_fused([*plain, 6], ()), "an answer that may not end yet"
+    assert not pipeline.is_fused([*plain, 6], ()), "a completion that may not end yet"
     assert pipeline.is_fused([*plain, 7], ()), "it may end now"
 
 
-def test_a_draw_that_absorbs_nothing_is_never_captured():
+def test_a_sampler_that_fuses_nothing_is_never_captured():
     assert not pipeline_of(MIXED, sampler=Categorical, fuses=False).is_fused([0], ())
 
 
-def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
+def test_rows_without_host_fields_sample_the_same_tokens():
     pipeline = pipeline_of(MIXED)
     logits = random_logits(len(MIXED))
     tables = pipeline.tables
     rows = SampledRows(
         slots=torch.tensor([*range(len(MIXED)), tables.padding_slot]),
         positions=torch.tensor([*tables.num_known, 0]),
-        columns=tables.columns,
+        slot_fields=tables.slot_fields,
         token_ids=tables.token_ids,
         num_prompt_tokens=tables.num_prompt_tokens,
     )
@@ -178,7 +178,7 @@ def test_rows_that_the_host_does_not_know_draw_the_same_tokens():
 
 @pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_logit_that_is_not_a_number_fails_its_row_alone(fuses, bad):
+def test_a_nan_logit_fails_its_row_alone(fuses, bad):
     pipeline = pipeline_of(MIXED, fuses=fuses)
     logits = random_logits(len(MIXED))
     good = run(pipeline, logits)
@@ -187,7 +187,7 @@ def test_a_logit_that_is_not_a_number_fails_its_row_alone(fuses, bad):
         broken[row, 11] = bad
         slots = list(range(len(MIXED)))
         sampled = pipeline.run(broken, slots, torch.tensor(slots), ()).read()
-        assert sampled.is_sound == [other != row for other in slots]
+        assert sampled.is_valid == [other != row for other in slots]
         assert all(sampled.token_ids[slot] == good[slot] for slot in slots if slot != row)
 
 
@@ -197,10 +197,10 @@ def test_a_row_that_allows_nothing_fails_alone(fuses):
     slots = list(range(len(MIXED)))
     masks = [bitmask(2, [], VOCAB_SIZE)]
     sampled = pipeline.run(random_logits(len(MIXED)), slots, torch.tensor(slots), masks).read()
-    assert sampled.is_sound == [slot != 2 for slot in slots]
+    assert sampled.is_valid == [slot != 2 for slot in slots]
 
 
-def test_masks_come_before_absorbed_steps():
+def test_masks_come_before_fused_steps():
     pipeline = pipeline_of(MIXED)
     masks = [bitmask(slot, [40 + slot], VOCAB_SIZE) for slot in (4, 1)]
     sampled = run(pipeline, random_logits(len(MIXED)), masks)
@@ -217,8 +217,8 @@ def test_log_probabilities_are_those_before_masks_and_steps():
     expected = logits[0].log_softmax(-1)
     assert token_id == 9
     assert logprobs.token_ids == [9, *expected.topk(2).indices.tolist()]
-    likeliest = expected.topk(2).values.tolist()
-    assert logprobs.logprobs == pytest.approx([expected[9].item(), *likeliest])
+    top = expected.topk(2).values.tolist()
+    assert logprobs.logprobs == pytest.approx([expected[9].item(), *top])
     assert logprobs.rank == 1 + int((expected > expected[9]).sum())
     assert none is None
 
@@ -233,7 +233,7 @@ def test_a_stop_token_that_may_not_come_yet_has_its_log_probability():
     assert logprobs.token_ids == [token_id, 6]
 
 
-def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
+def test_log_probabilities_are_computed_for_the_rows_that_need_them_only(monkeypatch):
     requests = [{}, {"num_logprobs": 1}, {"temperature": 0.0}, {"num_logprobs": 3}, {}]
     pipeline = pipeline_of(requests)
     logits = random_logits(5)
@@ -256,16 +256,16 @@ def test_log_probabilities_cost_the_rows_that_asked_only(monkeypatch):
 
 
 @pytest.mark.parametrize("fuses", [True, False])
-def test_warming_up_draws_in_every_way_and_notes_nothing(fuses):
+def test_warming_up_samples_by_every_method_and_appends_nothing(fuses):
     pipeline = pipeline_of(MIXED, fuses=fuses)
     tables = pipeline.tables
-    before = [tables.token_ids.clone(), *(column.clone() for column in tables.columns.values())]
+    before = [tables.token_ids.clone(), *(column.clone() for column in tables.slot_fields.values())]
     num_known = tables.num_known.copy()
     pipeline.warm_up(random_logits(2))
-    assert pipeline.sampler.ways == (
+    assert pipeline.sampler.methods == (
         ["sample", "fused", "sample"] if fuses else ["sample", "sample"]
     )
-    after = [tables.token_ids, *tables.columns.values()]
+    after = [tables.token_ids, *tables.slot_fields.values()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert (tables.num_known == num_known).all()
 
@@ -308,7 +308,7 @@ def test_a_step_that_returns_no_logits_is_blamed_and_the_next_one_never_runs(wro
     with pytest.raises(RequestFailedError, match=f"sampler Wrong returned .*{wanted}") as failed:
         run(pipeline, random_logits(len(MIXED)))
     assert re.search(WRONG_LOGITS[wrong][1], str(failed.value))
-    assert pipeline.sampler.ways == []
+    assert pipeline.sampler.methods == []
 
 
 WRONG_TOKENS = {
@@ -322,7 +322,7 @@ WRONG_TOKENS = {
 @pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
 @pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("wrong", WRONG_TOKENS)
-def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, fuses, wrong):
+def test_a_sampler_that_does_not_return_one_token_per_row_is_blamed(requests, fuses, wrong):
     class Wrong(Gumbel):
         def sample(self, logits, rows):
             return WRONG_TOKENS[wrong](super().sample(logits, rows))
@@ -339,7 +339,7 @@ def test_a_draw_that_returns_no_token_a_row_is_blamed(requests, fuses, wrong):
 @pytest.mark.parametrize("requests", [MIXED, [{"temperature": 0.0}] * 5], ids=["mixed", "greedy"])
 @pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("bad", [VOCAB_SIZE, -1])
-def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, fuses, bad):
+def test_an_id_out_of_range_is_blamed_on_its_row_or_on_the_sampler(requests, fuses, bad):
     """Where its logit is read at once, it fails; else the host finds it in what it reads."""
 
     class Beyond(Gumbel):
@@ -353,7 +353,7 @@ def test_an_id_that_is_no_tokens_is_blamed_on_its_row_or_on_the_draw(requests, f
     slots = list(range(5))
     if requests is MIXED and not fuses:
         sampled = pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
-        assert sampled.read().is_sound == [True, False, True, True, True]
+        assert sampled.read().is_valid == [True, False, True, True, True]
     else:
         with pytest.raises(RequestFailedError, match="sampler Beyond failed"):
             pipeline.run(random_logits(5), slots, torch.tensor(slots), ())
@@ -368,12 +368,12 @@ def test_a_grammar_counts_more_than_min_tokens():
     slots = [0, 1]
     masks = [bitmask(1, [6], VOCAB_SIZE)]
     sampled = pipeline.run(logits, slots, torch.tensor(slots), masks).read()
-    assert sampled.is_sound == [True, True]
+    assert sampled.is_valid == [True, True]
     assert sampled.token_ids[1] == 6
     assert sampled.token_ids[0] != 6, "no grammar: it may not end yet"
 
 
-def test_warming_up_asks_every_step_and_finds_what_always_fails():
+def test_warming_up_runs_every_step_and_finds_what_always_fails():
     class NeverNeutral(Fails):
         def is_neutral(self, fields):
             raise KeyError("bump")
@@ -390,7 +390,7 @@ def test_warming_up_asks_every_step_and_finds_what_always_fails():
 
 
 @pytest.mark.parametrize("is_greedy", [True, False])
-def test_warming_up_draws_greedily_and_at_random(is_greedy):
+def test_warming_up_samples_greedily_and_at_random(is_greedy):
     class FailsWhere(Gumbel):
         def sample(self, logits, rows):
             if rows.all_greedy == is_greedy:
@@ -402,7 +402,7 @@ def test_warming_up_draws_greedily_and_at_random(is_greedy):
         pipeline.warm_up(random_logits(1))
 
 
-def test_what_may_change_the_likeliest_token_counts_for_greedy_requests():
+def test_what_may_change_the_most_likely_token_counts_for_greedy_requests():
     requests = [{"temperature": 0.0, "bump": 1}, {"temperature": 0.0}]
     for steps in ((Bump, Temperature, MinP, TopKTopP), (Temperature, MinP, TopKTopP, Bump)):
         pipeline = pipeline_of(requests, steps)
@@ -422,12 +422,12 @@ def test_one_request_of_many_may_not_end_yet():
     assert second != 6
 
 
-@pytest.mark.parametrize("asks", [{"num_logprobs": 0}, {"num_logprobs": 2}])
-def test_a_captured_draw_is_not_for_those_who_ask_for_log_probabilities(asks):
-    pipeline = pipeline_of([{"temperature": 1.0}, {"temperature": 1.0, **asks}])
+@pytest.mark.parametrize("needs", [{"num_logprobs": 0}, {"num_logprobs": 2}])
+def test_captured_sampling_is_not_used_for_log_probabilities(needs):
+    pipeline = pipeline_of([{"temperature": 1.0}, {"temperature": 1.0, **needs}])
     assert pipeline.is_fused([0], ())
     assert not pipeline.is_fused([0, 1], ())
 
 
-def test_an_error_names_the_draw_as_the_pipeline_does():
+def test_an_error_names_the_sampler_as_the_pipeline_does():
     assert pipeline_of(MIXED).sampler_name == "sampler Noting"

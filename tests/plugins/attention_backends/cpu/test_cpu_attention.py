@@ -1,4 +1,4 @@
-"""The backend `cpu` passes the conformance kit, by every instruction set that is here."""
+"""The backend `cpu` passes the conformance kit with every instruction set of this machine."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ ENTRY = load_plugins().registries.attention_backends.entry("cpu")
 
 
 def on_threads(count, sizes):
-    """Return a scene whose backend takes so many threads."""
+    """Return a scene whose backend uses `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -39,14 +39,14 @@ def on_threads(count, sizes):
 
 
 def check(scene, plan, padding=None):
-    for answer, truth in scene.step(plan, padding):
+    for output, expected in scene.step(plan, padding):
         limit = tolerance(scene.sizes)
-        torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=limit)
+        torch.testing.assert_close(output.double(), expected, atol=limit, rtol=limit)
 
 
 @pytest.fixture(params=SETS_HERE, scope="module", autouse=True)
 def _instruction_set(request):
-    """All tests by the kernels for one instruction set, and then for the next."""
+    """Run all tests with the kernels for one instruction set, and then for the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, request.param)
         library = NativeLibrary("attention", SOURCE, FUNCTIONS)
@@ -111,30 +111,30 @@ def test_features_are_correct_over_many_tiles(features):
 
 @pytest.mark.parametrize("kv_dtype", KEPT)
 @pytest.mark.parametrize("threads", [2, 5])
-def test_answers_of_parts_of_a_context_are_merged(threads, kv_dtype):
-    """A single request with a single key/value head is all that there is to share."""
+def test_partial_outputs_of_a_context_are_merged(threads, kv_dtype):
+    """There is a single request with a single key/value head to divide among the threads."""
     sizes = SceneSizes(num_heads=2, num_kv_heads=1, kv_dtype=kv_dtype)
     whole, cut = (on_threads(count, sizes) for count in (1, threads))
     for scene in (whole, cut):
         scene.add(1900)
         for _ in range(3):
-            scene.answers([(0, 630)])
+            scene.outputs([(0, 630)])
     for num_new in (1, 4, 2):
-        (one,), (other,) = (scene.answers([(0, num_new)]) for scene in (whole, cut))
+        (one,), (other,) = (scene.outputs([(0, num_new)]) for scene in (whole, cut))
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
         assert not torch.equal(one, other), "nothing was merged"
     check(cut, [(0, 1)])
 
 
-def test_a_row_that_sees_nothing_of_a_part_of_its_context_has_nothing_of_it():
-    """A cut among the last keys, at a multiple of 32: the first of 8 new tokens end before it."""
+def test_a_row_without_visible_keys_in_a_part_of_its_context_gets_nothing_from_it():
+    """A cut among the last keys, at a multiple of 32, is after the first of 8 new tokens."""
     scene = on_threads(3, SceneSizes(num_heads=8, num_kv_heads=8))
     short, cut = scene.add(60), scene.add(263)
-    scene.answers([(short, 59), (cut, 255)])
+    scene.outputs([(short, 59), (cut, 255)])
     check(scene, [(short, 1), (cut, 8)])
 
 
-MANY_HEADS = [  # an item takes 32, 8 or 5 of the heads, and the last one what is left
+MANY_HEADS = [  # an item takes 32, 8 or 5 of the heads, and the last one the rest
     {"num_heads": 41, "num_kv_heads": 41, "head_dim": 16},
     {"num_heads": 84, "num_kv_heads": 21, "head_dim": 16},
     {"num_heads": 54, "num_kv_heads": 9, "head_dim": 40},
@@ -148,13 +148,13 @@ def test_items_of_some_of_the_heads_are_cut_and_merged(sizes, kv_dtype):
     for scene in (whole, cut):
         scene.add(420)
         scene.add(50)
-        scene.answers([(0, 400), (1, 40)])
+        scene.outputs([(0, 400), (1, 40)])
     for plan in ([(0, 1), (1, 1)], [(1, 2), (0, 1)], [(0, 2), (1, 1)]):
         found = cut.step(plan)
         limit = tolerance(cut.sizes)
-        for answer, truth in found:
-            torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=limit)
-        one, other = torch.cat(whole.answers(plan)), torch.cat([answer for answer, _ in found])
+        for output, expected in found:
+            torch.testing.assert_close(output.double(), expected, atol=limit, rtol=limit)
+        one, other = torch.cat(whole.outputs(plan)), torch.cat([output for output, _ in found])
         assert not torch.equal(one, other), "no item was cut"
 
 
@@ -164,24 +164,24 @@ def test_block_tables_may_be_a_part_of_wider_ones():
     layout, heads = scene.layout(plan, Padding()), scene.inputs(plan)
     table = layout.block_table
     wide = torch.cat((table, torch.full_like(table, 2**30)), 1)[:, : table.shape[1]]
-    answers = [
+    outputs = [
         scene.backend.forward(
             *heads, scene.kv_cache, scene.backend.prepare(each), scene.sizes.params
         )
         for each in (layout, replace(layout, block_table=wide))
     ]
-    assert torch.equal(*answers)
+    assert torch.equal(*outputs)
 
 
 def test_equal_steps_have_equal_bits():
-    answers = []
+    outputs = []
     for _ in range(5):
         scene = on_threads(4, SceneSizes(num_heads=6, num_kv_heads=2))
         first, second = scene.add(900), scene.add(500)
-        scene.answers([(first, 640)])
-        scene.answers([(first, 100), (second, 450)])
-        answers.append(torch.cat(scene.answers([(first, 1), (second, 1)])))
-    assert all(torch.equal(answers[0], other) for other in answers)
+        scene.outputs([(first, 640)])
+        scene.outputs([(first, 100), (second, 450)])
+        outputs.append(torch.cat(scene.outputs([(first, 1), (second, 1)])))
+    assert all(torch.equal(outputs[0], other) for other in outputs)
 
 
 @settings(max_examples=25, deadline=None)
@@ -206,7 +206,7 @@ def test_any_mixture_of_requests_is_correct(lengths, steps, threads, group, wind
 
 
 @pytest.mark.parametrize("head_dim", [64, 12, 40])
-def test_turning_heads_gives_what_the_layers_give(head_dim):
+def test_rotating_heads_equals_the_layers(head_dim):
     scene = AttentionScene(CpuBackend, SceneSizes(head_dim=head_dim))
     scene.add(20)
     layout = scene.layout([(0, 20)], Padding())
@@ -231,14 +231,14 @@ def test_turning_heads_gives_what_the_layers_give(head_dim):
 
 @pytest.mark.parametrize("kv_dtype", KEPT)
 def test_torch_sdpa_reads_what_it_wrote(kv_dtype):
-    """A number that lies between two that can be kept may be kept as either; float32 as itself."""
+    """Rounding may differ by one code where a value is between two codes; float32 is exact."""
     scenes = [
         AttentionScene(backend_class, SceneSizes(kv_dtype=kv_dtype, k_scale=0.3))
         for backend_class in (CpuBackend, TorchSDPABackend)
     ]
     for scene in scenes:
         scene.add(41)
-        scene.answers([(0, 40)])
+        scene.outputs([(0, 40)])
     ours, theirs = (scene.raw[scene.requests[0].block_ids[:2]] for scene in scenes)
     assert (ours != theirs).sum() <= ours.numel() // 1000
     scenes[1].raw.copy_(scenes[0].raw)
@@ -265,10 +265,10 @@ def test_each_layer_keeps_its_own_constants():
     heads = scene.inputs([(0, 2)])
     scales = [0.5 + number / 100 for number in range(100)]
     layers = [AttentionLayerParams(scale) for scale in scales]
-    answers = [scene.backend.forward(*heads, scene.kv_cache, metadata, layer) for layer in layers]
+    outputs = [scene.backend.forward(*heads, scene.kv_cache, metadata, layer) for layer in layers]
     again = scene.backend.forward(*heads, scene.kv_cache, metadata, layers[0])
-    assert torch.equal(again, answers[0])
-    assert not torch.equal(answers[0], answers[-1])
+    assert torch.equal(again, outputs[0])
+    assert not torch.equal(outputs[0], outputs[-1])
 
 
 def test_layers_with_equal_constants_have_caches_of_their_own():
@@ -283,7 +283,7 @@ def test_layers_with_equal_constants_have_caches_of_their_own():
 
 
 def test_a_layer_that_is_gone_leaves_nothing_to_the_next():
-    """Which may well have its identity."""
+    """The next layer may get the same id."""
     scene = AttentionScene(CpuBackend, SceneSizes(num_heads=1, num_kv_heads=1, head_dim=8))
     scene.add(2)
     metadata = scene.backend.prepare(scene.layout([(0, 2)], Padding()))
@@ -291,22 +291,22 @@ def test_a_layer_that_is_gone_leaves_nothing_to_the_next():
     for number in range(30):
         layer = AttentionLayerParams(0.1 + number)
         out = scene.backend.forward(q, k, v, scene.kv_cache, metadata, layer)
-        truth = reference_attention(q.double(), k.double(), v.double(), layer)
-        torch.testing.assert_close(out.double(), truth, atol=2e-5, rtol=0)
+        expected = reference_attention(q.double(), k.double(), v.double(), layer)
+        torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=0)
         del layer
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("num_new", [1, 20])
-def test_what_is_not_a_number_stays_visible(has_sinks, num_new):
-    """A query without a number has an answer without one, on any number of threads."""
+def test_nan_is_not_hidden(has_sinks, num_new):
+    """A query of NaN has an output of NaN, with any number of threads."""
     for threads in (1, 3):
         scene = on_threads(threads, SceneSizes(has_sinks=has_sinks))
         long, other = scene.add(900), scene.add(900)
         for number in (long, other):
-            scene.answers([(number, 600)])
+            scene.outputs([(number, 600)])
         scene.requests[long].q[600:] = torch.nan
-        broken, whole = scene.answers([(long, num_new), (other, num_new)])
+        broken, whole = scene.outputs([(long, num_new), (other, num_new)])
         assert broken.isnan().all()
         assert whole.isfinite().all()
 
@@ -334,9 +334,9 @@ def test_what_the_program_calls_its_default_type_does_not_matter(dtype):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_without_kernels_it_refuses_and_says_the_way_out(monkeypatch, tmp_path):
+def test_without_kernels_it_refuses_and_names_the_alternative(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # nothing was compiled before
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # an empty cache
     broken = NativeLibrary("attention", SOURCE, FUNCTIONS)
     monkeypatch.setattr(cpu_attention, "LIBRARY", broken)
     with pytest.raises(RefusedError, match=r"no-such-compiler.*torch_sdpa"):

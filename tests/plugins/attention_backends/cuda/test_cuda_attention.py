@@ -1,6 +1,7 @@
-"""The decode kernels of the cuda backend answer right: the same source, with threads as fibers.
+"""The decode kernels of the cuda backend are right: the same source, with threads as fibers.
 
-What `g++` makes of it runs on the CPU. A GPU runs the conformance kit on the real kernels.
+The source is compiled by `g++` and runs on the CPU. A GPU runs the conformance kit on the real
+kernels.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionShape
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention.attention_graphs import CapturedStep
+from quire.testing.attention.attention_graphs import CapturedScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes, full_attention_spec
 from quire.testing.attention.attention_truth import reference_attention
 from quire_attention_backends.cuda.cuda_attention import CudaBackend, StepMetadata
@@ -32,12 +33,12 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="there is no g++")
 
 
 def check(pairs, limit=2e-5):
-    for answer, truth in pairs:
-        torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=0)
+    for output, expected in pairs:
+        torch.testing.assert_close(output.double(), expected, atol=limit, rtol=0)
 
 
 def decode(lengths=LENGTHS, padding=None, steps=1, limit=2e-5, **changes):
-    """Let requests of these lengths have their next token, and compare with the truth."""
+    """Decode one token for requests of these lengths, and compare with the reference."""
     scene, numbers = filled(EmulatedBackend, SceneSizes(**changes), lengths)
     for _ in range(steps):
         check(scene.step([(number, 1) for number in numbers], padding), limit)
@@ -82,13 +83,13 @@ class TestDecode:
 
     @pytest.mark.parametrize("bounds", [{"window": n} for n in (1, 5, 16, 33, 150)]
                              + [{"chunk": n} for n in (1, 7, 64)], ids=str)  # fmt: skip
-    @pytest.mark.parametrize("is_taken", [False, True])
-    def test_what_a_window_or_a_chunk_hides_is_not_read(self, bounds, is_taken):
+    @pytest.mark.parametrize("is_reused", [False, True])
+    def test_what_a_window_or_a_chunk_hides_is_not_read(self, bounds, is_reused):
         lengths = (1, 37, 200, 430)
         scene, numbers = filled(EmulatedBackend, SceneSizes(**bounds), lengths)
         for _ in range(2):
             for number in numbers:
-                scene.give_up_unseen(number, is_taken=is_taken)
+                scene.free_unseen_blocks(number, is_reused=is_reused)
             check(scene.step([(number, 1) for number in numbers]))
 
     @pytest.mark.parametrize("soft_cap", [2.0, 30.0])
@@ -96,7 +97,7 @@ class TestDecode:
         decode(soft_cap=soft_cap)
 
     @pytest.mark.parametrize("features", [{}, {"soft_cap": 3.0, "window": 70}], ids=str)
-    def test_sinks_take_their_share(self, features):
+    def test_sinks_enter_the_softmax(self, features):
         decode((1, 37, 600), has_sinks=True, num_heads=6, **features)
 
     def test_scores_may_be_large_and_of_either_sign(self):
@@ -106,18 +107,18 @@ class TestDecode:
         check(scene.step([(number, 1) for number in numbers]), 2e-4)
 
     @pytest.mark.parametrize("rotary", ["plain", "normed"])
-    def test_heads_are_turned_on_their_way(self, rotary):
+    def test_heads_are_rotated_before_they_are_written(self, rotary):
         decode((1, 37, 200), rotary=rotary, limit=1e-4)
 
-    def test_heads_that_do_not_lie_in_whole_vectors_are_copied(self):
+    def test_heads_that_are_not_aligned_to_vectors_are_copied(self):
         scene, numbers = filled(EmulatedBackend, SceneSizes(), (37, 5))
         plan = [(number, 1) for number in numbers]
         layout, (q, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
         wide = torch.zeros(len(q), q.shape[1], q.shape[2] + 1)
         wide[:, :, 1:] = q
         out = scene.attend(layout, (wide[:, :, 1:], k, v), None, scene.sizes.params)
-        answers = scene.computed(plan, out)
-        check([(a, scene.truth(number, 1)) for a, number in zip(answers, numbers, strict=True)])
+        outputs = scene.finish_step(plan, out)
+        check([(a, scene.expected(number, 1)) for a, number in zip(outputs, numbers, strict=True)])
 
 
 @needs_compiler
@@ -156,14 +157,14 @@ def nan_in_new_memory():
 @needs_compiler
 class TestPadding:
     @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2), Padding(3, 1)], ids=str)
-    def test_padding_is_answered_with_zeros(self, padding, nan_in_new_memory):
+    def test_the_output_of_padding_is_zero(self, padding, nan_in_new_memory):
         scene, numbers = filled(EmulatedBackend, SceneSizes(), (30, 500))
         plan = [(number, 1) for number in numbers]
         layout, heads = scene.layout(plan, padding), scene.inputs(plan, padding.num_tokens)
         out = scene.attend(layout, heads, None, scene.sizes.params)
         assert not out[len(plan) :].any()
-        answers = scene.computed(plan, out)
-        check([(a, scene.truth(number, 1)) for a, number in zip(answers, numbers, strict=True)])
+        outputs = scene.finish_step(plan, out)
+        check([(a, scene.expected(number, 1)) for a, number in zip(outputs, numbers, strict=True)])
 
     def test_a_step_without_tokens_is_empty(self):
         scene, numbers = filled(EmulatedBackend, SceneSizes(), (30,))
@@ -173,15 +174,15 @@ class TestPadding:
         assert scene.attend(layout, (q, k, v), None, scene.sizes.params).shape == q.shape
 
     def test_a_replayed_step_splits_by_its_new_lengths(self):
-        scene, (a, b, c) = filled(EmulatedBackend, SceneSizes(), (150, 40, 5), spare=8)
-        step = CapturedStep(scene, 4, 4)
+        scene, (a, b, c) = filled(EmulatedBackend, SceneSizes(), (150, 40, 5), num_more=8)
+        step = CapturedScene(scene, 4, 4)
         check(step.step([(b, 1), (c, 1)]))
         check(step.step([(a, 1), (b, 1), (c, 1)]))
         check(step.step([(c, 1)]))
 
 
 @needs_compiler
-def test_steps_with_more_tokens_are_answered_too():
+def test_steps_with_more_tokens_are_right_too():
     scene, (a, b) = filled(EmulatedBackend, SceneSizes(), (20, 3))
     fresh = scene.add(20)
     check(scene.step([(a, 1), (fresh, 18), (b, 2)]))
@@ -198,31 +199,31 @@ def test_layers_of_a_step_share_its_plan_and_not_their_caches():
     scene.backend.forward(q, k, v, scene.kv_cache, metadata, params)
     out = scene.backend.forward(q, -k, -v, other, metadata, replace(params, scale=0.7))
     request = scene.requests[number]
-    truth = reference_attention(
+    expected = reference_attention(
         request.q[30:31].double(), -request.k[:31].double(), -request.v[:31].double(),
         replace(params, scale=0.7),
     )  # fmt: skip
-    check([(out, truth)])
+    check([(out, expected)])
 
 
 @needs_compiler
 def test_the_workspace_is_what_is_allocated():
     shape = shape_of()
     backend = EmulatedBackend(shape)
-    both = backend._scratch, backend._others._scratch
+    both = backend._scratch, backend._fallback._scratch
     num_bytes = sum(scratch.acc.nbytes + scratch.stats.nbytes for scratch in both)
     assert EmulatedBackend.workspace_bytes(shape) == num_bytes
 
 
-def test_pages_that_do_not_begin_at_whole_vectors_are_refused():
+def test_pages_that_are_not_aligned_to_vectors_are_refused():
     sizes = SceneSizes(num_kv_heads=2)
     spec = full_attention_spec(sizes)
     raw = torch.zeros(3 * spec.page_bytes + 4, dtype=torch.uint8)[4:]
-    with pytest.raises(RefusedError, match=r"reads vectors of 16 bytes.*pages of scene"):
+    with pytest.raises(RefusedError, match=r"needs an alignment of 16 bytes.*pages of scene"):
         CudaBackend.kv_view(raw, spec, 3)
     spec = full_attention_spec(SceneSizes(num_kv_heads=2, head_dim=2))
     padded = torch.zeros(3, spec.page_bytes + 8, dtype=torch.uint8)[:, : spec.page_bytes]
-    with pytest.raises(RefusedError, match=f"lie {spec.page_bytes + 8} bytes apart"):
+    with pytest.raises(RefusedError, match=f"a stride of {spec.page_bytes + 8} bytes"):
         CudaBackend.kv_view(padded, spec, 3)
 
 
@@ -260,7 +261,7 @@ def shape_of(**changes):
 @pytest.mark.slow
 @needs_compiler
 class TestTheWholeKit(AttentionBackendContract):
-    """Everything that the kit asks, of a few variants."""
+    """All checks of the kit, for a few variants."""
 
     backend_class = EmulatedBackend
     capabilities = replace(

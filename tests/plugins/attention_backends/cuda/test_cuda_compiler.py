@@ -1,4 +1,4 @@
-"""CUDA C++ is compiled by whatever is here, kept, and refused with the compiler's own words."""
+"""CUDA C++ is compiled by the available compiler and cached; errors have the compiler's output."""
 
 import shutil
 import subprocess
@@ -63,21 +63,21 @@ def test_nvcc_compiles_once_and_keeps_the_code(tmp_path):
 )  # fmt: skip
 def test_another_source_macro_or_gpu_is_compiled_anew(tmp_path, change):
     compiler = Counted(Nvcc(NVCC))
-    asked = {"source": KERNEL, "macros": {"NUMBER": 7}, "compute_capability": 90}
-    for each in (asked, {**asked, **change}):
+    arguments = {"source": KERNEL, "macros": {"NUMBER": 7}, "compute_capability": 90}
+    for each in (arguments, {**arguments, **change}):
         compile_cubin(**each, compiler=compiler, folder=tmp_path / "kernels")
     assert compiler.count == 2
 
 
 def test_another_version_of_the_compiler_compiles_anew(tmp_path):
-    old, new = Told("nvrtc 12.8", b"old"), Told("nvrtc 13.0", b"new")
+    old, new = CompilerStub("nvrtc 12.8", b"old"), CompilerStub("nvrtc 13.0", b"new")
     assert compile_cubin(KERNEL, {}, 90, old, tmp_path) == b"old"
     assert compile_cubin(KERNEL, {}, 90, new, tmp_path) == b"new"
     assert compile_cubin(KERNEL, {}, 90, old, tmp_path) == b"old"
 
 
 @needs_nvcc
-def test_nvcc_says_its_version():
+def test_nvcc_reports_its_version():
     assert Nvcc(NVCC).version.startswith("nvcc V")
 
 
@@ -98,7 +98,7 @@ def test_a_compiler_that_cannot_be_run_is_an_error(tmp_path):
         Nvcc(str(tmp_path / "gone")).compile(KERNEL, OPTIONS)
 
 
-def test_without_a_compiler_the_error_says_where_it_was_looked_for(monkeypatch, tmp_path):
+def test_without_a_compiler_the_error_lists_what_was_tried(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda_compiler, "nvrtc_candidates", lambda: iter(["libnvrtc.so.none"]))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -109,14 +109,14 @@ def test_without_a_compiler_the_error_says_where_it_was_looked_for(monkeypatch, 
 
 
 @needs_nvcc
-def test_nvcc_is_taken_where_there_is_no_library(monkeypatch):
+def test_nvcc_is_used_without_nvrtc(monkeypatch):
     monkeypatch.setattr(cuda_compiler, "nvrtc_candidates", lambda: iter(["libnvrtc.so.none"]))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     assert find_compiler() == Nvcc(NVCC)
 
 
 @needs_nvcc
-def test_nvcc_of_cuda_home_comes_before_that_of_the_path(monkeypatch, tmp_path):
+def test_nvcc_of_cuda_home_comes_before_the_one_on_the_path(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda_compiler, "nvrtc_candidates", lambda: iter(()))
     mine = tmp_path / "bin" / "nvcc"
     mine.parent.mkdir()
@@ -151,7 +151,7 @@ def compile_cubin_with(compiler, source, macros):
 
 
 class Counted:
-    """A compiler that counts."""
+    """A compiler that counts its calls."""
 
     def __init__(self, inner):
         self.inner, self.version, self.count = inner, inner.version, 0
@@ -161,8 +161,8 @@ class Counted:
         return self.inner.compile(source, options)
 
 
-class Told:
-    """A compiler of a version, whose code is told it."""
+class CompilerStub:
+    """A compiler with a given version that returns the given code."""
 
     def __init__(self, version, code):
         self.version, self.code = version, code

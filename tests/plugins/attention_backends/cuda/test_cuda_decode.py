@@ -1,4 +1,4 @@
-"""Every variant of the decode kernels compiles for GPUs that are not there, and fits them."""
+"""Every variant of the decode kernels compiles for GPUs of other machines, and fits them."""
 
 import itertools
 import re

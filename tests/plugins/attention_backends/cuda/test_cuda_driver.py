@@ -1,4 +1,4 @@
-"""What is said to the driver: a library that answers like it writes down what it was told."""
+"""Calls of the CUDA driver, against a stub library that records the last launch."""
 
 import ctypes
 import shutil
@@ -13,15 +13,15 @@ SOURCE = r"""
 #include <cstdint>
 #include <cstring>
 
-struct Told {
+struct Launch {
     uint64_t function, stream, grid[3], block[3], shared_bytes;
     int64_t wide;
     float narrow;
 };
-static Told told;
+static Launch launch;
 
 extern "C" {
-const Told *what_was_told() { return &told; }
+const Launch *last_launch() { return &launch; }
 
 int cuModuleLoadData(void **module, const char *cubin) {
     if (std::memcmp(cubin, "\x7f" "ELF", 4)) return 200;
@@ -39,8 +39,8 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void *stream, void **arguments, void **extra) {
     if (!x || extra) return 1;
-    told = {(uint64_t)function, (uint64_t)stream, {x, y, z}, {bx, by, bz}, shared, 0, 0};
-    std::memcpy(&told.wide, arguments[0], sizeof told.wide + sizeof told.narrow);
+    launch = {(uint64_t)function, (uint64_t)stream, {x, y, z}, {bx, by, bz}, shared, 0, 0};
+    std::memcpy(&launch.wide, arguments[0], sizeof launch.wide + sizeof launch.narrow);
     return 0;
 }
 
@@ -59,7 +59,7 @@ class Argument(ctypes.Structure):
     _fields_ = (("wide", ctypes.c_int64), ("narrow", ctypes.c_float))
 
 
-class Told(ctypes.Structure):
+class Launch(ctypes.Structure):
     _fields_ = (
         ("function", ctypes.c_uint64),
         ("stream", ctypes.c_uint64),
@@ -80,18 +80,18 @@ def library(tmp_path_factory):
     return str(made)
 
 
-def test_a_launch_says_where_how_many_and_with_what(library):
+def test_a_launch_passes_function_stream_grid_and_argument(library):
     (function,) = CudaDriver(library).load(b"\x7fELF...", ("paged_decode",))
     function.launch((70_000, 3), 128, 0xFFEEDDCCBBAA9988, Argument(-5 << 40, 0.5))
-    tell = ctypes.CDLL(library).what_was_told
-    tell.restype = ctypes.POINTER(Told)
-    told = tell().contents
-    assert (told.function, told.stream) == (0x7766554433221100, 0xFFEEDDCCBBAA9988)
-    assert (list(told.grid), list(told.block)) == ([70_000, 3, 1], [128, 1, 1])
-    assert (told.shared_bytes, told.wide, told.narrow) == (0, -5 << 40, 0.5)
+    last = ctypes.CDLL(library).last_launch
+    last.restype = ctypes.POINTER(Launch)
+    launch = last().contents
+    assert (launch.function, launch.stream) == (0x7766554433221100, 0xFFEEDDCCBBAA9988)
+    assert (list(launch.grid), list(launch.block)) == ([70_000, 3, 1], [128, 1, 1])
+    assert (launch.shared_bytes, launch.wide, launch.narrow) == (0, -5 << 40, 0.5)
 
 
-def test_code_that_the_driver_refuses_is_an_error_with_its_words(library):
+def test_code_that_the_driver_rejects_is_an_error_with_its_message(library):
     with pytest.raises(PluginLoadError, match="load the compiled kernels: error 200, device"):
         CudaDriver(library).load(b"no machine code", ("paged_decode",))
 
@@ -101,12 +101,12 @@ def test_a_kernel_that_is_not_there_is_named(library):
         CudaDriver(library).load(b"\x7fELF...", ("other",))
 
 
-def test_a_launch_that_is_refused_says_what_was_launched(library):
+def test_a_failed_launch_names_the_kernel_and_the_grid(library):
     (function,) = CudaDriver(library).load(b"\x7fELF...", ("paged_decode",))
-    with pytest.raises(PluginLoadError, match=r"paged_decode in 0 x 2 blocks of 128.*error 1, it"):
+    with pytest.raises(PluginLoadError, match=r"paged_decode in 0 x 2 blocks of 128.*error 1"):
         function.launch((0, 2), 128, 0, Argument(1, 1.0))
 
 
-def test_without_a_driver_the_error_says_so(tmp_path):
+def test_a_missing_driver_is_an_error(tmp_path):
     with pytest.raises(PluginLoadError, match=r"needs NVIDIA's driver.*--attention-backend torch"):
         CudaDriver(str(tmp_path / "libcuda.so.1"))

@@ -1,4 +1,4 @@
-"""The emulator that the decode kernels are tried on runs threads as a GPU does, or says so."""
+"""The emulator that runs the decode kernels runs threads like a GPU, and reports deadlocks."""
 
 import ctypes
 import shutil

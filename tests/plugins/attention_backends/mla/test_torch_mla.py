@@ -1,4 +1,4 @@
-"""The reference backend of latent attention keeps the contract."""
+"""The reference backend of latent attention fulfils the contract."""
 
 from dataclasses import replace
 
@@ -38,8 +38,8 @@ def test_a_step_that_would_take_too_much_is_done_in_batches(limit, num_bytes, mo
     plan = [(number, 1) for number in numbers]
     batches = scene.backend.prepare(scene.layout(plan, Padding())).batches
     assert [len(batch.context) for batch in batches] == [2, 2]
-    for answer, truth in scene.step(plan):
-        torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+    for output, expected in scene.step(plan):
+        torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 def test_a_step_of_padding_alone_is_computed():

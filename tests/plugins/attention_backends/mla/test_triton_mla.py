@@ -1,4 +1,4 @@
-"""The Triton backend of latent attention keeps the contract, and its kernels fit a GPU."""
+"""The Triton backend of latent attention fulfils the contract, and its kernels fit a GPU."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -31,7 +31,7 @@ class TestTritonMLA(MLABackendContract):
     backend_class = TritonMLABackend
     capabilities = replace(CAPABILITIES, dtypes=INTERPRETED)
     rows = ((32, 16), (64, 32), (128, 64))
-    # The interpreter cuts a float32 off where a GPU rounds it to the nearest bfloat16.
+    # The interpreter truncates a float32 where a GPU rounds it to the nearest bfloat16.
     tolerances = MappingProxyType({"float32": 2e-5, "float16": 4e-3, "bfloat16": 8e-2})
 
     @pytest.mark.slow  # `test_a_step_is_divided_and_put_together_again` is quicker
@@ -61,11 +61,11 @@ def test_a_step_is_divided_and_put_together_again():
     num_parts = scene.backend.prepare(scene.layout(plan, Padding())).plan.parts[:, 1].tolist()
     assert num_parts[0] > num_parts[2] > 1
     assert num_parts[1] == 0
-    for answer, truth in scene.step(plan):
-        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=2e-5)
+    for output, expected in scene.step(plan):
+        torch.testing.assert_close(output.double(), expected, rtol=0, atol=2e-5)
 
 
-def test_the_numbers_of_a_row_may_stand_apart():
+def test_rows_may_be_strided():
     scene = MLAScene(TritonMLABackend, SIZES)
     scene.add(5)
     metadata = scene.backend.prepare(scene.layout([(0, 5)], Padding()))
@@ -73,7 +73,7 @@ def test_the_numbers_of_a_row_may_stand_apart():
     assert {x.stride(-1) for x in apart} == {2}
     out = scene.backend.forward(*apart, scene.kv_cache, metadata, SCALE)
     scene.requests[0].num_computed = 5
-    torch.testing.assert_close(out.double(), scene.truth(0, 5), rtol=0, atol=2e-5)
+    torch.testing.assert_close(out.double(), scene.expected(0, 5), rtol=0, atol=2e-5)
 
 
 def compute_all_but_one(scene, number):
@@ -87,16 +87,16 @@ def compute_all_but_one(scene, number):
 
 
 def test_many_rows_are_merged_as_few_are(monkeypatch):
-    answers = []
+    outputs = []
     for many in (2**13, 0):
         monkeypatch.setattr("quire_attention_backends.mla.triton_mla.MANY_PROGRAMS", many)
         scene = MLAScene(TritonMLABackend, replace(SIZES, num_heads=5))
         number = scene.add(70)
         compute_all_but_one(scene, number)
-        [(answer, truth)] = scene.step([(number, 1)])
-        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=2e-5)
-        answers.append(answer)
-    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)
+        [(output, expected)] = scene.step([(number, 1)])
+        torch.testing.assert_close(output.double(), expected, rtol=0, atol=2e-5)
+        outputs.append(output)
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
 
 
 def test_a_step_of_padding_alone_computes_nothing():
@@ -120,7 +120,7 @@ def test_a_step_of_padding_alone_computes_nothing():
 @pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("num_heads", [20, 33])
 def test_heads_that_fill_more_than_a_small_tile_are_right(num_heads, kv_dtype):
-    """In half precision 32 heads share a tile, of as many tokens as the cache has room for."""
+    """In half precision a tile has 32 heads; its tokens depend on the type of the cache."""
     sizes = replace(SIZES, num_heads=num_heads, dtype="float16", kv_dtype=kv_dtype)
     scene = MLAScene(TritonMLABackend, sizes)
     assert scene.backend._tiles.num_heads == 32
@@ -128,8 +128,8 @@ def test_heads_that_fill_more_than_a_small_tile_are_right(num_heads, kv_dtype):
     numbers = [scene.add(length) for length in (71, 2, 33)]
     for number in numbers:
         compute_all_but_one(scene, number)
-    for answer, truth in scene.step([(number, 1) for number in numbers]):
-        torch.testing.assert_close(answer.double(), truth, rtol=0, atol=4e-3)
+    for output, expected in scene.step([(number, 1) for number in numbers]):
+        torch.testing.assert_close(output.double(), expected, rtol=0, atol=4e-3)
 
 
 def test_every_declared_row_is_served():
@@ -172,20 +172,20 @@ def test_tokens_of_padding_belong_to_no_request():
     assert rows.lengths.tolist() == [1, 2, 3, 1, 0, 0, 0]
 
 
-def test_numbers_of_a_row_need_not_stand_side_by_side():
-    answers = []
+def test_rows_need_not_be_contiguous():
+    outputs = []
     for apart in (lambda rows: rows, lambda rows: rows.mT.contiguous().mT):
         scene = MLAScene(TritonMLABackend, SIZES)
         scene.add(5)
         metadata = scene.backend.prepare(scene.layout([(0, 5)], Padding()))
         inputs = [apart(rows) for rows in scene.inputs([(0, 5)])]
-        answers.append(scene.backend.forward(*inputs, scene.kv_cache, metadata, SCALE))
-    assert torch.equal(*answers)
+        outputs.append(scene.backend.forward(*inputs, scene.kv_cache, metadata, SCALE))
+    assert torch.equal(*outputs)
 
 
 def test_the_workspace_is_what_it_allocates():
     backend = TritonMLABackend(shape(512, 64, num_heads=20))
-    scratch = (backend._partial, backend._peaks, backend._masses)
+    scratch = (backend._partial, backend._row_max, backend._row_sum)
     allocated = sum(tensor.numel() * tensor.element_size() for tensor in scratch)
     assert TritonMLABackend.workspace_bytes(backend.shape) == allocated
 

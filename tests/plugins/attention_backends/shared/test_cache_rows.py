@@ -1,4 +1,4 @@
-"""Rows of the cache are where the view has them, with padding between pages and without."""
+"""Row indices of the cache agree with its view, with padding between pages and without."""
 
 import pytest
 import torch
@@ -37,12 +37,12 @@ def test_a_row_is_the_vector_of_a_head(padding):
     rows = CacheRows.of(Pages(cache, None, "plain"), shape())
     flat = rows.flat(cache)
     slots = torch.tensor([0, 7, 13, 19])
-    written = flat[rows.written(slots)].view(2, len(slots), 3, 8)
+    written = flat[rows.of_slots(slots)].view(2, len(slots), 3, 8)
     for index, slot in enumerate(slots.tolist()):
         assert torch.equal(written[:, index], cache[slot // 4, :, :, slot % 4])
 
 
-def test_rows_end_with_the_last_page_whose_padding_is_not_there():
+def test_rows_end_with_the_last_page_without_its_padding():
     page, padding = 2 * 3 * 4 * 8, 56
     numbers = torch.arange(float(4 * (page + padding) + page))
     cache = numbers.as_strided(SIZES, (page + padding, 96, 32, 8, 1))
@@ -55,7 +55,7 @@ def test_tokens_are_found_by_the_block_table(padding):
     cache = view(padding)
     rows = CacheRows.of(Pages(cache, None, "plain"), shape())
     table = torch.tensor([[3, 1], [2, 4]], dtype=torch.int32)
-    found = rows.tokens(table, torch.tensor([[0, 5], [3, 7]]))
+    found = rows.of_positions(table, torch.tensor([[0, 5], [3, 7]]))
     expected = torch.stack(
         [cache[3, 0, 0, 0], cache[1, 0, 0, 1], cache[2, 0, 0, 3], cache[4, 0, 0, 3]]
     )

@@ -1,4 +1,4 @@
-"""The codes of kernels are those of torch, number by number."""
+"""The codes of the kernels equal those of torch."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from quire_attention_backends.shared.kv_codec import (
     encode_float8,
     encode_int8,
     int8_scale,
-    sizes_for_scale,
+    scale_magnitudes,
 )
 from quire_attention_backends.torch.kept_rows import float8_codes, int8_codes
 
@@ -37,7 +37,7 @@ def encode_rows(x, out, scales, N: tl.constexpr, D: tl.constexpr):
     rows = tl.arange(0, N)
     at = rows[:, None] * D + tl.arange(0, D)[None, :]
     numbers = tl.load(x + at)
-    scale = int8_scale(tl.max(sizes_for_scale(numbers), 1))
+    scale = int8_scale(tl.max(scale_magnitudes(numbers), 1))
     tl.store(scales + rows, scale)
     tl.store(out + at, encode_int8(numbers, scale[:, None]))
 
@@ -80,7 +80,7 @@ def test_ties_go_to_even_and_neighbours_to_the_nearest():
     assert torch.equal(encoded(x), x.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-def test_random_numbers_of_every_size_have_torchs_codes():
+def test_random_values_of_every_magnitude_have_torchs_codes():
     draw = torch.Generator().manual_seed(0)
     exponents = torch.randint(-45, 39, (4000,), generator=draw)
     x = torch.randn(4000, generator=draw) * 10.0**exponents
@@ -93,7 +93,7 @@ def test_what_is_too_large_becomes_the_largest():
     assert (encoded(-x) == 0xFE).all()
 
 
-def test_what_is_not_a_number_has_the_code_for_it():
+def test_nan_has_its_code():
     assert ((encoded(torch.tensor([torch.nan, -torch.nan])) & 0x7F) == 0x7F).all()
 
 
@@ -120,7 +120,7 @@ def test_a_row_of_zeros_is_kept_as_zeros():
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_the_scale_of_a_row_that_is_not_all_numbers_says_so(odd):
+def test_the_scale_of_a_row_with_nan_or_infinity_is_not_finite(odd):
     x = torch.ones(2, 16)
     x[1, 3] = odd
     _, scales = encoded_rows(x)

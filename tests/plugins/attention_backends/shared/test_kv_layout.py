@@ -1,4 +1,4 @@
-"""Pages are the same bytes for every backend, and those that do not fit are refused by name."""
+"""All backends have the same page layout; errors about unsuitable pages name the layer."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_float8_is_split_into_codes():
 
 
 @pytest.mark.parametrize("padding", [0, 7])
-def test_int8_keeps_its_scales_behind_the_numbers(padding):
+def test_int8_stores_its_scales_after_the_elements(padding):
     view, pages = pages_of("int8", padding)
     assert view.shape == (B, 2 * K * S * (D + 4))
     assert (pages.data.shape, pages.data.dtype) == ((B, 2, K, S, D), torch.int8)
@@ -82,7 +82,7 @@ def test_writing_pages_leaves_their_padding_alone():
     assert not raw[:, : it.page_bytes].any()
 
 
-def test_kinds_are_named_by_how_numbers_are_kept():
+def test_kinds_follow_from_the_element_type():
     assert [kind_of(name) for name in DTYPES] == ["plain"] * 3 + ["float8", "int8"]
 
 
@@ -102,7 +102,7 @@ def test_pages_that_are_not_whole_heads_are_refused(kv_dtype):
         view_pages(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1, "mine")
 
 
-def test_padding_of_int8_pages_is_whole_scales_and_no_more():
+def test_padding_of_int8_pages_is_a_multiple_of_a_scale():
     it = spec("int8")
     raw = torch.zeros(B, it.page_bytes + 4, dtype=torch.uint8)
     assert len(view_pages(raw[:, : it.page_bytes], it, B, "mine")) == B
@@ -124,7 +124,7 @@ def test_scales_of_int8_begin_where_float32_can():
 def test_padding_of_less_than_a_row_is_refused(kv_dtype):
     it = spec(kv_dtype)
     raw = torch.zeros(B, it.page_bytes + 2, dtype=torch.uint8)
-    with pytest.raises(RefusedError, match=f"every {it.page_bytes + 2}"):
+    with pytest.raises(RefusedError, match=f"stride of {it.page_bytes + 2}"):
         view_pages(raw[:, : it.page_bytes], it, B, "mine")
 
 
@@ -133,5 +133,5 @@ def test_an_unknown_type_is_refused():
         kv_dtype = "float4"
 
     other = FullAttentionSpec.__new__(OtherSpec)
-    with pytest.raises(RefusedError, match="mine cannot read KV of type float4"):
+    with pytest.raises(RefusedError, match="mine does not support a KV cache of type float4"):
         view_pages(torch.zeros(8, dtype=torch.uint8), other, 1, "mine")

@@ -1,4 +1,4 @@
-"""Every tile that a query sees is in one item, and the lists never outgrow their buffers."""
+"""Every visible tile is in exactly one item, and the lists never exceed their buffers."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ SIZES = st.builds(
     max_units=st.just(32),
     is_fixed=st.booleans(),
 )
-REACHES = st.builds(
+BOUNDS = st.builds(
     AttentionBounds, st.none() | st.integers(1, 400), st.none() | st.integers(1, 400)
 )
 REQUESTS = st.lists(
@@ -60,7 +60,7 @@ def layout(requests, num_padding=0):
 
 
 @settings(max_examples=25, deadline=None)
-@given(requests=REQUESTS, bounds=REACHES, sizes=SIZES, num_padding=st.integers(0, 3))
+@given(requests=REQUESTS, bounds=BOUNDS, sizes=SIZES, num_padding=st.integers(0, 3))
 def test_every_unit_that_is_seen_is_in_one_item(requests, bounds, sizes, num_padding):
     step = layout(requests, num_padding)
     plan = plan_splits(step, bounds, sizes)
@@ -97,7 +97,7 @@ def visible_units(requests, bounds, sizes):
 
 
 @pytest.mark.parametrize("lengths", [[16000], [1000] * 8, [15000] + [70] * 30])
-def test_no_item_is_much_longer_than_a_programs_share(lengths):
+def test_no_item_is_much_longer_than_an_equal_division_of_the_work(lengths):
     sizes = SplitSizes(unit=64, max_queries=4, budget=132, max_units=1024, is_fixed=False)
     plan = plan_splits(layout([(1, length - 1) for length in lengths]), AttentionBounds(), sizes)
     items = plan.items[: int(plan.count)]
@@ -116,7 +116,7 @@ def test_more_requests_than_the_kernel_takes_at_a_time_are_numbered_through():
 
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_divided_requests_of_all_blocks_of_requests_are_numbered_through(is_fixed):
-    """Long ones before and behind what the kernel takes at a time, which is 256 requests."""
+    """Long requests are in several groups of the 256 that the kernel processes at a time."""
     sizes = SplitSizes(unit=64, max_queries=1, budget=64, max_units=64, is_fixed=is_fixed)
     long = (3, 250, 300, 599)
     requests = [(1, 64 * 40 - 1) if index in long else (1, 3) for index in range(600)]
@@ -142,7 +142,7 @@ def test_fixed_splits_depend_on_the_longest_request_alone():
     assert (sizes.unit * 32, sizes.max_units) == (4096 * 16, 32)
 
 
-def test_requests_a_little_longer_than_a_share_leave_two_partial_answers_each():
+def test_requests_slightly_longer_than_an_item_leave_two_partial_outputs_each():
     sizes = SplitSizes(unit=64, max_queries=1, budget=32, max_units=64, is_fixed=False)
     plan = plan_splits(layout([(1, 64 * 15 - 1)] * 27), AttentionBounds(), sizes)
     assert plan.parts[:, 1].tolist() == [2] * 27

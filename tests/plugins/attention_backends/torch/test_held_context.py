@@ -1,4 +1,4 @@
-"""What is held between steps is what a fresh gather would find, whatever happens in between."""
+"""The held context always equals a fresh gather, for all sequences of steps."""
 
 import random
 
@@ -12,27 +12,27 @@ from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
 
 def check(pairs):
-    for answer, truth in pairs:
-        torch.testing.assert_close(answer, truth.to(answer.dtype), rtol=1e-4, atol=1e-5)
+    for output, expected in pairs:
+        torch.testing.assert_close(output, expected.to(output.dtype), rtol=1e-4, atol=1e-5)
 
 
 def decode(scene, numbers):
     check(scene.step([(number, 1) for number in numbers]))
 
 
-def started(lengths, room=200, **sizes):
+def started(lengths, num_more=200, **sizes):
     scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
-    numbers = [scene.add(length + room) for length in lengths]
+    numbers = [scene.add(length + num_more) for length in lengths]
     check(scene.step(list(zip(numbers, lengths, strict=True))))
     return scene, numbers
 
 
-@pytest.mark.parametrize("block_size", [16, 128])  # with a new block all is gathered again
-def test_a_hundred_steps_grow_past_the_room(block_size):
-    scene, numbers = started([30, 17, 25], room=97, block_size=block_size)
+@pytest.mark.parametrize("block_size", [16, 128])  # a new block makes the backend gather again
+def test_a_hundred_steps_exceed_the_capacity(block_size):
+    scene, numbers = started([30, 17, 25], num_more=97, block_size=block_size)
     for _ in range(97):
         decode(scene, numbers)
-    assert scene.backend._held._tenancy.num_steps > 0
+    assert scene.backend._held._held_batch.num_steps > 0
 
 
 def test_the_second_step_appends():
@@ -47,7 +47,7 @@ def test_the_second_step_appends():
 @pytest.mark.parametrize("seed", range(8))
 def test_requests_that_join_leave_and_change_order_are_seen(seed):
     draw = random.Random(seed)
-    scene, numbers = started([20, 31, 9, 16, 33], room=80)
+    scene, numbers = started([20, 31, 9, 16, 33], num_more=80)
     for _ in range(40):
         event = draw.random()
         if event < 0.6:
@@ -71,32 +71,32 @@ def test_a_layer_that_missed_a_step_gathers_again():
         scene.kv_cache[slot // size, :, :, slot % size] = torch.stack((key, value))
         scene.requests[number].num_computed += 1
     decode(scene, numbers)
-    assert scene.backend._held._tenancy.num_steps == 2
+    assert scene.backend._held._held_batch.num_steps == 2
 
 
 def test_very_uneven_batches_are_not_held():
     scene, numbers = started([3, 500, 8])
     decode(scene, numbers)
-    assert scene.backend._held._tenancy is None
+    assert scene.backend._held._held_batch is None
 
 
-@pytest.mark.parametrize("spare", [0, -1])
-def test_a_copy_is_as_large_as_it_may_be_and_no_larger(spare, monkeypatch):
-    num_bytes = 2 * (31 + held_context.ROOM) * 2 * 2 * 64 * 4
-    monkeypatch.setattr(held_context, "MAX_LAYER_BYTES", num_bytes + spare)
+@pytest.mark.parametrize("extra_bytes", [0, -1])
+def test_a_copy_is_as_large_as_it_may_be_and_no_larger(extra_bytes, monkeypatch):
+    num_bytes = 2 * (31 + held_context.GROWTH_TOKENS) * 2 * 2 * 64 * 4
+    monkeypatch.setattr(held_context, "MAX_LAYER_BYTES", num_bytes + extra_bytes)
     scene, numbers = started([30, 28])
     decode(scene, numbers)
-    assert (scene.backend._held._tenancy is not None) == (spare == 0)
+    assert (scene.backend._held._held_batch is not None) == (extra_bytes == 0)
 
 
 def test_a_step_with_tokens_of_padding_is_not_held():
     scene, numbers = started([30, 28])
     check(scene.step([(number, 1) for number in numbers], Padding(0, 2)))
-    assert scene.backend._held._tenancy is None
+    assert scene.backend._held._held_batch is None
 
 
 def test_a_table_that_another_takes_over_after_two_steps_is_not_mistaken_for_the_last_one():
-    """The buffer of the table is used again, as a model runner does it."""
+    """The buffer of the table is reused, as in a model runner."""
     scene, (one, other) = started([30, 32])
     table = torch.zeros(1, 3, dtype=torch.int32)
     steps_held = []
@@ -104,14 +104,14 @@ def test_a_table_that_another_takes_over_after_two_steps_is_not_mistaken_for_the
         layout = scene.layout([(number, 1)], Padding())
         table.copy_(torch.nn.functional.pad(layout.block_table, (0, 3))[:, :3])
         layout.block_table = table
-        steps_held.append(scene.backend.prepare(layout).tenancy.num_steps)
+        steps_held.append(scene.backend.prepare(layout).held_batch.num_steps)
         scene.requests[number].num_computed += 1
     assert steps_held == [0, 1, 0]
 
 
 def test_a_request_that_takes_over_row_and_blocks_reads_its_own():
-    # One ends with two whole blocks; the next begins with them, and computes one token: to the
-    # backend that looks like the same request, and indeed all that is held is right.
+    # One request ends with two full blocks; the next has them as its prefix and computes one token.
+    # The backend cannot tell them apart, and the held context is right for both.
     scene, (first,) = started([30])
     decode(scene, [first])
     decode(scene, [first])
@@ -131,10 +131,10 @@ def test_a_tail_block_that_was_taken_over_is_read_anew():
     scene.end(first)
     check(scene.step([(second, 5)]))
     assert scene.requests[second].block_ids[-1] == tail
-    decode(scene, [second])  # 22 tokens, one more than the first one had, in the same blocks
+    decode(scene, [second])  # 22 tokens, one more than the first request had, in the same blocks
 
 
-def test_children_of_one_prompt_change_places():
+def test_children_of_one_prompt_change_their_order():
     scene, (parent,) = started([32])
     children = [scene.add_with_prefix_of(parent, 2, 100) for _ in range(3)]
     scene.end(parent)
@@ -176,13 +176,13 @@ def test_what_was_written_from_outside_is_read():
 def test_a_layout_whose_buffers_are_used_again_is_not_mistaken_for_the_last_one():
     scene, (one, other) = started([30, 30])
     table = torch.zeros(1, 3, dtype=torch.int32)
-    for number in (one, other):  # the other one has a token more, and other blocks
+    for number in (one, other):  # the second has one token more, and other blocks
         scene.requests[number].num_computed = 30 + (number == other)
         layout = scene.layout([(number, 1)], Padding())
         table.copy_(torch.nn.functional.pad(layout.block_table, (0, 3))[:, :3])
         layout.block_table = table
         metadata = scene.backend.prepare(layout)
-        assert metadata.tenancy.num_steps == 0
+        assert metadata.held_batch.num_steps == 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "int8"])
@@ -191,4 +191,4 @@ def test_a_cache_of_another_type_is_not_held(kv_dtype):
     scene.add(30)
     scene.step([(0, 28)])
     scene.step([(0, 1)])
-    assert scene.backend._held._tenancy is None
+    assert scene.backend._held._held_batch is None

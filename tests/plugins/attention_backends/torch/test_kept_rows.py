@@ -1,11 +1,11 @@
-"""What is written to rows of a cache is read from them, whatever they are kept as."""
+"""Rows that are written to a cache are read back, for every element type."""
 
 import pytest
 import torch
 from kv_pages import KV_DTYPES, NUM_BLOCKS, numbers_at, pages_of, shape_of
 
 from quire.interfaces.attention import AttentionLayerParams
-from quire.testing.attention.attention_truth import kept
+from quire.testing.attention.attention_truth import kv_round_trip
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch.kept_rows import float8_codes, int8_codes, read_rows, write_rows
 
@@ -18,7 +18,7 @@ def written(kv_dtype, padding=0):
     pages, raw = pages_of(shape, padding)
     rows = CacheRows.of(pages, shape)
     k, v = torch.randn(2, len(SLOTS), 2, 64, generator=torch.Generator().manual_seed(2))
-    at = rows.written(SLOTS)
+    at = rows.of_slots(SLOTS)
     new = write_rows(pages, rows, at, k, v, LAYER)
     return pages, rows, at, (k, v), new, raw
 
@@ -27,7 +27,7 @@ def written(kv_dtype, padding=0):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_rows_are_kept_by_the_definition(kv_dtype, padding):
     pages, rows, at, (k, v), _, _ = written(kv_dtype, padding)
-    expected = torch.stack((kept(k, kv_dtype, 0.3), kept(v, kv_dtype, 2.0)))
+    expected = torch.stack((kv_round_trip(k, kv_dtype, 0.3), kv_round_trip(v, kv_dtype, 2.0)))
     found = numbers_at(pages, SLOTS, LAYER)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
     gathered = pages.data.new_empty(len(at), 64)
@@ -55,7 +55,7 @@ def test_plain_rows_come_back_as_they_are_kept():
     assert read.data_ptr() == gathered.data_ptr()
 
 
-def test_what_float8_cannot_hold_is_its_largest_number():
+def test_values_too_large_for_float8_become_its_maximum():
     codes = float8_codes(torch.tensor([1e6, -1e6, 448.0, 300.0]), 0.5)
     assert codes.view(torch.float8_e4m3fn).tolist() == [448.0, -448.0, 448.0, 448.0]
 

@@ -1,4 +1,4 @@
-"""Queries go to the batches and answers come back to where the queries stood."""
+"""Queries are distributed to the batches, and outputs are returned in the order of the step."""
 
 import pytest
 import torch
@@ -22,26 +22,26 @@ def grouped(query_lens, computed, call_cost=1, max_tokens=10**6):
     st.integers(0, 3),
     st.sampled_from([1, 10**6]),
 )
-def test_there_and_back_is_the_step_and_padding_may_be_anything(requests, num_padding, call_cost):
+def test_splitting_and_joining_restores_the_step(requests, num_padding, call_cost):
     query_lens, computed = zip(*requests, strict=True)
     num_real = sum(query_lens)
     found = grouped(query_lens, computed, call_cost, 2000)
     order = QueryOrder.of(found, num_real + num_padding, CPU)
     q = 1.0 + torch.arange(num_real + num_padding).unsqueeze(1)
-    parts = order.of_each_batch(q)
+    parts = order.split_queries(q)
     assert [len(part) for part in parts] == [len(each) * each.num_queries for each in found]
     if not parts:
         return
-    back = order.of_the_step(parts)
+    back = order.join_outputs(parts)
     assert back.shape == q.shape
     assert torch.equal(back[:num_real], q[:num_real])
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 900)), min_size=1, max_size=12))
-def test_each_span_asks_with_its_own_queries_and_then_repeats_the_last(requests):
+def test_each_span_has_its_own_queries_and_then_repeats_the_last(requests):
     query_lens, computed = zip(*requests, strict=True)
     found = grouped(query_lens, computed)
-    parts = QueryOrder.of(found, sum(query_lens), CPU).of_each_batch(torch.arange(sum(query_lens)))
+    parts = QueryOrder.of(found, sum(query_lens), CPU).split_queries(torch.arange(sum(query_lens)))
     for spans, part in zip(found, parts, strict=True):
         rows = part.view(len(spans), spans.num_queries).tolist()
         for first, size, row in zip(spans.first_tokens, spans.sizes, rows, strict=True):
@@ -53,6 +53,6 @@ def test_each_span_asks_with_its_own_queries_and_then_repeats_the_last(requests)
 def test_a_step_in_its_own_order_is_not_gathered(max_tokens):
     found = grouped([1] * 6, [99] * 6, max_tokens=max_tokens)
     order = QueryOrder.of(found, 6, CPU)
-    assert (order.asked, order.places) == (None, None)
+    assert (order.query_index, order.output_index) == (None, None)
     q = torch.rand(6, 4)
-    assert torch.equal(order.of_the_step(order.of_each_batch(q)), q)
+    assert torch.equal(order.join_outputs(order.split_queries(q)), q)

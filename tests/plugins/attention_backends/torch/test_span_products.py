@@ -1,4 +1,4 @@
-"""Folding puts the heads of a group beside each other, and unfolding takes them back."""
+"""Folding moves the heads of a group into rows, unfolding undoes it, and the products agree."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from kv_pages import shape_of
 from quire.interfaces.attention import AttentionLayerParams
 from quire_attention_backends.torch.span_products import (
     explicit,
+    explicit_float32,
     fold,
     folded_sinks,
     fused,
-    spelled_out,
     unfold,
 )
 
@@ -19,7 +19,7 @@ SIZES = [(1, 1), (4, 1), (1, 5), (3, 4)]
 
 
 @pytest.mark.parametrize(("num_spans", "num_queries"), SIZES)
-def test_unfolding_is_the_way_back(num_spans, num_queries):
+def test_unfolding_undoes_folding(num_spans, num_queries):
     q = torch.randn(num_spans * num_queries, 6, 8)
     folded = fold(q, num_spans, num_queries, SHAPE)
     assert folded.shape == (num_spans * 2, num_queries * 3, 8)
@@ -27,7 +27,7 @@ def test_unfolding_is_the_way_back(num_spans, num_queries):
 
 
 @pytest.mark.parametrize(("num_spans", "num_queries"), SIZES)
-def test_a_sink_stands_in_the_rows_of_its_head(num_spans, num_queries):
+def test_a_sink_is_in_the_rows_of_its_head(num_spans, num_queries):
     sinks = torch.arange(6.0)
     heads = sinks.view(1, 6, 1).expand(num_spans * num_queries, 6, 8)
     expected = fold(heads, num_spans, num_queries, SHAPE)[..., :1]
@@ -40,18 +40,18 @@ def scene():
     return q, k, v, mask
 
 
-def test_the_three_ways_to_attend_agree():
+def test_the_three_implementations_agree():
     q, k, v, mask = scene()
     layer = AttentionLayerParams(0.3)
     expected = explicit(q, k, v, mask.flatten(0, 1), 0.3)
     torch.testing.assert_close(fused(q, k, v, mask, 0.3), expected)
-    torch.testing.assert_close(spelled_out(q, k, v, mask, layer, None), expected)
+    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, None), expected)
 
 
-def test_a_sink_takes_its_share_of_the_weights():
+def test_a_sink_takes_part_in_the_softmax():
     q, k, v, mask = scene()
     layer = AttentionLayerParams(0.3, logit_soft_cap=3.0)
     far = torch.full((4, 6, 1), -1e4)
-    without = spelled_out(q, k, v, mask, layer, None)
-    torch.testing.assert_close(spelled_out(q, k, v, mask, layer, far), without)
-    assert not spelled_out(q, k, v, mask, layer, -far).any()
+    without = explicit_float32(q, k, v, mask, layer, None)
+    torch.testing.assert_close(explicit_float32(q, k, v, mask, layer, far), without)
+    assert not explicit_float32(q, k, v, mask, layer, -far).any()

@@ -1,4 +1,4 @@
-"""Spans cover a step once, and share batches where that pays."""
+"""Spans cover a step exactly once, and are batched where that is cheaper."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from quire_attention_backends.torch.spans import MAX_QUERIES, batches, cut
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 3 * MAX_QUERIES), st.integers(0, 5000)), min_size=1, max_size=20
 )
-REACHES = st.sampled_from(
+BOUNDS = st.sampled_from(
     [
         AttentionBounds(),
         AttentionBounds(window=50),
@@ -32,7 +32,7 @@ def batches_of(requests, call_cost=500, max_tokens=20_000):
 
 
 def by_hand(requests):
-    """The spans of a step, found request by request: request, first token, size, end."""
+    """Return the spans of a step, computed per request: request, first token, size, end."""
     found, token = [], 0
     for request, (num_new, computed) in enumerate(requests):
         for start in range(0, num_new, MAX_QUERIES):
@@ -52,13 +52,13 @@ def test_a_step_is_cut_as_it_would_be_request_by_request(requests):
     assert listed(spans_of(requests)) == by_hand(requests)
 
 
-@given(REQUESTS, REACHES, st.sampled_from([1, 128]))
+@given(REQUESTS, BOUNDS, st.sampled_from([1, 128]))
 def test_a_span_reads_from_the_first_key_that_a_query_sees(requests, bounds, tile):
     spans = spans_of(requests, bounds, tile)
     for index, (_, _, size, end) in enumerate(listed(spans)):
-        seen = int(bounds.first_key(np.array(end - size)))
-        start = seen // tile * tile
-        assert (spans.seen[index], spans.starts[index]) == (seen, start)
+        first_seen = int(bounds.first_key(np.array(end - size)))
+        start = first_seen // tile * tile
+        assert (spans.first_seen[index], spans.starts[index]) == (first_seen, start)
         num_keys = int(spans.num_keys[index])
         assert num_keys % tile == 0
         assert end <= start + num_keys < end + tile
@@ -110,7 +110,7 @@ def test_padding_of_prompts_counts_for_each_of_their_queries():
     assert len(batches_of([(64, 100), (64, 400)])) == 2
 
 
-def test_a_context_beyond_the_limit_is_a_batch_of_its_own():
+def test_a_context_above_the_limit_is_a_batch_of_its_own():
     assert [len(batch) for batch in batches_of([(1, 99)] * 3, max_tokens=50)] == [1, 1, 1]
 
 

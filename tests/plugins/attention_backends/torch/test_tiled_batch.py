@@ -1,4 +1,4 @@
-"""Tiles at fixed positions: the same bits for a query, however it came to be computed."""
+"""Tiles at fixed positions give a query the same bits in every batch and every chunking."""
 
 from dataclasses import replace
 
@@ -31,16 +31,16 @@ def scene_of(*lengths, **sizes):
 
 
 def last_row(length, chunks, num_others=0, **sizes):
-    """The answer to the last of `length` tokens."""
+    """Return the output of the last of `length` tokens."""
     scene, (number,) = scene_of(length, **sizes)
     others = [scene.add(8) for _ in range(num_others)]
     for chunk in chunks[:-1]:
-        scene.answers([(number, chunk)])
+        scene.outputs([(number, chunk)])
     plan = [(other, 1 + other % 3) for other in others]
     plan.insert(num_others // 2, (number, chunks[-1]))
-    answer, truth = scene.step(plan)[num_others // 2]
-    torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
-    return answer[-1]
+    output, expected = scene.step(plan)[num_others // 2]
+    torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
+    return output[-1]
 
 
 @pytest.mark.parametrize("length", BORDERS)
@@ -72,13 +72,13 @@ def test_nothing_is_held_from_step_to_step():
     scene.step([(number, 30)])
     for _ in range(3):
         scene.step([(number, 1)])
-    assert scene.backend._held._tenancy is None
+    assert scene.backend._held._held_batch is None
 
 
 NOISES = {
     "the products beside it": lambda q: len(q) - 1,
     "the rows beside it": lambda q: q.shape[1] - 1,
-    "its place": lambda q: torch.arange(q.shape[1]).unsqueeze(1),
+    "its index": lambda q: torch.arange(q.shape[1]).unsqueeze(1),
 }
 
 

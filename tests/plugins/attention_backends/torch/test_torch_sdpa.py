@@ -62,9 +62,9 @@ def test_pages_that_are_not_k_and_v_are_refused():
     ("kv_dtype", "max_blocks", "num_tokens", "token_bytes"),
     [
         ("bfloat16", 8, 4 * 128, 2),  # three requests and a span of a prompt, all of their tokens
-        ("bfloat16", 2**14, 2**28 // (2 * 2 * 2 * 64), 2),  # what a batch may gather
-        ("bfloat16", 2**16, 2**20, 2),  # one request alone, which may have more
-        ("float8_e4m3fn", 8, 4 * 128, 1 + 4 + 2),  # codes, their float32 numbers, and those of q
+        ("bfloat16", 2**14, 2**28 // (2 * 2 * 2 * 64), 2),  # the limit of a batch
+        ("bfloat16", 2**16, 2**20, 2),  # one request alone, which may exceed the limit
+        ("float8_e4m3fn", 8, 4 * 128, 1 + 4 + 2),  # codes, decoded float32, and the dtype of q
         ("float32", 8, 4 * 128, 4 + 2),
     ],
 )
@@ -125,11 +125,11 @@ def test_a_layer_of_a_decode_step_is_six_operators():
     ]
 
 
-def test_uneven_contexts_are_answered_in_the_order_of_the_batch():
+def test_outputs_of_uneven_contexts_are_in_the_order_of_the_batch():
     scene, numbers = scene_after([3, 500, 8, 300, 1], num_heads=16, num_kv_heads=8)
     assert len(plan_of(scene, numbers)) > 1
-    for answer, truth in scene.step([(number, 1) for number in numbers]):
-        torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+    for output, expected in scene.step([(number, 1) for number in numbers]):
+        torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_uneven_contexts_are_answered_in_the_order_of_the_batch():
 def test_single_tokens_whose_context_could_be_held_have_every_feature(layer):
     scene, numbers = scene_after([30, 28], **layer)
     for _ in range(2):
-        for answer, truth in scene.step([(number, 1) for number in numbers]):
-            torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+        for output, expected in scene.step([(number, 1) for number in numbers]):
+            torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("lengths", [(40, 30), (1, 1)], ids=["prompts", "single tokens"])
@@ -150,34 +150,34 @@ def test_layers_of_one_step_see_as_far_as_each_does(lengths, sizes):
     scene = AttentionScene(TorchSDPABackend, SceneSizes(**sizes))
     numbers = [scene.add(120) for _ in lengths]
     plan = list(zip(numbers, lengths, strict=True))
-    scene.answers([(number, 70) for number in numbers])
+    scene.outputs([(number, 70) for number in numbers])
     metadata = scene.backend.prepare(scene.layout(plan, Padding()))
     heads = scene.inputs(plan)
-    reaches = [(None, None), (9, None), (None, 9), (40, 50), (None, None), (9, 50)]
-    for window, chunk in reaches:
+    bounds = [(None, None), (9, None), (None, 9), (40, 50), (None, None), (9, 50)]
+    for window, chunk in bounds:
         layer = replace(scene.sizes.params, sliding_window=window, attention_chunk=chunk)
         out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
         for number, rows in zip(numbers, out.split(list(lengths)), strict=True):
             request, end = scene.requests[number], 70 + lengths[number]
-            truth = reference_attention(
+            expected = reference_attention(
                 request.q[70:end].double(),
                 request.k[:end].double(),
                 request.v[:end].double(),
                 layer,
             )
             limit = 3e-2 if "dtype" in sizes else 2e-5
-            torch.testing.assert_close(rows.double(), truth, atol=limit, rtol=0)
+            torch.testing.assert_close(rows.double(), expected, atol=limit, rtol=0)
 
 
 def test_scores_of_16_bit_queries_are_kept_in_float32():
-    """Large ones, which float16 keeps to a thirtieth."""
+    """The scores are large, so that float16 would hold them to a thirtieth."""
     scene = AttentionScene(TorchSDPABackend, SceneSizes(dtype="float16", kv_dtype="float16"))
     number = scene.add(60)
     scene.requests[number].q *= 16
     scene.step([(number, 58)])
     for _ in range(2):
-        [(answer, truth)] = scene.step([(number, 1)])
-        torch.testing.assert_close(answer.double(), truth, atol=4e-3, rtol=0)
+        [(output, expected)] = scene.step([(number, 1)])
+        torch.testing.assert_close(output.double(), expected, atol=4e-3, rtol=0)
 
 
 def plan_of(scene, numbers):
@@ -185,7 +185,7 @@ def plan_of(scene, numbers):
     metadata = scene.backend.prepare(layout)
     q, k, v = scene.inputs([(number, 1) for number in numbers])
     scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
-    return metadata.readings[None, None].batches
+    return metadata.step_batches[None, None].batches
 
 
 def count_opcodes(run):
@@ -195,7 +195,7 @@ def count_opcodes(run):
     def trace(frame, event, _):
         nonlocal count
         if "quire_attention_backends" not in frame.f_code.co_filename:
-            return None  # what collects garbage or warns comes when it likes
+            return None  # garbage collection and warnings occur at any time
         frame.f_trace_opcodes = True
         count += event == "opcode"
         return trace
@@ -215,7 +215,7 @@ def work_of(plan, contexts, **sizes):
     numbers = [
         scene.add(context + num_new) for num_new, context in zip(plan, contexts, strict=True)
     ]
-    scene.answers(list(zip(numbers, contexts, strict=True)))
+    scene.outputs(list(zip(numbers, contexts, strict=True)))
     shares = list(zip(numbers, plan, strict=True))
     layout, heads = scene.layout(shares, Padding()), scene.inputs(shares)
     metadata = []
@@ -230,7 +230,7 @@ def work_of(plan, contexts, **sizes):
 
     counted = []
     for layer in (first_layer, second_layer):
-        layer()  # what is done once only
+        layer()  # one-time work
         with OperatorCount() as operators:
             layer()
         counted.append((len(operators.names), count_opcodes(layer)))
@@ -246,7 +246,7 @@ def work_of(plan, contexts, **sizes):
 def test_eight_times_the_requests_are_the_same_operators_and_the_same_python(
     new, sizes, monkeypatch
 ):
-    monkeypatch.setattr(torch_sdpa, "CALL_COST_BYTES", 64)  # so every length has its own batch
+    monkeypatch.setattr(torch_sdpa, "CALL_COST_BYTES", 64)  # so each length has its own batch
     few, many = (
         work_of(new * factor, (3, 20, 3, 9, 9, 20, 9, 3) * factor, head_dim=16, **sizes)
         for factor in (1, 8)
@@ -268,9 +268,7 @@ NEW_TOKENS = st.sampled_from([1, 1, 1, 2, 3, 17, 130])
     call_cost=st.sampled_from([2**10, 2**20]),
     limit=st.sampled_from([2**16, 2**23]),
 )
-def test_any_batch_is_answered_as_the_definition_says(
-    requests, bounds, more, num_padding, call_cost, limit
-):
+def test_any_batch_matches_the_definition(requests, bounds, more, num_padding, call_cost, limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_sdpa, "CALL_COST_BYTES", call_cost)
         patch.setitem(torch_sdpa.MAX_GATHERED_BYTES, "cpu", limit)
@@ -283,18 +281,18 @@ def test_any_batch_is_answered_as_the_definition_says(
         ]
         plan = [(number, new) for number, (_, new) in zip(numbers, requests, strict=True)]
         for step in filter(None, (computed, plan)):
-            for answer, truth in scene.step(step, Padding(num_padding, 2 * num_padding)):
-                torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+            for output, expected in scene.step(step, Padding(num_padding, 2 * num_padding)):
+                torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 def test_a_prompt_row_is_the_same_beside_others():
-    answers = []
+    outputs = []
     for others in ([], [130, 64, 1]):
         scene = AttentionScene(TorchSDPABackend, SceneSizes())
         first = scene.add(64)
         plan = [(first, 64), *((scene.add(length), length) for length in others)]
-        answers.append(scene.step(plan)[0][0])
-    torch.testing.assert_close(*answers, atol=1e-6, rtol=0)
+        outputs.append(scene.step(plan)[0][0])
+    torch.testing.assert_close(*outputs, atol=1e-6, rtol=0)
 
 
 def test_a_step_of_padding_alone_has_the_shape_of_one():
@@ -329,12 +327,12 @@ def poison_unseen(scene, plan):
     return before, is_seen
 
 
-REACHES = [{}, {"window": 5}, {"window": 16}, {"window": 40}, {"chunk": 5}, {"chunk": 48}]
+BOUNDS = [{}, {"window": 5}, {"window": 16}, {"window": 40}, {"chunk": 5}, {"chunk": 48}]
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
-@pytest.mark.parametrize("bounds", REACHES, ids=str)
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_no_row_is_read_that_no_query_of_the_step_may_see(bounds, soft_cap, batch_invariant):
     sizes = SceneSizes(soft_cap=soft_cap, batch_invariant=batch_invariant, **bounds)
     scene = AttentionScene(TorchSDPABackend, sizes)
@@ -348,8 +346,8 @@ def test_no_row_is_read_that_no_query_of_the_step_may_see(bounds, soft_cap, batc
         [(short, 3), (long, 20)],
     )
     for plan in steps:
-        scene.layout(plan, Padding())  # gives out the blocks
+        scene.layout(plan, Padding())  # allocates the blocks
         before, is_seen = poison_unseen(scene, plan)
-        for answer, truth in scene.step(plan, Padding(1, 2)):
-            torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+        for output, expected in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
         scene.kv_cache.movedim(3, 1)[~is_seen] = before[~is_seen]

@@ -1,4 +1,4 @@
-"""What torch's attention over many lengths is asked; a stand-in does it by the definition."""
+"""Use of torch's varlen attention, with a stand-in that computes it by the definition."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ CAPABILITIES = load_plugins().registries.attention_backends.entry("torch_sdpa").
 
 
 class ByDefinition:
-    """Takes what torch's function takes, and keeps count."""
+    """A function with the signature of torch's that counts its calls."""
 
     def __init__(self):
         self.num_calls = 0
@@ -64,7 +64,7 @@ class ByDefinition:
 class OnStandIn(TorchSDPABackend):
     def __init__(self, shape):
         self.stand_in = ByDefinition()
-        super().__init__(shape, VarlenAttention(self.stand_in, has_groups=True))
+        super().__init__(shape, VarlenAttention(self.stand_in, supports_gqa=True))
 
 
 class TestOnStandIn(AttentionBackendContract):
@@ -79,8 +79,8 @@ def scene_of(*lengths, **sizes):
 
 def num_calls(scene, *steps):
     for plan in steps:
-        for answer, truth in scene.step(plan, Padding(1, 2)):
-            torch.testing.assert_close(answer.double(), truth, atol=3e-2, rtol=0)
+        for output, expected in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(output.double(), expected, atol=3e-2, rtol=0)
     return scene.backend.stand_in.num_calls
 
 
@@ -94,14 +94,14 @@ def test_a_step_is_one_call():
     [{"dtype": "float32"}, {"soft_cap": 5.0}, {"has_sinks": True}, {"chunk": 8}, {"head_dim": 36}],
     ids=str,
 )
-def test_what_torch_cannot_do_is_done_otherwise(sizes):
+def test_unsupported_features_do_not_use_torchs_kernel(sizes):
     wanted = SceneSizes(**{"dtype": "float16", "kv_dtype": "float16", **sizes})
     scene = AttentionScene(OnStandIn, wanted)
     scene.add(20)
     assert num_calls(scene, [(0, 12)], [(0, 1)]) == 0
 
 
-def test_batch_invariant_mode_never_asks_torch():
+def test_batch_invariant_mode_never_calls_torchs_kernel():
     scene, _ = scene_of(20, kv_dtype="bfloat16", batch_invariant=True)
     assert num_calls(scene, [(0, 12)], [(0, 1)]) == 0
 
@@ -114,17 +114,17 @@ def test_a_step_that_would_gather_too_much_is_done_in_batches(monkeypatch):
 
 
 def test_without_groups_only_equal_heads_are_served():
-    bare = VarlenAttention(ByDefinition(), has_groups=False)
-    assert not bare.serves(HALF, PLAIN)
-    assert bare.serves(replace(HALF, num_kv_heads=HALF.num_heads), PLAIN)
+    bare = VarlenAttention(ByDefinition(), supports_gqa=False)
+    assert not bare.supports(HALF, PLAIN)
+    assert bare.supports(replace(HALF, num_kv_heads=HALF.num_heads), PLAIN)
 
 
-def test_there_is_none_on_a_cpu():
-    assert VarlenAttention.here(HALF) is None
+def test_the_kernel_is_not_available_on_a_cpu():
+    assert VarlenAttention.if_available(HALF) is None
 
 
 def test_a_cpu_does_not_wait_for_what_it_cannot_use_to_be_imported():
-    """It brings dynamo with it, which takes two seconds."""
+    """The import loads dynamo, which takes two seconds."""
     code = (
         "import sys, quire_attention_backends.torch.torch_sdpa; "
         "sys.exit('torch._dynamo' in sys.modules)"
@@ -135,17 +135,17 @@ def test_a_cpu_does_not_wait_for_what_it_cannot_use_to_be_imported():
 @pytest.mark.parametrize(("capability", "is_able"), [((7, 5), False), ((8, 0), True)])
 def test_a_gpu_must_be_able_to_run_it(capability, is_able, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    found = VarlenAttention.here(replace(HALF, device=torch.device("cuda")))
+    found = VarlenAttention.if_available(replace(HALF, device=torch.device("cuda")))
     assert (found is not None) == is_able
 
 
 @pytest.mark.parametrize(("head_dim", "is_served"), [(256, True), (264, False), (36, False)])
 def test_heads_have_a_size_that_it_takes(head_dim, is_served):
-    both = VarlenAttention(ByDefinition(), has_groups=True)
-    assert both.serves(replace(HALF, head_dim=head_dim), PLAIN) == is_served
+    both = VarlenAttention(ByDefinition(), supports_gqa=True)
+    assert both.supports(replace(HALF, head_dim=head_dim), PLAIN) == is_served
 
 
-def test_a_step_of_padding_alone_asks_nothing():
+def test_a_step_of_padding_alone_makes_no_call():
     scene, _ = scene_of(4, kv_dtype="bfloat16")
     layout = replace(
         scene.layout([(0, 2)], Padding()),
@@ -175,10 +175,10 @@ def test_layers_of_one_step_have_windows_of_their_own():
     for window in (None, 4, 17):
         layer = replace(scene.sizes.params, sliding_window=window)
         out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
-        truth = reference_attention(
+        expected = reference_attention(
             request.q[30:].double(), request.k.double(), request.v.double(), layer
         )
-        torch.testing.assert_close(out.double(), truth, atol=3e-2, rtol=0)
+        torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=0)
 
 
 def test_fresh_requests_attend_to_their_own_k_and_v():
@@ -216,12 +216,14 @@ def test_only_keys_that_some_query_sees_are_gathered(window, num_keys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to run torch's kernel")
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("window", [None, 7])
-def test_torchs_kernel_gives_the_true_answers(window, kv_dtype):
+def test_torchs_kernel_is_right(window, kv_dtype):
     sizes = SceneSizes(dtype="bfloat16", kv_dtype=kv_dtype, window=window, device="cuda")
     scene = AttentionScene(TorchSDPABackend, sizes)
-    assert VarlenAttention.here(scene.backend.shape).serves(scene.backend.shape, sizes.params)
+    assert VarlenAttention.if_available(scene.backend.shape).supports(
+        scene.backend.shape, sizes.params
+    )
     for length in (40, 9, 70):
         scene.add(length)
     for plan in ([(0, 30), (1, 8)], [(2, 65), (0, 1), (1, 1)], [(0, 9), (2, 1)], [(2, 1)]):
-        for answer, truth in scene.step(plan, Padding(1, 2)):
-            torch.testing.assert_close(answer.double(), truth, atol=3e-2, rtol=0)
+        for output, expected in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(output.double(), expected, atol=3e-2, rtol=0)

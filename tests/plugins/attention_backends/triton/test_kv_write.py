@@ -1,4 +1,4 @@
-"""One launch does what norm, rotation and writes do one after the other in torch."""
+"""One launch equals norm, rotation and KV writes one after the other in torch."""
 
 from functools import cache
 
@@ -13,19 +13,19 @@ from quire.layers.attention.rope_parameters import RopeParameters
 from quire.layers.attention.rotary import RotaryEmbedding, rotate
 from quire.layers.context import LayerContext
 from quire.layers.norm import QKNorm
-from quire.testing.attention.attention_truth import kept
+from quire.testing.attention.attention_truth import kv_round_trip
 from quire_attention_backends.triton.kv_write import rotate_and_write, write_kv
 
 NUM_TOKENS = 5
 HEADS = ((6, 2), (4, 4), (5, 1))
 LAYER = AttentionLayerParams(0.1, k_scale=0.3, v_scale=2.0)
-# The interpreter cuts bfloat16 off where a GPU rounds to the nearest.
+# The interpreter truncates bfloat16 where a GPU rounds to the nearest.
 ROUNDING = {"bfloat16": 2**-7} if DEVICE.type == "cpu" else {}
 
 
 @cache
 def slots_here():
-    """Where the tokens go; two are padding."""
+    """Return the slots of the tokens; two are padding."""
     return torch.tensor([17, 18, 47, 80, 95, 0, 0], device=DEVICE)
 
 
@@ -57,7 +57,9 @@ def rotary_step(num_heads, num_kv_heads, head_dim, dtype, has_norm, weight_offse
 
 def check_kept(pages, k, v, kv_dtype, tolerance):
     found = numbers_at(pages, slots_here(), LAYER)[:, :NUM_TOKENS].double().cpu()
-    expected = torch.stack((kept(k.cpu(), kv_dtype, 0.3), kept(v.cpu(), kv_dtype, 2.0)))
+    expected = torch.stack(
+        (kv_round_trip(k.cpu(), kv_dtype, 0.3), kv_round_trip(v.cpu(), kv_dtype, 2.0))
+    )
     limit = max(tolerance, ROUNDING.get(kv_dtype, 0.0))
     torch.testing.assert_close(found, expected[:, :NUM_TOKENS], rtol=limit, atol=tolerance)
 
@@ -93,7 +95,7 @@ def test_half_precision_is_kept_by_the_definition(dtype, kv_dtype):
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("head_dim", [32, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
-def test_heads_are_turned_as_by_the_layers(heads, head_dim, has_norm):
+def test_heads_are_rotated_as_by_the_layers(heads, head_dim, has_norm):
     pages, _ = pages_of(shape_for(heads, head_dim, torch.float32, "float32"))
     rotary, by_layers = rotary_step(*heads, head_dim, torch.float32, has_norm)
     qkv = heads_of(*heads, head_dim, torch.float32)
@@ -105,7 +107,7 @@ def test_heads_are_turned_as_by_the_layers(heads, head_dim, has_norm):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_every_type_is_turned_in_float32_and_rounded_once(dtype, kv_dtype):
+def test_every_type_is_rotated_in_float32_and_rounded_once(dtype, kv_dtype):
     heads = (6, 2)
     pages, _ = pages_of(shape_for(heads, 64, dtype, kv_dtype))
     rotary, _ = rotary_step(*heads, 64, dtype, has_norm=True)
@@ -166,16 +168,16 @@ def test_padding_goes_to_the_null_block_alone(kv_dtype):
 
 
 def test_a_token_has_the_same_bits_in_every_step():
-    answers = []
+    outputs = []
     for some in (slice(0, 5), slice(2, 3)):
         pages, _ = pages_of(shape_for((6, 2), 64, torch.float32, "int8"))
         rotary, _ = rotary_step(6, 2, 64, torch.float32, has_norm=True)
         part = RotaryStep(rotary.table, rotary.positions[some], rotary.norm_weight, 1e-5)
         qkv = heads_of(6, 2, 64, torch.float32)[some].contiguous()
         q = rotate_and_write(qkv, part, pages, slots_here()[some], LAYER, 6)
-        answers.append((q[slots_here()[some] == 47], numbers_at(pages, slots_here()[2:3], LAYER)))
-    assert torch.equal(answers[0][0], answers[1][0])
-    assert torch.equal(answers[0][1], answers[1][1])
+        outputs.append((q[slots_here()[some] == 47], numbers_at(pages, slots_here()[2:3], LAYER)))
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert torch.equal(outputs[0][1], outputs[1][1])
 
 
 def test_no_tokens_are_no_launch():

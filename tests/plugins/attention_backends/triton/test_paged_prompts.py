@@ -1,4 +1,4 @@
-"""Chunks of prompts that stand where tiles, windows and splits begin or end."""
+"""Chunks of prompts at the boundaries of tiles, windows and splits."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ from quire_attention_backends.triton.triton_attention import TritonBackend
 @pytest.mark.parametrize(
     ("num_computed", "window"),
     [
-        (62, None),  # the first query is the last but one of a tile, and does not see its last key
-        (130, 70),  # the first tiles are seen by the first queries alone
-        (180, 70),  # of the first 128 tokens, a split, the last queries see nothing
+        (62, None),  # the first query is the last but one of a tile, whose last key is hidden
+        (130, 70),  # the first tiles are visible to the first queries only
+        (180, 70),  # the first 128 tokens, a split, are hidden from the last queries
     ],
 )
 def test_a_chunk_far_into_its_context(num_computed, window, batch_invariant):
@@ -27,16 +27,16 @@ def test_a_chunk_far_into_its_context(num_computed, window, batch_invariant):
         device=DEVICE.type,
     )
     scene, [number] = filled(TritonBackend, sizes, [num_computed], 40)
-    for answer, truth in scene.step([(number, 33)]):
-        torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+    for output, expected in scene.step([(number, 33)]):
+        torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 def test_groups_that_do_not_fill_a_block_leave_the_next_blocks_queries_alone():
-    """Three heads a group: 21 queries and a row that nobody has."""
+    """Three heads per group: 21 queries and an unused row."""
     sizes = SceneSizes(num_heads=3, num_kv_heads=1, device=DEVICE.type)
     scene, [number] = filled(TritonBackend, sizes, [5], 50)
-    for answer, truth in scene.step([(number, 45)]):
-        torch.testing.assert_close(answer.double(), truth, atol=2e-5, rtol=0)
+    for output, expected in scene.step([(number, 45)]):
+        torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=0)
 
 
 def test_queries_need_not_be_contiguous():

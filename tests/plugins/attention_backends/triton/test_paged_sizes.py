@@ -1,4 +1,4 @@
-"""Tiles for a GPU: what they must hold, and what must not spill, for every shape that is served."""
+"""Tile sizes for a GPU: they hold a group of heads and do not spill, for every supported shape."""
 
 import itertools
 
@@ -27,7 +27,7 @@ TYPES = [
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Choose for a GPU of a capability, which need not be there."""
+    """Return a function that selects a compute capability; no GPU is needed."""
     monkeypatch.setattr(paged_sizes, "interprets_kernels", lambda: False)
 
     def choose(capability):

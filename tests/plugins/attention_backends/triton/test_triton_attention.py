@@ -1,4 +1,4 @@
-"""The Triton backend passes the conformance kit, in the interpreter where there is no GPU."""
+"""The Triton backend passes the conformance kit, in the interpreter if there is no GPU."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from dry_launch import SHARED_BYTES, compiled_in_child
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention.attention_cases import TURNED_TOLERANCES
-from quire.testing.attention.attention_graphs import CapturedStep
+from quire.testing.attention.attention_cases import ROTARY_TOLERANCES
+from quire.testing.attention.attention_graphs import CapturedScene
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire_attention_backends.shared import split_plan
@@ -29,9 +29,9 @@ class TritonContract(AttentionBackendContract):
     device = DEVICE
 
     def tolerance(self, sizes):
-        """The interpreter cuts bfloat16 off where a GPU rounds; a last bit of what is kept tips."""
+        """The interpreter truncates bfloat16 where a GPU rounds; the last stored bit may differ."""
         is_cut = DEVICE == "cpu" and sizes.kv_dtype == "bfloat16" != sizes.dtype
-        return max(super().tolerance(sizes), TURNED_TOLERANCES["bfloat16"] if is_cut else 0.0)
+        return max(super().tolerance(sizes), ROTARY_TOLERANCES["bfloat16"] if is_cut else 0.0)
 
 
 class TestTriton(TritonContract):
@@ -40,7 +40,7 @@ class TestTriton(TritonContract):
     num_cases = 2
 
     def test_the_declared_sizes_work(self, sizes):
-        """Heads in groups of three, of which a block of rows has 21 queries, in pages of 64."""
+        """Heads in groups of three, so that a block of rows has 21 queries, in pages of 64."""
         if sizes.num_heads // sizes.num_kv_heads == 3:  # the others are everywhere below
             scene = self._scene(sizes)
             numbers = [scene.add(length + 1) for length in (1, 24, 64)]
@@ -52,8 +52,8 @@ class TestTriton(TritonContract):
         super().test_very_uneven_contexts_share_a_step()
 
     @pytest.mark.slow  # `test_rows_across_fixed_splits_have_the_same_bits...` is quicker
-    def test_batch_invariant_answers_are_bit_identical(self, invariant):
-        super().test_batch_invariant_answers_are_bit_identical(invariant)
+    def test_batch_invariant_outputs_are_bit_identical(self, invariant):
+        super().test_batch_invariant_outputs_are_bit_identical(invariant)
 
     @pytest.mark.parametrize("chunk", [1, 2, 7, 40])
     def test_a_prompt_in_chunks_equals_the_whole(self, chunk):
@@ -67,7 +67,7 @@ class TestTriton(TritonContract):
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    """Split for sixteen programs, whatever the device; more leave nothing of a batch undivided."""
+    """Split for sixteen programs on every device; with more, every request would be divided."""
     monkeypatch.setattr(split_plan, "num_programs", lambda device: 16)
 
 
@@ -80,10 +80,10 @@ def sizes(**changes):
     return SceneSizes(device=DEVICE, **changes)
 
 
-def filled(lengths, spare=4, **changes):
-    """Return a scene whose requests have so many tokens in the cache, put there by hand."""
+def filled(lengths, num_more=4, **changes):
+    """Return a scene whose requests have `lengths` tokens in the cache, written directly."""
     scene = AttentionScene(TritonBackend, sizes(**changes))
-    numbers = [scene.add(length + spare) for length in lengths]
+    numbers = [scene.add(length + num_more) for length in lengths]
     for number, length in zip(numbers, lengths, strict=True):
         slots = scene.layout([(number, length)], Padding()).slot_mapping
         _, k, v = scene.inputs([(number, length)])
@@ -95,12 +95,12 @@ def filled(lengths, spare=4, **changes):
 
 
 def check(pairs, limit=2e-5):
-    for answer, truth in pairs:
-        torch.testing.assert_close(answer.double(), truth, atol=limit, rtol=0)
+    for output, expected in pairs:
+        torch.testing.assert_close(output.double(), expected, atol=limit, rtol=0)
 
 
 def parts_of(scene, plan, bounds=None):
-    """Return how many partial answers each request of a step leaves."""
+    """Return the number of partial outputs of each request of a step."""
     metadata = scene.backend.prepare(scene.layout(plan, Padding()))
     return scene.backend._plan(metadata, bounds or AttentionBounds()).parts[:, 1].tolist()
 
@@ -147,7 +147,7 @@ def test_a_cap_a_window_and_sinks_together(batch_invariant):
 
 @pytest.mark.usefixtures("few_programs")
 def test_a_few_tokens_of_a_request_are_split_as_one_is():
-    """Draft tokens to be verified: the rows of a tile have place for them."""
+    """Draft tokens to be verified fit into the rows of a tile."""
     scene, numbers = filled([400, 20, 3], num_heads=4)
     plan = [(numbers[0], 2), (numbers[1], 1), (numbers[2], 2)]
     assert parts_of(scene, plan)[0] > 1
@@ -160,7 +160,7 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
     plan = [(prompts[0], 40), (numbers[0], 1), (prompts[1], 7), (numbers[1], 1), (numbers[2], 4)]
     known = scene.layout(plan, Padding(2, 3))
     heads, positions = scene.inputs(plan, 3), scene.positions(plan, 3)
-    answers = []
+    outputs = []
     for step in (known, replace(known, query_lens_host=[], seq_lens_host=[])):
         metadata = scene.backend.prepare(step)
         blocks = scene.backend._blocks(metadata)
@@ -168,16 +168,16 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
         per_request = blocks.starts.diff().tolist()
         queries, short = scene.backend._block_queries, scene.backend._splits.max_queries
         assert per_request == [-(-n // queries) if n > short else 0 for _, n in plan] + [0] * 2
-        assert (blocks.most == sum(per_request)) == bool(step.query_lens_host)
-        assert blocks.most >= sum(per_request)
+        assert (blocks.max_blocks == sum(per_request)) == bool(step.query_lens_host)
+        assert blocks.max_blocks >= sum(per_request)
         out = scene.attend(step, heads, positions, scene.sizes.params)
-        answers.append(out[: sum(n for _, n in plan)])
-    assert torch.equal(*answers)
+        outputs.append(out[: sum(n for _, n in plan)])
+    assert torch.equal(*outputs)
 
 
 def test_a_replayed_step_splits_by_its_new_lengths():
-    scene, (a, b, c) = filled([170, 40, 5], spare=8)
-    step = CapturedStep(scene, 4, 4)
+    scene, (a, b, c) = filled([170, 40, 5], num_more=8)
+    step = CapturedScene(scene, 4, 4)
     check(step.step([(b, 1), (c, 1)]))
     lone = scene.add(60)
     check(step.step([(lone, 1), (a, 1), (c, 1)]))
@@ -206,7 +206,7 @@ def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(types, 
     """
     monkeypatch.setattr(split_plan, "num_programs", lambda device: 4)
     features = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "batch_invariant": True}
-    answers, parts = [], []
+    outputs, parts = [], []
     for others, chunks in (
         ([], [126, 1, 1, 1, 1]),
         ([3] * 3, [126, 1, 1, 1, 1]),
@@ -218,29 +218,29 @@ def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(types, 
         scene = AttentionScene(TritonBackend, all_sizes)
         number, *beside = (scene.add(length) for length in (130, *(n + 5 for n in others)))
         if beside:
-            scene.answers(list(zip(beside, others, strict=True)))
+            scene.outputs(list(zip(beside, others, strict=True)))
         rows = []
         for new in chunks:
             plan = [(other, 1) for other in beside] + [(number, new)]
             parts.append(parts_of(scene, plan)[-1])
-            rows.append(scene.answers(plan)[-1])
-        answers.append(torch.cat(rows))
+            rows.append(scene.outputs(plan)[-1])
+        outputs.append(torch.cat(rows))
     assert parts[4] == 2
     assert not any(parts[5:])
-    for other in answers[1:]:
-        assert torch.equal(answers[0], other)
+    for other in outputs[1:]:
+        assert torch.equal(outputs[0], other)
 
 
-def test_a_row_has_the_same_bits_wherever_it_stands_in_a_tile():
-    answers = []
+def test_a_row_has_the_same_bits_at_every_index_of_a_tile():
+    outputs = []
     for chunks in ([45], [3, 1, 22, 1, 18]):
         scene, (other,) = filled([20], num_heads=6, batch_invariant=True)
         number = scene.add(45)
         plans = [[(other, 1), (number, new)] for new in chunks[:4]] + [
             [(number, new)] for new in chunks[4:]
         ]
-        answers.append(torch.cat([scene.answers(plan)[-1] for plan in plans]))
-    assert torch.equal(*answers)
+        outputs.append(torch.cat([scene.outputs(plan)[-1] for plan in plans]))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
@@ -268,15 +268,15 @@ def shape_of(**changes):
     )
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of the infinite ones
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns of infinite values
 def test_queries_beyond_float16_stay_finite_over_float8_caches():
     scene = AttentionScene(TritonBackend, sizes(dtype="bfloat16", kv_dtype="float8_e4m3fn"))
     number = scene.add(20)
     scene.requests[number].q *= 1e6
     for plan in ([(number, 18)], [(number, 1)]):
-        assert scene.answers(plan)[0].isfinite().all()
+        assert scene.outputs(plan)[0].isfinite().all()
     scene.requests[number].q[19] = torch.inf
-    assert not scene.answers([(number, 1)])[0].isfinite().any()
+    assert not scene.outputs([(number, 1)])[0].isfinite().any()
 
 
 def test_small_values_of_int8_caches_keep_their_digits_in_float16():
@@ -290,7 +290,7 @@ def test_small_values_of_int8_caches_keep_their_digits_in_float16():
 def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     """As a step is captured, before any request is there."""
     scene, numbers = filled([5, 40])
-    step = CapturedStep(scene, 4, 4)
+    step = CapturedScene(scene, 4, 4)
     q, k, v = (torch.ones_like(heads) for heads in step._heads)
     before = scene.raw.clone()
     metadata = scene.backend.prepare(step._layout)
@@ -300,16 +300,14 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     assert not torch.equal(scene.raw[0], before[0]), "K and V of padding go somewhere"
     plan = [(number, 1) for number in numbers]
     other = scene.backend.prepare(scene.layout(plan, Padding()))
-    assert scene.backend._plan(other, AttentionBounds()).count.item() >= 2, (
-        "of requests there is work"
-    )
+    assert scene.backend._plan(other, AttentionBounds()).count.item() >= 2, "requests are work"
     check(scene.step(plan))
 
 
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_some_kernels_of_each_kind_fit(capability):
     kernels = compiled_in_child("attention_launches:some", capability)
-    assert {kernel.name for kernel in kernels} >= {"_answer_short", "_answer_prompts", "_plan"}
+    assert {kernel.name for kernel in kernels} >= {"_attend_short", "_attend_prompts", "_plan"}
     assert_fit(kernels)
 
 
@@ -325,7 +323,7 @@ def test_every_kernel_that_can_be_chosen_fits(capability, part):
 def test_decode_copies_the_next_tile_meanwhile_in_three_programs():
     """Two tiles of K and two of V, each 16 KiB, in each program; the compiler may lose this."""
     kernels = compiled_in_child("attention_launches:plain", 90)
-    (kernel,) = (kernel for kernel in kernels if kernel.name == "_answer_short")
+    (kernel,) = (kernel for kernel in kernels if kernel.name == "_attend_short")
     assert kernel.shared_bytes >= 4 * 2**14
     assert 3 * kernel.shared_bytes <= SHARED_BYTES[90]
     assert 3 * 128 * kernel.num_registers <= 2**16
@@ -336,7 +334,7 @@ def assert_fit(kernels, *, is_float32=False, may_spill_bytes=0):
     for kernel in kernels:
         assert kernel.fits(), kernel
         is_wide, is_fixed = "DP=256" in kernel.what, "IS_FIXED=True" in kernel.what
-        if kernel.name == "_answer_prompts":
+        if kernel.name == "_attend_prompts":
             may_spill = is_wide or is_fixed or is_float32
         else:
             may_spill = is_wide and is_fixed and is_float32

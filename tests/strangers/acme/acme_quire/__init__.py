@@ -1,1 +1,1 @@
-"""Parts for quire, by a stranger."""
+"""A third party's plugins for quire."""

@@ -1,4 +1,4 @@
-"""Attention as the formula has it: one request after the other, no kernel, no trick."""
+"""Attention backend in plain torch: one request at a time, without kernels."""
 
 import torch
 
@@ -11,15 +11,15 @@ class PlainAttention(AttentionBackend):
     @classmethod
     def kv_view(cls, raw, spec, num_blocks):
         """Return the raw bytes as [B, 2, S, K, D]."""
-        numbers = raw.view(torch.float32)
-        return numbers.view(num_blocks, 2, spec.block_size, -1, spec.layer.head_dim)
+        elements = raw.view(torch.float32)
+        return elements.view(num_blocks, 2, spec.block_size, -1, spec.layer.head_dim)
 
     def prepare(self, step):
-        """Everything is in the step already."""
+        """Return the step, which has all that `forward` needs."""
         return step
 
     def forward(self, q, k, v, kv_cache, metadata, layer):
-        """Write K and V, then let each request's queries attend to its own context."""
+        """Write K and V, then attend each request's queries to its own context."""
         blocks = metadata.slot_mapping // self.shape.block_size  # [T]
         offsets = metadata.slot_mapping % self.shape.block_size
         kv_cache[blocks, 0, offsets] = k
@@ -43,7 +43,7 @@ class PlainAttention(AttentionBackend):
 
 
 def attend(q, k, v, scale):  # [m, H, D], [n, H, D] twice -> [m, H, D]
-    """Let the last m of n tokens attend to themselves and all before them."""
+    """Return causal attention of the last m of n tokens."""
     scores = torch.einsum("mhd,nhd->hmn", q, k) * scale
     num_queries, num_keys = scores.shape[1:]
     is_later = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device)

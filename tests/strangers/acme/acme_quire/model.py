@@ -1,4 +1,4 @@
-"""A decoder whose attention and MLP read the same norm and are added at once; embeddings tied."""
+"""Decoder with attention and MLP in parallel after one norm, and tied embeddings."""
 
 from torch import nn
 from torch.nn import functional
@@ -20,12 +20,12 @@ from quire.layers.attention.rope_parameters import RopeParameters
 
 
 def layer_norm(width, context):
-    """Return a norm with a bias: any module may stand in a model, `quire.layers` or not."""
+    """Return a norm with a bias: a model may use any module, not only those of `quire.layers`."""
     return nn.LayerNorm(width, dtype=context.dtype, device=context.device)
 
 
 class AcmeLayer(Layer):
-    """x + attention(norm(x)) + mlp(norm(x))."""
+    """Decoder layer: x + attention(norm(x)) + mlp(norm(x))."""
 
     def __init__(self, index, shape, context):
         super().__init__()
@@ -45,7 +45,7 @@ class AcmeLayer(Layer):
         self.heads = (self.attention.num_heads, self.attention.num_kv_heads, head_dim)
 
     def forward(self, x, rotation, batch):  # [T, hidden] -> [T, hidden]
-        """Transform each token by itself and by those before it."""
+        """Return the hidden states after the layer."""
         num_heads, num_kv_heads, head_dim = self.heads
         normed = self.norm(x)
         qkv = self.qkv(normed, batch.adapters).unflatten(1, (-1, head_dim))  # [T, H + 2K, D]
@@ -57,7 +57,7 @@ class AcmeLayer(Layer):
 
 
 class AcmeForCausalLM(Layer, Model):
-    """The whole decoder."""
+    """Acme's decoder with a language-model head."""
 
     packed_modules = {"qkv": ("q", "k", "v")}  # noqa: RUF012 - as the interface has it
 

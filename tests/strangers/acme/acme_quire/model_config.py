@@ -1,4 +1,4 @@
-"""What the engine plans with, read from config.json without torch."""
+"""Model description of Acme's config.json for the engine; needs no torch."""
 
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
@@ -11,7 +11,7 @@ def attention_name(layer: int) -> str:
 
 
 def describe(config):
-    """Read an Acme config.json."""
+    """Return the description of a model from its config.json."""
     values = ConfigValues(config, "AcmeForCausalLM")
     hidden, heads = values.count("width"), values.count("heads")
     kv_heads, num_layers = values.count("kv_heads", heads), values.count("depth")

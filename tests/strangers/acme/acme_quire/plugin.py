@@ -1,4 +1,4 @@
-"""The table of contents of this package. Imports nothing heavy."""
+"""Registration of the plugins of this package. Imports nothing heavy."""
 
 from quire import hookimpl
 from quire.interfaces.attention import AttentionCapabilities
@@ -14,7 +14,7 @@ TOP_N_SIGMA = RequestField(
 
 @hookimpl
 def register_models(registry):
-    """Offer the Acme architecture."""
+    """Register the Acme architecture."""
     registry.add(
         "AcmeForCausalLM",
         "acme_quire.model:AcmeForCausalLM",
@@ -24,7 +24,7 @@ def register_models(registry):
 
 @hookimpl
 def register_attention_backends(registry):
-    """Offer attention written as plainly as possible."""
+    """Register an attention backend in plain torch."""
     registry.add(
         "acme_plain",
         "acme_quire.attention:PlainAttention",
@@ -39,7 +39,7 @@ def register_attention_backends(registry):
 
 @hookimpl
 def register_samplers(registry):
-    """Offer top-n-sigma, which reads a request field of its own."""
+    """Register top-n-sigma, which reads its own request field."""
     registry.add(
         "acme_top_n_sigma",
         "acme_quire.sampler:TopNSigma",
@@ -49,7 +49,7 @@ def register_samplers(registry):
 
 @hookimpl
 def register_scheduling_policies(registry):
-    """Offer the policy that lets short requests go first."""
+    """Register a policy that runs short requests first."""
     registry.add(
         "acme_shortest_first",
         "acme_quire.policy:ShortestFirst",
@@ -59,7 +59,7 @@ def register_scheduling_policies(registry):
 
 @hookimpl
 def register_tool_parsers(registry):
-    """Offer a parser for calls written as `[[call NAME {...}]]`."""
+    """Register a parser for calls of the form `[[call NAME {...}]]`."""
     registry.add(
         "acme_calls",
         "acme_quire.tool_parser:AcmeCalls",

@@ -1,4 +1,4 @@
-"""Top-n-sigma (Tang et al., 2024): cut by the spread of the logits, whatever the temperature."""
+"""Top-n-sigma filter (Tang et al., 2024), by the spread of the logits at any temperature."""
 
 import torch
 
@@ -6,16 +6,16 @@ from quire.interfaces.sampling import LogitsProcessor
 
 
 class TopNSigma(LogitsProcessor):
-    """Reads `top_n_sigma`: keeps logits within so many standard deviations of the largest."""
+    """Keep logits within `top_n_sigma` standard deviations of the largest."""
 
     def is_neutral(self, fields):
-        """Whether every token stays."""
+        """Return whether all tokens are kept."""
         return fields["top_n_sigma"] == 0
 
     def apply(self, logits, rows):  # [N, V]
-        """Set the logits of all other tokens to minus infinity."""
+        """Set the logits of all other tokens to -inf."""
         n = rows.field("top_n_sigma")  # [N, 1]
-        is_possible = logits > -torch.inf  # a grammar may have ruled tokens out
+        is_possible = logits > -torch.inf  # a grammar may have masked tokens
         count = is_possible.sum(-1, keepdim=True)
         known = logits.masked_fill(~is_possible, 0)
         mean = known.sum(-1, keepdim=True) / count

@@ -1,4 +1,4 @@
-"""Calls are written `[[call NAME {...}]]`; a call is told when it is complete and its JSON is."""
+"""Parser for calls of the form `[[call NAME {...}]]`; a call is emitted once complete."""
 
 import json
 import re
@@ -19,14 +19,14 @@ SHORT = {"string": {"pattern": "[a-z]{1,8}"}}
 
 
 class AcmeCalls(ToolParser):
-    """Text until `[[call `, then a name and JSON until the `]]` that completes it."""
+    """Parser of text up to `[[call `, then a name and JSON up to the `]]` that completes it."""
 
     def __init__(self):
         self._held = ""
         self._num_calls = 0
 
     def feed(self, delta):
-        """Return what is certain by now."""
+        """Return the events that are certain by now."""
         self._held += delta
         events = []
         while OPEN in self._held:
@@ -35,15 +35,15 @@ class AcmeCalls(ToolParser):
             if not call:
                 return events
             events += call
-        return events + self._text(len(self._held) - self._beginning())
+        return events + self._text(len(self._held) - self._prefix_length())
 
     def close(self):
-        """A call that was never completed is text."""
+        """Return the rest as text: an unfinished call is text."""
         return self._text(len(self._held))
 
     @classmethod
     def call_grammar(cls, tools, *, at_least_one):
-        """Return the shape of one call."""
+        """Return the grammar of one call."""
         if not at_least_one:
             return None
         return CallGrammar(tuple(_shape(tool) for tool in tools))
@@ -53,7 +53,7 @@ class AcmeCalls(ToolParser):
         return [TextDelta(text)] if text else []
 
     def _call(self):
-        """Take a complete call off what is held; nothing if it is not complete."""
+        """Return the events of a complete call and remove it; nothing if it is not complete."""
         for end in re.finditer(re.escape(CLOSE), self._held):
             name, _, arguments = self._held[len(OPEN) : end.start()].partition(" ")
             if name and _is_object(arguments):
@@ -63,8 +63,8 @@ class AcmeCalls(ToolParser):
                 return [start, piece, ToolCallEnd(index)]
         return []
 
-    def _beginning(self):
-        """Return how much of the end may be the beginning of a call."""
+    def _prefix_length(self):
+        """Return the length of the end that may be the start of a call."""
         lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
         return next((n for n in lengths if self._held.endswith(OPEN[:n])), 0)
 
@@ -77,7 +77,7 @@ def _is_object(text):
 
 
 def _shape(tool):
-    """Return how a call of the tool is written: short strings of letters, and all arguments."""
+    """Return the shape of a call of the tool: short strings of letters, and all arguments."""
     parameters = tool.get("parameters", {})
     fields = {
         name: field | SHORT.get(field.get("type"), {})

@@ -1,15 +1,28 @@
-"""The parts against the contracts of their kinds: quire ships the kits, a package runs them."""
+"""Contract tests of the plugins of this package, with quire's conformance kits."""
 
 from acme_quire.attention import PlainAttention
 from acme_quire.sampler import TopNSigma
 from acme_quire.tool_parser import AcmeCalls
+from acme_reference import MAX_POSITIONS, SIZES, acme_logits, acme_weights
 
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
+from quire.testing.model import ModelContract
 from quire.testing.sampling import LogitsProcessorContract
 from quire.testing.tool_parsing import ToolParserContract, ToolSample
 
 OFFERED = load_plugins().registries
+
+
+class TestAcmeModel(ModelContract):
+    architecture = "AcmeForCausalLM"
+    config = {"max_positions": MAX_POSITIONS, **SIZES}  # noqa: RUF012 - as the kit has it
+
+    def weights(self, config):
+        return acme_weights()
+
+    def reference(self, config, weights, token_ids):
+        return acme_logits(weights, token_ids)
 
 
 class TestPlainAttention(AttentionBackendContract):

@@ -1,7 +1,7 @@
-"""Tensor parallelism over torch.distributed; ranks meet at a file that only this user can read.
+"""Tensor-parallel groups over torch.distributed: Gloo on the CPU, NCCL on CUDA.
 
-The rendezvous is a file, given by name, so no port is opened for it. Gloo on the CPU, which talks
-over the loopback interface unless GLOO_SOCKET_IFNAME says otherwise; NCCL on CUDA.
+The rendezvous is a file that only this user can read, so no port is opened for it. Gloo uses the
+loopback interface unless GLOO_SOCKET_IFNAME is set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class DistributedGroup(TensorParallelGroup):
-    """Ranks in several processes."""
+    """Tensor-parallel group whose ranks are in several processes."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -36,7 +36,7 @@ class DistributedGroup(TensorParallelGroup):
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return the tensors of all ranks joined along `dim`."""
-        x = x.contiguous()  # what the transport sends
+        x = x.contiguous()  # as the transport requires
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x, group=self._group)
         return torch.cat(parts, dim)
@@ -45,25 +45,26 @@ class DistributedGroup(TensorParallelGroup):
 def join_group(
     address: Path, rank: int, size: int, device: torch.device, timeout: timedelta = TIMEOUT
 ) -> TensorParallelGroup:
-    """Meet the other ranks at a file, and return the group; one rank alone meets nobody.
+    """Join the group of all ranks by a rendezvous file; a single rank needs no rendezvous.
 
     Args:
-        address: A file that does not exist yet, the same for all ranks, in a private directory.
-        rank: This process's place, from 0.
-        size: How many ranks there will be.
-        device: Where this rank computes.
-        timeout: How long to wait for the others, now and in each operation.
+        address: Path of the rendezvous file, which must not exist yet. The same for all ranks, in a
+            private directory.
+        rank: Rank of this process, from 0.
+        size: Number of ranks.
+        device: Device of this rank.
+        timeout: Time limit for the rendezvous, and for each collective operation.
 
     Raises:
-        SettingsError: The rank is not one of the group's.
+        SettingsError: The rank is not within the group's size.
     """
     if not 0 <= rank < size:
-        raise SettingsError(f"rank {rank} is not among the {size} of tensor_parallel_size")
+        raise SettingsError(f"rank {rank} is not among the {size} ranks of tensor_parallel_size")
     if size == 1:
         return SingleDevice()
     is_cuda = device.type == "cuda"
     if not is_cuda:
-        _stay_on_this_machine()
+        _default_to_loopback()
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
         init_method=f"file://{address.absolute()}",
@@ -76,13 +77,13 @@ def join_group(
 
 
 def leave_group(group: TensorParallelGroup) -> None:
-    """Give the group's connections back."""
+    """Close the group's connections."""
     if isinstance(group, DistributedGroup):
         dist.destroy_process_group()
 
 
-def _stay_on_this_machine() -> None:
-    """Let gloo listen on the loopback interface; its default is whatever the host's name means."""
+def _default_to_loopback() -> None:
+    """Make Gloo use the loopback interface; by default it uses what the hostname resolves to."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -1,4 +1,4 @@
-"""Several processes, each with a share of every layer, give the logits of one."""
+"""Several processes, each with a shard of every layer, give the logits of one."""
 
 import os
 import subprocess
@@ -18,8 +18,8 @@ from torch import Tensor
 from quire.errors import SettingsError
 from quire.layers import SingleDevice
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.device import parallel
-from quire.worker.device.parallel import join_group
+from quire.worker.device import distributed_group as parallel
+from quire.worker.device.distributed_group import join_group
 
 TOLERANCE = 1e-5
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,7 +124,7 @@ def test_the_adapter_changes_the_logits(alone, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_processes_draw_the_same_dummy_norms(of_two, case):
+def test_both_processes_generate_the_same_dummy_norms(of_two, case):
     first, second = (rank[f"{case} dummy norm"] for rank in of_two)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     assert first.std() > 0.05
@@ -140,7 +140,7 @@ def test_four_processes_share_two_kv_heads(checkpoints, alone, tmp_path):
             assert difference(ranks[3][name + kind], alone[name + kind]) < TOLERANCE
 
 
-def test_one_rank_meets_nobody(tmp_path):
+def test_a_single_rank_needs_no_rendezvous(tmp_path):
     group = join_group(tmp_path / "address", 0, 1, torch.device("cpu"))
     assert isinstance(group, SingleDevice)
     assert not (tmp_path / "address").exists()

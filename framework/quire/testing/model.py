@@ -1,0 +1,299 @@
+"""Conformance kit of models: the tokens of a reference, alone, in batches and in chunks.
+
+    from quire.testing.model import ModelContract
+
+    class TestAcme(ModelContract):
+        architecture = "AcmeForCausalLM"
+        config = {"vocab_size": 320, "width": 32, "depth": 2}
+
+        def weights(self, config):
+            return random_acme_weights(config)
+
+        def reference(self, config, weights, token_ids):
+            return logits_computed_without_quire(weights, token_ids)
+
+pytest collects the inherited tests. The plugin that registers the model must be installed. Give
+every parameter random values, biases and norms too: a bias of zero or a norm weight of one would
+hide that the model ignores it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire import LLM, RequestOutput, SamplingParams
+from quire.errors import QuireError
+from quire.interfaces.model import ModelDescription
+from quire.plugins.loading import load_plugins
+from quire.testing.checkpoints import write_tokenizer
+
+NUM_TOKENS = 12
+PROMPT_LENGTHS = (1, 5, 16, 17, 33)
+MIN_DISTINCT = 8
+BLOCK_SIZE = 16
+TOLERANCE = 1e-3  # of a log probability in float32
+
+
+class ModelContract:
+    """Tests that a model must pass.
+
+    Attributes:
+        architecture: Name that the model is registered under.
+        config: Content of a small config.json; `vocab_size` must be at least 259 for the kit's
+            tokenizer.
+        options: Further options of the engines of these tests.
+        tolerance: Largest difference of a log probability in float32.
+    """
+
+    architecture: ClassVar[str]
+    config: ClassVar[Mapping[str, Any]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    tolerance: ClassVar[float] = TOLERANCE
+
+    def weights(self, config: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """Return all tensors of a checkpoint by name, random and float32."""
+        raise NotImplementedError("a test class of ModelContract defines `weights`")
+
+    def reference(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        token_ids: Tensor,  # [T] int64
+    ) -> Tensor:  # [T, V]
+        """Return the logits of every position, computed without quire."""
+        raise NotImplementedError("a test class of ModelContract defines `reference`")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Return the folder of the checkpoint."""
+        contract = cls()
+        return contract._write(tmp_path_factory.mktemp("model"), contract.weights(cls.config))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def llm(cls, folder: Path) -> Iterator[LLM]:
+        """Return an engine that computes every prompt from its first token."""
+        with cls()._llm(folder, enable_prefix_caching=False) as llm:
+            yield llm
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(cls, llm: LLM) -> list[RequestOutput]:
+        """Return the outputs of all prompts, each computed alone."""
+        return [llm.generate([prompt], _greedy())[0] for prompt in cls()._prompts()]
+
+    def test_describing_needs_no_torch(self) -> None:
+        """`quire explain` and the planning of memory call `describe` in a process without torch."""
+        module, _, name = self._capabilities().describe.partition(":")
+        code = (
+            "import json, sys; from importlib import import_module; "
+            "describe = getattr(import_module(sys.argv[1]), sys.argv[2]); "
+            "describe(json.loads(sys.argv[3])); print('torch' in sys.modules)"
+        )
+        command = [sys.executable, "-c", code, module, name, json.dumps(self._config())]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.strip() == "False", f"{module}:{name} imports torch"
+
+    def test_the_description_counts_the_parameters(self) -> None:
+        """`num_params` is the number of elements in the checkpoint: memory is planned with it."""
+        expected = sum(tensor.numel() for tensor in self.weights(self.config).values())
+        found = self._description().num_params
+        assert found == expected, f"num_params is {found}; the checkpoint has {expected} elements"
+
+    def test_a_wrong_config_is_refused_by_name(self) -> None:
+        """A text in place of a count that `describe` reads gives an error that names the key."""
+        describe, config = self._describe(), _WatchedConfig(self._config())
+        describe(config)
+        for key in sorted(config.read):
+            value = self.config.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                with pytest.raises(QuireError, match=key):
+                    describe({**self._config(), key: "many"})
+
+    def test_the_tokens_are_those_of_the_reference(self, alone: list[RequestOutput]) -> None:
+        """Compare greedy tokens and their log probabilities with the reference."""
+        for prompt, output in zip(self._prompts(), alone, strict=True):
+            self._check_against_reference(prompt, output)
+
+    def test_the_output_is_not_trivial(self, alone: list[RequestOutput]) -> None:
+        """The output has many different tokens: one repeated token would pass every other test."""
+        distinct = {token for output in alone for token in output.outputs[0].token_ids}
+        assert len(distinct) >= MIN_DISTINCT, (
+            f"all prompts together give {len(distinct)} distinct tokens; scale the random weights "
+            f"so that there are at least {MIN_DISTINCT}"
+        )
+
+    def test_a_batch_changes_nothing(self, llm: LLM, alone: list[RequestOutput]) -> None:
+        """Run prompts of all lengths in one batch, in both orders."""
+        prompts = self._prompts()
+        self._check_same(alone, llm.generate(prompts, _greedy()), "in one batch")
+        reversed_outputs = llm.generate(prompts[::-1], _greedy())[::-1]
+        self._check_same(alone, reversed_outputs, "in one batch, in the other order")
+
+    def test_chunks_of_a_prompt_change_nothing(
+        self, folder: Path, alone: list[RequestOutput]
+    ) -> None:
+        """Compute prompts in chunks of 7 tokens."""
+        with self._llm(folder, max_num_batched_tokens=7, max_num_seqs=4) as llm:
+            self._check_same(alone, llm.generate(self._prompts(), _greedy()), "in chunks")
+
+    def test_the_prefix_cache_changes_nothing(
+        self, folder: Path, alone: list[RequestOutput]
+    ) -> None:
+        """Run the prompts twice; the second time they are prefix cache hits."""
+        with self._llm(folder) as llm:
+            llm.generate(self._prompts(), _greedy())
+            outputs = llm.generate(self._prompts(), _greedy())
+        self._check_same(alone, outputs, "with prefix caching")
+
+    def test_preemption_changes_nothing(self, folder: Path, alone: list[RequestOutput]) -> None:
+        """Run with a KV cache that is too small for all requests at once."""
+        longest = max(PROMPT_LENGTHS) + NUM_TOKENS
+        num_kv_blocks = 2 * math.ceil(longest / BLOCK_SIZE) + 1
+        options = {"num_kv_blocks": num_kv_blocks, "max_model_len": longest}
+        with self._llm(folder, **options) as llm:
+            self._check_same(alone, llm.generate(self._prompts(), _greedy()), "with preemption")
+
+    def test_every_tensor_of_the_checkpoint_matters(
+        self, folder: Path, alone: list[RequestOutput], tmp_path: Path
+    ) -> None:
+        """A change of any tensor changes a log probability: no tensor is ignored."""
+        del folder
+        prompt, before = self._prompts()[-1], alone[-1]
+        weights = dict(self.weights(self.config))
+        ignored = []
+        for number, (name, tensor) in enumerate(weights.items()):
+            changed = tensor * 1.5 + 0.25
+            written = self._write(tmp_path / str(number), {**weights, name: changed})
+            with self._llm(written) as llm:
+                (after,) = llm.generate([prompt], _greedy(1))
+            if _logprobs(after)[0] == _logprobs(before)[0]:
+                ignored.append(name)
+        assert not ignored, f"changing these tensors changes nothing: {', '.join(ignored)}"
+
+    def test_a_missing_tensor_stops_the_start(self, tmp_path: Path) -> None:
+        """The start raises an error that names the tensor."""
+        weights = dict(self.weights(self.config))
+        name = max(weights, key=len)
+        del weights[name]
+        with pytest.raises(QuireError, match=name.rpartition(".")[0]):
+            self._llm(self._write(tmp_path, weights)).close()
+
+    def test_a_tensor_of_another_shape_stops_the_start(self, tmp_path: Path) -> None:
+        """The start raises an error that names the tensor."""
+        weights = dict(self.weights(self.config))
+        name = max(weights, key=len)
+        weights[name] = torch.cat([weights[name], weights[name]])
+        with pytest.raises(QuireError, match=name.rpartition(".")[0]):
+            self._llm(self._write(tmp_path, weights)).close()
+
+    def _config(self) -> dict[str, Any]:
+        return {"architectures": [self.architecture], **self.config}
+
+    def _capabilities(self) -> Any:
+        return load_plugins().registries.models.entry(self.architecture).capabilities
+
+    def _describe(self) -> Any:
+        module, _, name = self._capabilities().describe.partition(":")
+        return getattr(__import__(module, fromlist=[name]), name)
+
+    def _description(self) -> ModelDescription:
+        description = self._describe()(self._config())
+        assert isinstance(description, ModelDescription)
+        return description
+
+    def _llm(self, folder: Path, **options: Any) -> LLM:
+        sizes = {"dtype": "float32", "block_size": BLOCK_SIZE, "max_model_len": 64}
+        return LLM(str(folder), **{**sizes, **self.options, **options})
+
+    def _prompts(self) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(11)
+        vocab_size = self._description().vocab_size
+        return [
+            torch.randint(3, vocab_size, (length,), generator=generator).tolist()
+            for length in PROMPT_LENGTHS
+        ]
+
+    def _write(self, folder: Path, weights: Mapping[str, Tensor]) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self._config()), encoding="utf-8")
+        whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tokenizer(folder, self._description().vocab_size)
+        return folder
+
+    def _check_against_reference(self, prompt: Sequence[int], output: RequestOutput) -> None:
+        token_ids = list(output.outputs[0].token_ids)
+        known = torch.tensor([*prompt, *token_ids[:-1]])
+        with torch.inference_mode():
+            logits = self.reference(self.config, self.weights(self.config), known)
+        expected = logits.float().log_softmax(-1)[len(prompt) - 1 :]  # [NUM_TOKENS, V]
+        for index, (token_id, logprob) in enumerate(zip(token_ids, _logprobs(output), strict=True)):
+            best = int(expected[index].argmax())
+            margin = float(expected[index, best] - expected[index, token_id])
+            assert margin <= self.tolerance, (
+                f"a prompt of {len(prompt)} tokens: token {index} is {token_id}; the reference "
+                f"has {best}, more likely by {margin:.4f}"
+            )
+            difference = abs(float(expected[index, token_id]) - logprob)
+            assert difference <= self.tolerance, (
+                f"a prompt of {len(prompt)} tokens: the log probability of token {index} differs "
+                f"from the reference by {difference:.5f}"
+            )
+
+    def _check_same(
+        self, alone: Sequence[RequestOutput], outputs: Sequence[RequestOutput], how: str
+    ) -> None:
+        for before, after in zip(alone, outputs, strict=True):
+            length = len(before.prompt_token_ids)
+            expected, found = before.outputs[0].token_ids, after.outputs[0].token_ids
+            assert found == expected, (
+                f"a prompt of {length} tokens {how} gives {found}; alone it gives {expected}"
+            )
+            for one, other in zip(_logprobs(before), _logprobs(after), strict=True):
+                assert abs(one - other) <= self.tolerance, (
+                    f"a prompt of {length} tokens {how}: a log probability is {other:.5f}, and "
+                    f"{one:.5f} alone"
+                )
+
+
+class _WatchedConfig(dict[str, Any]):
+    """A config.json that records the keys that are read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def _greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
+
+
+def _logprobs(output: RequestOutput) -> list[float]:
+    """Return the log probability of each generated token."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+    return [candidates[token_id].logprob for token_id, candidates in pairs]

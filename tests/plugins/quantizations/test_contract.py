@@ -1,0 +1,42 @@
+"""The kit of quantization methods, on those that ship."""
+
+import pytest
+
+from quire.native.availability import native_unavailable_reason
+from quire.plugins.loading import load_plugins
+from quire.testing.quantization import QuantizationContract
+from quire_quantizations.methods import (
+    BFloat16Weights,
+    Float32Weights,
+    Int4Weights,
+    Int8Weights,
+)
+
+OFFERED = load_plugins().registries.quantizations
+
+pytestmark = pytest.mark.skipif(
+    native_unavailable_reason() is not None, reason=str(native_unavailable_reason())
+)
+
+
+class TestBfloat16(QuantizationContract):
+    quantization = BFloat16Weights
+    capabilities = OFFERED.entry("bf16").capabilities
+    max_error = 2**-8
+
+
+class TestFloat32(QuantizationContract):
+    quantization = Float32Weights
+    capabilities = OFFERED.entry("float32").capabilities
+
+
+class TestInt8(QuantizationContract):
+    quantization = Int8Weights
+    capabilities = OFFERED.entry("int8").capabilities
+    max_error = 0.005
+
+
+class TestInt4(QuantizationContract):
+    quantization = Int4Weights
+    capabilities = OFFERED.entry("int4").capabilities
+    max_error = 0.13  # the largest positive element of a group is clipped by an eighth
