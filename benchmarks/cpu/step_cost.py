@@ -29,8 +29,8 @@ from quire import LLM, SamplingParams
 from quire.cli.bench.model_shapes import SHAPES, write_shape
 from quire.engine.core import EngineCore
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.frontend.batch import _BatchRun
 from quire.frontend.dispatch.shared_core import SharedCore
+from quire.frontend.offline_frontend import _BatchRun
 from quire.native.recording import CallTrace
 from quire.worker import model_runner
 from quire.worker.model_runner import ModelRunner

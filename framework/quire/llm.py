@@ -7,8 +7,8 @@ from typing import Any, Literal, Self, TypeVar, overload
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.batch import MAX_IN_FLIGHT, BatchFrontend, Finish, Outcome
 from quire.frontend.chat.completion_parser import parse_completion
+from quire.frontend.offline_frontend import MAX_IN_FLIGHT, Finish, OfflineFrontend, Outcome
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
 from quire.messages import AdapterRef, EngineStats, LoadAdapter, ResetPrefixCache
@@ -46,7 +46,7 @@ class LLM:
     def _attach(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
         self._known_adapters = set(engine.adapters.values())
-        self._batch = BatchFrontend(
+        self._batch = OfflineFrontend(
             engine.core,
             engine.tokenizer,
             engine.intake,

@@ -320,7 +320,7 @@ def test_a_shutdown_lets_running_requests_finish(start):
 
 
 def test_a_step_that_hangs_is_not_waited_for_beyond_the_engines_limit(start, monkeypatch):
-    monkeypatch.setattr("quire.frontend.dispatch.dispatch.OVERDUE_S", 0.0)
+    monkeypatch.setattr("quire.frontend.dispatch.dispatcher.OVERDUE_S", 0.0)
     core = AdaptingCore(echo, step_s=0.3)
     with pytest.raises(RequestTimeoutError, match="does not answer"):
         asyncio.run(chat(start(core, AsyncEngine, request_timeout_s=0.05)))

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire_samplers.uniform import PURPOSE_SAMPLE, mix
+from quire_samplers.uniform_noise import PURPOSE_SAMPLE, mix
 
 MASK = 2**32 - 1
 

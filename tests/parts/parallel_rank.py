@@ -17,8 +17,8 @@ from torch import Tensor
 from quire.layers import TensorParallelGroup
 from quire.messages import AdapterRef
 from quire.worker.device.distributed_group import join_group, leave_group
-from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import init_dummy_weights, load_weights
+from quire.worker.lora.adapter_manager import AdapterManager
 from quire_lora.peft_source import PeftSource
 
 TOKENS = random_tokens(24)

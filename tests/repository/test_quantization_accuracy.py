@@ -8,11 +8,11 @@ import pytest
 from native_libraries import failing_library
 
 from quire.errors import NativeUnavailableError
-from quire.machine.machine import Machine
+from quire.native.availability import native_unavailable_reason
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NEEDS_KERNELS = pytest.mark.skipif(
-    Machine.here().native_unavailable_reason is not None,
+    native_unavailable_reason() is not None,
     reason="packed weights need compiled kernels",
 )
 TINY = {"vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256}

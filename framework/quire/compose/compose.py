@@ -318,7 +318,7 @@ def _computing_parts(inputs: _Inputs, failures: LoadFailures) -> dict[str, Any]:
 
 def _this_machine() -> Machine:
     """Detect this machine, including whether C++ kernels can be compiled."""
-    return replace(Machine.here(), native_unavailable_reason=native_unavailable_reason())
+    return Machine.here(native_unavailable_reason=native_unavailable_reason())
 
 
 def _without_disabled_kernels(

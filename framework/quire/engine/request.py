@@ -49,13 +49,13 @@ class Request:
     Attributes:
         num_computed_tokens: Number of tokens whose KV is computed, or will be by a launched step.
         block_ids: Block table in each KV group; 0 where no block is needed.
-        next_check: Number of computed tokens up to which the scheduler need not check for further
-            blocks or for the end of the request; 0 makes it check at once.
+        next_check: Number of computed tokens at which the scheduler next checks whether the request
+            needs blocks or ends; 0: in the next step.
         next_block_end: Number of known tokens beyond which another block is full.
         hashes: Parent hash of the first block, then the hash of each full block.
         num_committed_blocks: Number of full, computed blocks offered to the prefix cache.
-        num_freed: Number of leading table entries in each KV group already searched for blocks to
-            free.
+        num_freed: Number of leading table entries of each KV group whose blocks are freed, as no
+            later token attends to them.
         key: Sort key in the waiting queue.
     """
 

@@ -103,7 +103,7 @@ class AdapterBatch:
             that run kernels read nothing else. In a captured step it is a fixed buffer, with -1 for
             padding.
         rows: Pairs of an adapter index and the rows that use it, `[n]` int64. Empty where layers
-            run kernels, because in a captured step only the device has the contents of `index`.
+            run kernels: those read `index` on the device.
         covers_all: Whether one adapter is used by every row, so that no gather is needed.
     """
 

@@ -50,12 +50,11 @@ def plan_memory(
 def planned_requests(settings: Settings, composition: Composition) -> int | None:
     """Return the number of requests of maximum length that the cache is planned for.
 
-    It covers the running requests. With prefix caching, a few more are added on a CPU, where other
-    programs share the memory.
+    Without prefix caching that is the number of running requests. With prefix caching the cache
+    takes all memory (None), but on a CPU, which other programs share, only a few requests more.
 
     Returns:
-        None on a GPU with prefix caching, or if the bytes are given: the cache takes all its
-        memory.
+        Number of requests; None: the cache takes all memory that it may.
     """
     num_running = settings.scheduler.max_running
     if not settings.cache.enable_prefix_caching:

@@ -37,7 +37,7 @@ class Machine:
     native_unavailable_reason: str | None = "the compiler was not looked for"
 
     @classmethod
-    def here(cls) -> "Machine":
+    def here(cls, *, native_unavailable_reason: str | None) -> "Machine":
         """Detect the machine that this process runs on."""
         has_cuda = _has_cuda()
         return cls(
@@ -46,6 +46,7 @@ class Machine:
             has_triton=find_spec("triton") is not None,
             interprets_kernels=interprets_kernels(),
             compute_capability=_compute_capability() if has_cuda else None,
+            native_unavailable_reason=native_unavailable_reason,
         )
 
     @cached_property

@@ -40,8 +40,8 @@ from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.device.host_copy import HostCopier
 from quire.worker.device.uploads import upload
 from quire.worker.graphs.cpu_graphs import CPUGraphs
-from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline

@@ -30,17 +30,16 @@ from quire.messages import (
     WorkerInfo,
 )
 from quire.plugins.loading import Registries
-from quire.worker.assembling import build_pipeline, build_runner, capture_graphs
 from quire.worker.batch.slots import SlotTables
 from quire.worker.device.threads import THREADS
 from quire.worker.failed_parts import PartLibraries, replace_failed
 from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_steps
 from quire.worker.kv_store_host import KVStoreHost, build_kv_store
-from quire.worker.loading.adapter_manager import AdapterManager
-from quire.worker.loading.base_model import BaseModel, names_of
-from quire.worker.loading.layer_binding import LayerBinding
+from quire.worker.loading.kv_cache_binding import LayerBinding
 from quire.worker.loading.progress import loading_progress
 from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
+from quire.worker.lora.adapter_manager import AdapterManager
+from quire.worker.lora.base_model_check import BaseModel, names_of
 from quire.worker.memory.device_memory import (
     CudaMeter,
     enough_memory,
@@ -52,6 +51,7 @@ from quire.worker.memory.device_memory import (
 )
 from quire.worker.memory.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.model_runner import ModelRunner
+from quire.worker.runner_builder import build_pipeline, build_runner, capture_graphs
 
 TORCH_DTYPES = {
     "float32": torch.float32,

@@ -105,7 +105,7 @@ class DecoderForCausalLM(Layer, Model):
         return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
     def map_weight_name(self, name: str) -> str | None:
-        """Return None for a tied head's own copy and for weights of other pipeline stages."""
+        """Return the name; None for weights to skip: a tied head's copy, other pipeline stages."""
         if self.config.tie_word_embeddings and name == "lm_head.weight":
             return None
         return name if self._is_own(name) else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.interfaces.sampling import SampledRows, Sampler
-from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
+from quire_samplers.uniform_noise import PURPOSE_SAMPLE, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from quire.layers import Attention
 from quire.machine.machine import interprets_kernels
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker import assembling
+from quire.worker import runner_builder as assembling
 from quire.worker import worker as worker_module
 from quire.worker.graphs.graph_capture import EagerRuns, StepCapture
 

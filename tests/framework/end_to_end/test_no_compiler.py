@@ -56,7 +56,8 @@ def test_without_a_compiler_torch_is_used_and_the_reason_is_logged(folder, truth
 
 
 @pytest.mark.skipif(
-    Machine.here().cpu_has_matrix_bf16, reason="torch runs bfloat16 here whether or not"
+    Machine.here(native_unavailable_reason=None).cpu_has_matrix_bf16,
+    reason="torch runs bfloat16 here whether or not",
 )
 def test_a_bfloat16_checkpoint_gets_the_same_warning(tmp_path):
     """Where the processor has bfloat16, torch's operators then compute in it."""

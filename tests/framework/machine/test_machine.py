@@ -63,10 +63,13 @@ def test_the_gpu_is_the_default_if_there_is_one():
 
 
 def test_this_machine_knows_what_it_is():
-    here = Machine.here()
+    here = Machine.here(native_unavailable_reason=None)
     assert isinstance(here.cpu_flags, frozenset)
     assert here.has_triton == bool(find_spec("triton"))
     assert here.has_cuda or here.compute_capability is None
+    assert here.native_unavailable_reason is None
+    without = Machine.here(native_unavailable_reason="there is no g++")
+    assert without.native_unavailable_reason == "there is no g++"
 
 
 @pytest.mark.parametrize(("value", "interprets"), [("1", True), ("0", False), (None, False)])
@@ -74,13 +77,13 @@ def test_kernels_are_interpreted_if_the_environment_says_so(monkeypatch, value, 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if value is not None:
         monkeypatch.setenv("TRITON_INTERPRET", value)
-    assert Machine.here().interprets_kernels is interprets
+    assert Machine.here(native_unavailable_reason=None).interprets_kernels is interprets
 
 
 ASK = """
 import sys
 from quire.machine.machine import Machine
-here = Machine.here()
+here = Machine.here(native_unavailable_reason=None)
 print(here.compute_capability, "quire.machine.nvml" in sys.modules, "torch" in sys.modules)
 """
 
@@ -98,7 +101,7 @@ def asked(**environment: str) -> str:
     return done.stdout.decode().strip()
 
 
-@pytest.mark.skipif(Machine.here().has_cuda, reason="there is a GPU")
+@pytest.mark.skipif(Machine.here(native_unavailable_reason=None).has_cuda, reason="there is a GPU")
 def test_without_a_gpu_no_driver_is_looked_for():
     assert asked() == "None False False"
 
@@ -136,9 +139,9 @@ def test_a_gpu_counts_where_it_is_seen_and_torch_can_use_it(monkeypatch, torch, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(machine, "NVIDIA_CONTROL", Path("/"))
     monkeypatch.setattr(machine, "version", lambda _: torch)
-    assert Machine.here().has_cuda is has_cuda
+    assert Machine.here(native_unavailable_reason=None).has_cuda is has_cuda
     monkeypatch.setattr(machine, "NVIDIA_CONTROL", Path("/no/such/device"))
-    assert Machine.here().has_cuda is False
+    assert Machine.here(native_unavailable_reason=None).has_cuda is False
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "cuda", "tpu"])

@@ -10,7 +10,7 @@ from quire import LLM, SamplingParams
 from quire.config import Settings
 from quire.errors import NativeUnavailableError, RefusedError
 from quire.launch.composing import compose_engine
-from quire.machine.machine import Machine
+from quire.native.availability import native_unavailable_reason
 from quire.native.layer_kernels import cpu_layers, cpu_lora
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
@@ -22,7 +22,7 @@ site = pytest.fixture(sites)
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 NEEDS_KERNELS = pytest.mark.skipif(
-    Machine.here().native_unavailable_reason is not None,
+    native_unavailable_reason() is not None,
     reason="native kernels are chosen where they can run",
 )
 BACKENDS = """

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from quire.errors import AdapterError
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.loading.adapter_manager import AdapterManager
+from quire.worker.lora.adapter_manager import AdapterManager
 from quire_lora.peft_source import PeftSource
 
 TOLERANCE = 1e-4

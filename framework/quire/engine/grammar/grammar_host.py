@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.config import PluginSettings
-from quire.engine.grammar.fork_server import GrammarForkServer
+from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError
 from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
 from quire.engine.grammar.grammar_wire import (

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from quire.engine.grammar.fork_server import GrammarForkServer
+from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_wire import (
     Compiled,
     Fill,

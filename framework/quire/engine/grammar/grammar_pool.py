@@ -8,7 +8,7 @@ import select
 import time
 from dataclasses import dataclass
 
-from quire.engine.grammar.fork_server import GrammarForkServer
+from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import GrammarLink
 from quire.sampling_params import StructuredOutputsParams
 

@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Sequence
 
-from quire.engine.grammar.fork_server import anonymous_file
+from quire.engine.grammar.fork_server_client import anonymous_file
 from quire.interfaces.structured_output import Vocabulary
 
 

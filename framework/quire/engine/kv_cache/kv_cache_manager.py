@@ -212,7 +212,7 @@ class KVCacheManager:
         return added
 
     def set_next_check(self, request: Request, num_tokens: int | None = None) -> None:
-        """Set the number of computed tokens at which tables must grow or the request may end."""
+        """Set the number of computed tokens at which the table is full or the request ends."""
         total = request.num_computed_tokens if num_tokens is None else num_tokens
         room = -(-total // self.block_size) * self.block_size
         has_drafts = bool(request.draft_token_ids or request.num_drafts_in_flight)

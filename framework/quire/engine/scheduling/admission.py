@@ -1,8 +1,8 @@
 """Admission of waiting requests to a step, in the policy's order.
 
-The first request that does not fit blocks all behind it, so that they cannot starve it. Later
-requests may bypass one only where that does not delay it: it waits for blocks that another request
-computes or a KV store loads, for an adapter slot, or for its turn among partial prefills.
+The first request that does not fit blocks all requests behind it, so it cannot starve. Later
+requests bypass a request only if that does not delay it: while it waits for blocks that another
+request computes or a KV store loads, for an adapter slot, or for its turn among partial prefills.
 """
 
 import time
@@ -13,7 +13,7 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.prefix_stats import PrefixStats
 from quire.engine.kv_store.store_queue import StoreQueue
 from quire.engine.request import AdmissionAttempt, Request, Status
-from quire.engine.scheduling.partial_prefills import PartialPrefills
+from quire.engine.scheduling.chunked_prefill import PartialPrefills
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import StepInProgress

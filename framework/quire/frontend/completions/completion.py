@@ -1,8 +1,8 @@
 """Completions as they grow: engine outputs in, text and deltas out.
 
 A `CompletionState` is one completion so far, a `PromptState` the n completions of one prompt. Stop
-strings are found here, after detokenization; the frontend then ends the completion and aborts the
-engine's request.
+strings are found here, after detokenization; `Dispatch` (or `OfflineFrontend`) then aborts the
+request in the engine.
 """
 
 import logging

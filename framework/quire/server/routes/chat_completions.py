@@ -15,6 +15,8 @@ from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta, PromptLogprobs
 from quire.sampling_params import StructuredOutputsParams
+from quire.server.http.event_stream import EventStream
+from quire.server.http.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_choice import ChatChoiceBuilder
 from quire.server.routes.generation import Envelope, Generation
@@ -22,7 +24,6 @@ from quire.server.routes.models import resolve_model
 from quire.server.routes.tool_choice import ToolUse, tool_use
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_known, sampler_fields, sort_fields
-from quire.server.wire.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.wire.openai_logprobs import chat_logprobs
 from quire.server.wire.params import (
     constraint_field,
@@ -41,7 +42,6 @@ from quire.server.wire.protocol import (
     ChunkChoice,
     Usage,
 )
-from quire.server.wire.sse import EventStream
 
 _EMPTY = ChatDelta()
 

@@ -15,6 +15,8 @@ from quire.errors import InvalidRequestError, PromptTooLongError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.outputs import Delta
 from quire.sampling_params import StructuredOutputsParams
+from quire.server.http.event_stream import EventStream
+from quire.server.http.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.completion_choice import (
     CompletionChoiceBuilder,
@@ -25,7 +27,6 @@ from quire.server.routes.generation import Envelope, Generation
 from quire.server.routes.models import resolve_model
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import check_known, sampler_fields, sort_fields
-from quire.server.wire.json_response import EncodedResponse, in_thread_if, json_of
 from quire.server.wire.params import (
     constraint_field,
     includes_usage,
@@ -35,7 +36,6 @@ from quire.server.wire.params import (
     sampling_params,
 )
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
-from quire.server.wire.sse import EventStream
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 256

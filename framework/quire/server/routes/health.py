@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.http.json_response import json_response
 from quire.server.http.lifecycle import Lifecycle
-from quire.server.wire.json_response import json_response
 
 
 class HealthRoutes:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.server.wire.json_response import json_response
+from quire.server.http.json_response import json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

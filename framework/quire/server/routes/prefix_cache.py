@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.messages import ResetPrefixCache
-from quire.server.wire.json_response import json_response
+from quire.server.http.json_response import json_response
 
 
 class CacheRoutes:

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
+from quire.server.http.json_response import json_response
 from quire.server.routes.models import resolve_model
 from quire.server.wire.bodies import read_body
-from quire.server.wire.json_response import json_response
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 
 

@@ -26,7 +26,7 @@ from quire.interfaces.model import ForwardBatch
 from quire.native.recording import CallTrace, trace_calls
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs
-from quire.worker.graphs.graph_memory import GraphAllocator, GraphMemory, TracingMode
+from quire.worker.graphs.cpu_graph_memory import GraphAllocator, GraphMemory, TracingMode
 
 MAX_REQUESTS = 64  # per step; with more, kernels take most of the time
 

@@ -43,7 +43,8 @@ class Target:
     Attributes:
         module: Layer that loads the tensor.
         parameter: Name of the layer's parameter.
-        part: Name of the part of a merged parameter; otherwise the last name of the module's path.
+        part: Name of the matrix inside a merged parameter, such as `k_proj` of qkv; for other
+            parameters the last part of the module's path.
     """
 
     module: nn.Module

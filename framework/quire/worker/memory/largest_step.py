@@ -27,8 +27,8 @@ from quire.interfaces.model import ForwardBatch, Model
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerStep
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.worker.batch.slots import SlotTables
-from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.lora.adapter_manager import AdapterManager
 
 FILTERING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05}  # activates all samplers
 

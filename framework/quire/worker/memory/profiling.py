@@ -24,9 +24,9 @@ from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
-from quire.worker.loading.adapter_manager import AdapterManager
-from quire.worker.loading.layer_binding import attention_shape
+from quire.worker.loading.kv_cache_binding import attention_shape
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import MemoryMeter, enough_memory
 from quire.worker.memory.largest_step import BackendKind, LargestStep
 

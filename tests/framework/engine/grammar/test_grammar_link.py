@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from quire.engine.grammar.fork_server import GrammarForkServer
+from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_link import GrammarLink
 from quire.engine.grammar.grammar_wire import (
     Accept,

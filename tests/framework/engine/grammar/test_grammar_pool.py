@@ -8,7 +8,7 @@ import time
 import pytest
 from processes import descendants, eventually, is_running, workers_of
 
-from quire.engine.grammar import fork_server as grammar_nursery
+from quire.engine.grammar import fork_server_client as grammar_nursery
 from quire.engine.grammar.grammar_host import GrammarHost
 from quire.engine.grammar.grammar_link import START_TIMEOUT_S
 from quire.engine.grammar.grammar_pool import GrammarLimits

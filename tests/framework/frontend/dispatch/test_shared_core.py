@@ -9,9 +9,9 @@ import pytest
 from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import AdapterError, EngineDeadError, InvalidRequestError
-from quire.frontend.batch import BatchFrontend
 from quire.frontend.dispatch import shared_core as shared_core_module
 from quire.frontend.dispatch.shared_core import SharedCore
+from quire.frontend.offline_frontend import OfflineFrontend
 from quire.messages import ResetPrefixCache
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
@@ -30,14 +30,14 @@ def with_hook(core, tokenizer, intake, act):
         except Exception as error:  # noqa: BLE001 - it is looked at below
             errors.append(error)
 
-    frontend = BatchFrontend(core, tokenizer, intake, finished_hooks=[(SOURCE, hook)])
+    frontend = OfflineFrontend(core, tokenizer, intake, finished_hooks=[(SOURCE, hook)])
     return frontend, errors
 
 
 def test_a_step_that_raises_is_a_typed_error_then_and_ever_after(tokenizer, intake):
     cause = RuntimeError("out of smoke")
     core = ScriptedCore(lambda request: Reply(request.token_ids[:1], cause))
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     with pytest.raises(EngineDeadError, match="RuntimeError: out of smoke") as caught:
         frontend.generate(["the fox", "dog"], WHOLE)
     assert caught.value.__cause__ is cause
@@ -80,7 +80,7 @@ def test_a_close_from_inside_a_call_ends_it_before_the_core_goes(tokenizer, inta
 
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(tokenizer, intake):
     core = ScriptedCore(echo, step_s=0.1)
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     caller = threading.Thread(target=frontend.generate, args=(["the lazy dog"], WHOLE))
     caller.start()
     deadline = time.monotonic() + 5

@@ -14,7 +14,7 @@ from quire_samplers.min_p import MinP
 from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
-from quire_samplers.uniform import PURPOSE_SAMPLE, uniform
+from quire_samplers.uniform_noise import PURPOSE_SAMPLE, uniform
 
 SAMPLE = SamplerCapabilities(stage="sample", fields=(TEMPERATURE,))
 ALL = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))

@@ -4,7 +4,7 @@ import torch
 
 from quire.interfaces.sampling import SamplerCapabilities
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers.uniform import mix, uniform
+from quire_samplers.uniform_noise import mix, uniform
 
 CAPABILITIES = SamplerCapabilities(stage="sample")
 MASK = 2**64 - 1

@@ -4,7 +4,7 @@ import pytest
 from engine_parts import make_request
 
 from quire.config import SchedulerSettings
-from quire.engine.scheduling.partial_prefills import PartialPrefills
+from quire.engine.scheduling.chunked_prefill import PartialPrefills
 from quire.engine.scheduling.step_in_progress import StepInProgress
 
 

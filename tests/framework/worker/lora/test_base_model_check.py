@@ -8,7 +8,7 @@ import pytest
 from quire.compose.checkpoint import Checkpoint
 from quire.errors import AdapterError
 from quire.messages import AdapterRef
-from quire.worker.loading.base_model import BaseModel, names_of
+from quire.worker.lora.base_model_check import BaseModel, names_of
 
 HUB = "/data/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d8"
 REF = AdapterRef("pirate", "/adapters/pirate", "hash")

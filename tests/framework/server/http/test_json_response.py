@@ -7,16 +7,16 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from quire.errors import RequestFailedError
-from quire.server.wire import json_response as module
-from quire.server.wire import sse
-from quire.server.wire.json_response import (
+from quire.server.http import event_stream as sse
+from quire.server.http import json_response as module
+from quire.server.http.event_stream import EventStream
+from quire.server.http.json_response import (
     PIECE_BYTES,
     EncodedResponse,
     in_thread_if,
     json_of,
     json_response,
 )
-from quire.server.wire.sse import EventStream
 
 BODY = bytes(range(256)) * (PIECE_BYTES // 256 * 2) + b"end"
 

@@ -28,10 +28,9 @@ class PartialPrefills:
     def first_chunk(self, request: Request, pending: int, step: StepInProgress) -> int:
         """Return the number of tokens to start a request with; 0: it must wait.
 
-        A request starts with all its pending tokens or with all tokens left in the step, so no
-        request starts in a step after one that was cut.
-
-        The limits do not apply to a request of a better rank than the last running prompt.
+        A request starts with all its pending tokens, or with all tokens that are left in the step:
+        then it is the last one of the step. The limits do not apply to a request of a better rank
+        than the last running prompt.
         """
         left = step.budget_left
         if pending <= left:
@@ -47,10 +46,10 @@ class PartialPrefills:
 
     @property
     def allows_bypass(self) -> bool:
-        """Whether prompts that fit the step may bypass one that must wait to be chunked.
+        """Whether prompts that fit the step may bypass a long prompt that has to wait.
 
-        With chunked prefill this cannot starve it: it waits only for the running prompts. Without,
-        it waits for an empty step, and bypassing would starve it.
+        With chunked prefill the long prompt waits only for running prompts, so it cannot starve.
+        Without, it waits for an empty step, and would starve.
         """
         return self._settings.enable_chunked_prefill
 

@@ -9,8 +9,8 @@ from scripted_core import Reply, ScriptedCore, echo
 
 from quire.errors import EngineDeadError, RequestFailedError, RequestTimeoutError
 from quire.frontend.completions.completion import PromptState
-from quire.frontend.dispatch import dispatch as dispatch_module
-from quire.frontend.dispatch.dispatch import Dispatch
+from quire.frontend.dispatch import dispatcher as dispatch_module
+from quire.frontend.dispatch.dispatcher import Dispatch
 from quire.messages import EngineOutput, EngineOutputs, ErrorReport, ResetPrefixCache
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams

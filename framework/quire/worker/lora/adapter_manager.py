@@ -24,8 +24,8 @@ from quire.layers.linear.linear_layers import ParallelLinear
 from quire.messages import AdapterRef
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.device.uploads import upload
-from quire.worker.loading.base_model import BaseModel
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.lora.base_model_check import BaseModel
 
 MAX_LISTED = 4
 

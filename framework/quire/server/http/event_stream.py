@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.server.http.disconnect import run_until
+from quire.server.http.json_response import READ_TIMEOUT_S
 from quire.server.wire.http_errors import error_json, error_response, log_failure
-from quire.server.wire.json_response import READ_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

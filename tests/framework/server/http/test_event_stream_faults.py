@@ -7,8 +7,8 @@ import pytest
 from asgi_parts import Wire, is_last
 
 from quire.errors import OverloadedError, RequestFailedError
-from quire.server.wire import sse
-from quire.server.wire.sse import EventStream
+from quire.server.http import event_stream as sse
+from quire.server.http.event_stream import EventStream
 
 KEEP_ALIVE_S = 0.01
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from quire.native.recording import trace_calls
-from quire.worker.graphs.graph_memory import (
+from quire.worker.graphs.cpu_graph_memory import (
     ALIGNMENT,
     CHUNK_BYTES,
     GraphAllocator,
@@ -168,7 +168,8 @@ def test_tracing_does_not_load_torchs_compiler():
     code = (
         "import sys, torch\n"
         "from quire.native.recording import trace_calls\n"
-        "from quire.worker.graphs.graph_memory import GraphAllocator, GraphMemory, TracingMode\n"
+        "from quire.worker.graphs.cpu_graph_memory import GraphAllocator\n"
+        "from quire.worker.graphs.cpu_graph_memory import GraphMemory, TracingMode\n"
         "with trace_calls() as calls, TracingMode(GraphAllocator(GraphMemory()), calls):\n"
         "    torch.empty(3).mul_(2)\n"
         "assert 'torch._dynamo' not in sys.modules"

@@ -14,9 +14,9 @@ from quire.errors import (
     PromptTooLongError,
     RequestFailedError,
 )
-from quire.frontend import batch as batch_module
-from quire.frontend.batch import BatchFrontend
+from quire.frontend import offline_frontend as batch_module
 from quire.frontend.intake.intake import Intake
+from quire.frontend.offline_frontend import OfflineFrontend
 from quire.messages import AdapterRef, EngineOutput, EngineOutputs, ErrorReport
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ WHOLE = SamplingParams(max_tokens=None)
 
 
 def test_outputs_are_in_the_order_of_the_prompts(tokenizer, intake):
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
     prompts = ["the fox jumps", "dog", "the lazy dog 👩‍👩‍👧"]
     outputs = frontend.generate(prompts, WHOLE, use_progress=True)
     assert [output.outputs[0].text for output in outputs] == prompts
@@ -33,7 +33,7 @@ def test_outputs_are_in_the_order_of_the_prompts(tokenizer, intake):
 
 
 def test_each_prompt_can_have_its_own_parameters(tokenizer, intake):
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
     params = [SamplingParams(max_tokens=1), SamplingParams(n=2, max_tokens=None)]
     adapters = [None, AdapterRef("pirate", "path")]
     one, two = frontend.generate(["fox", "dog"], params, adapters=adapters)
@@ -50,7 +50,7 @@ def test_nothing_runs_if_one_prompt_is_wrong_and_every_wrong_one_is_named(tokeni
     with pytest.raises(
         PromptsError, match=r"2 of 4 .* prompt 1: .* 999 tokens.* prompt 3: "
     ) as caught:
-        BatchFrontend(core, tokenizer, intake).generate(prompts, WHOLE)
+        OfflineFrontend(core, tokenizer, intake).generate(prompts, WHOLE)
     assert core.num_steps == 0
     assert caught.value.outputs == [None] * 4
     kinds = {index: type(error) for index, error in caught.value.errors.items()}
@@ -59,7 +59,7 @@ def test_nothing_runs_if_one_prompt_is_wrong_and_every_wrong_one_is_named(tokeni
 
 
 def test_a_prompt_or_adapter_that_cannot_be_used_is_the_error_of_its_prompt(tokenizer, intake):
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
     wrong, missing = GrammarError("no such constraint"), AdapterError("no such file")
     outcomes = frontend.generate(
         ["fox", wrong, "dog"], WHOLE, adapters=[None, None, missing], return_errors=True
@@ -77,7 +77,7 @@ def test_an_exception_without_a_text_is_named_by_its_type(tokenizer, intake):
     wrong = AdapterError("torn")
     wrong.__cause__ = MuteError()
     with pytest.raises(PromptsError, match=r"torn \(MuteError\)$"):
-        BatchFrontend(ScriptedCore(echo), tokenizer, intake).generate([wrong], WHOLE)
+        OfflineFrontend(ScriptedCore(echo), tokenizer, intake).generate([wrong], WHOLE)
 
 
 @pytest.mark.parametrize("is_real", [False, True])
@@ -85,7 +85,7 @@ def test_more_prompts_than_the_queue_holds_wait_their_turn(tokenizer, intake, is
     core = ScriptedCore(echo, max_num_seqs=1, max_queued=3)
     if is_real:
         core = make_core(max_num_seqs=2, max_num_queued=4)[0]
-    frontend = BatchFrontend(core, tokenizer, intake, max_in_flight=4)
+    frontend = OfflineFrontend(core, tokenizer, intake, max_in_flight=4)
     params = SamplingParams(max_tokens=3, n=2)
     outputs = frontend.generate([f"fox {i}" for i in range(20)], params)
     assert [output.prompt for output in outputs] == [f"fox {i}" for i in range(20)]
@@ -94,7 +94,7 @@ def test_more_prompts_than_the_queue_holds_wait_their_turn(tokenizer, intake, is
 
 
 def test_what_the_engine_refuses_is_an_error(tokenizer, intake):
-    frontend = BatchFrontend(make_core(num_blocks=3)[0], tokenizer, intake)
+    frontend = OfflineFrontend(make_core(num_blocks=3)[0], tokenizer, intake)
     params = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=100)]
     with pytest.raises(PromptsError, match=r"prompt 1: .* KV blocks") as caught:
         frontend.generate(["fox", "fox"], params)
@@ -104,7 +104,7 @@ def test_what_the_engine_refuses_is_an_error(tokenizer, intake):
 
 def test_a_stop_string_aborts_in_the_engine(tokenizer, intake):
     core = ScriptedCore(echo)
-    (output,) = BatchFrontend(core, tokenizer, intake).generate(
+    (output,) = OfflineFrontend(core, tokenizer, intake).generate(
         ["the lazy dog"], SamplingParams(max_tokens=None, stop=["lazy"])
     )
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("the ", "lazy")
@@ -129,7 +129,7 @@ BROKEN = ErrorReport("x", "sampler 'y' of acme failed: TypeError", TEXT)
 
 def test_a_failed_prompt_loses_no_other_and_is_named_with_its_cause(tokenizer, intake):
     core = fails_on(tokenizer, "bad fox", BROKEN, num_tokens=1)
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     with pytest.raises(PromptsError) as caught:
         frontend.generate(["the fox", "bad fox", "dog"], WHOLE)
     listed = "prompt 1: sampler 'y' of acme failed: TypeError (TypeError: no such thing)"
@@ -148,14 +148,14 @@ def test_a_failed_prompt_loses_no_other_and_is_named_with_its_cause(tokenizer, i
 def test_errors_come_back_in_the_places_of_their_prompts(tokenizer, intake):
     core = fails_on(tokenizer, "bad", BROKEN)
     prompts = ["bad", "the fox", [1] * 999, "dog"]
-    outcomes = BatchFrontend(core, tokenizer, intake).generate(prompts, WHOLE, return_errors=True)
+    outcomes = OfflineFrontend(core, tokenizer, intake).generate(prompts, WHOLE, return_errors=True)
     assert [type(outcomes[0]), type(outcomes[2])] == [RequestFailedError, PromptTooLongError]
     assert [outcomes[i].outputs[0].text for i in (1, 3)] == ["the fox", "dog"]
 
 
 def test_the_other_completions_of_a_failed_prompt_stand_in_its_error(tokenizer, intake):
     core = fails_on(tokenizer, "the fox", BROKEN, child=1)
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     params = SamplingParams(n=3, max_tokens=None)
     (error,) = frontend.generate(["the fox"], params, return_errors=True)
     assert type(error) is RequestFailedError
@@ -167,20 +167,20 @@ def test_the_first_failure_of_a_prompts_completions_is_its_error(tokenizer, inta
     def script(request):
         return Reply([5] * (3 - request.child), ErrorReport("x", f"completion {request.child}"))
 
-    frontend = BatchFrontend(ScriptedCore(script), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(script), tokenizer, intake)
     (error,) = frontend.generate(["fox"], SamplingParams(n=3), return_errors=True)
     assert str(error) == "completion 2"
 
 
 def test_a_message_names_a_few_of_many_failures(tokenizer, intake):
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
     with pytest.raises(PromptsError, match=r"20 of 20 .*prompt 7: [^;]*; and 12 more$") as caught:
         frontend.generate([""] * 20, WHOLE)
     assert sorted(caught.value.errors) == list(range(20))
 
 
 def test_what_is_done_with_an_output_may_fail_for_its_prompt_alone(tokenizer, intake):
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
 
     def finish(index, output):
         if index == 1:
@@ -196,7 +196,7 @@ def test_what_is_done_with_an_output_may_fail_for_its_prompt_alone(tokenizer, in
 def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, intake):
     core = ScriptedCore(lambda request: Reply([-1] if len(request.token_ids) > 2 else [5, 6]))
     params = [SamplingParams(max_tokens=n, ignore_eos=True, stop=["never"]) for n in (2, 100)]
-    fine, error = BatchFrontend(core, tokenizer, intake).generate(
+    fine, error = OfflineFrontend(core, tokenizer, intake).generate(
         [[5, 6], [5, 6, 7]], params, return_errors=True
     )
     assert len(core.aborted) == 1
@@ -218,7 +218,7 @@ class Interrupting(ScriptedCore):
 
 def test_an_interrupt_ends_the_call_and_leaves_nothing_in_the_engine(tokenizer, intake):
     core = Interrupting(echo)
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     with pytest.raises(KeyboardInterrupt):
         frontend.generate(["the lazy dog", ""], WHOLE, return_errors=True)
     assert not core.has_work()
@@ -228,18 +228,18 @@ def test_an_interrupt_ends_the_call_and_leaves_nothing_in_the_engine(tokenizer, 
 def test_an_engine_that_dies_is_no_fault_of_any_prompt(tokenizer, intake):
     core = ScriptedCore(lambda request: Reply(request.token_ids[:1], RuntimeError("smoke")))
     with pytest.raises(EngineDeadError, match="smoke"):
-        BatchFrontend(core, tokenizer, intake).generate(["fox", ""], WHOLE, return_errors=True)
+        OfflineFrontend(core, tokenizer, intake).generate(["fox", ""], WHOLE, return_errors=True)
 
 
 def test_an_engine_that_forgets_a_request_is_dead(tokenizer, intake):
     core = ScriptedCore(echo)
     core.has_work = lambda: False
     with pytest.raises(EngineDeadError, match="1 requests are unfinished"):
-        BatchFrontend(core, tokenizer, intake).generate(["fox"], WHOLE)
+        OfflineFrontend(core, tokenizer, intake).generate(["fox"], WHOLE)
 
 
 def test_no_prompts_are_no_work(tokenizer, intake):
-    assert BatchFrontend(ScriptedCore(echo), tokenizer, intake).generate([], WHOLE) == []
+    assert OfflineFrontend(ScriptedCore(echo), tokenizer, intake).generate([], WHOLE) == []
 
 
 class Watched(ScriptedCore):
@@ -255,7 +255,7 @@ class Watched(ScriptedCore):
 @pytest.mark.parametrize("max_in_flight", [1, 3, 100])
 def test_the_engine_has_so_many_requests_at_a_time_and_no_more(tokenizer, intake, max_in_flight):
     core = Watched(echo)
-    frontend = BatchFrontend(core, tokenizer, intake, max_in_flight=max_in_flight)
+    frontend = OfflineFrontend(core, tokenizer, intake, max_in_flight=max_in_flight)
     frontend.generate(["the fox"] * 5, SamplingParams(n=2, max_tokens=2))
     assert core.most == min(max_in_flight, 10)
     assert [request.child for request in core.requests] == [0, 1] * 5
@@ -266,7 +266,7 @@ def test_each_prompt_has_its_priority_and_its_time(tokenizer):
         tokenizer, max_model_len=256, vocab_size=tokenizer.vocab_size, has_priorities=True
     )
     core = ScriptedCore(echo)
-    frontend = BatchFrontend(core, tokenizer, intake)
+    frontend = OfflineFrontend(core, tokenizer, intake)
     frontend.generate(["a", "b"], (WHOLE, WHOLE), priority=(-3, 4), timeout_s=[2.5, None])
     assert [(r.priority, r.timeout_s) for r in core.requests] == [(-3, 2.5), (4, None)]
     frontend.generate(["a", "b"], WHOLE, priority=5, timeout_s=9)
@@ -286,7 +286,7 @@ def test_each_prompt_has_its_priority_and_its_time(tokenizer):
     ],
 )
 def test_a_list_has_an_entry_for_each_prompt(tokenizer, intake, fields, param):
-    frontend = BatchFrontend(core := ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(core := ScriptedCore(echo), tokenizer, intake)
     with pytest.raises(InvalidRequestError, match="entries for 2 prompts") as caught:
         frontend.generate(["a", "b"], **{"params": WHOLE} | fields)
     assert caught.value.param == param
@@ -300,7 +300,7 @@ def test_plugins_hear_of_each_end(tokenizer, intake):
         heard.append((request.child, output.finish_reason))
 
     hooks = [(Source("acme", "acme-quire", "1.0"), hook)]
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake, finished_hooks=hooks)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake, finished_hooks=hooks)
     frontend.generate(["fox"], SamplingParams(n=2, max_tokens=None))
     assert heard == [(0, "stop"), (1, "stop")]
 
@@ -310,7 +310,7 @@ def test_progress_counts_prompts(tokenizer, intake, monkeypatch):
     monkeypatch.setattr(
         batch_module.Progress, "advance", lambda self, task, num: counted.append(num)
     )
-    frontend = BatchFrontend(ScriptedCore(echo), tokenizer, intake)
+    frontend = OfflineFrontend(ScriptedCore(echo), tokenizer, intake)
     frontend.generate(["fox", "the lazy dog"], SamplingParams(n=3, max_tokens=None))
     assert counted == [1, 1]
 
@@ -329,7 +329,7 @@ def test_an_output_behind_a_stop_string_is_dropped(tokenizer, intake):
 
     core = Surplus(echo, tokens_per_step=100)
     params = SamplingParams(max_tokens=None, stop=["fox"])
-    (output,) = BatchFrontend(core, tokenizer, intake).generate(["the fox jumps"], params)
+    (output,) = OfflineFrontend(core, tokenizer, intake).generate(["the fox jumps"], params)
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("the ", "fox")
     assert not core.has_work()
 
@@ -344,5 +344,5 @@ def test_a_step_that_said_nothing_is_followed_by_another(tokenizer, intake):
             self.silences -= 1
             return super().step() if self.silences < 0 else None
 
-    (output,) = BatchFrontend(Silent(echo), tokenizer, intake).generate(["fox"], WHOLE)
+    (output,) = OfflineFrontend(Silent(echo), tokenizer, intake).generate(["fox"], WHOLE)
     assert output.outputs[0].text == "fox"

@@ -52,7 +52,7 @@ Finish = Callable[[int, RequestOutput], None]  # postprocessing: a prompt's inde
 logger = logging.getLogger(__name__)
 
 
-class BatchFrontend:
+class OfflineFrontend:
     """Generates for lists of prompts; any thread may call it.
 
     Args:

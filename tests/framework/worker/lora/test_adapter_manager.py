@@ -11,8 +11,8 @@ from quire.errors import AdapterError, EngineDeadError, RefusedError
 from quire.interfaces.lora import Adapter, AdapterModule, LoRASource
 from quire.messages import AdapterRef
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.loading.adapter_manager import AdapterManager, adapted_matrices
-from quire.worker.loading.base_model import BaseModel
+from quire.worker.lora.adapter_manager import AdapterManager, adapted_matrices
+from quire.worker.lora.base_model_check import BaseModel
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 SHAPES = {Q_PROJ: (64, 64), "model.layers.1.mlp.down_proj": (64, 112)}

@@ -18,8 +18,8 @@ from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
-from quire.worker.loading.adapter_manager import AdapterManager
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline

@@ -9,7 +9,7 @@ import pytest
 
 from quire.errors import OverloadedError
 from quire.server.http.disconnect import run_while_connected
-from quire.server.wire.sse import EventStream
+from quire.server.http.event_stream import EventStream
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

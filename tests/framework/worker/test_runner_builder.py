@@ -9,8 +9,8 @@ from quire.errors import PluginLoadError
 from quire.launch.composing import compose_engine
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
-from quire.worker.assembling import build_pipeline
 from quire.worker.batch.slots import SlotTables
+from quire.worker.runner_builder import build_pipeline
 
 site = pytest.fixture(sites)
 SAMPLERS = """

@@ -15,7 +15,7 @@ from quire.interfaces.mla import MLAShape
 from quire.launch.composing import compose_engine
 from quire.layers import LayerContext
 from quire.plugins.loading import load_plugins
-from quire.worker.loading.layer_binding import LayerBinding
+from quire.worker.loading.kv_cache_binding import LayerBinding
 from quire_attention_backends.mla.torch_mla import TorchMLABackend
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
