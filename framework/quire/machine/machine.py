@@ -38,7 +38,11 @@ class Machine:
 
     @classmethod
     def here(cls, *, native_unavailable_reason: str | None) -> "Machine":
-        """Detect the machine that this process runs on."""
+        """Detect the machine that this process runs on.
+
+        Args:
+            native_unavailable_reason: Result of `native.availability`, which this package is below.
+        """
         has_cuda = _has_cuda()
         return cls(
             cpu_flags(),

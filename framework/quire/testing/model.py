@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import pytest
@@ -37,6 +36,7 @@ from quire.errors import QuireError
 from quire.interfaces.model import ModelDescription
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_tokenizer
+from quire.testing.torch_imports import imports_torch
 
 NUM_TOKENS = 12
 PROMPT_LENGTHS = (1, 5, 16, 17, 33)
@@ -96,16 +96,14 @@ class ModelContract:
 
     def test_describing_needs_no_torch(self) -> None:
         """`quire explain` and the planning of memory call `describe` in a process without torch."""
-        module, _, name = self._capabilities().describe.partition(":")
+        reference = self._capabilities().describe
         code = (
-            "import json, sys; from importlib import import_module; "
-            "describe = getattr(import_module(sys.argv[1]), sys.argv[2]); "
-            "describe(json.loads(sys.argv[3])); print('torch' in sys.modules)"
+            "import json; from pkgutil import resolve_name; "
+            "resolve_name(sys.argv[1])(json.loads(sys.argv[2]))"
         )
-        command = [sys.executable, "-c", code, module, name, json.dumps(self._config())]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.strip() == "False", f"{module}:{name} imports torch"
+        assert not imports_torch(code, reference, json.dumps(self._config())), (
+            f"{reference} imports torch"
+        )
 
     def test_the_description_counts_the_parameters(self) -> None:
         """`num_params` is the number of elements in the checkpoint: memory is planned with it."""
@@ -207,8 +205,7 @@ class ModelContract:
         return load_plugins().registries.models.entry(self.architecture).capabilities
 
     def _describe(self) -> Any:
-        module, _, name = self._capabilities().describe.partition(":")
-        return getattr(__import__(module, fromlist=[name]), name)
+        return resolve_name(self._capabilities().describe)
 
     def _description(self) -> ModelDescription:
         description = self._describe()(self._config())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.testing.checkpoints import write_checkpoint
-from quire.testing.model import ModelContract
+from quire.testing.model import ModelContract, _greedy
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,7 @@ def contract(checkpoint):
 @pytest.fixture
 def alone(contract, checkpoint):
     with contract._llm(checkpoint.folder) as llm:
-        return llm.generate(contract._prompts(), [_params() for _ in contract._prompts()])
-
-
-def _params():
-    from quire.testing import model
-
-    return model._greedy()
+        return llm.generate(contract._prompts(), _greedy())
 
 
 def test_a_right_model_passes(contract, alone):

@@ -15,10 +15,7 @@ each step.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,6 +33,7 @@ from quire.testing.kv_store.kv_store_scene import (
     one_group_plan,
     three_groups_plan,
 )
+from quire.testing.torch_imports import imports_torch
 
 PLANS = {"one group": one_group_plan, "three groups": three_groups_plan}
 AMPLE_BLOCKS = 64  # cross-group blocks; more than most tests save
@@ -316,14 +314,7 @@ class KVStoreContract:
     def test_the_scheduler_side_imports_no_torch(self) -> None:
         """The scheduler side runs in the engine process, which must not import torch."""
         module = self.scheduler_class.__module__
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {module}, sys; print('torch' in sys.modules)"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout.strip() == "False", done.stderr or f"{module} imports torch"
+        assert not imports_torch(f"import {module}"), f"{module} imports torch"
 
     def _num_found(self, scene: StoreScene, prompt: list[bytes]) -> int:
         """Return the number of stored blocks of a prompt, gaps or not, and load them."""
