@@ -324,16 +324,9 @@ def _logits(model: Model) -> Tensor:
 
 
 def _model(folder: Path, method: str) -> Model:
-    """Load a checkpoint.
-
-    Raises:
-        NativeUnavailableError: The weights could not be packed.
-    """
+    """Load a checkpoint."""
     model = _empty_model(folder, method)
     load_weights(model, folder)
-    for name, layer in _linear_layers(model):
-        if method != AS_IT_IS and _has_weight(layer):
-            raise NativeUnavailableError(f"{name} was not packed in {method}; the log says why")
     for module in as_module(model).modules():
         if isinstance(module, Attention):
             module.bind(_attention(module), torch.empty(0), 0)

@@ -61,7 +61,7 @@ def check_engine(
         )
         try:
             outputs = llm.generate(prompts, params)
-            num_graphs = llm.composition.max_graph_requests
+            num_graphs = llm.composition.cuda_graphs.value
         finally:
             llm.close()
         answers.append([output.outputs[0].token_ids for output in outputs])

@@ -266,33 +266,14 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     transfers: TransferReport | None = None
 
 
-class LoadFailures(msgspec.Struct, frozen=True):
-    """The chosen parts that failed to load on this machine, with the reasons.
-
-    Attributes:
-        kernels: Unavailable reason of the layers' native kernels; None if they loaded or were not
-            chosen.
-        quantization: Unavailable reason of the kernels for the linear layers' weights, likewise.
-        samplers: Unavailable reason of the samplers' kernels, likewise.
-        attention_backends: Unavailable reasons of attention backends, by name.
-    """
-
-    kernels: str | None = None
-    quantization: str | None = None
-    samplers: str | None = None
-    attention_backends: dict[str, str] = {}
-
-
 class Started(msgspec.Struct, frozen=True):
     """The properties of an engine that are known only once it accepts requests.
 
     Attributes:
         max_model_len: Largest number of tokens of a request, prompt and completion together.
-        failures: Parts that failed to load and were replaced by others.
     """
 
     max_model_len: int
-    failures: LoadFailures = LoadFailures()
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,7 +284,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     available_kv_bytes: int
     is_asynchronous: bool = False  # a launched step runs while the host continues
-    failures: LoadFailures = LoadFailures()
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):

@@ -13,12 +13,17 @@ SETS_HERE = [
 ]
 
 
-def use_set(monkeypatch, module, name: str) -> None:
-    """Let a module that has `SOURCE`, `FUNCTIONS` and `LIBRARY` use one instruction set."""
+def use_set(monkeypatch, module, name: str, attribute: str = "LIBRARY") -> None:
+    """Let a module that has a library use one instruction set."""
     monkeypatch.setenv(VARIABLE, name)
-    library = NativeLibrary(f"{module.__name__} for {name}", module.SOURCE, module.FUNCTIONS)
+    library = again(getattr(module, attribute))
     library.load()
-    monkeypatch.setattr(module, "LIBRARY", library)
+    monkeypatch.setattr(module, attribute, library)
+
+
+def again(library: NativeLibrary) -> NativeLibrary:
+    """Return a library of the same source that is not loaded yet."""
+    return NativeLibrary(library.name, library.source, library.functions, repeats=library.repeats)
 
 
 def failing_library(folder: Path) -> NativeLibrary:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the composition and the memory plan."""
     settings = read_settings(arguments)
-    composed = compose_engine(settings, load_plugins(settings.plugins), with_weights=False)
+    composed = compose_engine(settings, load_plugins(settings.plugins), is_plan=True)
     if settings.lora.lora_source_options:
         load_sources(settings.lora, composed.composition, composed.plugins.registries)
     memory = estimate_memory(composed)
@@ -56,11 +56,11 @@ def describe(composition: Composition, memory: MemoryEstimate) -> dict[str, Any]
         "parameters": description.num_params,
         "layers": description.num_layers,
         "device": composition.device,
-        "dtype": f"{composition.dtype} ({composition.dtype_why})",
+        "dtype": str(composition.dtype),
         "weights": composition.weights,
         "kv_cache_dtype": composition.kv_dtype,
-        "kernels": f"{composition.kernels} ({composition.kernels_why})",
-        "cuda_graphs": composition.graphs_why,
+        "kernels": str(composition.kernels),
+        "cuda_graphs": composition.cuda_graphs.reason,
         "decode_steps": composition.decode_steps,
         "max_model_len": plan.max_model_len if plan else composition.max_model_len,
         "model_length": description.max_model_len,
@@ -117,7 +117,7 @@ def _lines(
     yield ""
     for choice in _choices(composition):
         yield f"{choice.role:<26} {choice.name}"
-        yield f"{'':<26}   from {choice.entry.source}; {choice.why}"
+        yield f"{'':<26}   from {choice.entry.source}; {choice.reason}"
         for rejection in choice.others:
             yield f"{'':<26}   not {rejection.name}: {rejection.reason}"
 

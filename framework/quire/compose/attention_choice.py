@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.compose.choosing import AUTO, check_present
+from quire.compose.choosing import ASKED_FOR, AUTO, check_present, find_offer
 from quire.compose.composition import Choice, Rejection
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
 from quire.interfaces.kv_cache import KVLayer, KVSpecCapabilities
 from quire.interfaces.model import ModelDescription
-from quire.plugins.discovery import locate
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry, Registry, check_api
 
@@ -82,7 +81,7 @@ def choose_attention_backends(
     registries: Registries,
     wanted: str,
     queries: Queries,
-    refused: Mapping[str, str] = MappingProxyType({}),
+    unavailable: Mapping[str, str] = MappingProxyType({}),
 ) -> ChosenBackends:
     """Choose the attention backend of each layer.
 
@@ -91,14 +90,14 @@ def choose_attention_backends(
         wanted: Name of a backend, which then serves every layer whose layout it declares; or
             "auto".
         queries: Requirements of each layer.
-        refused: Reasons why backends that were chosen before cannot be used, by name.
+        unavailable: Reasons why backends cannot run on this machine, by their probes.
 
     Raises:
         PluginError: The named backend does not exist or does not support a layer, or no installed
             backend does.
     """
     registry = registries.attention_backends
-    offers = [_offer(registry, name, wanted, refused.get(name)) for name in registry]
+    offers = [_offer(registry, name, wanted, unavailable) for name in registry]
     asked = None if wanted == AUTO else _asked_for(registry, wanted, offers)
     chosen: dict[AttentionQuery, _Offer] = {}
     for layout in dict.fromkeys(query.layout for query in queries.values()):
@@ -164,15 +163,11 @@ class _Offer:
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _offer(registry: Registry[type], name: str, wanted: str, reason: str | None) -> _Offer:
-    entry = registry.entry(name) if name == wanted else registry.uncontested(name)
-    if entry is None:
-        return _Offer(name, registry.contested()[name][0], "several plugins offer it")
-    if entry.api not in entry.kind.apis:
-        return _Offer(name, entry, f"interface version {entry.api} is not supported")
-    if locate(entry.reference) is None:
-        return _Offer(name, entry, f"there is no module for {entry.reference!r}")
-    return _Offer(name, entry, reason)
+def _offer(
+    registry: Registry[type], name: str, wanted: str, unavailable: Mapping[str, str]
+) -> _Offer:
+    entry, reason = find_offer(registry, name, wanted)
+    return _Offer(name, entry, reason or unavailable.get(entry.capabilities.probe))
 
 
 def _asked_for(registry: Registry[type], wanted: str, offers: Iterable[_Offer]) -> _Offer:
@@ -221,21 +216,21 @@ def _choice(
     refusals = {offer.name: offer.refusal(kinds) for offer in offers}
     layers = [layer for layer, query in queries.items() if query in kinds]
     if asked is not None and name == asked.name:
-        why = "asked for"
-    elif sum(reason is None for reason in refusals.values()) == 1:
-        why = "auto: the only one that can"
+        reason = ASKED_FOR
+    elif sum(refusal is None for refusal in refusals.values()) == 1:
+        reason = "auto: the only one that can"
     else:
-        why = "auto: the highest priority of those that can"
+        reason = "auto: the highest priority of those that can"
     if len(layers) < len(queries):
         specs = ", ".join(dict.fromkeys(layer.spec for layer in layers))
-        why += f", for {len(layers)} of {len(queries)} layers ({specs})"
+        reason += f", for {len(layers)} of {len(queries)} layers ({specs})"
     entry = next(offer.entry for offer in offers if offer.name == name)
     rejected = tuple(
-        Rejection(other, reason or f"supported, but {name} has priority")
-        for other, reason in refusals.items()
+        Rejection(other, refusal or f"supported, but {name} has priority")
+        for other, refusal in refusals.items()
         if other != name
     )
-    return Choice(ROLE, entry, why, rejected)
+    return Choice(ROLE, entry, reason, rejected)
 
 
 def _named_backend_error(

@@ -1,7 +1,4 @@
-"""Selection of parts by name: by setting, by default, or by `auto` from declared capabilities.
-
-If several plugins offer a name, `Registry.uncontested` decides between them.
-"""
+"""Selection of parts by name: by setting, by default, or by `auto` from declared capabilities."""
 
 from typing import Any
 
@@ -21,9 +18,39 @@ def choose_named(registry: Registry[Any], wanted: str, default: str | None = Non
         PluginError: No plugin offers the name, or several do and none of them is quire's.
     """
     entry = registry.entry(wanted)
-    rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
-    why = "the default" if wanted == default else "by setting"
-    return Choice(registry.kind.title, entry, why, rejected)
+    reason = "the default" if wanted == default else "by setting"
+    return Choice(registry.kind.title, entry, reason, all_others(registry, wanted))
+
+
+def all_others(registry: Registry[Any], wanted: str) -> tuple[Rejection, ...]:
+    """Return the rejections of all names but the one that was asked for."""
+    return tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
+
+
+def find_offer(registry: Registry[Any], name: str, wanted: str = AUTO) -> tuple[Entry, str | None]:
+    """Find the part that a name stands for, and why it cannot be used with any model.
+
+    If several plugins offer the name, `Registry.uncontested` decides between them.
+
+    Args:
+        registry: Registry of the kind.
+        name: Name in the registry.
+        wanted: Name that the user asked for, or "auto".
+
+    Returns:
+        The entry, and the reason; None: it may be used.
+
+    Raises:
+        PluginError: The user asked for this name, and several plugins offer it.
+    """
+    entry = registry.entry(name) if name == wanted else registry.uncontested(name)
+    if entry is None:
+        return registry.contested()[name][0], "several plugins offer it"
+    if entry.api not in entry.kind.apis:
+        return entry, f"interface version {entry.api} is not supported"
+    if locate(entry.reference) is None:
+        return entry, f"there is no module for {entry.reference!r}"
+    return entry, None
 
 
 def choose_optional(
@@ -43,26 +70,26 @@ def choose_parser(registry: Registry[Any], wanted: str, chat_template: str) -> C
         return choose_optional(registry, wanted)
     matches, rejected = [], []
     for name in registry:
-        entry = registry.uncontested(name)
-        if entry is None:
-            rejected.append(Rejection(name, "several plugins offer it"))
-            continue
-        markers = entry.capabilities.template_markers
-        missing = [marker for marker in markers if marker not in chat_template]
-        if not markers:
-            rejected.append(Rejection(name, "it declares no markers for auto"))
-        elif missing:
-            rejected.append(Rejection(name, f"the chat template has no {missing[0]}"))
-        elif entry.api not in entry.kind.apis:
-            rejected.append(Rejection(name, f"interface version {entry.api} is not supported"))
-        else:
+        entry, reason = find_offer(registry, name)
+        reason = reason or _missing_marker(entry, chat_template)
+        if reason is None:
             matches.append(entry)
+        else:
+            rejected.append(Rejection(name, reason))
     if not matches:
         return None
     best = max(matches, key=lambda entry: entry.capabilities.priority)
     rejected += [Rejection(e.name, f"{best.name} has priority") for e in matches if e is not best]
-    why = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
-    return Choice(registry.kind.title, best, why, tuple(rejected))
+    reason = f"auto: the chat template has {' '.join(best.capabilities.template_markers)}"
+    return Choice(registry.kind.title, best, reason, tuple(rejected))
+
+
+def _missing_marker(entry: Entry, chat_template: str) -> str | None:
+    markers = entry.capabilities.template_markers
+    if not markers:
+        return "it declares no markers for auto"
+    missing = [marker for marker in markers if marker not in chat_template]
+    return f"the chat template has no {missing[0]}" if missing else None
 
 
 def check_present(entry: Entry) -> None:

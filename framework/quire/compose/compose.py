@@ -26,20 +26,17 @@ from quire.compose.choosing import (
     choose_optional,
     choose_parser,
 )
-from quire.compose.composition import Choice, Composition
+from quire.compose.composition import Choice, Composition, Decision
 from quire.compose.kernel_choice import (
     NATIVE_DTYPE,
     check_batch_invariant,
-    choose_graphs,
+    choose_cpu_graphs,
+    choose_cuda_graphs,
     choose_kernels,
-    tracing_unavailable_reason,
 )
 from quire.compose.lora_choice import choose_lora, choose_shipped_lora
-from quire.compose.quantization_choice import (
-    QuantizationQuery,
-    choose_quantization,
-    without_kernels,
-)
+from quire.compose.probes import Probe
+from quire.compose.quantization_choice import QuantizationQuery, choose_quantization
 from quire.compose.sampler_choice import choose_samplers
 from quire.config import (
     DEFAULT_EXECUTOR,
@@ -58,12 +55,13 @@ from quire.errors import (
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.machine.machine import Machine
-from quire.messages import LoadFailures
 from quire.native.availability import native_unavailable_reason
 from quire.plugins.loading import Plugins, Registries
 from quire.plugins.registry import Entry, check_api, import_reference
 
 KERNELS_OFF = "--kernels torch"
+LAYERS_PROBE = "quire.native.layer_kernels.libraries:LAYERS.unavailable_reason"
+ADAPTERS_PROBE = "quire.native.layer_kernels.libraries:ADAPTERS.unavailable_reason"
 
 
 def compose(
@@ -72,8 +70,12 @@ def compose(
     checkpoint: Checkpoint,
     chat_template: str = "",
     machine: Machine | None = None,
+    probe: Probe | None = None,
 ) -> Composition:
     """Choose every part of an engine.
+
+    The probes of the chosen parts run before the choice is final: while one of them returns a
+    reason why this machine cannot run its part, the parts are chosen again without that part.
 
     Args:
         settings: Settings as given by the user.
@@ -81,6 +83,7 @@ def compose(
         checkpoint: Files of the model; only its config is read.
         chat_template: Text of the chat template, in which `auto` looks for parsers' markers.
         machine: Machine to plan for; None: this one.
+        probe: Function that runs probes; None: every part is expected to run.
 
     Raises:
         UnsupportedModelError: No plugin supports the architecture, or a feature of the model.
@@ -89,14 +92,72 @@ def compose(
         SettingsError: Options contradict the model.
         RefusedError: A guarantee that the user asked for cannot be given.
     """
+    machine = machine or _this_machine()
+    reasons: dict[str, str | None] = {}  # by probe
+    while True:
+        unavailable = {name: reason for name, reason in reasons.items() if reason is not None}
+        composition = _compose(settings, plugins, checkpoint, chat_template, machine, unavailable)
+        probes = {} if probe is None else _probes(composition)
+        pending = {name: part for name, part in probes.items() if name not in reasons}
+        if probe is None or not pending:
+            return composition
+        reasons |= probe(pending)
+        if settings.model.kernels == "native":
+            _check_native(pending, reasons)
+
+
+def _probes(composition: Composition) -> dict[str, str]:
+    """Return the probes of the chosen parts: import string -> name of the part for people."""
+    probes = {}
+    if composition.kernels.value == "native":
+        probes[LAYERS_PROBE] = "the native kernels of layers"
+        if composition.lora_source is not None:
+            probes[ADAPTERS_PROBE] = "the native kernels of adapters"
+    method = composition.quantization.value
+    parts = (*composition.attention_backends, *composition.samplers, *([method] if method else ()))
+    declared = ((choice.entry.capabilities.probe, str(choice)) for choice in parts)
+    return probes | {name: part for name, part in declared if name is not None}
+
+
+def _check_native(probes: Mapping[str, str], reasons: Mapping[str, str | None]) -> None:
+    """Check that all parts can run if the user asked for native kernels.
+
+    Raises:
+        RefusedError: One cannot.
+    """
+    for name, part in probes.items():
+        if (reason := reasons[name]) is not None:
+            raise RefusedError(
+                f"--kernels native: {part} cannot be used here: {reason}; use --kernels torch"
+            )
+
+
+def _compose(
+    settings: Settings,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    chat_template: str,
+    machine: Machine,
+    unavailable: Mapping[str, str],
+) -> Composition:
+    """Choose every part of an engine, as `compose` does, without parts that cannot run.
+
+    Args:
+        settings: Settings as given by the user.
+        plugins: Installed plugins.
+        checkpoint: Files of the model.
+        chat_template: Text of the chat template.
+        machine: Machine to plan for.
+        unavailable: Reasons why parts cannot run on this machine, by their probes.
+    """
     registries = plugins.registries
     model, description = _choose_model(registries, checkpoint)
-    machine = _without_disabled_kernels(machine or _this_machine(), settings, registries)
+    machine = _usable_machine(machine, settings, registries, unavailable)
     device = machine.device(settings.model.device)
     settings = settings.for_device(device)
-    dtype, dtype_why = _dtype(settings, registries, machine, description, device)
+    dtype = _dtype(settings, registries, machine, description, device)
     tp_size = settings.parallel.tensor_parallel_size
-    inputs = _Inputs(settings, registries, description, machine, device, dtype)
+    inputs = _Inputs(settings, registries, description, machine, device, dtype.value, unavailable)
     parts = settings.parts
     lora_source = choose_lora(registries, settings.lora, model)
     composition = Composition(
@@ -106,8 +167,7 @@ def compose(
         machine=machine,
         device=device,
         dtype=dtype,
-        dtype_why=dtype_why,
-        kv_dtype=settings.cache.kv_dtype(dtype),
+        kv_dtype=settings.cache.kv_dtype(dtype.value),
         max_model_len=_max_model_len(settings.model.max_model_len, description),
         model=model,
         kv_cache_specs=_choose_specs(registries, description),
@@ -127,38 +187,13 @@ def compose(
         ),
         kv_store=choose_optional(registries.kv_stores, settings.cache.kv_store),
         executor=_choose_executor(registries, settings.parallel.executor, tp_size),
-        **_computing_parts(inputs, LoadFailures()),
+        **_computing_parts(inputs),
     )
     _check_tensor_parallel(model, description, tp_size)
     for choice in composition.choices:
         check_api(choice.entry)
         check_present(choice.entry)
     return composition
-
-
-def corrected(
-    composition: Composition, settings: Settings, registries: Registries, failures: LoadFailures
-) -> Composition:
-    """Return the composition with replacements for the parts that failed to load.
-
-    Args:
-        composition: Composition before the failures.
-        settings: Settings that it was made from, with the device's defaults.
-        registries: Registries of the installed plugins.
-        failures: Parts that failed to load.
-
-    Raises:
-        PluginError: There is no replacement, or the user named the part that failed.
-    """
-    inputs = _Inputs(
-        settings,
-        registries,
-        composition.description,
-        composition.machine,
-        composition.device,
-        composition.dtype,
-    )
-    return replace(composition, **_computing_parts(inputs, failures))
 
 
 def build_spec(
@@ -267,52 +302,43 @@ class _Inputs:
     machine: Machine
     device: str
     dtype: str
+    unavailable: Mapping[str, str]
 
 
-def _computing_parts(inputs: _Inputs, failures: LoadFailures) -> dict[str, Any]:
-    """Choose the kernels and all parts that depend on them, without parts that failed to load.
-
-    The quantization method stays even if its kernels failed: the weights are loaded already.
+def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
+    """Choose the kernels and all parts that depend on them.
 
     Returns:
         Fields of a `Composition`.
     """
     settings, registries, device = inputs.settings, inputs.registries, inputs.device
-    kernels, kernels_why = choose_kernels(
-        settings.model.kernels, inputs.machine, device, inputs.dtype
-    )
-    check_batch_invariant(settings, device, kernels)
+    unavailable = inputs.unavailable
+    kernels = choose_kernels(settings.model.kernels, inputs.machine, device, inputs.dtype)
+    check_batch_invariant(settings, device, kernels.value)
     query = QuantizationQuery(
-        device, inputs.dtype, kernels, kernels_why, inputs.description.checkpoint_dtype
+        device, inputs.dtype, kernels, inputs.description.checkpoint_dtype, unavailable
     )
-    quantization, weights = choose_quantization(
+    quantization = choose_quantization(
         registries, settings.model.quantization, inputs.description, query
     )
-    if failures.quantization is not None:
-        quantization, weights = without_kernels(quantization, query, failures.quantization)
-    if failures.kernels is not None:
-        kernels, kernels_why = "torch", failures.kernels
-    sampler_kernels = kernels if failures.samplers is None else "torch"
-    attention = _attention(inputs, failures.attention_backends)
-    num_graphs, graphs_why = choose_graphs(settings, device, kernels, attention.backends)
+    attention = _attention(inputs)
     return {
         "kernels": kernels,
-        "kernels_why": kernels_why,
         "quantization": quantization,
-        "weights": weights,
         "block_size": _block_size(settings, attention),
         "attention_backends": attention.backends,
         "layer_backends": attention.layer_backends,
-        "max_graph_requests": num_graphs,
-        "graphs_why": graphs_why,
-        "tracing_unavailable_reason": tracing_unavailable_reason(
+        "cuda_graphs": choose_cuda_graphs(settings, device, kernels.value, attention.backends),
+        "cpu_graphs": choose_cpu_graphs(
             settings,
             device,
-            kernels,
+            kernels.value,
             attention.backends,
-            packs=quantization is not None and failures.quantization is None,
+            packs=quantization.value is not None,
         ),
-        "samplers": choose_samplers(registries, settings.parts.samplers, sampler_kernels),
+        "samplers": choose_samplers(
+            registries, settings.parts.samplers, kernels.value, unavailable
+        ),
     }
 
 
@@ -321,14 +347,20 @@ def _this_machine() -> Machine:
     return Machine.here(native_unavailable_reason=native_unavailable_reason())
 
 
-def _without_disabled_kernels(
-    machine: Machine, settings: Settings, registries: Registries
+def _usable_machine(
+    machine: Machine,
+    settings: Settings,
+    registries: Registries,
+    unavailable: Mapping[str, str],
 ) -> Machine:
     """Return the machine as the engine may use it.
 
-    `--kernels torch` disables native kernels, unless the user names an attention backend that
-    needs them.
+    It has no native kernels if those of the layers cannot run. `--kernels torch` disables them,
+    unless the user names an attention backend that needs them.
     """
+    broken = unavailable.get(LAYERS_PROBE) or unavailable.get(ADAPTERS_PROBE)
+    if broken is not None:
+        machine = replace(machine, native_unavailable_reason=broken)
     wanted, registry = settings.parts.attention_backend, registries.attention_backends
     is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
     if settings.model.kernels != "torch" or is_asked_for:
@@ -342,19 +374,19 @@ def _dtype(
     machine: Machine,
     description: ModelDescription,
     device: str,
-) -> tuple[str, str]:
-    """Return the compute dtype and the reason for it.
+) -> Decision[str]:
+    """Choose the compute dtype.
 
     On a CPU, a named part that needs float32 overrides the dtype that the machine is fastest at.
     """
     wanted = settings.model.dtype
-    dtype, why = machine.dtype(wanted, description.checkpoint_dtype, device)
+    dtype = Decision(*machine.dtype(wanted, description.checkpoint_dtype, device))
     if wanted != AUTO or device != "cpu":
-        return dtype, why
+        return dtype
     for part, served in _named_parts(settings, registries, description):
-        if dtype not in served and NATIVE_DTYPE in served:
-            return NATIVE_DTYPE, f"{part} computes in it"
-    return dtype, why
+        if dtype.value not in served and NATIVE_DTYPE in served:
+            return Decision(NATIVE_DTYPE, f"{part} computes in it")
+    return dtype
 
 
 def _named_parts(
@@ -377,7 +409,7 @@ def _named_parts(
         yield f"{option} {name}", registry.entry(name).capabilities.dtypes
 
 
-def _attention(inputs: _Inputs, refused: Mapping[str, str]) -> ChosenBackends:
+def _attention(inputs: _Inputs) -> ChosenBackends:
     queries = attention_queries(
         inputs.settings,
         inputs.registries,
@@ -388,7 +420,7 @@ def _attention(inputs: _Inputs, refused: Mapping[str, str]) -> ChosenBackends:
         inputs.machine.native_unavailable_reason,
     )
     wanted = inputs.settings.parts.attention_backend
-    return choose_attention_backends(inputs.registries, wanted, queries, refused)
+    return choose_attention_backends(inputs.registries, wanted, queries, inputs.unavailable)
 
 
 def _block_size(settings: Settings, attention: ChosenBackends) -> int:

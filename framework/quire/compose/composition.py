@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from quire.compose.checkpoint import Checkpoint
 from quire.interfaces.kv_cache import KVLayer
@@ -12,6 +12,8 @@ from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
 from quire.machine.machine import Machine
 from quire.plugins.registry import Entry
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +25,31 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """A chosen value, with the reason for it and the alternatives that were rejected."""
+
+    value: T
+    reason: str
+    rejected: tuple[Rejection, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One chosen part of the engine.
 
     Attributes:
         role: Role in the engine, for people: "attention backend", "sampler 2 of 4".
         entry: Registry entry of the part.
-        why: Reason for this choice.
+        reason: Reason for this choice.
         rejected: Alternatives that were not chosen, with reasons.
     """
 
     role: str
     entry: Entry
-    why: str
+    reason: str
     rejected: tuple[Rejection, ...] = ()
 
     @property
@@ -70,7 +84,7 @@ class Choice:
             "version": source.version,
             "api": self.entry.api,
             "reference": self.entry.reference,
-            "why": self.why,
+            "why": self.reason,
             "rejected": [{"name": r.name, "reason": r.reason} for r in self.others],
         }
 
@@ -81,19 +95,16 @@ class Composition:
 
     Attributes:
         machine: Machine that the parts were chosen for; without native kernels if they are
-            disabled.
+            disabled or cannot run.
+        dtype: Compute dtype.
         kv_dtype: Dtype of the KV cache.
         kernels: Kernels of layers and sampling: "torch", "triton" or "native".
-        kernels_why: Reason for these kernels.
         quantization: Quantization method of linear layers; None: weights in the compute dtype.
-        weights: Description of that method and the reason for it, for people.
         attention_backends: Distinct backends, the one of most layers first; empty if no layer has
             KV.
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
-        max_graph_requests: Number of requests of the largest CUDA graph; 0: no graphs.
-        graphs_why: Reason for that number.
-        tracing_unavailable_reason: Reason why decode steps on a CPU run without CPU graphs; None:
-            they are traced and replayed.
+        cuda_graphs: Number of requests of the largest CUDA graph; 0: no graphs.
+        cpu_graphs: Whether decode steps on a CPU are traced and replayed.
         shipped_lora_source: Source of the adapters that come with the checkpoint; None if there
             are none, or if `lora_source` reads them.
     """
@@ -103,21 +114,17 @@ class Composition:
     description: ModelDescription
     machine: Machine
     device: str
-    dtype: str
-    dtype_why: str
+    dtype: Decision[str]
     kv_dtype: str
-    kernels: str
-    kernels_why: str
+    kernels: Decision[str]
     max_model_len: int
     block_size: int
     model: Choice
-    quantization: Choice | None
-    weights: str
+    quantization: Decision[Choice | None]
     attention_backends: tuple[Choice, ...]
     layer_backends: tuple[int, ...]
-    max_graph_requests: int
-    graphs_why: str
-    tracing_unavailable_reason: str | None
+    cuda_graphs: Decision[int]
+    cpu_graphs: Decision[bool]
     kv_cache_specs: tuple[Choice, ...]
     samplers: tuple[Choice, ...]
     structured_output: Choice | None
@@ -143,11 +150,17 @@ class Composition:
         return None if entry is None else Choice(entry.kind.title, entry, "the model's name")
 
     @property
+    def weights(self) -> str:
+        """Storage of the weights of linear layers and the reason for it, for people."""
+        method = self.quantization.value
+        return f"{self.dtype.value if method is None else method.name} ({self.quantization.reason})"
+
+    @property
     def decode_steps(self) -> str:
         """Execution of decode steps on a CPU, for people."""
-        if self.tracing_unavailable_reason is None:
+        if self.cpu_graphs.value:
             return "replayed from CPU graphs"
-        return f"without CPU graphs ({self.tracing_unavailable_reason})"
+        return f"without CPU graphs ({self.cpu_graphs.reason})"
 
     @property
     def choices(self) -> list[Choice]:
@@ -157,7 +170,7 @@ class Composition:
             self.shipped_lora_source, self.scheduling_policy, self.kv_store, self.executor,
         )  # fmt: skip
         parts = (
-            self.model, self.quantization, *self.attention_backends, *self.kv_cache_specs,
+            self.model, self.quantization.value, *self.attention_backends, *self.kv_cache_specs,
             *self.samplers, *optional,
         )  # fmt: skip
         return [part for part in parts if part is not None]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain, count, takewhile
 
 from quire.compose.choosing import ASKED_FOR, AUTO
-from quire.compose.composition import Choice, Composition
+from quire.compose.composition import Choice, Composition, Decision
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.machine.machine import Machine
@@ -15,22 +15,22 @@ MAX_GRAPH_REQUESTS = 512  # if the user does not set max_cuda_graph_size
 LEAST_CAPABILITY = 80  # compute capability of a GPU that our kernels are compiled and tested for
 
 
-def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> tuple[str, str]:
-    """Return the kernels of layers and sampling, "torch", "triton" or "native", and the reason.
+def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> Decision[str]:
+    """Choose the kernels of layers and sampling: "torch", "triton" or "native".
 
     Raises:
         RefusedError: The kernels that the user asked for cannot run here.
     """
     if wanted == "torch":
-        return wanted, ASKED_FOR
+        return Decision(wanted, ASKED_FOR)
     is_native = wanted == "native" or (wanted == AUTO and device == "cpu")
     best, reason = "native" if is_native else "triton", _triton_unavailable_reason(machine, device)
     if is_native:
         reason = _native_unavailable_reason(machine, device, dtype)
     if reason is None:
-        return best, ASKED_FOR if wanted == best else "auto: they can run here"
+        return Decision(best, ASKED_FOR if wanted == best else "auto: they can run here")
     if wanted == AUTO:
-        return "torch", reason
+        return Decision("torch", reason)
     way_out = "--kernels torch"
     if is_native and device == "cpu" and dtype != NATIVE_DTYPE:
         way_out = f"--dtype {NATIVE_DTYPE}"
@@ -59,28 +59,29 @@ def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:
     return None
 
 
-def choose_graphs(
+def choose_cuda_graphs(
     settings: Settings, device: str, kernels: str, backends: Sequence[Choice]
-) -> tuple[int, str]:
-    """Return the number of requests of the largest CUDA graph, 0 without graphs, and the reason."""
+) -> Decision[int]:
+    """Choose the number of requests of the largest CUDA graph; 0: no graphs."""
     if settings.model.enforce_eager:
-        return 0, "none: --enforce-eager"
+        return Decision(0, "none: --enforce-eager")
     if kernels != "triton":
-        return 0, f"none: --kernels {kernels}" if device == "cuda" else f"none on this {device}"
+        is_gpu = device == "cuda"
+        return Decision(0, f"none: --kernels {kernels}" if is_gpu else f"none on this {device}")
     if settings.parallel.tensor_parallel_size > 1:
-        return 0, "none: layers are sharded over several devices"
+        return Decision(0, "none: layers are sharded over several devices")
     unable = _without_graph_support(backends)
     if unable:
-        return 0, f"none: attention backend {unable[0]!r} does not support them"
+        return Decision(0, f"none: attention backend {unable[0]!r} does not support them")
     most = settings.scheduler.max_running
     size = min(most, settings.model.max_cuda_graph_size or MAX_GRAPH_REQUESTS)
-    return size, f"decode steps of up to {size} of {most} requests"
+    return Decision(size, f"decode steps of up to {size} of {most} requests")
 
 
-def tracing_unavailable_reason(
+def choose_cpu_graphs(
     settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
-) -> str | None:
-    """Return why decode steps run without CPU graphs; None: they are traced and replayed.
+) -> Decision[bool]:
+    """Choose whether decode steps are traced once as CPU graphs and replayed.
 
     Args:
         settings: Settings as given by the user.
@@ -89,6 +90,13 @@ def tracing_unavailable_reason(
         backends: Attention backends of the model.
         packs: Whether a quantization method computes linear layers, and not torch.
     """
+    reason = _cpu_graphs_unavailable_reason(settings, device, kernels, backends, packs=packs)
+    return Decision(reason is None, reason or "every part of a step supports them")
+
+
+def _cpu_graphs_unavailable_reason(
+    settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
+) -> str | None:
     if device != "cpu":
         return f"the device is {device}"
     if settings.model.enforce_eager:
@@ -121,9 +129,9 @@ def graph_sizes(largest: int) -> list[int]:
 
 def num_captures(composition: Composition) -> int:
     """Return the number of captured graphs: forward pass and sampling, with and without LoRA."""
-    if not composition.max_graph_requests:
+    if not composition.cuda_graphs.value:
         return 0
-    sizes = len(graph_sizes(composition.max_graph_requests))
+    sizes = len(graph_sizes(composition.cuda_graphs.value))
     return 2 * sizes * (1 if composition.lora_source is None else 2)
 
 

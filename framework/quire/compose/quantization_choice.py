@@ -3,15 +3,14 @@
 A method that reduces accuracy is used only if the user or the checkpoint names it.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from quire.compose.choosing import ASKED_FOR, AUTO, NONE, check_present
-from quire.compose.composition import Choice, Rejection
+from quire.compose.choosing import ASKED_FOR, AUTO, NONE, all_others, check_present, find_offer
+from quire.compose.composition import Choice, Decision, Rejection
 from quire.errors import RefusedError, UnknownNameError
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
-from quire.plugins.discovery import locate
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry, Registry, check_api
 
@@ -28,15 +27,15 @@ class QuantizationQuery:
         device: "cpu" or "cuda".
         dtype: Compute dtype of layers.
         kernels: Kernels of layers.
-        kernels_why: Reason for these kernels.
         checkpoint_dtype: Dtype of the weights in the checkpoint.
+        unavailable: Reasons why methods cannot run on this machine, by their probes.
     """
 
     device: str
     dtype: str
-    kernels: str
-    kernels_why: str
+    kernels: Decision[str]
     checkpoint_dtype: str
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, capabilities: QuantizationCapabilities) -> str | None:
         """Return why a method cannot be used, or None if it can."""
@@ -47,11 +46,12 @@ class QuantizationQuery:
                 f"compute dtype {self.dtype} is not among {_listed(capabilities.dtypes)}; set "
                 f"--dtype {min(capabilities.dtypes)}"
             )
-        if capabilities.kernels is not None and self.kernels not in capabilities.kernels:
-            is_named = self.kernels_why == ASKED_FOR
-            why = f"--kernels {self.kernels}" if is_named else self.kernels_why
-            return f"it needs {_listed(capabilities.kernels)} kernels: {why}"
-        return None
+        kernels = self.kernels
+        if capabilities.kernels is not None and kernels.value not in capabilities.kernels:
+            is_named = kernels.reason == ASKED_FOR
+            reason = f"--kernels {kernels.value}" if is_named else kernels.reason
+            return f"it needs {_listed(capabilities.kernels)} kernels: {reason}"
+        return None if capabilities.probe is None else self.unavailable.get(capabilities.probe)
 
     def refusal_of_ordinary(self, capabilities: QuantizationCapabilities) -> str | None:
         """Return the same for a checkpoint that names no method."""
@@ -68,8 +68,8 @@ class QuantizationQuery:
 
 def choose_quantization(
     registries: Registries, wanted: str, description: ModelDescription, query: QuantizationQuery
-) -> tuple[Choice | None, str]:
-    """Choose the quantization method of linear layers.
+) -> Decision[Choice | None]:
+    """Choose the quantization method of linear layers; None: weights in the compute dtype.
 
     Args:
         registries: Registries of the installed plugins.
@@ -77,50 +77,23 @@ def choose_quantization(
         description: Description of the model, with the checkpoint's own method if it has one.
         query: Requirements on the method.
 
-    Returns:
-        The method, or None if weights are kept in the compute dtype; and a description of it with
-        the reason, for people.
-
     Raises:
         PluginError: The method does not exist or cannot be used; or the user asked for another one
             than the checkpoint's own.
     """
     registry = registries.quantizations
-    choice, why = None, ASKED_FOR
     if description.quantization is not None:
-        choice = _checkpoint_method(registry, description.quantization, wanted, query)
-    elif wanted == AUTO:
-        choice, why = _lossless_method(registry, query)
-    elif wanted != NONE:
-        entry = _named_method(registry, wanted, query)
-        rejected = tuple(Rejection(name, "not asked for") for name in registry if name != wanted)
-        choice = Choice(ROLE, entry, ASKED_FOR, rejected)
-    return choice, _summary(choice, why, query)
+        return _decision(_checkpoint_method(registry, description.quantization, wanted, query))
+    if wanted == AUTO:
+        return _lossless_method(registry, query)
+    if wanted == NONE:
+        return Decision(None, ASKED_FOR, all_others(registry, wanted))
+    entry = _named_method(registry, wanted, query)
+    return _decision(Choice(ROLE, entry, ASKED_FOR, all_others(registry, wanted)))
 
 
-def without_kernels(
-    choice: Choice | None, query: QuantizationQuery, reason: str
-) -> tuple[Choice | None, str]:
-    """Return the choice after the kernels of the method failed to load.
-
-    The weights are then dequantized to the compute dtype. If the method is lossless for the
-    checkpoint's dtype, that is the same as no method.
-
-    Returns:
-        The same as `choose_quantization`.
-    """
-    if choice is None:
-        return None, _summary(None, reason, query)
-    first_line = reason.partition("\n")[0]
-    why = f"{choice.name} has no kernels: {first_line}"
-    if query.checkpoint_dtype in choice.entry.capabilities.lossless_for:
-        return None, _summary(None, why, query)
-    kept = replace(choice, why=f"{choice.why}; dequantized to {query.dtype}, because {why}")
-    return kept, _summary(kept, why, query)
-
-
-def _summary(choice: Choice | None, why: str, query: QuantizationQuery) -> str:
-    return f"{query.dtype} ({why})" if choice is None else f"{choice.name} ({choice.why})"
+def _decision(choice: Choice) -> Decision[Choice | None]:
+    return Decision(choice, choice.reason, choice.rejected)
 
 
 def _checkpoint_method(
@@ -165,61 +138,49 @@ def _named_method(
     reason = query.refusal_of_ordinary(entry.capabilities)
     if reason is None:
         return entry
-    able = [offer.name for offer in registry.offers() if _unavailable_reason(offer, query) is None]
+    offers = (find_offer(registry, name) for name in registry)
+    able = [
+        other.name
+        for other, problem in offers
+        if problem is None and query.refusal_of_ordinary(other.capabilities) is None
+    ]
     raise RefusedError(
         f"--quantization {wanted}: this method of {entry.source} cannot be used here: {reason}; "
-        f"methods that can: {', '.join(dict.fromkeys(able)) or NONE_INSTALLED}"
+        f"methods that can: {', '.join(able) or NONE_INSTALLED}"
     )
 
 
 def _lossless_method(
     registry: Registry[type[Quantization]], query: QuantizationQuery
-) -> tuple[Choice | None, str]:
+) -> Decision[Choice | None]:
     """Choose among the methods that are lossless for the checkpoint's dtype."""
     able: list[Entry] = []
     rejected: list[Rejection] = []
     for name in registry:
-        entry = registry.uncontested(name)
-        reason = (
-            "several plugins offer it"
-            if entry is None
-            else _lossless_unavailable_reason(entry, query)
-        )
-        if entry is None or reason is not None:
-            rejected.append(Rejection(name, str(reason)))
-        else:
+        entry, reason = find_offer(registry, name)
+        if reason is None and query.checkpoint_dtype not in entry.capabilities.lossless_for:
+            reason = _lossy_reason(query)
+        reason = reason or query.refusal_of_ordinary(entry.capabilities)
+        if reason is None:
             able.append(entry)
+        else:
+            rejected.append(Rejection(name, reason))
     if not able and query.checkpoint_dtype == query.dtype:
-        return None, "auto: the checkpoint's own dtype"
+        return Decision(None, "auto: the checkpoint's own dtype", tuple(rejected))
     if not able:
-        return None, f"auto: {_why_no_method(query, rejected)}"
+        return Decision(None, f"auto: {_why_no_method(query, rejected)}", tuple(rejected))
     best = max(able, key=lambda entry: entry.capabilities.priority)
     rejected += (
         Rejection(entry.name, f"supported, but {best.name} has priority")
         for entry in able
         if entry is not best
     )
-    why = f"auto: it is lossless for {query.checkpoint_dtype} weights"
-    return Choice(ROLE, best, why, tuple(rejected)), why
-
-
-def _lossless_unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
-    capabilities: QuantizationCapabilities = entry.capabilities
-    if query.checkpoint_dtype not in capabilities.lossless_for:
-        return _lossy_reason(query)
-    return _unavailable_reason(entry, query)
+    reason = f"auto: it is lossless for {query.checkpoint_dtype} weights"
+    return _decision(Choice(ROLE, best, reason, tuple(rejected)))
 
 
 def _lossy_reason(query: QuantizationQuery) -> str:
     return f"it is not lossless for {query.checkpoint_dtype} weights"
-
-
-def _unavailable_reason(entry: Entry, query: QuantizationQuery) -> str | None:
-    if entry.api not in entry.kind.apis:
-        return f"interface version {entry.api} is not supported"
-    if locate(entry.reference) is None:
-        return f"there is no module for {entry.reference!r}"
-    return query.refusal_of_ordinary(entry.capabilities)
 
 
 def _why_no_method(query: QuantizationQuery, rejected: Iterable[Rejection]) -> str:

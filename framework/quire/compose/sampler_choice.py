@@ -1,7 +1,9 @@
 """Selection of sampler steps: logits processors by stage, then exactly one sampler."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
+from quire.compose.choosing import ASKED_FOR
 from quire.compose.composition import Choice
 from quire.config import DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS
 from quire.errors import RefusedError, SettingsError
@@ -9,9 +11,14 @@ from quire.interfaces.sampling import STAGES, RequestField
 from quire.plugins.loading import Registries
 from quire.plugins.registry import Entry
 
+BUILT_IN = "built in"
+
 
 def choose_samplers(
-    registries: Registries, wanted: Iterable[str], kernels: str
+    registries: Registries,
+    wanted: Iterable[str],
+    kernels: str,
+    unavailable: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Choice, ...]:
     """Expand `default`, and order the steps by stage and name.
 
@@ -19,20 +26,21 @@ def choose_samplers(
         registries: Registries of the installed plugins.
         wanted: Names of the steps, in any order.
         kernels: Kernels that the steps may run: "torch", "triton" or "native".
+        unavailable: Reasons why steps cannot run on this machine, by their probes.
 
     Raises:
-        PluginError: No plugin offers a step, its name is contested, or it needs other kernels.
+        PluginError: No plugin offers a step, its name is contested, it needs other kernels, or it
+            cannot run on this machine.
         SettingsError: Not exactly one step samples, or two steps declare one request field
             differently.
     """
     names: dict[str, str] = {}
     for name in wanted:
         if name == "default":
-            names |= dict.fromkeys(
-                (*DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS[kernels]), "built in"
-            )
+            names |= dict.fromkeys(DEFAULT_LOGITS_PROCESSORS, BUILT_IN)
+            names |= _default_sampler(registries, kernels, unavailable)
         else:
-            names[name] = "asked for"
+            names[name] = ASKED_FOR
     entries = [registries.samplers.entry(name) for name in names]
     for entry in entries:
         needed = entry.capabilities.needs_kernels
@@ -41,6 +49,11 @@ def choose_samplers(
                 f"sampler {entry.name!r} of {entry.source} needs {needed} kernels, and the chosen "
                 f"ones are {kernels}; use {DEFAULT_SAMPLERS[kernels]!r}, or --kernels {needed}, "
                 "which reports the reason if these cannot run here"
+            )
+        if (reason := unavailable.get(entry.capabilities.probe)) is not None:
+            raise RefusedError(
+                f"sampler {entry.name!r} of {entry.source} cannot be used here: {reason}; use "
+                f"{DEFAULT_SAMPLERS['torch']!r}"
             )
     entries.sort(key=lambda entry: (STAGES.index(entry.capabilities.stage), entry.name))
     samplers = [entry.name for entry in entries if entry.capabilities.stage == "sample"]
@@ -51,6 +64,15 @@ def choose_samplers(
         )
     _check_fields(entries)
     return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+
+
+def _default_sampler(
+    registries: Registries, kernels: str, unavailable: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the name of quire's sampler for these kernels, or else for torch, and the reason."""
+    name, general = DEFAULT_SAMPLERS[kernels], DEFAULT_SAMPLERS["torch"]
+    reason = unavailable.get(registries.samplers.entry(name).capabilities.probe)
+    return {name: BUILT_IN} if reason is None else {general: f"{BUILT_IN}; {name}: {reason}"}
 
 
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:

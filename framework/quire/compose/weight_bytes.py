@@ -14,10 +14,10 @@ def weight_bytes(composition: Composition, tp_size: int) -> int:
     outside linear layers are small and count as linear layers.
     """
     description = composition.description
-    if composition.quantization is None:
-        return description.num_params // tp_size * DTYPE_BYTES[composition.dtype]
-    method: QuantizationCapabilities = composition.quantization.entry.capabilities
-    own_bits = BITS * DTYPE_BYTES[composition.dtype]
+    if (choice := composition.quantization.value) is None:
+        return description.num_params // tp_size * DTYPE_BYTES[composition.dtype.value]
+    method: QuantizationCapabilities = choice.entry.capabilities
+    own_bits = BITS * DTYPE_BYTES[composition.dtype.value]
     bits = own_bits if method.weight_bits is None else method.weight_bits
     head_bits = bits if method.head_bits is None else method.head_bits
     head = description.vocab_size * description.hidden_size

@@ -22,6 +22,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from quire.interfaces.reference import check_reference
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -67,6 +69,9 @@ class AttentionCapabilities:
             request, or all.
         min_compute_capability: Minimum for CUDA devices, 80 for 8.0.
         needs_native: True if the backend runs compiled CPU kernels (`quire.native`).
+        probe: Import string of a function without arguments that prepares what the backend runs,
+            such as compiled kernels, and returns the reason why this machine cannot run it, or
+            None. It runs before the choice is final, in a thread, and must not import torch.
     """
 
     devices: frozenset[str]
@@ -86,8 +91,13 @@ class AttentionCapabilities:
     graphs: GraphSupport = "none"
     min_compute_capability: int | None = None
     needs_native: bool = False
+    probe: str | None = None
     default_block_size: int = 16
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.probe is not None:
+            check_reference(self.probe, "an attention backend's probe")
 
     def refusal(self, query: AttentionQuery) -> str | None:
         """Return the reason why `query` is not supported, or None if it is."""
@@ -228,18 +238,10 @@ class KVBackend(ABC):
     def __init__(self, shape: AttentionShape) -> None:
         """Build the state that all layers of a shape share.
 
-        Raises:
-            RefusedError: The backend cannot run on this machine for a reason outside its
-                capabilities. The next best backend is used instead, unless the user named this one.
+        The choice is final by then: a reason why the backend cannot run here belongs in its
+        capabilities or in its probe, because an error stops the start-up.
         """
         self.shape = shape
-
-    @classmethod  # noqa: B027 (most have nothing to start)
-    def begin_loading(cls) -> None:
-        """Start slow preparation that needs no weights, such as compilation, in the background.
-
-        Called once, before weights are loaded. The default does nothing.
-        """
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:

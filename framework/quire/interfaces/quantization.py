@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quire.interfaces.reference import check_reference
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -32,6 +34,9 @@ class QuantizationCapabilities:
         weight_bits: Bits per weight of a linear layer for estimates, scales included; None: as in
             the compute dtype.
         head_bits: Bits per weight of the LM head; None: `weight_bits`.
+        probe: Import string of a function without arguments that prepares what the method runs,
+            such as compiled kernels, and returns the reason why this machine cannot run it, or
+            None. It runs before the choice is final, in a thread, and must not import torch.
         priority: Rank for `auto`, which takes the supporting method with the highest one.
     """
 
@@ -43,7 +48,12 @@ class QuantizationCapabilities:
     kernels: frozenset[str] | None = None
     weight_bits: float | None = None
     head_bits: float | None = None
+    probe: str | None = None
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.probe is not None:
+            check_reference(self.probe, "a quantization method's probe")
 
 
 class LinearMethod(ABC):
@@ -103,25 +113,6 @@ class LinearMethod(ABC):
 
 class Quantization(ABC):
     """A method, configured by the checkpoint's `quantization_config` or by the user."""
-
-    @classmethod  # noqa: B027 (most have nothing to start)
-    def begin_loading(cls) -> None:
-        """Start slow preparation that needs no weights, such as compilation, in the background.
-
-        Called once, before weights are loaded. The default does nothing.
-        """
-
-    @classmethod  # noqa: B027
-    def end_loading(cls) -> None:
-        """Wait for what `begin_loading` started.
-
-        `finish_loading` of layers is called after this returns, or earlier if too many loaded
-        weights wait for it.
-
-        Raises:
-            NativeUnavailableError: The kernels are not available. Layers then compute without them,
-                unless the user required native kernels.
-        """
 
     @classmethod
     @abstractmethod

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InvalidRequestError, PluginError
+from quire.interfaces.reference import check_reference
 
 if TYPE_CHECKING:
     import torch
@@ -81,14 +82,20 @@ class SamplerCapabilities:
             "triton", or "native" for C++ on a CPU; None: any.
         fuses: Names of quire's logits processors that a `Sampler` can run itself in
             `sample_fused`, all in one pass, in pipeline order.
+        probe: Import string of a function without arguments that prepares what the step runs, such
+            as compiled kernels, and returns the reason why this machine cannot run it, or None. It
+            runs before the choice is final, in a thread, and must not import torch.
     """
 
     stage: Stage
     fields: tuple[RequestField, ...] = ()
     needs_kernels: Kernels | None = None
     fuses: tuple[str, ...] = ()
+    probe: str | None = None
 
     def __post_init__(self) -> None:
+        if self.probe is not None:
+            check_reference(self.probe, "a sampler's probe")
         if self.stage not in STAGES:
             raise PluginError(
                 f"a sampler's stage must be one of {', '.join(STAGES)}, got {self.stage!r}"
@@ -142,23 +149,6 @@ class SamplerStep(ABC):
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-
-    @classmethod  # noqa: B027 (most have nothing to start)
-    def begin_loading(cls) -> None:
-        """Start slow preparation, such as compilation, in the background.
-
-        Called once per worker, before weights are loaded and the step is built. The default does
-        nothing.
-        """
-
-    @classmethod  # noqa: B027
-    def end_loading(cls) -> None:
-        """Wait for what `begin_loading` started; called once the weights are loaded.
-
-        Raises:
-            NativeUnavailableError: The kernels are not available; a step without kernels is used
-                instead.
-        """
 
     @abstractmethod
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:

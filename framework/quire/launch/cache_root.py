@@ -28,8 +28,8 @@ def cache_root(settings: ModelSettings, composition: Composition, plan: KVPlan) 
             )
         ],
         "backends": composition.layer_backends,
-        "weights": _weights(composition.quantization, settings),
-        "dtypes": [composition.dtype, composition.kv_dtype],
+        "weights": _weights(composition.quantization.value, settings),
+        "dtypes": [composition.dtype.value, composition.kv_dtype],
         "groups": [[_layer(spec) for spec in group.layer_specs] for group in plan.groups],
     }  # fmt: skip
     return hashlib.sha256(msgspec.msgpack.encode(facts, enc_hook=repr)).digest()

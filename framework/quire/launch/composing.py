@@ -4,19 +4,18 @@
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from quire.compose.checkpoint import Checkpoint, find_checkpoint
 from quire.compose.choosing import ASKED_FOR
-from quire.compose.compose import compose, corrected
+from quire.compose.compose import compose
 from quire.compose.composition import Composition
 from quire.compose.kernel_choice import NATIVE_DTYPE
+from quire.compose.probes import run_probes
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.messages import LoadFailures
 from quire.native.waiting import wait_asleep
 from quire.plugins.loading import Plugins, load_plugins
 from quire.plugins.registry import Entry
@@ -34,43 +33,37 @@ class Composed:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
 
-    def corrected(self, failures: LoadFailures) -> Self:
-        """Return a copy with replacements for the parts that failed to load."""
-        if failures == LoadFailures():
-            return self
-        registries = self.plugins.registries
-        composition = corrected(self.composition, self.settings, registries, failures)
-        return replace(self, composition=composition)
-
 
 def plan_composition(settings: Settings) -> Composition:
-    """Choose every part of an engine, without starting it.
+    """Choose every part of an engine, without starting it and without its probes.
 
     Raises:
         QuireError: A part cannot be chosen; the message says which and what would help.
     """
-    return compose_engine(settings, load_plugins(settings.plugins), with_weights=False).composition
+    return compose_engine(settings, load_plugins(settings.plugins), is_plan=True).composition
 
 
-def compose_engine(settings: Settings, plugins: Plugins, with_weights: bool = True) -> Composed:
+def compose_engine(settings: Settings, plugins: Plugins, *, is_plan: bool = False) -> Composed:
     """Choose every part, and load the tokenizer and the chat template.
 
     Args:
         settings: Settings as given by the user.
         plugins: Installed plugins.
-        with_weights: Whether the weights of a model on the hub are downloaded as well.
+        is_plan: Whether nothing will be started: then no weights of a model on the hub are
+            downloaded, no kernels are compiled, and every chosen part is expected to run.
 
     Raises:
         QuireError: A part cannot be chosen; the message says which and what would help.
     """
-    with_weights = with_weights and settings.model.load_format != "dummy"
+    with_weights = not is_plan and settings.model.load_format != "dummy"
     checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, with_weights)
     tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
     template = ChatTemplate.load(
         checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens
     )
-    composition = compose(settings, plugins, checkpoint, template.source)
-    if composition.kernels == "native":
+    probe = None if is_plan else run_probes
+    composition = compose(settings, plugins, checkpoint, template.source, probe=probe)
+    if composition.kernels.value == "native":
         wait_asleep()  # has to be set before torch is imported
     settings = settings.for_device(composition.device)
     return Composed(settings, plugins, composition, tokenizer, template)
@@ -82,15 +75,14 @@ def log_composition(composition: Composition) -> None:
         "%s on %s in %s: %s",
         composition.checkpoint.name,
         composition.device,
-        composition.dtype,
-        composition.dtype_why,
+        composition.dtype.value,
+        composition.dtype.reason,
     )
     logger.info(
-        "kernels: %s (%s); KV cache in %s; CUDA graphs: %s",
+        "kernels: %s; KV cache in %s; CUDA graphs: %s",
         composition.kernels,
-        composition.kernels_why,
         composition.kv_dtype,
-        composition.graphs_why,
+        composition.cuda_graphs.reason,
     )
     if composition.device == "cpu":
         logger.info("decode steps: %s", composition.decode_steps)
@@ -103,7 +95,7 @@ def log_composition(composition: Composition) -> None:
         )
     for choice in composition.choices:
         logger.info(
-            "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.why
+            "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.reason
         )
     for entry in composition.passed_over:
         _warn_of_duplicates(entry)
@@ -123,15 +115,16 @@ def _warn_of_duplicates(entry: Entry) -> None:
 def _missing_kernels_reason(composition: Composition) -> str | None:
     """Return why compiled CPU kernels are missing; None unless they would be used if present.
 
-    Not derived from `kernels_why`: without these kernels `auto` may have chosen a compute dtype
-    that they do not support, and that would be the reason there.
+    Not derived from the reason for the kernels: without these kernels `auto` may have chosen a
+    compute dtype that they do not support, and that would be the reason there.
     """
     machine = composition.machine
-    is_dtype_asked_for = composition.dtype_why == ASKED_FOR and composition.dtype != NATIVE_DTYPE
-    is_asked_for = composition.kernels_why == ASKED_FOR or is_dtype_asked_for
-    if composition.device != "cpu" or composition.kernels != "torch" or is_asked_for:
+    dtype, kernels = composition.dtype, composition.kernels
+    is_dtype_asked_for = dtype.reason == ASKED_FOR and dtype.value != NATIVE_DTYPE
+    is_asked_for = kernels.reason == ASKED_FOR or is_dtype_asked_for
+    if composition.device != "cpu" or kernels.value != "torch" or is_asked_for:
         return None
-    has_better = composition.dtype == "bfloat16" and machine.cpu_has_matrix_bf16
+    has_better = dtype.value == "bfloat16" and machine.cpu_has_matrix_bf16
     return None if has_better else machine.native_unavailable_reason
 
 

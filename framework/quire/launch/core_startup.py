@@ -34,7 +34,6 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     executor = _make_executor(settings, composition, composed.plugins)
     try:
         info = executor.start()
-        composed = composed.corrected(info.failures)
         plan = _allocate(composed, executor, info.available_kv_bytes)
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
@@ -43,7 +42,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     except BaseException:
         executor.shutdown()
         raise
-    return core, Started(plan.max_model_len, info.failures)
+    return core, Started(plan.max_model_len)
 
 
 def _allocate(composed: Composed, executor: Executor, available_bytes: int) -> KVPlan:
@@ -92,10 +91,12 @@ def _worker_maker(
 ) -> Callable[[int], Worker]:
     def make(rank: int) -> Worker:
         from quire.layers.parallel import SingleDevice  # loads torch
+        from quire.worker.parts import WorkerParts
         from quire.worker.worker import ModelWorker
 
         if settings.parallel.tensor_parallel_size != 1 or rank != 0:
             raise SettingsError("tensor parallelism needs an executor with a process per worker")
-        return ModelWorker(settings, composition, plugins.registries, SingleDevice())
+        parts = WorkerParts.load(settings, composition, plugins.registries)
+        return ModelWorker(settings, parts, SingleDevice())
 
     return make

@@ -115,7 +115,6 @@ def start_engine(settings: Settings, *, is_serving: bool = False) -> Engine:
     try:
         for adapter in adapters.values():  # an unusable adapter fails start-up, not a request
             core.control(LoadAdapter(adapter))
-        composed = composed.corrected(began.failures)
         composition = replace(composed.composition, max_model_len=began.max_model_len)
         intake = Intake(
             composed.tokenizer,

@@ -46,12 +46,12 @@ def estimate_profile(
     num_requests = settings.scheduler.max_running
     num_tokens = settings.scheduler.max_num_batched_tokens
     num_tokens = min(num_tokens, num_requests * composition.max_model_len)
-    largest, vocab_size = composition.max_graph_requests, composition.description.vocab_size
+    largest, vocab_size = composition.cuda_graphs.value, composition.description.vocab_size
     row_bytes = vocab_size * LOGIT_BYTES
     token_bytes = activation_bytes(settings, composition)
     graph_bytes = 0
     if largest:
-        logits = vocab_size * DTYPE_BYTES[composition.dtype]
+        logits = vocab_size * DTYPE_BYTES[composition.dtype.value]
         graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
         graph_bytes += largest * (token_bytes + logits)
     return MemoryProfile(
@@ -76,10 +76,10 @@ def activation_bytes(settings: Settings, composition: Composition) -> int:
     num_kv_heads = layer.num_kv_heads if layer else description.num_heads
     q, kv = description.num_heads * head_dim // tp_size, num_kv_heads * head_dim // tp_size
     inner = int(description.config.get("intermediate_size") or 4 * hidden) // tp_size
-    rotation = ROTATION_COPIES[composition.kernels] * (q + kv)
-    attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels] * inner
+    rotation = ROTATION_COPIES[composition.kernels.value] * (q + kv)
+    attention, mlp = q + 2 * kv + rotation, GATE_COPIES[composition.kernels.value] * inner
     num_elements = 2 * hidden + max(attention, mlp) + 2 * head_dim
-    return num_elements * DTYPE_BYTES[composition.dtype]
+    return num_elements * DTYPE_BYTES[composition.dtype.value]
 
 
 def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
@@ -90,7 +90,7 @@ def _table_bytes(settings: Settings, composition: Composition, specs: list[KVCac
 
 def _input_bytes(settings: Settings, composition: Composition, specs: list[KVCacheSpec]) -> int:
     """Return the bytes of the buffers in which kernels gather a step's inputs."""
-    if composition.kernels != "triton":
+    if composition.kernels.value != "triton":
         return 0
     scheduler = settings.scheduler
     num_groups = sum(count for _, count in groups_of(specs))

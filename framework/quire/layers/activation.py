@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.layers.context import LayerContext
-from quire.layers.layer import Layer, begin_native
-from quire.native.layer_kernels import cpu_layers
+from quire.layers.layer import Layer
+from quire.native.layer_kernels import cpu_layers, libraries
 
 GELU_CUBE = 0.044715
 
@@ -32,12 +32,12 @@ class SiluAndMul(Layer):
             from quire.kernels.gated_activation import silu_and_mul  # loads Triton
 
             self.kernel = silu_and_mul
-        self.is_native = begin_native(context)
+        self.is_native = context.kernels == "native"
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
-            self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().silu_and_mul)
+        """Bind the native kernel, if layers run native kernels."""
+        if self.is_native:
+            self.kernel = cpu_layers.GatedActivation(libraries.LAYERS.load().silu_and_mul)
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) * up`: `[T, 2 * n] -> [T, n]`."""
@@ -61,12 +61,12 @@ class GeluTanhAndMul(Layer):
             from quire.kernels.gated_activation import gelu_tanh_and_mul  # loads Triton
 
             self.kernel = gelu_tanh_and_mul
-        self.is_native = begin_native(context)
+        self.is_native = context.kernels == "native"
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
-            self.kernel = cpu_layers.GatedActivation(cpu_layers.LIBRARY.load().gelu_tanh_and_mul)
+        """Bind the native kernel, if layers run native kernels."""
+        if self.is_native:
+            self.kernel = cpu_layers.GatedActivation(libraries.LAYERS.load().gelu_tanh_and_mul)
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """Return `gelu(gate) * up`: `[T, 2 * n] -> [T, n]`."""

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.layers.context import LayerContext
-from quire.native.layer_kernels import cpu_layers
-
 
 class Layer(nn.Module):
     """A module with weights that the loader fills.
@@ -74,14 +71,6 @@ class Layer(nn.Module):
 
     def finish_loading(self) -> None:
         """Prepare for use after every tensor is loaded."""
-
-
-def begin_native(context: LayerContext) -> bool:
-    """Return whether layers run native kernels, and start to compile them in the background."""
-    is_native = context.kernels == "native"
-    if is_native:
-        cpu_layers.LIBRARY.begin()
-    return is_native
 
 
 def frozen(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

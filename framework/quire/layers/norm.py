@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.layers.context import LayerContext
-from quire.layers.layer import Layer, begin_native, frozen
+from quire.layers.layer import Layer, frozen
 from quire.layers.parallel import shard, shard_kv_heads
 from quire.native.layer_kernels import cpu_layers
 
@@ -49,7 +49,7 @@ class RMSNorm(Layer):
         self.kernel: AddAndNorm | None = None
         if context.kernels == "triton":
             self.kernel = _add_rms_norm(self.weight, eps)
-        self.is_native = begin_native(context)
+        self.is_native = context.kernels == "native"
 
     def load_weight(self, parameter: str, tensor: Tensor, part: str) -> None:
         """Copy the vector, with the offset added."""
@@ -57,8 +57,8 @@ class RMSNorm(Layer):
         self.get_parameter(parameter).copy_(_add_offset(tensor, self.weight_offset))
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
+        """Bind the native kernel, if layers run native kernels."""
+        if self.is_native:
             self.kernel = cpu_layers.AddRMSNorm(self.weight, self.eps)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ class QKNorm(Layer):
         self.is_wide = dtype is not context.dtype
         self.register_parameter("weight", frozen(shape, dtype, context.device))
         self.kernel: Callable[[Tensor], Tensor] | None = None
-        self.is_native = begin_native(context)
+        self.is_native = context.kernels == "native"
 
     def checkpoint_shape(self, parameter: str, part: str) -> tuple[int, ...]:
         """Return `[D]`."""
@@ -123,8 +123,8 @@ class QKNorm(Layer):
         self.get_parameter(parameter)[self.rows[part]] = moved.to(self.weight)
 
     def finish_loading(self) -> None:
-        """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
+        """Bind the native kernel, if layers run native kernels."""
+        if self.is_native:
             self.kernel = cpu_layers.HeadRMSNorm(self.weight, self.eps)
 
     def forward(self, qk: Tensor) -> Tensor:

@@ -47,16 +47,12 @@ class NativeLibrary:
         repeats: bool = False,
     ) -> None:
         self.name = name
-        self._repeats = repeats
-        self._source = source
-        self._functions = functions
+        self.repeats = repeats
+        self.source = source
+        self.functions = functions
         self._lock = threading.Lock()
         # The result is the library, or the reason why it is unavailable.
         self._library_future: Future[ctypes.CDLL | str] | None = None
-
-    def begin(self) -> None:
-        """Start to compile the library, or to load it from the cache, in the background."""
-        self._start_build()
 
     def load(self) -> ctypes.CDLL:
         """Wait for the library, and return it.
@@ -71,6 +67,17 @@ class NativeLibrary:
         if isinstance(library, str):
             raise NativeUnavailableError(library)
         return library
+
+    def unavailable_reason(self) -> str | None:
+        """Wait for the library, and return the reason why it is unavailable; None: it is loaded.
+
+        Raises:
+            PluginLoadError: The source does not export one of the functions.
+            SettingsError: The environment names an instruction set that this processor does not
+                have.
+        """
+        library = self._start_build().result()
+        return library if isinstance(library, str) else None
 
     def _start_build(self) -> Future[ctypes.CDLL | str]:
         with self._lock:
@@ -88,9 +95,6 @@ class NativeLibrary:
             self._connect_pool(library)
             built.set_result(library)
         except NativeUnavailableError as error:
-            _WARNINGS.warn(
-                f"torch operators are used instead of the CPU kernels of {self.name}", str(error)
-            )
             built.set_result(str(error))
         except (PluginLoadError, SettingsError) as error:
             built.set_exception(error)
@@ -99,7 +103,7 @@ class NativeLibrary:
             raise
 
     def _load_or_compile(self) -> ctypes.CDLL:
-        build = Build.here(self._source)
+        build = Build.here(self.source)
         try:
             compiler = find_compiler()
             return _load_cached(build, compiler) or self._compile(build, compiler)
@@ -127,15 +131,15 @@ class NativeLibrary:
             return library
 
     def _declare_functions(self, library: ctypes.CDLL) -> ctypes.CDLL:
-        for name, types in self._functions.items():
+        for name, types in self.functions.items():
             try:
                 function = getattr(library, name)  # ctypes looks the function up here
             except AttributeError as error:
                 raise PluginLoadError(
-                    f"{self._source} has no function {name}; is it marked EXPORT?"
+                    f"{self.source} has no function {name}; is it marked EXPORT?"
                 ) from error
             function.argtypes, function.restype = tuple(types), None
-            setattr(library, name, traceable(function, f"{self.name}: {name}", self._repeats))
+            setattr(library, name, traceable(function, f"{self.name}: {name}", self.repeats))
         return library
 
     def _connect_pool(self, library: ctypes.CDLL) -> None:

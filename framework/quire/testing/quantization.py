@@ -13,6 +13,7 @@ pytest collects the inherited tests. A method that only reads prepared checkpoin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import pytest
@@ -77,9 +78,10 @@ class QuantizationContract:
 
     @pytest.fixture(autouse=True)
     def loaded(self) -> Iterator[None]:
-        """Load the kernels of the method, and run without gradients."""
-        self.quantization.begin_loading()
-        self.quantization.end_loading()
+        """Run the probe of the method, and run without gradients."""
+        if self.capabilities.probe is not None:
+            reason = resolve_name(self.capabilities.probe)()
+            assert reason is None, f"this machine cannot run the method: {reason}"
         with torch.inference_mode():
             yield
 

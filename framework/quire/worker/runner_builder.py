@@ -14,7 +14,6 @@ from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import LogitsProcessor, Sampler, Stage
-from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
@@ -22,24 +21,24 @@ from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import CudaMeter, enough_memory
 from quire.worker.model_runner import ModelRunner
+from quire.worker.parts import WorkerParts
 from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 
 logger = logging.getLogger(__name__)
 
 
-def build_pipeline(
-    composition: Composition, registries: Registries, tables: SlotTables
-) -> SamplingPipeline:
-    """Import and build the samplers.
+def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
+    """Build the samplers.
 
     Raises:
         PluginLoadError: The class of a sampler does not match its declared stage.
     """
+    composition = parts.composition
     vocab_size = composition.description.vocab_size
     steps: list[tuple[Stage, LogitsProcessor]] = []
     samplers: list[Sampler] = []
-    for choice in composition.samplers:
-        step = registries.samplers.load(choice.entry)(vocab_size, tables.device)
+    for choice, step_class in zip(composition.samplers, parts.samplers, strict=True):
+        step = step_class(vocab_size, tables.device)
         stage = choice.entry.capabilities.stage
         if isinstance(step, Sampler) and stage == "sample":
             samplers.append(step)
@@ -57,7 +56,7 @@ def build_pipeline(
         tables,
         [str(choice) for choice in composition.samplers],
         fused=fused_steps(composition.samplers),
-        kernels=composition.kernels,
+        kernels=composition.kernels.value,
     )
 
 
@@ -73,7 +72,7 @@ def build_runner(
     """Build the runner; with Triton kernels it gathers step inputs on the device."""
     names = map(str, (composition.model, *composition.attention_backends))
     device_inputs = None
-    if composition.kernels == "triton":
+    if composition.kernels.value == "triton":
         from quire.worker.batch.device_inputs import DeviceInputs  # loads Triton
 
         device_inputs = DeviceInputs(
@@ -91,7 +90,7 @@ def build_runner(
         " with ".join(names),
         device_inputs,
     )
-    if composition.tracing_unavailable_reason is None:
+    if composition.cpu_graphs.value:
         runner.cpu_graphs = CPUGraphs(as_module(model), backends, tables)
     return runner
 
@@ -111,7 +110,7 @@ def capture_graphs(
         CapacityError: There is not enough memory.
         RefusedError: A part of a step cannot be captured, and the user set the largest size.
     """
-    if runner.device_inputs is None or not composition.max_graph_requests:
+    if runner.device_inputs is None or not composition.cuda_graphs.value:
         return
     from quire.worker.graphs.decode_graphs import DecodeGraphs  # loads Triton
 
@@ -122,7 +121,7 @@ def capture_graphs(
         graphs = DecodeGraphs(
             runner.device_inputs,
             runner.pipeline,
-            graph_sizes(composition.max_graph_requests),
+            graph_sizes(composition.cuda_graphs.value),
             composition.description.vocab_size,
         )
     has_adapters = runner.adapters is not None

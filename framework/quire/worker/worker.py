@@ -2,15 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import torch
 
-from quire.compose.choosing import AUTO
-from quire.compose.composition import Composition
-from quire.compose.lora_choice import load_sources
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
@@ -18,7 +15,6 @@ from quire.interfaces.attention import KVBackend
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
-from quire.interfaces.quantization import Quantization
 from quire.layers.context import LayerContext
 from quire.layers.linear.prepacked import Prepacked
 from quire.layers.parallel import TensorParallelGroup
@@ -29,10 +25,8 @@ from quire.messages import (
     WorkerControl,
     WorkerInfo,
 )
-from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
 from quire.worker.device.threads import THREADS
-from quire.worker.failed_parts import PartLibraries, replace_failed
 from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_steps
 from quire.worker.kv_store_host import KVStoreHost, build_kv_store
 from quire.worker.loading.kv_cache_binding import LayerBinding
@@ -51,6 +45,7 @@ from quire.worker.memory.device_memory import (
 )
 from quire.worker.memory.profiling import LoadedModel, gpu_cache_bytes
 from quire.worker.model_runner import ModelRunner
+from quire.worker.parts import WorkerParts
 from quire.worker.runner_builder import build_pipeline, build_runner, capture_graphs
 
 TORCH_DTYPES = {
@@ -67,24 +62,22 @@ class ModelWorker(Worker):
 
     Args:
         settings: Settings of the engine, as given by the user.
-        composition: Chosen parts: model, attention backends, samplers, quantization.
-        registries: Plugin registries that resolve the names of the chosen parts.
+        parts: Model, attention backends, samplers and the other parts that compute.
         group: Tensor-parallel group of the devices that split each layer, with this rank.
     """
 
     def __init__(
         self,
         settings: Settings,
-        composition: Composition,
-        registries: Registries,
+        parts: WorkerParts,
         group: TensorParallelGroup,
     ) -> None:
         self.settings = settings
-        self.composition = composition
-        self.registries = registries
+        self.parts = parts
+        self.composition = composition = parts.composition
         self.group = group
         self.device = _device(composition.device)
-        self.dtype = TORCH_DTYPES[composition.dtype]
+        self.dtype = TORCH_DTYPES[composition.dtype.value]
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
         self._adapters: AdapterManager | None = None
@@ -95,13 +88,11 @@ class ModelWorker(Worker):
         if self.device.type == "cpu" or self.settings.model.threads is not None:
             THREADS.use(self.settings.model.threads, self.group.size)
         started = time.perf_counter()
-        libraries = PartLibraries(self.composition, self.registries)
         expected = weight_bytes(self.composition, self.group.size)
         what = f"the model ({expected:,} bytes of weights)"
         with enough_memory(what, self.device, "free memory of the device"):
-            model = self._model = self._build_model(libraries.are_ready)
+            model = self._model = self._build_model()
             self._adapters = self._build_adapters(model)
-            self.composition, failures = replace_failed(self._loaded(model), libraries)
         free_unused_memory(self.device)  # of the unpacked tensors
         held = held_weight_bytes(model)
         logger.info(
@@ -112,11 +103,10 @@ class ModelWorker(Worker):
         )
         return WorkerInfo(
             device=str(self.device),
-            dtype=self.composition.dtype,
+            dtype=self.composition.dtype.value,
             weight_bytes=held,
             available_kv_bytes=self._cache_bytes(model),
             is_asynchronous=self.device.type == "cuda",
-            failures=failures,
         )
 
     def allocate(self, plan: KVPlan) -> None:
@@ -174,9 +164,7 @@ class ModelWorker(Worker):
         self, model: Model, plan: KVPlan, memory: Mapping[str, torch.Tensor]
     ) -> list[KVBackend]:
         """Bind the layers, build the model runner, and return the attention backends."""
-        binding = LayerBinding(
-            self.settings, self.composition, self.registries, self.device, self.dtype
-        )
+        binding = LayerBinding(self.settings, self.parts, self.device, self.dtype)
         backends, backend_groups = binding.bind(model, plan, memory)
         tables = SlotTables(
             self.settings.scheduler.max_num_seqs,
@@ -185,11 +173,11 @@ class ModelWorker(Worker):
             self.composition.sampler_fields,
             self.device,
             backend_groups,
-            has_device_blocks=self.composition.kernels == "triton",
+            has_device_blocks=self.composition.kernels.value == "triton",
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.composition, self.registries, tables)
+        pipeline = build_pipeline(self.parts, tables)
         self._runner = build_runner(
             model,
             backends,
@@ -223,8 +211,7 @@ class ModelWorker(Worker):
     def _loaded(self, model: Model) -> LoadedModel:
         return LoadedModel(
             settings=self.settings,
-            composition=self.composition,
-            registries=self.registries,
+            parts=self.parts,
             model=model,
             adapters=self._adapters,
             device=self.device,
@@ -237,16 +224,15 @@ class ModelWorker(Worker):
             return host_cache_bytes()
         return gpu_cache_bytes(self._loaded(model), CudaMeter(self.device))
 
-    def _build_model(self, is_ready: Callable[[], bool]) -> Model:
+    def _build_model(self) -> Model:
         composition = self.composition
         description = replace(composition.description, max_model_len=composition.max_model_len)
-        model_class = self.registries.models.load(composition.model.entry)
-        model = model_class(description, self._layer_context())  # type: ignore[call-arg]
+        model = self.parts.model(description, self._layer_context())  # type: ignore[call-arg]
         if self.settings.model.load_format == "dummy":
-            init_dummy_weights(model, self.settings.model.dummy_seed, is_ready)
+            init_dummy_weights(model, self.settings.model.dummy_seed)
         else:
             with loading_progress(composition.checkpoint.name) as progress:
-                load_weights(model, composition.checkpoint.folder, progress, is_ready)
+                load_weights(model, composition.checkpoint.folder, progress)
         return model
 
     def _layer_context(self) -> LayerContext:
@@ -254,28 +240,18 @@ class ModelWorker(Worker):
             dtype=self.dtype,
             device=self.device,
             tp=self.group,
-            quantization=self._quantization(),
+            quantization=self.parts.quantization,
             prepack=Prepacked.is_available(self.dtype, self.device),
             batch_invariant=self.settings.model.batch_invariant,
-            kernels=self.composition.kernels,
+            kernels=self.composition.kernels.value,
         )
-
-    def _quantization(self) -> Quantization | None:
-        choice, description = self.composition.quantization, self.composition.description
-        if choice is None:
-            return None
-        is_own = description.quantization is not None
-        config = description.config["quantization_config"] if is_own else {}
-        method = self.registries.quantizations.load(choice.entry).from_config(config)
-        is_named = is_own or self.settings.model.quantization != AUTO
-        return method if is_named else method.lossless()
 
     def _build_adapters(self, model: Model) -> AdapterManager | None:
         choice = self.composition.lora_source
         if choice is None:
             return None
         lora = self.settings.lora
-        sources = load_sources(lora, self.composition, self.registries)
+        sources = self.parts.lora_sources
         base = BaseModel(names_of(self.composition.checkpoint), is_strict=lora.strict_adapters)
         return AdapterManager(
             model,

@@ -39,6 +39,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             sinks=True,
             graphs="decode",
             needs_native=True,
+            probe="quire_attention_backends.cpu.cpu_library:LIBRARY.unavailable_reason",
             priority=10,
         ),
     )

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from quire.errors import RefusedError, SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
 from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
-from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8, Format
 from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory
@@ -34,16 +33,6 @@ class PackedWeights(Quantization):
     def __init__(self, may_round: bool = True) -> None:
         self.may_round = may_round
         self._memory = PackedMemory()
-
-    @classmethod
-    def begin_loading(cls) -> None:
-        """Start to compile the kernels."""
-        library.LIBRARY.begin()
-
-    @classmethod
-    def end_loading(cls) -> None:
-        """Wait for the compiler."""
-        library.LIBRARY.load()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:

@@ -12,6 +12,7 @@ _packed = partial(
     from_plain_checkpoint=True,
     reads_prepared=False,
     kernels=frozenset({"native"}),  # without them, plain float32 weights are the fastest
+    probe="quire_quantizations.linear_library:LIBRARY.unavailable_reason",
 )
 
 

@@ -52,5 +52,6 @@ def register_samplers(registry: Registrar[type[SamplerStep]]) -> None:
             fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P),
             needs_kernels="native",
             fuses=FUSED,
+            probe="quire_samplers.cpu_gumbel_library:LIBRARY.unavailable_reason",
         ),
     )

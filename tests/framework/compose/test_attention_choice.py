@@ -107,7 +107,7 @@ def test_one_backend_that_serves_all_goes_before_a_better_one_that_does_not(site
     backends = offers(quick="priority=9", able=f"{windowed}, priority=1", slow=windowed)
     composition = composed(site, [FULL, WINDOW, FULL], backends)
     (choice,) = composition.attention_backends
-    assert (choice.name, choice.why) == ("able", "auto: the highest priority of those that can")
+    assert (choice.name, choice.reason) == ("able", "auto: the highest priority of those that can")
     rejected = reasons(choice)
     assert rejected["quick"] == "it does not support sliding windows"
     assert rejected["slow"] == "supported, but able has priority"
@@ -128,8 +128,8 @@ def test_where_none_serves_all_each_kind_of_layer_has_the_best_that_can(site):
     assert composition.attention_backends[0].name == "small", "which serves most"
     by_name = {choice.name: choice for choice in composition.attention_backends}
     most, window = "for 3 of 5 layers (full_attention)", "for 1 of 5 layers (sliding_window)"
-    assert by_name["small"].why == f"auto: the highest priority of those that can, {most}"
-    assert by_name["windowed"].why == f"auto: the only one that can, {window}"
+    assert by_name["small"].reason == f"auto: the highest priority of those that can, {most}"
+    assert by_name["windowed"].reason == f"auto: the only one that can, {window}"
     assert reasons(by_name["large"])["small"] == "head size 512 is not among 16"
 
 
@@ -152,7 +152,7 @@ def test_a_named_backend_leaves_other_layouts_to_the_best_that_can(site):
     backends = offers(mine="priority=-1", kv="priority=5", state=STATES)
     composition = composed(site, [FULL, STATE], backends, attention_backend="mine")
     assert served(composition) == {"full.0": "mine", "state.1": "state"}
-    assert [choice.why for choice in composition.attention_backends] == [
+    assert [choice.reason for choice in composition.attention_backends] == [
         "asked for, for 1 of 2 layers (full_attention)",
         "auto: the only one that can, for 1 of 2 layers (recurrent_state)",
     ]
@@ -245,8 +245,8 @@ GRAPHS = offers(able=f"{ABLE}, priority=99, graphs='decode'")
 )
 def test_cuda_graphs_are_captured_up_to_a_size_or_not_for_a_reason(site, options, size, why):
     composition = composed(site, [FULL], GRAPHS, device="cuda", **options)
-    assert composition.max_graph_requests == size
-    assert why in composition.graphs_why
+    assert composition.cuda_graphs.value == size
+    assert why in composition.cuda_graphs.reason
 
 
 @pytest.mark.parametrize(
@@ -268,21 +268,22 @@ def test_decode_steps_on_a_cpu_have_cpu_graphs_or_a_reason_why_not(site, backend
     composition = composed(
         site, [FULL], backends, machine, device="cpu", dtype="float32", **options
     )
-    assert composition.tracing_unavailable_reason == reason
+    assert composition.cpu_graphs.value == (reason is None)
+    assert composition.cpu_graphs.reason == (reason or "every part of a step supports them")
     steps = "replayed from CPU graphs" if reason is None else f"without CPU graphs ({reason})"
     assert composition.decode_steps == steps
 
 
 def test_only_a_cpu_has_cpu_graphs(site):
     composition = composed(site, [FULL], GRAPHS, device="cuda")
-    assert composition.tracing_unavailable_reason == "the device is cuda"
+    assert composition.cpu_graphs.reason == "the device is cuda"
 
 
 def test_a_backend_that_cannot_run_in_a_graph_keeps_every_step_out_of_one(site):
     backends = offers(able=f"{ABLE}, priority=99")
     composition = composed(site, [FULL], backends, device="cuda")
-    assert composition.max_graph_requests == 0
-    assert composition.graphs_why == "none: attention backend 'able' does not support them"
+    assert composition.cuda_graphs.value == 0
+    assert composition.cuda_graphs.reason == "none: attention backend 'able' does not support them"
 
 
 LAYER = KVLayer("layer", "full_attention", 8, 64)

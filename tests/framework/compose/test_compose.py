@@ -5,7 +5,8 @@ import pytest
 from installed import sites
 
 from quire.compose.checkpoint import Checkpoint
-from quire.compose.compose import build_spec, compose, corrected, layer_specs
+from quire.compose.compose import build_spec, compose, layer_specs
+from quire.compose.composition import Decision
 from quire.compose.kernel_choice import num_captures
 from quire.config import Settings
 from quire.errors import (
@@ -21,7 +22,6 @@ from quire.interfaces.executor import ExecutorCapabilities
 from quire.interfaces.model import ModelCapabilities
 from quire.launch.composing import log_composition
 from quire.machine.machine import Machine
-from quire.messages import LoadFailures
 from quire.plugins.loading import Plugins, Registries, load_plugins
 from quire.plugins.registry import Source
 
@@ -125,7 +125,7 @@ def test_every_part_is_chosen_with_its_source_and_a_reason():
         "tool_parsers", "lora_sources", "scheduling_policies", "executors",
     }  # fmt: skip
     for choice in composition.choices:
-        assert choice.why
+        assert choice.reason
         assert choice.entry.source.distribution == "quire"
 
 
@@ -142,7 +142,7 @@ def test_a_composition_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         composition.device = "cuda"
     with pytest.raises(FrozenInstanceError):
-        composition.model.why = "because"
+        composition.model.reason = "because"
 
 
 def test_workers_can_compare_what_they_compose(site):
@@ -155,8 +155,8 @@ def test_workers_can_compare_what_they_compose(site):
 
 def test_the_dtype_is_what_the_machine_is_good_at_and_says_why():
     composition = composed()
-    assert composition.dtype == composition.kv_dtype == "float32"
-    assert "slower on this CPU" in composition.dtype_why
+    assert composition.dtype.value == composition.kv_dtype == "float32"
+    assert "slower on this CPU" in composition.dtype.reason
 
 
 def test_the_models_length_is_taken_or_a_shorter_one():
@@ -286,7 +286,7 @@ def test_auto_takes_the_attention_backend_of_the_highest_priority(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=5"))
     composition = composed()
     assert backend_of(composition).name == "acme"
-    assert backend_of(composition).why == "auto: the highest priority of those that can"
+    assert backend_of(composition).reason == "auto: the highest priority of those that can"
     assert reasons(backend_of(composition))["torch_sdpa"] == "supported, but acme has priority"
     assert composition.block_size == 32
 
@@ -340,7 +340,7 @@ def test_auto_with_no_backend_that_can_gives_every_reason(site):
 def test_a_backend_is_taken_by_name_though_another_has_a_higher_priority(site):
     site.install("acme", BACKEND.replace("OPTIONS", "priority=-1"))
     choice = backend_of(composed(attention_backend="acme"))
-    assert (choice.name, choice.why) == ("acme", "asked for")
+    assert (choice.name, choice.reason) == ("acme", "asked for")
 
 
 def test_a_named_backend_that_cannot_stops_with_the_reason_and_those_that_can(site):
@@ -404,7 +404,7 @@ def test_samplers_run_by_stage_and_then_by_name_however_they_are_written(site):
 def test_default_stands_for_the_built_in_samplers(site):
     site.install("acme", sampler())
     composition = composed(samplers=["default", "acme"])
-    whys = {choice.name: choice.why for choice in composition.samplers}
+    whys = {choice.name: choice.reason for choice in composition.samplers}
     assert whys["acme"] == "asked for"
     assert whys["min_p"] == "built in"
     assert len(whys) == 5
@@ -435,7 +435,7 @@ def test_the_tool_parser_is_found_by_the_chat_template(site):
     site.install("acme", parser())
     choice = composed(HERMES_TEMPLATE).tool_parser
     assert choice.name == "hermes"
-    assert "the chat template has" in choice.why
+    assert "the chat template has" in choice.reason
     assert reasons(choice) == {"acme": "the chat template has no <acme>"}
     assert composed("<acme>").tool_parser.name == "acme"
 
@@ -580,7 +580,7 @@ GPU = Machine(frozenset(), has_cuda=True, has_triton=True, compute_capability=90
 )
 def test_kernels_run_where_there_is_a_gpu_and_triton(machine, wanted, kernels):
     composition = composed(machine=machine, kernels=wanted)
-    assert composition.kernels == kernels
+    assert composition.kernels.value == kernels
     samplers = {"torch": "categorical", "triton": "gumbel"}
     assert composition.samplers[-1].name == samplers[kernels]
 
@@ -708,11 +708,11 @@ SPEC = """
 """
 
 
-def of_ours(registries, template="", config=(), machine=MACHINE, **options):
+def of_ours(registries, template="", config=(), machine=MACHINE, probe=None, **options):
     """Compose from the registries of quire's own plugins, without discovery."""
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
     settings = Settings.from_options(options)
-    return compose(settings, Plugins(registries), checkpoint, template, machine)
+    return compose(settings, Plugins(registries), checkpoint, template, machine, probe)
 
 
 def with_entries(registries, **entries):
@@ -808,13 +808,13 @@ AMX = Machine(frozenset({"avx2", "amx_bf16"}), has_cuda=False, native_unavailabl
 
 
 def test_a_dtype_that_was_not_asked_for_gives_way_to_a_named_part(quire_registries):
-    assert of_ours(quire_registries, machine=AMX).dtype == "bfloat16"
+    assert of_ours(quire_registries, machine=AMX).dtype.value == "bfloat16"
     native = of_ours(quire_registries, machine=AMX, kernels="native")
-    assert (native.dtype, native.dtype_why) == ("float32", "--kernels native computes in it")
+    assert native.dtype == Decision("float32", "--kernels native computes in it")
     named = of_ours(quire_registries, machine=AMX, attention_backend="cpu")
-    assert (named.dtype, named.dtype_why) == ("float32", "--attention-backend cpu computes in it")
+    assert named.dtype == Decision("float32", "--attention-backend cpu computes in it")
     kept = of_ours(quire_registries, machine=AMX, attention_backend="torch_sdpa")
-    assert kept.dtype == "bfloat16"
+    assert kept.dtype.value == "bfloat16"
 
 
 def test_where_a_named_part_has_no_float32_either_the_machines_type_stays(quire_registries):
@@ -827,26 +827,50 @@ def test_where_a_named_part_has_no_float32_either_the_machines_type_stays(quire_
         of_ours(registries, machine=AMX, attention_backend="torch_sdpa")
 
 
-def test_a_part_that_failed_while_it_loaded_is_not_chosen_again(quire_registries):
-    settings = Settings().for_device("cpu")
-    before = of_ours(quire_registries, machine=COMPILES)
-    assert backend_of(before).name == "cpu"
+def test_the_parts_are_chosen_again_without_those_that_cannot_run(quire_registries):
+    whole = of_ours(quire_registries, machine=COMPILES)
+    assert backend_of(whole).name == "cpu"
 
-    def after(**failures):
-        return corrected(before, settings, quire_registries, LoadFailures(**failures))
+    def without(word, machine=COMPILES, **options):
+        def probe(parts):
+            asked.append(set(parts))
+            return {name: f"no {word}" if word in name else None for name in parts}
 
-    assert after() == before
-    assert after(samplers="no sampler").samplers[-1].name == "categorical"
-    other = backend_of(after(attention_backends={"cpu": "no attention"}))
+        asked = []
+        composition = of_ours(quire_registries, machine=machine, probe=probe, **options)
+        names = [name for names in asked for name in names]
+        assert len(names) == len(set(names)), "a probe runs once"
+        return composition
+
+    assert without("nothing") == whole
+    assert without("gumbel").samplers[-1].name == "categorical"
+    assert without("gumbel").samplers[-1].reason == "built in; cpu_gumbel: no gumbel"
+    assert backend_of(without("gumbel")).name == "cpu"
+    other = backend_of(without("cpu_library"))
     assert other.name == "torch_sdpa"
-    assert reasons(other)["cpu"] == "no attention"
-    without = after(quantization="no product\nand more")
-    assert without.quantization is None
-    assert without.weights == "float32 (bf16 has no kernels: no product)"
-    assert without.tracing_unavailable_reason == "torch computes linear layers"
-    torch = after(kernels="no layers")
-    assert (torch.kernels, torch.kernels_why) == ("torch", "no layers")
-    assert backend_of(after(samplers="no sampler")).name == "cpu"
+    assert reasons(other)["cpu"] == "no cpu_library"
+    packed = without("linear_library")
+    assert packed.quantization.value is None
+    assert packed.kernels.value == "native"
+    assert packed.cpu_graphs.reason == "torch computes linear layers"
+    assert reasons(packed.quantization)["bf16"] == "no linear_library"
+    torch = without("LAYERS")
+    assert torch.kernels == Decision("torch", "no LAYERS")
+    assert torch.machine.native_unavailable_reason == "no LAYERS"
+    assert backend_of(torch).name == "torch_sdpa"
+    assert without("ADAPTERS").kernels.value == "native"
+    assert without("ADAPTERS", enable_lora=True).kernels == Decision("torch", "no ADAPTERS")
+
+
+def test_a_compute_type_follows_from_whether_the_kernels_can_run(quire_registries):
+    machine = replace(COMPILES, cpu_flags=frozenset({"avx2", "avx512_bf16"}))
+
+    def no_layers(parts):
+        return {name: "no layers" if "LAYERS" in name else None for name in parts}
+
+    assert of_ours(quire_registries, machine=machine).dtype.value == "float32"
+    composition = of_ours(quire_registries, machine=machine, probe=no_layers)
+    assert composition.dtype.value == "bfloat16"
 
 
 def test_a_parser_needs_all_of_its_markers(quire_registries):
@@ -908,8 +932,8 @@ def test_the_compute_type_follows_the_checkpoints_own_method(quire_registries):
     registries = with_entries(quire_registries, quantizations__int8={"capabilities": there})
     own = {"quantization_config": {"quant_method": "int8"}}
     composition = of_ours(registries, machine=AMX, config=own)
-    assert composition.quantization.name == "int8"
-    assert (composition.dtype, composition.dtype_why) == (
+    assert composition.quantization.value.name == "int8"
+    assert (composition.dtype.value, composition.dtype.reason) == (
         "float32",
         "--quantization int8 computes in it",
     )

@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import pytest
 
+from quire.compose.composition import Decision
 from quire.compose.kernel_choice import (
     check_batch_invariant,
-    choose_graphs,
+    choose_cpu_graphs,
+    choose_cuda_graphs,
     choose_kernels,
     graph_sizes,
-    tracing_unavailable_reason,
 )
 from quire.config import Settings
 from quire.errors import RefusedError
@@ -17,9 +18,9 @@ from quire.machine.machine import Machine
 
 
 def kernels(*asked):
-    chosen, why = choose_kernels(*asked)
-    assert why
-    return chosen
+    chosen = choose_kernels(*asked)
+    assert chosen.reason
+    return chosen.value
 
 
 def gpu(capability):
@@ -65,11 +66,12 @@ def test_a_cpu_runs_native_kernels_in_float32_where_they_can_be_compiled():
 
 
 def test_the_kernels_have_a_reason():
-    assert choose_kernels("torch", COMPILES, "cpu", "float32") == ("torch", "asked for")
-    assert choose_kernels("auto", NO_COMPILER, "cpu", "float32") == ("torch", "there is no g++")
-    why = choose_kernels("auto", COMPILES, "cpu", "bfloat16")[1]
-    assert why == "they compute in float32, and the compute dtype is bfloat16"
-    assert choose_kernels("auto", gpu(75), "cuda", "float16")[1].endswith("this GPU has 7.5")
+    assert choose_kernels("torch", COMPILES, "cpu", "float32") == Decision("torch", "asked for")
+    without = choose_kernels("auto", NO_COMPILER, "cpu", "float32")
+    assert without == Decision("torch", "there is no g++")
+    reason = choose_kernels("auto", COMPILES, "cpu", "bfloat16").reason
+    assert reason == "they compute in float32, and the compute dtype is bfloat16"
+    assert choose_kernels("auto", gpu(75), "cuda", "float16").reason.endswith("this GPU has 7.5")
 
 
 def test_where_the_compute_type_is_the_obstacle_the_way_out_is_another():
@@ -111,31 +113,31 @@ def test_the_usual_sizes():
 
 
 def graphs(device="cuda", kernels="triton", **options):
-    return choose_graphs(Settings.from_options(options).for_device(device), device, kernels, ())
+    settings = Settings.from_options(options).for_device(device)
+    return choose_cuda_graphs(settings, device, kernels, ())
 
 
-def reason(device="cpu", kernels="native", packs=True, **options):
-    return tracing_unavailable_reason(
-        Settings.from_options(options), device, kernels, (), packs=packs
-    )
+def cpu_graphs(device="cpu", kernels="native", packs=True, **options):
+    return choose_cpu_graphs(Settings.from_options(options), device, kernels, (), packs=packs)
 
 
 def test_sharded_layers_have_no_graphs():
-    assert graphs(tensor_parallel_size=2) == (0, "none: layers are sharded over several devices")
-    assert reason(tensor_parallel_size=2) == "layers are sharded over several devices"
-    assert graphs(tensor_parallel_size=1)[0] == 256
-    assert reason(tensor_parallel_size=1) is None
+    why = "layers are sharded over several devices"
+    assert graphs(tensor_parallel_size=2) == Decision(0, f"none: {why}")
+    assert cpu_graphs(tensor_parallel_size=2) == Decision(False, why)
+    assert graphs(tensor_parallel_size=1).value == 256
+    assert cpu_graphs(tensor_parallel_size=1).value is True
 
 
 def test_enforce_eager_turns_graphs_off_on_every_device():
-    assert graphs(enforce_eager=True) == (0, "none: --enforce-eager")
-    assert reason(enforce_eager=True) == "--enforce-eager"
+    assert graphs(enforce_eager=True) == Decision(0, "none: --enforce-eager")
+    assert cpu_graphs(enforce_eager=True) == Decision(False, "--enforce-eager")
 
 
 def test_graphs_are_no_larger_than_what_runs():
-    assert graphs(max_num_seqs=8, max_cuda_graph_size=64)[0] == 8
-    assert graphs(max_num_seqs=8, max_num_batched_tokens=4)[0] == 4
-    assert graphs(max_num_seqs=2000, max_num_batched_tokens=4000)[0] == 512
+    assert graphs(max_num_seqs=8, max_cuda_graph_size=64).value == 8
+    assert graphs(max_num_seqs=8, max_num_batched_tokens=4).value == 4
+    assert graphs(max_num_seqs=2000, max_num_batched_tokens=4000).value == 512
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])

@@ -7,13 +7,12 @@ import pytest
 from installed import sites
 
 from quire.compose.checkpoint import Checkpoint
-from quire.compose.compose import compose, corrected
-from quire.compose.composition import Choice
+from quire.compose.compose import compose
+from quire.compose.composition import Choice, Decision
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
 from quire.errors import ApiVersionError, PluginLoadError, RefusedError, UnknownNameError
 from quire.machine.machine import Machine
-from quire.messages import LoadFailures
 from quire.plugins.loading import Plugins, load_plugins
 
 site = pytest.fixture(sites)
@@ -66,10 +65,10 @@ USELESS_METHODS = """
 """
 
 
-def composed(machine=COMPILES, config=(), **options):
+def composed(machine=COMPILES, config=(), probe=None, **options):
     settings = Settings.from_options(options)
     checkpoint = Checkpoint("tiny", Path("tiny"), CONFIG | dict(config))
-    return compose(settings, load_plugins(settings.plugins), checkpoint, "", machine)
+    return compose(settings, load_plugins(settings.plugins), checkpoint, "", machine, probe)
 
 
 def reasons(choice):
@@ -82,10 +81,10 @@ def own(name):
 
 def test_bfloat16_weights_stay_as_they_are_where_compiled_kernels_multiply_them():
     composition = composed()
-    assert composition.quantization.name == "bf16"
-    assert composition.dtype == "float32"
+    assert composition.quantization.value.name == "bf16"
+    assert composition.dtype.value == "float32"
     assert composition.weights == "bf16 (auto: it is lossless for bfloat16 weights)"
-    rejected = reasons(composition.quantization)
+    rejected = reasons(composition.quantization.value)
     assert rejected["int8"] == "it is not lossless for bfloat16 weights"
     assert ("quantizations", "bf16", "quire", composition.quire_version) in (
         composition.fingerprint()
@@ -102,8 +101,8 @@ def test_bfloat16_weights_stay_as_they_are_where_compiled_kernels_multiply_them(
 )
 def test_without_compiled_kernels_weights_are_kept_in_the_compute_type(machine, options, why):
     composition = composed(machine, **options)
-    assert composition.quantization is None
-    assert composition.dtype == "float32"
+    assert composition.quantization.value is None
+    assert composition.dtype.value == "float32"
     assert composition.weights == (
         "float32 (auto: float32 represents all bfloat16 values; "
         f"bf16: it needs native kernels: {why})"
@@ -123,16 +122,18 @@ def test_weights_in_the_compute_type_need_no_method():
 
 def test_none_keeps_weights_in_the_compute_type():
     composition = composed(quantization="none")
-    assert composition.quantization is None
+    assert composition.quantization.value is None
     assert composition.weights == "float32 (asked for)"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_what_costs_accuracy_is_taken_only_when_it_is_asked_for(name):
     composition = composed(quantization=name)
-    assert (composition.quantization.name, composition.quantization.why) == (name, "asked for")
+    choice = composition.quantization.value
+    assert (choice.name, choice.reason) == (name, composition.quantization.reason)
+    assert choice.reason == "asked for"
     for dtype in ("float32", "bfloat16", "float16"):
-        chosen = composed(config={"torch_dtype": dtype}).quantization
+        chosen = composed(config={"torch_dtype": dtype}).quantization.value
         assert chosen is None or chosen.name != name
 
 
@@ -176,8 +177,8 @@ def test_what_a_method_can_is_not_asked_where_its_code_is_of_no_use(site, name, 
 def test_auto_takes_the_highest_priority_of_those_that_keep_weights_exactly(site):
     site.install("acme", METHODS)
     composition = composed(config={"torch_dtype": "float32"})
-    assert composition.quantization.name == "acme_high"
-    rejected = reasons(composition.quantization)
+    assert composition.quantization.value.name == "acme_high"
+    rejected = reasons(composition.quantization.value)
     assert rejected["acme_low"] == "supported, but acme_high has priority"
     assert rejected["acme_gone"] == "there is no module for 'acme_gone:Nothing'"
     assert "acme4" in rejected
@@ -187,7 +188,7 @@ def test_the_checkpoints_own_method_is_taken_and_no_other(site):
     site.install("acme", METHODS)
     composition = composed(config=own("acme4"))
     assert composition.weights == "acme4 (the checkpoint's own)"
-    assert composed(config=own("acme4"), quantization="acme4").quantization.name == "acme4"
+    assert composed(config=own("acme4"), quantization="acme4").quantization.value.name == "acme4"
     for other in ("int8", "none"):
         with pytest.raises(RefusedError, match=f"--quantization {other}: .* quantized by 'acme4'"):
             composed(config=own("acme4"), quantization=other)
@@ -227,11 +228,11 @@ def test_a_checkpoint_of_an_unknown_method_is_refused_with_the_known_ones(site):
 def test_a_named_part_that_needs_float32_decides_the_compute_type(flag, option, value):
     machine = replace(COMPILES, cpu_flags=frozenset({"avx2", flag}))
     composition = composed(machine, **{option: value})
-    assert composition.dtype == "float32"
+    assert composition.dtype.value == "float32"
     asked = f"--{option.replace('_', '-')} {value}"
     if flag == "amx_bf16":
-        assert composed(machine).dtype == "bfloat16"
-        assert composition.dtype_why == f"{asked} computes in it"
+        assert composed(machine).dtype.value == "bfloat16"
+        assert composition.dtype.reason == f"{asked} computes in it"
     with pytest.raises(RefusedError, match="--dtype float32"):
         composed(machine, dtype="bfloat16", **{option: value})
 
@@ -242,51 +243,23 @@ def test_named_kernels_without_a_compiler_are_refused_for_that():
         composed(machine, kernels="native")
 
 
-FAILURE = LoadFailures(quantization="g++ failed: oh\nmore")
+def no_products(parts):
+    return {name: "g++ failed" if "linear_library" in name else None for name in parts}
 
 
-@pytest.mark.parametrize(
-    ("name", "kept", "weights"),
-    [
-        ("auto", None, "float32 (bf16 has no kernels: g++ failed: oh)"),
-        (
-            "int8",
-            "int8",
-            "int8 (asked for; dequantized to float32, because int8 has no kernels: g++ failed: oh)",
-        ),
-    ],
-)
-def test_weights_are_described_without_kernels_that_failed(name, kept, weights):
-    settings = Settings.from_options({"quantization": name})
-    registries = load_plugins(settings.plugins).registries
-    after = corrected(composed(quantization=name), settings, registries, FAILURE)
-    assert after.weights == weights
-    assert (after.quantization and after.quantization.name) == kept
-    assert after.kernels == "native"
-    assert after.tracing_unavailable_reason == "torch computes linear layers"
+def test_a_method_that_cannot_run_is_not_chosen_and_its_reason_is_told():
+    composition = composed(probe=no_products)
+    assert composition.quantization.value is None
+    assert composition.weights == (
+        "float32 (auto: float32 represents all bfloat16 values; bf16: g++ failed)"
+    )
+    assert reasons(composition.quantization)["bf16"] == "g++ failed"
 
 
-def test_a_method_that_rounds_keeps_its_name_where_its_kernels_failed():
-    settings = Settings.from_options({"quantization": "bf16"})
-    registries = load_plugins(settings.plugins).registries
-    chosen = composed(config={"torch_dtype": "float32"}, quantization="bf16")
-    after = corrected(chosen, settings, registries, FAILURE)
-    assert after.quantization.name == "bf16", "its values are not the checkpoint's"
-    assert after.weights.startswith("bf16 (asked for; dequantized to float32")
-
-
-def test_only_what_failed_is_chosen_anew():
-    settings = Settings.from_options({})
-    registries = load_plugins(settings.plugins).registries
-    before = composed()
-    assert corrected(before, settings, registries, LoadFailures()) == before
-    layers = corrected(before, settings, registries, LoadFailures(kernels="no layers"))
-    assert (layers.kernels, layers.kernels_why) == ("torch", "no layers")
-    assert layers.quantization.name == "bf16"
-    sampler = corrected(before, settings, registries, LoadFailures(samplers="no sampler"))
-    assert [step.name for step in sampler.samplers][-1] == "categorical"
-    assert before.samplers[-1].name == "cpu_gumbel"
-    assert sampler.kernels == "native"
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+def test_a_named_method_that_cannot_run_is_refused(name):
+    with pytest.raises(RefusedError, match=rf"--quantization {name}: .* used here: g\+\+"):
+        composed(quantization=name, probe=no_products)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -314,7 +287,10 @@ def weighed(registries, tp_size=1, num_params=1000, is_tied=False, **capabilitie
         entry = registries.quantizations.entry("int8")
         there = replace(entry.capabilities, **{"head_bits": None} | capabilities)
         choice = Choice("quantization", replace(entry, capabilities=there), "asked for")
-    return weight_bytes(replace(composition, description=described, quantization=choice), tp_size)
+    return weight_bytes(
+        replace(composition, description=described, quantization=Decision(choice, "asked for")),
+        tp_size,
+    )
 
 
 def test_weights_in_the_compute_type_are_shared_by_devices(quire_registries):

@@ -22,7 +22,7 @@ def logprobs(folder, **options):
     with LLM(folder, dtype="float32", kernels="native", **options) as llm:
         (output,) = llm.generate([[5, 6, 7, 8]], PARAMS)
         rows = output.outputs[0].logprobs
-        method = llm.composition.quantization
+        method = llm.composition.quantization.value
     return method, [entry.logprob for row in rows for entry in row.values()]
 
 

@@ -7,7 +7,7 @@ from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
 from quire.launch import core_startup as core
 from quire.launch.composing import compose_engine
-from quire.messages import LoadFailures, WorkerInfo
+from quire.messages import WorkerInfo
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
@@ -30,7 +30,6 @@ class Executor(CountingExecutor):
             weight_bytes=0,
             available_kv_bytes=self.available_kv_bytes,
             is_asynchronous=self.is_asynchronous,
-            failures=LoadFailures(),
         )
 
     def allocate(self, plan):

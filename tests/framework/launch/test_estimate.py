@@ -13,6 +13,7 @@ from quire.layers.parallel import SingleDevice
 from quire.machine.free_memory import cache_bytes, free_host_bytes
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker
 
 
@@ -149,7 +150,8 @@ def test_packed_weights_take_what_was_estimated(tmp_path, name, is_tied):
     settings = Settings.from_options({"model": str(tmp_path), "quantization": name})
     composed = compose_engine(settings, load_plugins(settings.plugins))
     registries = composed.plugins.registries
-    worker = ModelWorker(composed.settings, composed.composition, registries, SingleDevice())
+    parts = WorkerParts.load(composed.settings, composed.composition, registries)
+    worker = ModelWorker(composed.settings, parts, SingleDevice())
     expected = estimate_memory(composed).weight_bytes
     held = worker.load().weight_bytes
     if name == "none":  # torch keeps weights as small as these twice

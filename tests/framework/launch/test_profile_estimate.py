@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.compose.compose import layer_specs
+from quire.compose.composition import Decision
 from quire.config import Settings
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import DRIVER_BYTES, activation_bytes, estimate_profile
@@ -25,7 +26,11 @@ def its(tmp_path_factory):
 
 def estimated(its, kernels="torch", graphs=0, **scheduler):
     settings = replace(its.settings, scheduler=replace(its.settings.scheduler, **scheduler))
-    composition = replace(its.composition, kernels=kernels, max_graph_requests=graphs)
+    composition = replace(
+        its.composition,
+        kernels=Decision(kernels, "asked for"),
+        cuda_graphs=Decision(graphs, "asked for"),
+    )
     specs = layer_specs(settings, composition, its.plugins.registries)
     return estimate_profile(settings, composition, 1000, specs, MEMORY)
 

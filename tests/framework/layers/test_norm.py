@@ -6,11 +6,9 @@ import pytest
 import torch
 from kernel_device import BY_TORCH_OR_KERNEL
 from model_parts import CONTEXT
-from native_libraries import failing_library
 from torch import Tensor
 
 from quire.layers import QKNorm, RMSNorm
-from quire.native.layer_kernels import cpu_layers
 
 
 def by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -109,12 +107,7 @@ def test_query_and_key_norms_take_the_offset_too():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("has_compiler", [True, False])
-def test_native_norms_are_the_same_and_do_without_a_compiler(
-    monkeypatch, tmp_path, has_compiler, offset
-):
-    if not has_compiler:
-        monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
+def test_native_norms_are_the_same(offset):
     x, residual, qk = numbers(3, 40), numbers(3, 40, seed=2), numbers(3, 5, 8)
     results = []
     for kernels in ("torch", "native"):
@@ -126,7 +119,7 @@ def test_native_norms_are_the_same_and_do_without_a_compiler(
         heads.load_weight("weight", numbers(8, seed=4), "k_norm")
         for norm in (rows, heads):
             norm.finish_loading()
-            assert (norm.kernel is not None) == (kernels == "native" and has_compiler)
+            assert (norm.kernel is not None) == (kernels == "native")
         results.append((*rows(x.clone(), residual.clone()), rows(x)[0], heads(qk)))
     torch.testing.assert_close(*results)
 

@@ -46,7 +46,8 @@ PLANNED = """
 import os, sys
 from quire.config import Settings
 from quire.launch.composing import plan_composition
-print(plan_composition(Settings.from_options({"model": "demo", "kernels": sys.argv[1]})).kernels)
+settings = Settings.from_options({"model": "demo", "kernels": sys.argv[1]})
+print(plan_composition(settings).kernels.value)
 print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules)
 """
 

@@ -10,6 +10,7 @@ from quire.launch.composing import compose_engine
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 from quire.worker.batch.slots import SlotTables
+from quire.worker.parts import WorkerParts
 from quire.worker.runner_builder import build_pipeline
 
 site = pytest.fixture(sites)
@@ -53,7 +54,7 @@ def build(site, tmp_path):
         plugins = load_plugins(settings.plugins)
         composition = compose_engine(settings, plugins).composition
         tables = SlotTables(2, 16, [4], composition.sampler_fields, torch.device("cpu"))
-        return build_pipeline(composition, plugins.registries, tables)
+        return build_pipeline(WorkerParts.load(settings, composition, plugins.registries), tables)
 
     return build
 

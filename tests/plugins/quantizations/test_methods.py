@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from format_reference import round_weight
 from model_parts import CONTEXT, bind_dense_attention, difference, logits_of, random_tokens
 from safetensors.torch import save_file
 
@@ -55,7 +56,7 @@ def keep_what_is_packed(model: Any, name: str) -> None:
     for path, module in model.named_modules():
         if isinstance(module, ParallelLinear | LMHead):
             weight = module.get_parameter("weight")
-            weight.copy_(quantization.linear_method(path).weight_format.round_weight(weight))
+            weight.copy_(round_weight(quantization.linear_method(path).weight_format, weight))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from format_reference import round_weight
 from model_parts import CONTEXT
-from native_libraries import failing_library
 from torch.nn.functional import linear
 
 from quire.layers import (
@@ -17,10 +17,8 @@ from quire.layers import (
 )
 from quire.layers.linear.row_tiles import same_bits
 from quire.native.availability import native_unavailable_reason
-from quire_quantizations import linear_library as library
 from quire_quantizations.formats import INT8, Format
 from quire_quantizations.methods import (
-    BFloat16Products,
     BFloat16Weights,
     Float32Weights,
     Int4Weights,
@@ -31,13 +29,9 @@ from quire_quantizations.methods import (
 METHODS = (BFloat16Weights, Float32Weights, Int8Weights, Int4Weights)
 
 
-@pytest.fixture(params=["compiled", "without a compiler"])
-def has_compiler(request, monkeypatch, tmp_path):
-    if request.param == "compiled" and (reason := native_unavailable_reason()) is not None:
-        pytest.skip(reason)
-    if request.param != "compiled":
-        monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
-    return request.param == "compiled"
+pytestmark = pytest.mark.skipif(
+    native_unavailable_reason() is not None, reason="packed weights need compiled kernels"
+)
 
 
 @pytest.fixture(params=METHODS)
@@ -54,10 +48,10 @@ def with_weights(method: type[PackedWeights], **changes) -> LayerContext:
 
 
 def kept(weight_format: Format, weight: torch.Tensor) -> torch.Tensor:
-    return weight_format.round_weight(weight.float())
+    return round_weight(weight_format, weight.float())
 
 
-def test_a_layer_multiplies_what_its_method_keeps(has_compiler, method):
+def test_a_layer_multiplies_what_its_method_keeps(method):
     context = with_weights(method)
     layer = ColumnParallelLinear("up", 40, 24, bias=True, context=context)
     layer.load_weight("weight", numbers(24, 40), "up")
@@ -68,7 +62,7 @@ def test_a_layer_multiplies_what_its_method_keeps(has_compiler, method):
     torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_slices_of_several_types_lose_nothing(has_compiler):
+def test_slices_of_several_types_lose_nothing():
     context = with_weights(Float32Weights)
     layer = MergedColumnParallelLinear("m", 40, {"a": 3, "b": 5}, bias=False, context=context)
     layer.load_weight("weight", numbers(3, 40).bfloat16(), "a")
@@ -84,9 +78,7 @@ WIDE = {"float32": torch.float32, "float16": torch.float16}
 
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("is_wide_first", [True, False])
-def test_where_nothing_may_be_lost_a_wide_tensor_keeps_its_layer_wide(
-    has_compiler, wide, is_wide_first
-):
+def test_where_nothing_may_be_lost_a_wide_tensor_keeps_its_layer_wide(wide, is_wide_first):
     """Also beside a bfloat16 one; `auto` asks for this."""
     context = replace(CONTEXT, quantization=BFloat16Weights().lossless())
     layer = MergedColumnParallelLinear("m", 40, {"a": 3, "b": 5}, bias=False, context=context)
@@ -99,30 +91,14 @@ def test_where_nothing_may_be_lost_a_wide_tensor_keeps_its_layer_wide(
     torch.testing.assert_close(layer(torch.eye(40)), weight.T, rtol=1e-7, atol=0)
 
 
-def test_where_nothing_may_be_lost_bfloat16_stays_bfloat16(has_compiler):
+def test_where_nothing_may_be_lost_bfloat16_stays_bfloat16():
     context = replace(CONTEXT, quantization=BFloat16Weights().lossless())
     layer = ColumnParallelLinear("up", 128, 64, bias=False, context=context)
     layer.load_weight("weight", numbers(64, 128).bfloat16(), "up")
     layer.finish_loading()
     expected = numbers(64, 128).bfloat16().float().T
     torch.testing.assert_close(layer(torch.eye(128)), expected, rtol=0, atol=0)
-    if has_compiler:
-        assert layer.get_buffer("packed_weight").nbytes == 2 * 64 * 128
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_without_a_compiler_products_of_pairs_round_as_well(has_bias, monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
-    context = replace(CONTEXT, quantization=BFloat16Products())
-    layer = ColumnParallelLinear("up", 40, 24, bias=has_bias, context=context)
-    layer.load_weight("weight", numbers(24, 40), "up")
-    bias = numbers(24, seed=1) if has_bias else None
-    if bias is not None:
-        layer.load_weight("bias", bias, "up")
-    layer.finish_loading()
-    x = numbers(9, 40, seed=2)
-    expected = linear(x.bfloat16().float(), numbers(24, 40).bfloat16().float(), bias)
-    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+    assert layer.get_buffer("packed_weight").nbytes == 2 * 64 * 128
 
 
 def test_a_wide_weight_that_will_be_rounded_is_held_in_bfloat16():
@@ -131,25 +107,12 @@ def test_a_wide_weight_that_will_be_rounded_is_held_in_bfloat16():
     assert layer.get_parameter("weight").dtype == torch.bfloat16
 
 
-def test_a_checkpoint_in_float64_is_held_in_float32(has_compiler):
+def test_a_checkpoint_in_float64_is_held_in_float32():
     layer = ColumnParallelLinear("up", 40, 24, bias=False, context=with_weights(Float32Weights))
     layer.load_weight("weight", numbers(24, 40).double(), "up")
     assert layer.get_parameter("weight").dtype == torch.float32
     layer.finish_loading()
     torch.testing.assert_close(layer(torch.eye(40)), numbers(24, 40).T, rtol=1e-7, atol=0)
-
-
-def test_without_a_compiler_torch_multiplies_as_if_no_method_were_chosen(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
-    layer = ColumnParallelLinear("up", 64, 512, bias=False, context=with_weights(Int8Weights))
-    layer.load_weight("weight", numbers(512, 64), "up")
-    layer.finish_loading()
-    plain = ColumnParallelLinear("up", 64, 512, bias=False, context=replace(CONTEXT, prepack=True))
-    plain.load_weight("weight", kept(INT8, numbers(512, 64)), "up")
-    plain.finish_loading()
-    assert layer.get_parameter("weight").is_mkldnn == plain.get_parameter("weight").is_mkldnn
-    x = numbers(16, 64, seed=2)
-    assert torch.equal(layer(x), plain(x))
 
 
 def test_a_bfloat16_checkpoint_is_loaded_in_bfloat16(method):
@@ -159,8 +122,6 @@ def test_a_bfloat16_checkpoint_is_loaded_in_bfloat16(method):
 
 
 def test_the_dense_weight_is_let_go(method):
-    if (reason := native_unavailable_reason()) is not None:
-        pytest.skip(reason)
     layer = ColumnParallelLinear("up", 1024, 64, bias=False, context=with_weights(method))
     layer.load_weight("weight", numbers(64, 1024), "up")
     layer.finish_loading()
@@ -182,31 +143,23 @@ def tied_pair(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_a_tied_embedding_looks_up_the_rows_of_its_head(has_compiler, method, dtype):
+def test_a_tied_embedding_looks_up_the_rows_of_its_head(method, dtype):
     embedding, head = tied_pair(with_weights(method), dtype)
     weight = kept(method.head, numbers(50, 16).to(dtype))
     ids, hidden = torch.tensor([3, 49, 3]), numbers(4, 16, seed=1)
     assert torch.equal(embedding(ids), weight[ids])
     torch.testing.assert_close(head(hidden), linear(hidden, weight), rtol=1e-5, atol=1e-5)
     assert embedding.weight is None
-    assert len(list(head.parameters())) == (0 if has_compiler else 1)
+    assert list(head.parameters()) == []
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-def test_where_nothing_may_be_lost_a_tied_head_is_as_wide_as_its_embedding(has_compiler, dtype):
+def test_where_nothing_may_be_lost_a_tied_head_is_as_wide_as_its_embedding(dtype):
     context = replace(CONTEXT, quantization=BFloat16Weights().lossless())
     embedding, head = tied_pair(context, WIDE[dtype])
     weight, ids = numbers(50, 16).to(WIDE[dtype]).float(), torch.tensor([3, 49])
     assert torch.equal(embedding(ids), weight[ids])
     torch.testing.assert_close(head(torch.eye(16)), weight.T, rtol=1e-7, atol=0)
-
-
-def test_an_untied_head_is_kept_once_without_a_compiler(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY", failing_library(tmp_path))
-    head = LMHead(512, 64, with_weights(Int8Weights))
-    head.load_weight("weight", numbers(512, 64), "lm_head")
-    head.finish_loading()
-    assert [name for name, _ in head.named_buffers() if name == "packed_weight"] == []
 
 
 def test_an_untied_embedding_stays_in_the_type_of_the_checkpoint(method):
@@ -221,7 +174,7 @@ def test_the_head_of_a_four_bit_model_has_eight():
     assert Int4Weights.from_config({}).linear_method("lm_head").weight_format is INT8
 
 
-def test_in_batch_invariant_mode_rows_have_the_same_bits(has_compiler, method):
+def test_in_batch_invariant_mode_rows_have_the_same_bits(method):
     context = with_weights(method, batch_invariant=True)
     layer = ColumnParallelLinear("up", 100, 37, bias=True, context=context)
     layer.load_weight("weight", numbers(37, 100), "up")
@@ -231,4 +184,4 @@ def test_in_batch_invariant_mode_rows_have_the_same_bits(has_compiler, method):
     whole = layer(x)
     for count in range(1, 71):
         assert same_bits(layer(x[:count]), whole[:count])
-    assert layer.method.is_batch_invariant == has_compiler
+    assert layer.method.is_batch_invariant

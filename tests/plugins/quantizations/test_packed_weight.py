@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from format_reference import round_input, round_weight
 from native_libraries import SETS_HERE, use_set
 
 from quire.layers.linear.row_tiles import same_bits
@@ -42,9 +43,9 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_the_product_is_that_of_the_numbers_that_are_kept(weight_format, shape):
     """Within 4e-7 of the sum of sizes: float32, added up in another order than the reference."""
     weight, bias = numbers(*shape), numbers(shape[0], seed=1)
-    packed, kept = PackedWeight(weight, weight_format), weight_format.round_weight(weight).double()
+    packed, kept = PackedWeight(weight, weight_format), round_weight(weight_format, weight).double()
     for count in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 70, 300):
-        x = weight_format.round_input(numbers(count, shape[1], seed=2))
+        x = round_input(weight_format, numbers(count, shape[1], seed=2))
         expected = x.double() @ kept.T
         limit = 4e-7 * (x.double().abs() @ kept.abs().T + 1) * max(1, shape[1] ** 0.5 / 8)
         assert ((packed.multiply(x) - expected).abs() <= limit).all(), count
@@ -59,7 +60,7 @@ def test_a_product_of_pairs_rounds_what_is_multiplied(monkeypatch, shape):
     packed, x = PackedWeight(numbers(*shape), BFLOAT16_DOT), numbers(30, shape[1], seed=1)
     for count in (1, 5, 30):
         product = packed.multiply(x[:count])
-        assert same_bits(product, packed.multiply(BFLOAT16_DOT.round_input(x[:count]))), count
+        assert same_bits(product, packed.multiply(round_input(BFLOAT16_DOT, x[:count]))), count
         assert not torch.equal(product, PackedWeight(numbers(*shape), BFLOAT16).multiply(x[:count]))
 
 
@@ -98,7 +99,7 @@ def test_threads_do_not_change_a_bit(weight_format):
 def test_rows_are_the_numbers_that_torch_keeps(weight_format, dtype, shape):
     """So codes and scales are those of the plain quantizer, to the bit."""
     weight = numbers(*shape).to(dtype)
-    packed, kept = PackedWeight(weight, weight_format), weight_format.round_weight(weight.float())
+    packed, kept = PackedWeight(weight, weight_format), round_weight(weight_format, weight.float())
     indices = torch.arange(shape[0]).flip(0)
     assert torch.equal(packed.rows(indices), kept[indices])
 
@@ -109,7 +110,7 @@ def test_a_row_that_is_not_there_is_an_error(weight_format, index):
     with pytest.raises(IndexError, match=f"row {index} is out of range: there are 7 rows"):
         packed.rows(torch.tensor([0, index]))
     assert torch.equal(
-        packed.rows(torch.tensor([6])), weight_format.round_weight(numbers(7, 33))[6:]
+        packed.rows(torch.tensor([6])), round_weight(weight_format, numbers(7, 33))[6:]
     )
 
 
@@ -134,7 +135,7 @@ def test_numbers_whose_scale_has_no_inverse_are_those_that_torch_keeps(weight_fo
     weight[0, 5] = 0.0
     weight[1, 256:] *= 1e-39
     kept = PackedWeight(weight, weight_format).rows(torch.arange(3))
-    assert torch.equal(kept, weight_format.round_weight(weight))
+    assert torch.equal(kept, round_weight(weight_format, weight))
     assert kept.isfinite().all()
     assert kept[0, 5] == 0.0
 

@@ -10,22 +10,20 @@ from filtered_rows import FIELDS, ROWS, after_steps, is_on_the_edge
 from gumbel_reference import gumbel_sample, noise_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import SETS_HERE, failing_library, use_set
+from native_libraries import SETS_HERE, use_set
 
-from quire.interfaces.sampling import SamplerCapabilities
-from quire.native import library
+from quire.plugins.loading import load_plugins
 from quire.testing.sampling import FusedSamplerContract
 from quire.testing.sampling.sampled_rows import sampled_rows
-from quire_samplers import cpu_gumbel
+from quire_samplers import cpu_gumbel_library
 from quire_samplers.cpu_gumbel import CpuGumbel
 from quire_samplers.min_p import MinP
-from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
 CPU = torch.device("cpu")
 SAMPLE = 256  # tokens of a row that cpu_gumbel.cpp looks at first
-CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = load_plugins().registries.samplers.entry("cpu_gumbel").capabilities
 ALL_KINDS = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -46,7 +44,7 @@ ALL_KINDS = (
 @pytest.fixture(params=SETS_HERE)
 def each_set(request, monkeypatch):
     """Sample with the library of each instruction set that this machine has."""
-    use_set(monkeypatch, cpu_gumbel, request.param)
+    use_set(monkeypatch, cpu_gumbel_library, request.param)
 
 
 class TestCpuGumbel(FusedSamplerContract):
@@ -56,30 +54,6 @@ class TestCpuGumbel(FusedSamplerContract):
     neutral = MappingProxyType({"temperature": 0.0})
     fused = (Temperature, MinP, TopKTopP)
     mixed = ALL_KINDS
-
-
-class TestWithoutACompiler(FusedSamplerContract):
-    """Run without the library: torch samples."""
-
-    step_class = CpuGumbel
-    capabilities = CAPABILITIES
-    active = ({"temperature": 1.0}, {"temperature": 0.7})
-    neutral = MappingProxyType({"temperature": 0.0})
-    fused = (Temperature, MinP, TopKTopP)
-    mixed = ALL_KINDS
-
-    @pytest.fixture(autouse=True)
-    def _no_compiler(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-
-
-def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-    monkeypatch.setattr(library, "_WARNINGS", library._LibraryWarnings())  # of nothing so far
-    CpuGumbel.begin_loading()
-    CpuGumbel(5, CPU)
-    (record,) = caplog.records
-    assert "this is no C++" in record.getMessage()
 
 
 def sample(logits, rows):
@@ -295,27 +269,6 @@ def test_logits_stay_as_they_are():
     rows = sampled_rows(CAPABILITIES, ALL_KINDS)
     sample_fused(given_logits, rows)
     assert torch.equal(given_logits, logits)
-
-
-def test_without_a_compiler_steps_that_no_row_needs_are_left_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-    logits = random_logits(2, 50, 2.0, seed=3)
-    known = {field.name: field.default for field in CAPABILITIES.fields}
-    applied = []
-    for step in (Temperature, MinP, TopKTopP):
-        monkeypatch.setattr(step, "apply", noting(step, step.apply, applied))
-    for fields, steps in (
-        ([{"temperature": 1.0}, {"temperature": 0.0}], []),
-        ([{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}], [TopKTopP]),
-        ([{"temperature": 0.5}, {"temperature": 1.0, "min_p": 0.5}], [Temperature, MinP]),
-    ):
-        plain = sampled_rows(CAPABILITIES, fields, seeds=[1, 2])
-        rows = replace(plain, host_fields=[known | row for row in fields])
-        before, sampled = logits.clone(), sample_fused(logits, rows)
-        assert applied == steps
-        assert torch.equal(logits, before)
-        assert torch.equal(sampled, sample_fused(logits, replace(plain, host_fields=())))
-        applied.clear()
 
 
 def noting(step, apply, applied):

@@ -97,7 +97,7 @@ def sweep(settings: Settings, load: Load, hit_rates: Sequence[float]) -> dict[st
         bench.warm_up()
         return {
             **load._asdict(),
-            "dtype": cached.composition.dtype,
+            "dtype": cached.composition.dtype.value,
             "block_size": cached.composition.block_size,
             "hit_rates": [bench.measure(rate) for rate in hit_rates],
             "machine": machine_info(),

@@ -49,7 +49,7 @@ def throughput(
             for _ in range(repeats + 1)  # new prompts each time: no prefix hits
         ]
         seconds = [_timed(llm, prompts, params) for prompts in runs][1:]
-        dtype = llm.composition.dtype
+        dtype = llm.composition.dtype.value
     median = statistics.median(seconds)
     return {
         "model": settings.model.model,

@@ -7,36 +7,13 @@ binds its function, weight and sizes beforehand, and a call passes the rest only
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import Structure, addressof, c_float, c_int, c_int32, c_int64, c_long, c_void_p
-from pathlib import Path
+from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quire.native.library import NativeLibrary, NativeUnavailableError
-
-_GATE = (c_void_p, c_void_p, c_long, c_long, c_int)
-
-SOURCE = Path(__file__).with_suffix(".cpp")
-FUNCTIONS = {
-    "rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
-    "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_long),
-    "head_rms_norm": (c_void_p, c_long, c_void_p, c_void_p, *(c_long,) * 3, c_float, c_int),
-    "silu_and_mul": _GATE,
-    "gelu_tanh_and_mul": _GATE,
-    "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
-}
-LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS, repeats=True)
-
-
-def is_available() -> bool:
-    """Return whether the functions are available; waits for their compilation."""
-    try:
-        LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged the reason
-        return False
-    return True
+from quire.native.layer_kernels import libraries
 
 
 def check_weight(weight: Tensor) -> None:
@@ -79,7 +56,7 @@ class AddRMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         check_weight(weight)
-        library = LIBRARY.load()
+        library = libraries.LAYERS.load()
         self._norm, self._add_and_norm = library.rms_norm, library.add_rms_norm
         self._weight = weight
         self._size = len(weight)
@@ -123,7 +100,7 @@ class HeadRMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         check_weight(weight)
-        self._norm = LIBRARY.load().head_rms_norm
+        self._norm = libraries.LAYERS.load().head_rms_norm
         self._weight = weight
         self._shape = tuple(weight.shape)
         self._pointer = weight.data_ptr()
@@ -183,7 +160,7 @@ class LogitMask:
     """Masking of logits by a bitmask with one bit per token."""
 
     def __init__(self) -> None:
-        self._mask = LIBRARY.load().mask_logits
+        self._mask = libraries.LAYERS.load().mask_logits
         self._threads = torch.get_num_threads()
 
     def __call__(

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_int, c_int64, c_long, c_void_p
-from pathlib import Path
+from ctypes import Structure, byref, c_int64, c_void_p
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from quire.native.layer_kernels import libraries
 from quire.native.layer_kernels.cpu_layers import check_weight, wrong_rows
-from quire.native.library import NativeLibrary, NativeUnavailableError
-
-SOURCE = Path(__file__).with_suffix(".cpp")
-FUNCTIONS = {"add_lora": (c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_int)}
-LIBRARY = NativeLibrary("adapters", SOURCE, FUNCTIONS)
-
-
-def is_available() -> bool:
-    """Return whether the function is available; waits for its compilation."""
-    try:
-        LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged the reason
-        return False
-    return True
 
 
 class _Adapters(Structure):
@@ -50,7 +36,7 @@ class AddLoRA:
     def __init__(self, a: Tensor, b: Tensor, output_ends: Sequence[int]) -> None:
         check_weight(a)
         check_weight(b)
-        self._add = LIBRARY.load().add_lora
+        self._add = libraries.ADAPTERS.load().add_lora
         max_loras, self._rows, self._inputs = a.shape
         self._outputs = b.shape[2]
         self._spans = torch.zeros(max_loras, len(output_ends) + 1, dtype=torch.int32)

@@ -26,7 +26,12 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, SamplerCapabilities
-from quire.testing.sampling.no_waiting import META, run_without_data, run_without_sync
+from quire.testing.sampling.no_waiting import (
+    META,
+    run_without_data,
+    run_without_sync,
+    skip_without_device,
+)
 from quire.testing.sampling.sampled_rows import (
     ANY_HISTORY,
     NUM_SLOTS,
@@ -189,6 +194,7 @@ class LogitsProcessorContract:
 
     def test_nothing_waits_for_the_device(self) -> None:
         """No operator copies a value to the host or has a result whose size depends on data."""
+        skip_without_device(self.capabilities)
         fields = [self._active(row) for row in range(NUM_ROWS)]
         for is_known in (True, False):
             rows = self._rows(fields, is_known_to_host=is_known)

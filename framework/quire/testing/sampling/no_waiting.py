@@ -12,10 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.interfaces.sampling import SampledRows
+from quire.interfaces.sampling import SampledRows, SamplerCapabilities
 from quire.testing.sampling.sampled_rows import on_device
 
 META = torch.device("meta")  # tensors with a shape but no data: reading a value raises
+
+
+def skip_without_device(capabilities: SamplerCapabilities) -> None:
+    """Skip the test of a step in C++: it runs on the CPU, where there is no device to wait for."""
+    if capabilities.needs_kernels == "native":
+        pytest.skip("native kernels run on the CPU, where there is no device to wait for")
 
 
 def run_without_data(

@@ -21,7 +21,12 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, SamplerCapabilities
-from quire.testing.sampling.no_waiting import META, run_without_data, run_without_sync
+from quire.testing.sampling.no_waiting import (
+    META,
+    run_without_data,
+    run_without_sync,
+    skip_without_device,
+)
 from quire.testing.sampling.sampled_rows import NUM_SLOTS, random_logits, sampled_rows
 
 NUM_ROWS = 12
@@ -136,6 +141,7 @@ class SamplerContract:
 
     def test_nothing_waits_for_the_device(self) -> None:
         """No operator copies a value to the host or has a result whose size depends on data."""
+        skip_without_device(self.capabilities)
         fields = [self.neutral if row % 2 else self._active(row) for row in range(NUM_ROWS)]
         for is_known in (True, False):
             rows = sampled_rows(self.capabilities, fields, is_known_to_host=is_known)
@@ -269,6 +275,7 @@ class FusedSamplerContract(SamplerContract):
 
     def test_fused_sampling_does_not_wait_for_the_device(self) -> None:
         """No operator copies a value to the host or has a result whose size depends on data."""
+        skip_without_device(self.capabilities)
         logits, fields = self._given()
         rows = sampled_rows(self.capabilities, fields, is_known_to_host=False)
         step = self.step_class(self.vocab_size, META)

@@ -13,8 +13,8 @@ from quire.interfaces.attention import AttentionShape, KVBackend
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
-from quire.plugins.loading import Registries
 from quire.worker.loading.weight_loading import as_module
+from quire.worker.parts import WorkerParts
 
 
 class LayerBinding:
@@ -22,8 +22,7 @@ class LayerBinding:
 
     Args:
         settings: Settings with the limits of a step.
-        composition: Composition with the chosen attention backends.
-        registries: Plugin registries that resolve their names.
+        parts: Parts with the attention backends.
         device: Device of the layers.
         dtype: Dtype in which the layers compute.
     """
@@ -31,14 +30,13 @@ class LayerBinding:
     def __init__(
         self,
         settings: Settings,
-        composition: Composition,
-        registries: Registries,
+        parts: WorkerParts,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._settings = settings
-        self._composition = composition
-        self._registries = registries
+        self._parts = parts
+        self._composition = parts.composition
         self._device = device
         self._dtype = dtype
 
@@ -122,9 +120,9 @@ class LayerBinding:
         Raises:
             PluginLoadError: The class does not implement the layer's contract.
         """
-        choice = self._composition.attention_backend_of(spec.layer)
-        backend_class = self._registries.attention_backends.load(choice.entry)
+        backend_class = self._parts.backend_class(spec.layer)
         if not issubclass(backend_class, layer.contract):
+            choice = self._composition.attention_backend_of(spec.layer)
             raise PluginLoadError(_mismatch(layer, spec, choice, backend_class))
         return backend_class
 

@@ -5,15 +5,14 @@ tensors; layers may declare optional ones. They are compared with the headers of
 anything is read, so a wrong checkpoint costs no time and no memory.
 
 A layer is finished as soon as all its tensors are loaded. Finishing may pack its weight, so only a
-few layers hold unpacked weights at any time. While the packing library is still being compiled,
-reading continues and layers wait to be finished, up to a limit of unpacked bytes.
+few layers hold unpacked weights at any time.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +27,6 @@ from quire.worker.loading.checkpoint_files import StoredTensor, find_weight_file
 from quire.worker.loading.progress import Progress, silent
 
 MAX_LISTED = 8
-MAX_WAITING_BYTES = 2**31  # of weights that are read but not packed
-
-
-def always_ready() -> bool:
-    """Return True: no layer waits to be finished."""
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +60,13 @@ class Target:
 
 
 @torch.no_grad()
-def load_weights(
-    model: Model,
-    folder: Path,
-    progress: Progress = silent,
-    is_ready: Callable[[], bool] = always_ready,
-) -> int:
+def load_weights(model: Model, folder: Path, progress: Progress = silent) -> int:
     """Load the model's weights from a checkpoint folder, and return the number of bytes read.
 
     Args:
         model: Model to load; its layers are finished as well.
         folder: Folder of the checkpoint.
         progress: Callback for the bytes read so far and in all.
-        is_ready: Whether layers can be finished without a wait; until then they are only loaded.
 
     Raises:
         CheckpointNotFoundError: The folder does not exist, or has no weights.
@@ -91,12 +78,12 @@ def load_weights(
     stored = read_headers(find_weight_files(folder))
     plan = match_weights(model, stored)
     total, done = sum(stored[name].num_bytes for name in plan), 0
-    finisher = _LayerFinisher(root, plan.values(), is_ready)
+    finisher = _LayerFinisher(root, plan.values())
     for file, names in _by_file(plan, stored).items():
         for name, tensor in _read(file, names):
             target = plan[name]
             target.load(tensor)
-            finisher.loaded(target, stored[name].num_bytes)
+            finisher.loaded(target)
             done += stored[name].num_bytes
             progress(done, total)
     finisher.finish_rest()
@@ -104,21 +91,18 @@ def load_weights(
 
 
 @torch.no_grad()
-def init_dummy_weights(
-    model: Model, seed: int, is_ready: Callable[[], bool] = always_ready
-) -> None:
+def init_dummy_weights(model: Model, seed: int) -> None:
     """Fill the model with seeded random weights that keep hidden states in a sane range.
 
     Args:
         model: Model to fill; its layers are finished as well.
         seed: Seed of the random numbers.
-        is_ready: Whether layers can be finished without a wait, as in `load_weights`.
     """
     root = as_module(model)
     targets = _parameter_targets(root)
     device = next(root.parameters()).device  # the fastest place to generate random numbers
     generator = torch.Generator(device).manual_seed(seed)
-    finisher = _LayerFinisher(root, targets.values(), is_ready)
+    finisher = _LayerFinisher(root, targets.values())
     for name, target in targets.items():
         parameter = target.module.get_parameter(target.parameter)
         shape = tuple(parameter.shape)
@@ -127,7 +111,7 @@ def init_dummy_weights(
             parameter.copy_(values.mul_(shape[-1] ** -0.5))
         else:
             parameter.copy_(values.mul_(0.1).add_(1.0 if "norm" in name else 0.0))
-        finisher.loaded(target, parameter.nbytes)
+        finisher.loaded(target)
     finisher.finish_rest()
 
 
@@ -267,18 +251,14 @@ def _parameter_targets(root: nn.Module) -> dict[str, Target]:
 class _LayerFinisher:
     """Finishes each layer when its last tensor is loaded.
 
-    Layers that share a parameter (a tied embedding and head) wait for each other's tensors. While
-    `is_ready` is false, all layers wait, until they hold `MAX_WAITING_BYTES`.
+    Layers that share a parameter (a tied embedding and head) wait for each other's tensors.
 
     Args:
         root: Model.
         targets: Targets of all tensors that will be loaded.
-        is_ready: Whether layers can be finished without a wait.
     """
 
-    def __init__(
-        self, root: nn.Module, targets: Iterable[Target], is_ready: Callable[[], bool]
-    ) -> None:
+    def __init__(self, root: nn.Module, targets: Iterable[Target]) -> None:
         self._layers = [module for module in root.modules() if isinstance(module, Layer)]
         layers_by_parameter: dict[int, list[Layer]] = {}  # by id of the parameter
         for layer in self._layers:
@@ -290,29 +270,20 @@ class _LayerFinisher:
             joined = {other for layer in layers for other in self._waits_for[layer]}
             group = [layer for layer in self._layers if layer in joined]
             self._waits_for |= dict.fromkeys(group, group)
-        self._is_ready = is_ready
-        self._waiting: dict[Layer, None] = {}  # complete layers, in order
-        self._waiting_bytes = 0
         self._num_missing = Counter(target.module for target in targets)
 
-    def loaded(self, target: Target, num_bytes: int) -> None:
+    def loaded(self, target: Target) -> None:
         """Count one loaded tensor, and finish the layers that are complete, in order."""
         self._num_missing[target.module] -= 1
-        self._waiting_bytes += num_bytes
         layers = self._waits_for.get(target.module, [])
         if not any(self._num_missing[layer] for layer in layers):
-            self._waiting |= dict.fromkeys(layers)
-        if self._waiting and (self._is_ready() or self._waiting_bytes > MAX_WAITING_BYTES):
-            self._finish(self._waiting)
+            self._finish(layers)
 
     def finish_rest(self) -> None:
-        """Finish the waiting layers, and the layers without any tensor to load."""
-        self._finish(self._waiting)
+        """Finish the layers without any tensor to load."""
         self._finish(layer for layer in self._layers if layer in self._waits_for)
 
     def _finish(self, layers: Iterable[Layer]) -> None:
         for layer in list(layers):
             layer.finish_loading()
             self._waits_for.pop(layer, None)
-        self._waiting.clear()
-        self._waiting_bytes = 0

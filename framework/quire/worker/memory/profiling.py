@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from quire.compose.compose import layer_specs
 from quire.compose.composition import Composition
 from quire.compose.kernel_choice import num_captures
 from quire.compose.memory_profile import (
@@ -22,13 +21,13 @@ from quire.errors import CapacityError
 from quire.interfaces.kv_cache import KVCacheSpec
 from quire.interfaces.model import Model
 from quire.layers.attention.caching_layer import CachingLayer
-from quire.plugins.loading import Registries
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.kv_cache_binding import attention_shape
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import MemoryMeter, enough_memory
 from quire.worker.memory.largest_step import BackendKind, LargestStep
+from quire.worker.parts import WorkerParts
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +37,21 @@ class LoadedModel:
     """A model on its device, with all that is known of the engine before the KV cache exists."""
 
     settings: Settings
-    composition: Composition
-    registries: Registries
+    parts: WorkerParts
     model: Model
     adapters: AdapterManager | None
     device: torch.device
     dtype: torch.dtype
 
-    def specs(self) -> list[KVCacheSpec]:
-        """Return the KV-cache spec of each layer that has a KV cache."""
-        return layer_specs(self.settings, self.composition, self.registries)
+    @property
+    def composition(self) -> Composition:
+        """The choices, with the reasons."""
+        return self.parts.composition
+
+    @property
+    def specs(self) -> tuple[KVCacheSpec, ...]:
+        """KV-cache spec of each layer that has a KV cache."""
+        return self.parts.kv_specs
 
 
 def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
@@ -61,7 +65,7 @@ def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
     logger.info("memory of %s: %s", loaded.device, profile.summary(cache.gpu_memory_utilization))
     needed = cache.kv_cache_memory_bytes
     if needed is None:
-        needed = least_cache_bytes(loaded.specs(), loaded.settings)
+        needed = least_cache_bytes(loaded.specs, loaded.settings)
     problem = misfit(profile, loaded.settings, needed)
     if problem is not None and cache.num_kv_blocks is None:
         raise CapacityError(problem)
@@ -75,7 +79,7 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         CapacityError: A step does not fit, even without a KV cache.
     """
     scheduler, composition = loaded.settings.scheduler, loaded.composition
-    num_requests, largest = scheduler.max_running, composition.max_graph_requests
+    num_requests, largest = scheduler.max_running, composition.cuda_graphs.value
     num_tokens = min(scheduler.max_num_batched_tokens, num_requests * composition.max_model_len)
     kinds = backend_kinds(loaded)
     weight_bytes = meter.held_bytes()
@@ -98,7 +102,7 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         weight_bytes=weight_bytes,
         forward_bytes=forward_bytes,
         sampling_bytes=sampling_bytes,
-        workspace_bytes=workspace_bytes(loaded.specs(), kinds),
+        workspace_bytes=workspace_bytes(loaded.specs, kinds),
         table_bytes=table_bytes,
         graph_bytes=graph_bytes,
     )
@@ -107,7 +111,7 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
 def backend_kinds(loaded: LoadedModel) -> dict[str, BackendKind]:
     """Return the backend class and shape of each layer that has a KV cache, by layer name."""
     modules = dict(as_module(loaded.model).named_modules())
-    layers = ((spec, modules.get(spec.layer.name)) for spec in loaded.specs())
+    layers = ((spec, modules.get(spec.layer.name)) for spec in loaded.specs)
     return {
         spec.layer.name: _kind(loaded, spec, layer)
         for spec, layer in layers
@@ -135,8 +139,7 @@ def _kind(loaded: LoadedModel, spec: KVCacheSpec, layer: CachingLayer[Any]) -> B
         loaded.device,
         max_blocks=spec.blocks_needed(loaded.composition.max_model_len),
     )
-    entry = loaded.composition.attention_backend_of(spec.layer).entry
-    return BackendKind(loaded.registries.attention_backends.load(entry), shape)
+    return BackendKind(loaded.parts.backend_class(spec.layer), shape)
 
 
 def _slot_tables(loaded: LoadedModel) -> SlotTables:
@@ -147,13 +150,13 @@ def _slot_tables(loaded: LoadedModel) -> SlotTables:
         [spec.blocks_needed(composition.max_model_len) for spec in _group_specs(loaded)],
         composition.sampler_fields,
         loaded.device,
-        has_device_blocks=composition.kernels == "triton",
+        has_device_blocks=composition.kernels.value == "triton",
     )
 
 
 def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
     """Return the device input buffers, allocated to be measured; None without kernels."""
-    if loaded.composition.kernels != "triton":
+    if loaded.composition.kernels.value != "triton":
         return None
     from quire.worker.batch.device_inputs import DeviceInputs  # loads Triton
 
@@ -164,17 +167,14 @@ def _device_inputs(loaded: LoadedModel, tables: SlotTables) -> object:
 
 def _group_specs(loaded: LoadedModel) -> list[KVCacheSpec]:
     """Return a spec for each expected KV group."""
-    groups = groups_of(loaded.specs())
+    groups = groups_of(loaded.specs)
     return [spec for spec, num_groups in groups for _ in range(num_groups)]
 
 
 def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> LargestStep:
     composition, tables = loaded.composition, _slot_tables(loaded)
     vocab_size = composition.description.vocab_size
-    samplers = [
-        loaded.registries.samplers.load(choice.entry)(vocab_size, loaded.device)
-        for choice in composition.samplers
-    ]
+    samplers = [step_class(vocab_size, loaded.device) for step_class in loaded.parts.samplers]
     return LargestStep(
         loaded.model,
         kinds,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from quire.errors import RefusedError
 from quire.interfaces.attention import (
     AttentionBackend,
     AttentionLayerParams,
@@ -21,8 +20,8 @@ from quire.interfaces.attention import (
     RotaryStep,
     StepLayout,
 )
-from quire.native.library import NativeUnavailableError
-from quire_attention_backends.cpu.cpu_library import KINDS, LIBRARY, Heads, LayerArguments, Step
+from quire_attention_backends.cpu import cpu_library
+from quire_attention_backends.cpu.cpu_library import KINDS, Heads, LayerArguments, Step
 from quire_attention_backends.shared.kv_layout import view_pages
 
 if TYPE_CHECKING:
@@ -70,30 +69,16 @@ class CpuBackend(AttentionBackend):
     """Attention of float32 queries over a paged KV cache, by C++ compiled for this processor.
 
     It uses the number of threads that torch has when the backend is built.
-
-    Raises:
-        RefusedError: The kernels are not available on this machine.
     """
 
     fuses_rotary: ClassVar[bool] = True
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
-        try:
-            self._library = LIBRARY.load()
-        except NativeUnavailableError as error:
-            raise RefusedError(
-                f"the kernels of attention backend cpu are not available on this machine: {error}; "
-                "use --attention-backend torch_sdpa, which needs no compiled kernels"
-            ) from error
+        self._library = cpu_library.LIBRARY.load()
         self._heads, self._scratch = _heads(shape, self._library)
         self._heads_address = addressof(self._heads)
         self._layers: dict[tuple[int, int], LayerConstants] = {}
-
-    @classmethod
-    def begin_loading(cls) -> None:
-        """Compile the kernels in the background, or load them from the cache."""
-        LIBRARY.begin()
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_parts import CONTEXT
-from native_libraries import SETS_HERE, failing_library, use_set
+from native_libraries import SETS_HERE, use_set
 
 from quire.errors import RefusedError
 from quire.interfaces.lora import AdapterBatch, AdapterModule
 from quire.layers.linear import lora_stacks as lora
 from quire.layers.linear.lora_stacks import LoRASlice, LoRAStacks
-from quire.native.layer_kernels import cpu_lora
+from quire.native.layer_kernels import libraries
 
 NATIVE = replace(CONTEXT, kernels="native")
 MAX_LORAS, MAX_RANK = 3, 5
@@ -65,7 +65,7 @@ def check(layers, index, inputs, num_outputs):
 @pytest.mark.parametrize("inputs", [1, 16, 37, 256])
 @pytest.mark.parametrize("sizes", [(1,), (16, 8, 8), (70, 33)])
 def test_the_answers_are_those_of_the_products(monkeypatch, sizes, inputs, instruction_set):
-    use_set(monkeypatch, cpu_lora, instruction_set)
+    use_set(monkeypatch, libraries, instruction_set, "ADAPTERS")
     layers = stacks(CONTEXT, sizes, inputs), stacks(NATIVE, sizes, inputs)
     for layer in layers:
         layer.set(0, modules((5, 0, 2)[: len(sizes)], sizes, inputs, seed=1))
@@ -126,14 +126,6 @@ def test_outputs_that_lie_apart_are_added_to():
     layer.add(whole, x, batch_of([1, 1]))
     layer.add(piece, x, batch_of([1, 1]))
     torch.testing.assert_close(piece, whole)
-
-
-def test_without_a_compiler_they_are_products(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
-    layers = stacks(CONTEXT, (8, 3), 12), stacks(NATIVE, (8, 3), 12)
-    for layer in layers:
-        layer.set(1, modules((4, 1), (8, 3), 12, seed=3))
-    check(layers, [1, -1, 1], 12, 11)
 
 
 @pytest.mark.parametrize("num_refused", [1, 2, 3])

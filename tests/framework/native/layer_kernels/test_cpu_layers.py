@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from native_libraries import SETS_HERE, failing_library, use_set
+from native_libraries import SETS_HERE, use_set
 from torch import Tensor
 from torch.nn import functional
 
-from quire.native.layer_kernels import cpu_layers
+from quire.native.layer_kernels import libraries
 from quire.native.layer_kernels.cpu_layers import (
     AddRMSNorm,
     GatedActivation,
@@ -21,7 +21,7 @@ SIZES = [1, 7, 8, 15, 16, 17, 64, 100, 1024, 5121]
 
 @pytest.fixture(params=SETS_HERE, autouse=True)
 def _each_set(request, monkeypatch):
-    use_set(monkeypatch, cpu_layers, request.param)
+    use_set(monkeypatch, libraries, request.param, "LAYERS")
 
 
 def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> Tensor:
@@ -42,7 +42,7 @@ def gelu(gate: Tensor) -> Tensor:
 
 
 def activation(name: str) -> GatedActivation:
-    library = cpu_layers.LIBRARY.load()
+    library = libraries.LAYERS.load()
     functions = {"silu": library.silu_and_mul, "gelu": library.gelu_tanh_and_mul}
     return GatedActivation(functions[name])
 
@@ -208,12 +208,6 @@ def test_masks_do_what_plain_torch_does(vocab_size):
     assert torch.equal(logits, expected)
 
 
-def test_without_a_compiler_they_are_not_available(monkeypatch, tmp_path):
-    assert cpu_layers.is_available()
-    monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
-    assert not cpu_layers.is_available()
-
-
 def test_only_weights_that_can_be_read_are_bound():
     for weight in (torch.ones(4, dtype=torch.bfloat16), torch.ones(8)[::2]):
         with pytest.raises(ValueError, match="contiguous float32 on the CPU"):
@@ -232,7 +226,7 @@ def test_rows_of_another_type_or_width_are_refused(x):
     with pytest.raises(ValueError, match=r"heads must be float32 \[T, 3, 4\], got"):
         HeadRMSNorm(torch.ones(3, 4), 1e-6)(x.unsqueeze(1).expand(-1, 3, -1))
     with pytest.raises(ValueError, match=r"rows must be float32 \[\.\.\., 4\], got"):
-        GatedActivation(cpu_layers.LIBRARY.load().silu_and_mul)(good.double())
+        GatedActivation(libraries.LAYERS.load().silu_and_mul)(good.double())
     with pytest.raises(
         ValueError, match=r"rows must be float32 \[\.\.\., 4\], got torch.float32 \[2, 3\]"
     ):

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from native_libraries import failing_library
 
 from quire.native.availability import native_unavailable_reason
-from quire.native.layer_kernels import cpu_lora
 from quire.native.layer_kernels.cpu_lora import AddLoRA
 
 pytestmark = pytest.mark.skipif(
@@ -51,9 +49,3 @@ def test_only_stacks_that_can_be_read_are_bound(a, b):
 def test_what_does_not_fit_the_stacks_is_refused(out, x, index, message):
     with pytest.raises(ValueError, match=message):
         AddLoRA(A, B, [5])(out, x, index)
-
-
-def test_without_a_compiler_they_are_not_available(monkeypatch, tmp_path):
-    assert cpu_lora.is_available()
-    monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
-    assert not cpu_lora.is_available()

@@ -16,6 +16,7 @@ from quire.layers import Attention, LayerContext, SingleDevice
 from quire.messages import NewBlocks, ScheduledRequest, SlotAssignment, StepPlan
 from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
+from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
@@ -88,13 +89,14 @@ def worker(tmp_path) -> ModelWorker:
     settings = Settings.from_options({"model": str(folder), "max_num_seqs": 4})
     plugins = load_plugins(settings.plugins)
     composition = compose_engine(settings, plugins).composition
+    parts = WorkerParts.load(settings, composition, plugins.registries)
     description = replace(
         composition.description,
         hidden_size=HIDDEN,
         kv_layers=tuple(spec_of(name).layer for name in LAYERS),
     )
     composition = replace(composition, description=description, layer_backends=(0,) * len(LAYERS))
-    worker = ModelWorker(settings, composition, plugins.registries, SingleDevice())
+    worker = ModelWorker(settings, replace(parts, composition=composition), SingleDevice())
     worker._model = MixedModel()
     return worker
 

@@ -16,6 +16,7 @@ from quire.launch.composing import compose_engine
 from quire.layers import LayerContext
 from quire.plugins.loading import load_plugins
 from quire.worker.loading.kv_cache_binding import LayerBinding
+from quire.worker.parts import WorkerParts
 from quire_attention_backends.mla.torch_mla import TorchMLABackend
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
@@ -58,7 +59,8 @@ class Scene:
             for tensor in plan.tensors
             for name in tensor.layer_names
         }
-        binding = LayerBinding(self.settings, self.composition, self.registries, CPU, torch.float32)
+        parts = WorkerParts.load(self.settings, self.composition, self.registries)
+        binding = LayerBinding(self.settings, parts, CPU, torch.float32)
         return binding.bind(self.model, plan, memory)
 
     def layer(self, name):

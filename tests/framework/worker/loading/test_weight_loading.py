@@ -13,7 +13,6 @@ from quire.errors import (
 from quire.interfaces.model import Model
 from quire.layers.layer import Layer, frozen
 from quire.testing.checkpoints import WrittenCheckpoint, write_checkpoint
-from quire.worker.loading import weight_loading as loading
 from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
 
 ARCHITECTURE = "Qwen3ForCausalLM"
@@ -191,28 +190,6 @@ def test_layers_that_share_through_another_are_finished_together(tmp_path):
         "finish bare",
         *(f"finish {n}" for n in ("embed", "first", "head", "second")),
     ]
-
-
-def test_reading_continues_while_layers_cannot_be_finished(tmp_path):
-    """What packs them is compiled by the time of the third question."""
-    readiness, model = iter([False, False, True]), Stack()
-    folder = stack_weights(tmp_path, "embed", "first", "second")
-    load_weights(model, folder, is_ready=lambda: next(readiness))
-    assert model.notes == [
-        "load embed", "load first", "load second",
-        "finish embed", "finish head", "finish first", "finish second", "finish bare",
-    ]  # fmt: skip
-
-
-def test_layers_that_hold_too_much_wait_no_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "MAX_WAITING_BYTES", 15)
-    model = Stack()
-    folder = stack_weights(tmp_path, "embed", "first", "second")
-    load_weights(model, folder, is_ready=lambda: False)
-    assert model.notes == [
-        "load embed", "load first", "finish embed", "finish head", "finish first",
-        "load second", "finish second", "finish bare",
-    ]  # fmt: skip
 
 
 def test_a_shared_weight_counts_once_and_what_can_be_computed_does_not(tmp_path):

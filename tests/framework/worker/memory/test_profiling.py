@@ -9,6 +9,7 @@ import torch
 from allocation_meter import AllocationMeter
 from cpp_compilers import NEEDS_COMPILER
 
+from quire.compose.composition import Decision
 from quire.compose.memory_profile import GRAPH_BYTES, least_cache_bytes
 from quire.config import Settings
 from quire.errors import CapacityError
@@ -32,6 +33,7 @@ from quire.worker.memory.profiling import (
     measure,
     workspace_bytes,
 )
+from quire.worker.parts import WorkerParts
 from quire.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
@@ -44,18 +46,23 @@ def loaded(folder, architecture="Qwen3ForCausalLM", sizes=(), **options) -> Load
         write_checkpoint(folder, architecture, **dict(sizes))
     settings = Settings.from_options({"model": str(folder)} | STEP | options)
     composed = compose_engine(settings, load_plugins(settings.plugins))
-    registries = composed.plugins.registries
-    worker = ModelWorker(settings, composed.composition, registries, SingleDevice())
+    parts = WorkerParts.load(settings, composed.composition, composed.plugins.registries)
+    worker = ModelWorker(settings, parts, SingleDevice())
     worker.load()
     return LoadedModel(
         settings=settings,
-        composition=composed.composition,
-        registries=registries,
+        parts=parts,
         model=worker._model,
         adapters=worker._adapters,
         device=CPU,
         dtype=worker.dtype,
     )
+
+
+def with_graphs(model, num_requests):
+    graphs = Decision(num_requests, "asked for")
+    composition = replace(model.composition, cuda_graphs=graphs)
+    return replace(model, parts=replace(model.parts, composition=composition))
 
 
 @pytest.mark.parametrize("enable_lora", [False, True], ids=["", "lora"])
@@ -91,7 +98,7 @@ def test_the_step_runs_with_the_kernels_of_a_gpu(tmp_path, enable_lora):
     options = {"kernels": "triton", "attention_backend": "triton", "enable_lora": enable_lora}
     few = {"max_num_batched_tokens": 12, "max_num_seqs": 3}
     model = loaded(tmp_path, sizes={"head_dim": 32}, **few, **options)
-    assert model.composition.max_graph_requests == 3
+    assert model.composition.cuda_graphs.value == 3
     profile = measure(model, AllocationMeter())
     assert profile.forward_bytes > 12 * 64 * 4
     assert profile.sampling_bytes > 2 * 3 * 320 * 4
@@ -132,7 +139,7 @@ def test_the_estimate_is_close_to_what_is_measured(tmp_path, sizes):
     model = loaded(tmp_path, sizes=sizes, kernels="torch")  # a GPU has no native ones
     measured = measure(model, AllocationMeter())
     estimated = estimate_profile(
-        model.settings, model.composition, 10**6, model.specs(), DeviceMemory(10**9, 10**9)
+        model.settings, model.composition, 10**6, model.specs, DeviceMemory(10**9, 10**9)
     )
     assert estimated.is_estimated
     assert 0.8 < estimated.forward_bytes / measured.forward_bytes < 1.25
@@ -158,7 +165,7 @@ def test_a_cache_that_does_not_fit_names_the_utilization_that_would(tmp_path):
         gpu_cache_bytes(model, meter)
     utilization = float(str(caught.value).rpartition("at least ")[2])
     again = loaded(tmp_path, gpu_memory_utilization=utilization, max_model_len=512)
-    assert gpu_cache_bytes(again, meter) >= least_cache_bytes(again.specs(), again.settings)
+    assert gpu_cache_bytes(again, meter) >= least_cache_bytes(again.specs, again.settings)
     smaller = loaded(
         tmp_path, gpu_memory_utilization=round(utilization - 0.01, 2), max_model_len=512
     )
@@ -181,9 +188,9 @@ def test_workspaces_of_backends_count_once_for_each_group(tmp_path):
     model = loaded(tmp_path, "Gemma3ForCausalLM")
     kinds = backend_kinds(model)
     assert len(kinds) == 6
-    assert workspace_bytes(model.specs(), kinds) == 0, "torch_sdpa keeps nothing"
+    assert workspace_bytes(model.specs, kinds) == 0, "torch_sdpa keeps nothing"
     keeping = {name: BackendKind(Keeping, kind.shape) for name, kind in kinds.items()}
-    assert workspace_bytes(model.specs(), keeping) == 3 * (8 * 1000 + 16)
+    assert workspace_bytes(model.specs, keeping) == 3 * (8 * 1000 + 16)
 
 
 def test_a_backend_that_fuses_is_stood_in_for_by_one_that_does(tmp_path, monkeypatch):
@@ -205,7 +212,7 @@ def test_a_backend_that_fuses_is_stood_in_for_by_one_that_does(tmp_path, monkeyp
 
 def test_what_cuda_graphs_will_take_is_set_aside(tmp_path):
     model = loaded(tmp_path)
-    captured = replace(model, composition=replace(model.composition, max_graph_requests=4))
+    captured = with_graphs(model, 4)
     profile = measure(captured, AllocationMeter())
     logits, num_graphs = 4 * 320 * 4, 3 * 2  # sizes 1, 2 and 4, and their sampling
     beside_the_step = profile.graph_bytes - num_graphs * GRAPH_BYTES
@@ -231,7 +238,7 @@ def test_the_buffers_of_a_steps_inputs_are_estimated(tmp_path):
     many = {"max_num_batched_tokens": 4096, "max_num_seqs": 64}
     model = loaded(tmp_path, sizes={"head_dim": 32}, **many, **KERNELS)
     memory = DeviceMemory(10**9, 10**9)
-    estimated = estimate_profile(model.settings, model.composition, 10**6, model.specs(), memory)
+    estimated = estimate_profile(model.settings, model.composition, 10**6, model.specs, memory)
     tables = _slot_tables(model)
     inputs = _device_inputs(model, tables)
     target = [getattr(inputs._target, field.name) for field in fields(inputs._target)]
@@ -242,10 +249,10 @@ def test_the_buffers_of_a_steps_inputs_are_estimated(tmp_path):
 
 def test_graphs_are_estimated_as_they_are_measured(tmp_path):
     model = loaded(tmp_path, sizes={"vocab_size": 4000}, kernels="torch")
-    captured = replace(model, composition=replace(model.composition, max_graph_requests=4))
+    captured = with_graphs(model, 4)
     measured = measure(captured, AllocationMeter())
     estimated = estimate_profile(
-        model.settings, captured.composition, 10**6, model.specs(), DeviceMemory(10**9, 10**9)
+        model.settings, captured.composition, 10**6, model.specs, DeviceMemory(10**9, 10**9)
     )
     beside = [each.graph_bytes - 6 * GRAPH_BYTES for each in (measured, estimated)]
     assert beside[1] == pytest.approx(beside[0], rel=0.25)

@@ -1,28 +1,27 @@
 """The backend `cpu` passes the conformance kit with every instruction set of this machine."""
 
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_libraries import SETS_HERE
+from native_libraries import SETS_HERE, again
 
-from quire.errors import RefusedError
+from quire.errors import NativeUnavailableError
 from quire.interfaces.attention import AttentionLayerParams, RotaryStep
 from quire.layers.attention.rotary import Rotation, rotate
 from quire.machine.instruction_sets import VARIABLE
 from quire.native.compiled_cache import FOLDER_VARIABLE
-from quire.native.library import NativeLibrary
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_cases import tolerance
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
-from quire_attention_backends.cpu import cpu_attention
+from quire_attention_backends.cpu import cpu_library
 from quire_attention_backends.cpu.cpu_attention import CpuBackend
-from quire_attention_backends.cpu.cpu_library import FUNCTIONS, SOURCE
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
 ENTRY = load_plugins().registries.attention_backends.entry("cpu")
@@ -49,9 +48,9 @@ def _instruction_set(request):
     """Run all tests with the kernels for one instruction set, and then for the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, request.param)
-        library = NativeLibrary("attention", SOURCE, FUNCTIONS)
+        library = again(cpu_library.LIBRARY)
         library.load()
-        patch.setattr(cpu_attention, "LIBRARY", library)
+        patch.setattr(cpu_library, "LIBRARY", library)
         yield
 
 
@@ -334,10 +333,11 @@ def test_what_the_program_calls_its_default_type_does_not_matter(dtype):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_without_kernels_it_refuses_and_names_the_alternative(monkeypatch, tmp_path):
+def test_without_a_compiler_its_probe_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # an empty cache
-    broken = NativeLibrary("attention", SOURCE, FUNCTIONS)
-    monkeypatch.setattr(cpu_attention, "LIBRARY", broken)
-    with pytest.raises(RefusedError, match=r"no-such-compiler.*torch_sdpa"):
+    monkeypatch.setattr(cpu_library, "LIBRARY", again(cpu_library.LIBRARY))
+    probe = load_plugins().registries.attention_backends.entry("cpu").capabilities.probe
+    assert "no-such-compiler" in resolve_name(probe)()
+    with pytest.raises(NativeUnavailableError, match="no-such-compiler"):
         AttentionScene(CpuBackend, SceneSizes())

@@ -1,0 +1,104 @@
+"""Reference of the weight formats in torch, bit-exact with the C++ that packs them.
+
+A quantized weight is a code and the scale of its group of inputs of one output. Codes and scales
+are computed here and in `linear_packing.h` by the same rounded operations in the same order, so
+both give the same bits.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, INT4, INT8, Format
+
+INT8_GROUP, INT4_GROUP = 128, 32  # inputs; also in linear_formats.h
+INT4_DIVISORS = tuple(-6.0 - 0.5 * i for i in range(8))  # of the extreme value, in trial order
+
+
+def nearest_bf16(values: Tensor) -> Tensor:
+    """Round to bfloat16, and return float32."""
+    return values.bfloat16().float()
+
+
+def quantize_int8(
+    weight: Tensor,  # [out, in] float32
+) -> tuple[Tensor, Tensor]:  # codes [out, G, 128], scales [out, G, 1]
+    """Quantize so that the extreme value of each group has the code 127 or -127."""
+    groups = _in_groups(weight, INT8_GROUP)
+    scales = nearest_bf16(groups.abs().amax(-1, keepdim=True) / 127)
+    return _codes(groups, scales, -127, 127), scales
+
+
+def quantize_int4(
+    weight: Tensor,  # [out, in] float32
+) -> tuple[Tensor, Tensor]:  # codes [out, G, 32], scales [out, G, 1]
+    """Try several scales for the extreme value, and keep the one with the least squared error.
+
+    The scale is then fitted to the codes by least squares.
+    """
+    groups = _in_groups(weight, INT4_GROUP)
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    codes, scales, gains = _try_scale(groups, nearest_bf16(extreme / INT4_DIVISORS[0]))
+    for divisor in INT4_DIVISORS[1:]:
+        other = _try_scale(groups, nearest_bf16(extreme / divisor))
+        is_better = other[2] > gains
+        codes = torch.where(is_better, other[0], codes)
+        scales = torch.where(is_better, other[1], scales)
+        gains = torch.where(is_better, other[2], gains)
+    return codes, torch.where(extreme.isnan(), extreme, scales)
+
+
+def dequantized(codes: Tensor, scales: Tensor, in_features: int) -> Tensor:
+    """Return the weight `[out, in]` of codes and scales."""
+    return (codes * scales).flatten(1)[:, :in_features]
+
+
+def _rounded_int8(weight: Tensor) -> Tensor:
+    return dequantized(*quantize_int8(weight), weight.shape[1])
+
+
+def _rounded_int4(weight: Tensor) -> Tensor:
+    return dequantized(*quantize_int4(weight), weight.shape[1])
+
+
+def _in_groups(weight: Tensor, size: int) -> Tensor:
+    missing = -weight.shape[1] % size
+    num_groups = (weight.shape[1] + missing) // size
+    return functional.pad(weight, (0, missing)).view(len(weight), num_groups, size)
+
+
+def _codes(groups: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
+    factors = 1 / scales
+    factors = torch.where(factors.isinf(), 0.0, factors)  # scales of zero, or close to it
+    return (groups * factors).clamp(lowest, highest).round()
+
+
+def _try_scale(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, the best scale for them, and the reduction of the squared error."""
+    codes = _codes(groups, scales, -8, 7)
+    squares = _sum_in_order(codes * codes)
+    products = _sum_in_order(groups * codes)
+    best = products / squares
+    gains = torch.where(squares == 0, 0.0, products * best)
+    return codes, torch.where(squares == 0, scales, nearest_bf16(best)), gains
+
+
+def _sum_in_order(values: Tensor) -> Tensor:
+    total = torch.zeros_like(values[..., :1])
+    for i in range(values.shape[-1]):
+        total = total + values[..., i : i + 1]
+    return total
+
+
+def round_weight(weight_format: Format, weight: Tensor) -> Tensor:  # [out, in] float32, both
+    """Round a dense weight to the values that the format stores."""
+    rounded = {
+        BFLOAT16: nearest_bf16, BFLOAT16_DOT: nearest_bf16,
+        INT8: _rounded_int8, INT4: _rounded_int4,
+    }  # fmt: skip
+    return rounded[weight_format](weight) if weight_format in rounded else weight
+
+
+def round_input(weight_format: Format, x: Tensor) -> Tensor:  # [T, in] float32, both
+    """Round inputs to the values that the format multiplies."""
+    return nearest_bf16(x) if weight_format is BFLOAT16_DOT else x
