@@ -16,6 +16,7 @@ from quire.compose.probes import run_probes
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.launch.read_ahead import read_ahead
 from quire.native.waiting import wait_asleep
 from quire.plugins.loading import Plugins, load_plugins
 from quire.plugins.registry import Entry
@@ -57,6 +58,8 @@ def compose_engine(settings: Settings, plugins: Plugins, *, is_plan: bool = Fals
     """
     with_weights = not is_plan and settings.model.load_format != "dummy"
     checkpoint = find_checkpoint(settings.model, plugins.registries.checkpoints, with_weights)
+    if with_weights:
+        read_ahead(checkpoint.folder)
     tokenizer = Tokenizer.load(_tokenizer_folder(settings, plugins, checkpoint))
     template = ChatTemplate.load(
         checkpoint.folder, settings.model.chat_template, tokenizer.special_tokens

@@ -1,0 +1,66 @@
+"""The weight files are read while the parts are chosen."""
+
+import ctypes
+import mmap
+import os
+import sys
+
+import pytest
+from processes import eventually
+
+from quire.launch import read_ahead as module
+from quire.launch.read_ahead import read_ahead
+
+NUM_BYTES = 8 * 2**20
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="posix_fadvise is Linux's")
+
+
+def num_resident_pages(file) -> int:
+    """Return the number of a file's pages that are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(file, "r+b") as stream, mmap.mmap(stream.fileno(), 0) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), pages) == 0
+        return sum(page & 1 for page in pages)
+
+
+def forget(file) -> None:
+    """Drop a file's pages from the page cache."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A folder with two weight files and another file, none of which is in memory."""
+    for name in ("model-1.safetensors", "model-2.safetensors", "other.bin"):
+        (tmp_path / name).write_bytes(os.urandom(NUM_BYTES))
+        forget(tmp_path / name)
+    if num_resident_pages(tmp_path / "other.bin"):
+        pytest.skip("this file system keeps its files in memory")
+    return tmp_path
+
+
+def test_weights_are_in_memory_afterwards_and_nothing_else(shards):
+    read_ahead(shards).join(20)
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        file = shards / name
+        eventually(lambda file=file: num_resident_pages(file) * mmap.PAGESIZE == NUM_BYTES)
+    assert num_resident_pages(shards / "other.bin") == 0
+
+
+def test_weights_that_do_not_fit_are_left(shards, monkeypatch):
+    monkeypatch.setattr(module, "free_host_bytes", lambda: 2 * NUM_BYTES)
+    read_ahead(shards).join(20)
+    assert num_resident_pages(shards / "model-1.safetensors") == 0
+
+
+def test_a_file_that_is_missing_is_left_to_the_loader(shards):
+    (shards / "model-0.safetensors").symlink_to(shards / "missing")
+    read_ahead(shards).join(20)
+    eventually(lambda: num_resident_pages(shards / "model-1.safetensors"))
