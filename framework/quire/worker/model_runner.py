@@ -36,9 +36,8 @@ from quire.messages import (
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs, build_inputs
 from quire.worker.batch.step_results import LaunchedStep, failure
+from quire.worker.device.copies import HostCopier, upload
 from quire.worker.device.device_faults import end_if_device_failed
-from quire.worker.device.host_copy import HostCopier
-from quire.worker.device.uploads import upload
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
@@ -239,7 +238,9 @@ class ModelRunner:
     def _forward(self, requests: Sequence[ScheduledRequest]) -> _Pass:
         inputs = self.inputs_of(requests)
         hidden_states = self.hidden_states_of(inputs, self._adapter_batch(inputs))
-        prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
+        prompts: list[PromptLogprobs] = []
+        if self.tables.with_prompt_logprobs:
+            prompts = compute_prompt_logprobs(requests, hidden_states, self.tables, self.logits_of)
         for prompt in prompts:
             prompt.start_copy(self._copier)
         if not inputs.sampled:

@@ -16,8 +16,8 @@ from quire.kernels.input_gather import GEOMETRY_FIELDS, StepSource, StepTarget, 
 from quire.messages import ScheduledRequest
 from quire.worker.batch.slots import TOKENS, SlotTables
 from quire.worker.batch.step_inputs import StepInputs
+from quire.worker.device.copies import upload
 from quire.worker.device.mirror import BufferSpec, Mirror
-from quire.worker.device.uploads import upload
 
 
 class DeviceInputs:

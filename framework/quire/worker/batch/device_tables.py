@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.worker.device.uploads import upload
+from quire.worker.device.copies import upload
 
 
 class DeviceTables:

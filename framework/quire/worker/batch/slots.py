@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.interfaces.sampling import RequestField
+from quire.interfaces.sampling import RequestField, SampledRows
 from quire.messages import (
     AdapterRef,
     NewBlocks,
@@ -188,6 +188,32 @@ class SlotTables:
         """Count the scheduled tokens of a step as computed."""
         slots = np.array([request.slot for request in requests], np.int64)
         self.num_computed[slots] += np.array([request.num_tokens for request in requests], np.int64)
+
+    def sampled_rows(
+        self,
+        slots: Tensor,  # [N] int64
+        positions: Tensor,  # [N] int64
+        fields: Sequence[Mapping[str, Any]] = (),
+        *,
+        all_greedy: bool = False,
+    ) -> SampledRows:
+        """Describe the rows of some slots to the steps of the sampling pipeline.
+
+        Args:
+            slots: Slot of each row.
+            positions: Position of the token that is sampled from each row.
+            fields: Sampler fields of each row; empty if the host does not know them.
+            all_greedy: Whether every row is known to be greedy.
+        """
+        return SampledRows(
+            slots=slots,
+            positions=positions,
+            slot_fields=self.slot_fields,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            all_greedy=all_greedy,
+            host_fields=fields,
+        )
 
     def _track_rare_features(self, message: SlotAssignment) -> None:
         """Track the slots that use rare features, so that a step need not search for them."""

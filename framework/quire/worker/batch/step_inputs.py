@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.interfaces.attention import StepLayout
 from quire.messages import ScheduledRequest
 from quire.worker.batch.slots import TOKENS, SlotTables
-from quire.worker.device.uploads import upload
+from quire.worker.device.copies import upload
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.worker.device.uploads import upload_into
+from quire.worker.device.copies import upload_into
 
 ALIGNMENT = 16  # bytes, for the widest loads of a kernel
 

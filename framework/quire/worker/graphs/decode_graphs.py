@@ -22,7 +22,6 @@ from torch import Tensor
 
 from quire.errors import CapacityError, RefusedError
 from quire.interfaces.lora import AdapterBatch
-from quire.interfaces.sampling import SampledRows
 from quire.messages import ScheduledRequest
 from quire.worker.batch.device_inputs import DeviceInputs
 from quire.worker.batch.step_inputs import StepInputs
@@ -175,12 +174,8 @@ class DecodeGraphs:
 
     def _sample(self, num_rows: int, logits: Tensor) -> SampledTokens:
         tables = self._inputs.tables
-        rows = SampledRows(
-            slots=self._inputs.slots[:num_rows],
-            positions=self._inputs.sampled_positions[:num_rows],
-            slot_fields=tables.slot_fields,
-            token_ids=tables.token_ids,
-            num_prompt_tokens=tables.num_prompt_tokens,
+        rows = tables.sampled_rows(
+            self._inputs.slots[:num_rows], self._inputs.sampled_positions[:num_rows]
         )
         sampled = self._pipeline.sample_fused(logits, rows)
         tables.token_ids[rows.slots, rows.positions] = sampled.token_ids

@@ -22,8 +22,8 @@ from quire.interfaces.lora import Adapter, AdapterBatch, AdapterModule, LoRASour
 from quire.interfaces.model import Model
 from quire.layers.linear.linear_layers import ParallelLinear
 from quire.messages import AdapterRef
+from quire.worker.device.copies import upload
 from quire.worker.device.device_faults import end_if_device_failed
-from quire.worker.device.uploads import upload
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.base_model_check import BaseModel
 

@@ -185,13 +185,8 @@ class LargestStep:
         for name, value in FILTERING.items():
             if name in tables.slot_fields:
                 tables.slot_fields[name].fill_(value)
-        return SampledRows(
-            slots=torch.arange(num_rows, device=tables.device),
-            positions=torch.zeros(num_rows, dtype=torch.int64, device=tables.device),
-            slot_fields=tables.slot_fields,
-            token_ids=tables.token_ids,
-            num_prompt_tokens=tables.num_prompt_tokens,
-        )
+        slots = torch.arange(num_rows, device=tables.device)
+        return tables.sampled_rows(slots, torch.zeros_like(slots))
 
     def _batch(self, num_tokens: int, num_requests: int) -> ForwardBatch:
         adapters = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.messages import RowBitmask
 from quire.native.layer_kernels import cpu_layers
 from quire.worker.batch.slots import SlotTables
-from quire.worker.device.uploads import upload
+from quire.worker.device.copies import upload
 
 MaskLogits = Callable[[Tensor, Tensor, Tensor], None]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.messages import ScheduledRequest, TokenLogprobs
 from quire.worker.batch.slots import SlotTables
-from quire.worker.device.host_copy import HostCopier
+from quire.worker.device.copies import HostCopier
 from quire.worker.sampling.row_logprobs import RowLogprobs, row_logprobs
 
 MAX_ROWS = 64  # of logits at a time: [64, V] float32, and as much again for their softmax
@@ -51,8 +51,6 @@ def compute_prompt_logprobs(
         compute_logits: Function from `[N, hidden_size]` to `[N, V]` float32.
     """
     found: list[PromptLogprobs] = []
-    if not tables.with_prompt_logprobs:
-        return found
     first_row = 0
     for request in requests:
         info = tables.info_of(request.slot)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import TokenLogprobs
-from quire.worker.device.host_copy import HostCopier, HostCopy
+from quire.worker.device.copies import HostCopier, HostCopy
 
 MIN_LOGPROB = -9999.0  # JSON has no -inf
 

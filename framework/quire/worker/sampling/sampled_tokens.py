@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import TokenLogprobs
-from quire.worker.device.host_copy import HostCopier, HostCopy
+from quire.worker.device.copies import HostCopier, HostCopy
 from quire.worker.sampling.row_logprobs import RowLogprobs
 
 

@@ -23,7 +23,7 @@ from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler, Sta
 from quire.layers.returned import check_returned
 from quire.messages import RowBitmask
 from quire.worker.batch.slots import SlotInfo, SlotTables
-from quire.worker.device.uploads import upload
+from quire.worker.device.copies import upload
 from quire.worker.sampling.logit_masks import LogitMasks
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
@@ -171,7 +171,7 @@ class SamplingPipeline:
             self._masks.mask_grammars(logits, slots, masks)
         positions = upload(self.tables.num_known[np.asarray(slots)], slot_index.device)
         is_greedy = not active & self._sampler_bit
-        rows = self._sampled_rows(slot_index, positions, needs.fields, all_greedy=is_greedy)
+        rows = self.tables.sampled_rows(slot_index, positions, needs.fields, all_greedy=is_greedy)
         if self._can_fuse(active):
             logits = self._apply(logits, rows, active & self._before_fused)
             sampled = self._sample_fused(logits, rows)
@@ -196,7 +196,7 @@ class SamplingPipeline:
         fields = {field.name: field.default for field in self.tables.fields}
         self.active_steps(fields)
         positions, each = torch.ones_like(index), [fields] * len(slots)  # a prompt of one token
-        rows = self._sampled_rows(index, positions, each)
+        rows = self.tables.sampled_rows(index, positions, each)
         best = logits.amax(-1)  # not gathered by id: an invalid id would fail the device
         token_ids = [self._run_sampler(self.sampler.sample, logits, replace(rows, all_greedy=True))]
         if self._fused:
@@ -268,24 +268,6 @@ class SamplingPipeline:
                     raise self._step_error(index, error) from error
                 check_returned(logits, shape, torch.float32, device, self._names[index])
         return logits
-
-    def _sampled_rows(
-        self,
-        slots: Tensor,  # [N] int64
-        positions: Tensor,  # [N] int64
-        fields: Sequence[Mapping[str, Any]],
-        *,
-        all_greedy: bool = False,
-    ) -> SampledRows:
-        return SampledRows(
-            slots=slots,
-            positions=positions,
-            slot_fields=self.tables.slot_fields,
-            token_ids=self.tables.token_ids,
-            num_prompt_tokens=self.tables.num_prompt_tokens,
-            all_greedy=all_greedy,
-            host_fields=fields,
-        )
 
     def _step_error(self, index: int, error: Exception) -> RequestFailedError:
         """Return the error of a failed step, with its name."""

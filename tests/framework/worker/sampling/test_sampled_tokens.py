@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.worker.device.host_copy import HostCopier
+from quire.worker.device.copies import HostCopier
 from quire.worker.sampling.row_logprobs import row_logprobs
 from quire.worker.sampling.sampled_tokens import SampledTokens
 

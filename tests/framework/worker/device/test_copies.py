@@ -3,7 +3,7 @@ import pytest
 import torch
 from kernel_device import DEVICE
 
-from quire.worker.device.uploads import upload, upload_into
+from quire.worker.device.copies import upload, upload_into
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.bool_, np.uint8])
