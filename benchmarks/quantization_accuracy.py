@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quire import LLM, SamplingParams
+from quire.cli.bench.interval import bootstrap
 from quire.cli.bench.model_shapes import write_shape
-from quire.cli.bench.tables import machine_info
+from quire.cli.bench.tables import machine_info, markdown_lines
 from quire.errors import NativeUnavailableError, RefusedError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.model import ForwardBatch, Model
@@ -54,7 +54,6 @@ METHODS = (AS_IT_IS, "bf16", "bf16_dot", "int8", "int4")
 SECTIONS = ("tool_calls_new_names", "extractions_new_names", "sums", "facts_new_wordings")
 MAX_ANSWER_TOKENS = 256
 NUM_TOKENS, NUM_PROMPTS = 128, 4  # of random tokens
-NUM_RESAMPLES = 2000
 ROWS_AT_ONCE = 8192
 CPU = torch.device("cpu")
 REGISTRIES = load_plugins().registries
@@ -199,12 +198,9 @@ def perplexity(found: Answered, chosen: Sequence[int]) -> float:
 
 
 def interval(count: int, figure: Callable[[Sequence[int]], float]) -> Interval:
-    """Return a figure of questions, and its 95 % interval by the bootstrap (Efron, 1979)."""
-    draw = random.Random(1)
+    """Return a figure of questions, and its 95 % bootstrap interval."""
     every = range(count)
-    resampled = sorted(figure(draw.choices(every, k=count)) for _ in range(NUM_RESAMPLES))
-    cut = NUM_RESAMPLES // 40
-    return Interval(figure(every), resampled[cut], resampled[-cut - 1])
+    return Interval(figure(every), *bootstrap(every, figure))
 
 
 def measure_random(shape: str) -> Iterator[RandomFigures]:
@@ -425,7 +421,7 @@ def report(figures: Mapping[str, Any]) -> str:
         "resampling the questions. Lost and won: its own answers that are wrong and were right "
         "with the weights as they are, and the other way round.",
         "",
-        *_markdown(demo_head, demo_rows),
+        *markdown_lines(demo_head, demo_rows),
         "",
         "**Random models**, all their layers, with bfloat16 weights, against a float32 computation "
         "of the same weights: root mean squares of what weights and logits miss, in parts of their "
@@ -434,7 +430,7 @@ def report(figures: Mapping[str, Any]) -> str:
         "tied to the embedding, is `int8`. Random logits lie close together, so the likeliest "
         "token changes more easily than in a trained model.",
         "",
-        *_markdown(random_head, random_rows),
+        *markdown_lines(random_head, random_rows),
         "",
     ]
     return "\n".join(lines)
@@ -443,11 +439,6 @@ def report(figures: Mapping[str, Any]) -> str:
 def _in_percent(figure: Mapping[str, float], form: str) -> str:
     value, low, high = (format(100 * figure[name], form) for name in ("value", "low", "high"))
     return f"{value} % ({low} to {high})"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    every = (head, ["---"] * len(head), *rows)
-    return [f"| {' | '.join(row)} |" for row in every]
 
 
 def measure(count: int) -> dict[str, Any]:

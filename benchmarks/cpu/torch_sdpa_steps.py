@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.cli.bench.tables import markdown_lines
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire.plugins.loading import load_plugins
 
@@ -201,9 +202,7 @@ def _counted(run: Callable[[], object]) -> tuple[int, int]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures as a Markdown table."""
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join(markdown_lines(list(rows[0]), ([*map(str, row.values())] for row in rows)))
 
 
 def main() -> None:

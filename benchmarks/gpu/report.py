@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from quire.cli.bench.tables import markdown_lines
 
 MISSING = "not measured yet"
 FIGURES = {
@@ -143,7 +145,5 @@ def _count(value: float | None) -> str:
     return MISSING if not value else f"{value:,.0f}"
 
 
-def _table(rows: Iterable[list[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_lines(rows[0], rows[1:])) + "\n"
