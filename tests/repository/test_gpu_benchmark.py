@@ -44,9 +44,9 @@ def test_limits_are_those_that_were_worked_out_by_hand(
 
 
 def test_uneven_contexts_hold_as_many_tokens_as_even_ones(benchmark):
-    draw = benchmark("decode_bandwidth").draw_lengths
+    lengths = benchmark("decode_bandwidth").random_lengths
     for batch in (1, 8, 17, 256):
-        uneven = draw(batch, 1024, is_even=False)
+        uneven = lengths(batch, 1024, is_even=False)
         assert sum(uneven) == pytest.approx(1024 * batch, rel=0.001)
         assert batch == 1 or max(uneven) > 2 * min(uneven)
 
@@ -96,7 +96,7 @@ def test_a_dry_run_takes_every_figure(tmp_path):
     assert all(figures[f"{name}_tok_s"] > 0 for name in ("single", "batch", "prefill", "mixed"))
     assert any("captured" in line for line in figures["log"])
     assert not [row for row in report["stages"]["bandwidth"]["rows"] if "error" in row]
-    assert "the figures say nothing" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "the figures are meaningless" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
 def _has_gpu() -> bool:
