@@ -1,8 +1,8 @@
-"""How long the commands take that must be light: whole processes, from the shell's point of view.
+"""Time of the commands that must be light, as whole processes.
 
     python benchmarks/commands.py [--runs 20]
 
-A line a command: the median and the slowest of all runs, in milliseconds. The aim is 300.
+A line for each command: the median and the slowest of all runs, in milliseconds. The aim is 300.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""How long grammars take to compile and masks to fill, through the host and its processes.
+"""Time to compile grammars and to fill masks, through the host and its processes.
 
     python benchmarks/grammars.py [--vocabulary 768 150000]
 
-The vocabulary is made of random syllables; a line a grammar: compile time, then the median and the
-99th percentile of one mask, and of 16 masks of 16 requests in one step.
+The vocabulary is made of random syllables; a line for each grammar: compile time, then the median
+and the 99th percentile of one mask, and of 16 masks of 16 requests in one step.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams
 
 NUM_STEPS = 200
-PATIENT = GrammarLimits(timeout_s=120.0)  # a table with a hole helps nobody
+PATIENT = GrammarLimits(timeout_s=120.0)  # so that no row of the table is missing
 BATCH = 16
 PERSON = {
     "type": "object",

@@ -1,9 +1,9 @@
-"""How quickly `/livez` answers while the engine computes one long prefill.
+"""Latency of `/livez` while the engine computes one long prefill.
 
     python benchmarks/livez.py
 
 A random model of 30 million parameters is served with a step budget that holds the whole prompt,
-so a single step computes it; a second thread asks `/livez` over and over meanwhile.
+so a single step computes it; a second thread requests `/livez` repeatedly meanwhile.
 """
 
 import json
@@ -34,7 +34,7 @@ SHAPE: dict[str, Any] = {
 
 
 def main() -> None:
-    """Serve, ask, and print the latencies."""
+    """Serve, send requests, and print the latencies."""
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), "Qwen3ForCausalLM", **SHAPE)
         command = [sys.executable, "-m", "quire.cli", "serve", folder, "--port", "0"]
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(url: str, model: str) -> dict[str, float]:
-    """Ask for one answer to a long prompt, and `/livez` as often as possible meanwhile."""
+    """Complete one long prompt, and request `/livez` as often as possible meanwhile."""
     latencies: list[float] = []
     is_done = threading.Event()
     asking = threading.Thread(target=ask_livez, args=(url, latencies, is_done))
@@ -75,7 +75,7 @@ def measure(url: str, model: str) -> dict[str, float]:
 
 
 def ask_livez(url: str, latencies: list[float], is_done: threading.Event) -> None:
-    """Ask until told to stop."""
+    """Request `/livez` until the prompt is complete."""
     with httpx.Client(base_url=url, timeout=60) as client:
         while not is_done.is_set():
             started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""What each way to keep weights costs in accuracy.
+"""Accuracy of the quantization methods.
 
     python benchmarks/quantization_accuracy.py [--count N] [--write]
 
 Perplexity and right answers of the demo model, on questions with names that its training never
-used: trained weights, so what people will notice. And the error of weights and of logits on random
-bfloat16 checkpoints of whole models, against a float32 computation of the same weights: numbers
-that do not depend on what a model was trained for.
+used: trained weights, so the effect on users. And the error of weights and of logits on random
+bfloat16 checkpoints of whole models, compared with a float32 computation of the same weights:
+figures that do not depend on the training of a model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quire import LLM, SamplingParams
+from quire.cli.bench.interval import bootstrap
 from quire.cli.bench.model_shapes import write_shape
-from quire.cli.bench.tables import machine_info
+from quire.cli.bench.tables import machine_info, markdown_lines
 from quire.errors import NativeUnavailableError, RefusedError
 from quire.interfaces.attention import AttentionBackend, AttentionShape
 from quire.interfaces.model import ForwardBatch, Model
@@ -49,12 +49,11 @@ from quire.worker.loading.weight_loading import (
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-AS_IT_IS = "none"
-METHODS = (AS_IT_IS, "bf16", "bf16_dot", "int8", "int4")
+UNCHANGED = "none"
+METHODS = (UNCHANGED, "bf16", "bf16_dot", "int8", "int4")
 SECTIONS = ("tool_calls_new_names", "extractions_new_names", "sums", "facts_new_wordings")
 MAX_ANSWER_TOKENS = 256
 NUM_TOKENS, NUM_PROMPTS = 128, 4  # of random tokens
-NUM_RESAMPLES = 2000
 ROWS_AT_ONCE = 8192
 CPU = torch.device("cpu")
 REGISTRIES = load_plugins().registries
@@ -63,7 +62,7 @@ RANDOM_MODELS = ("5m", "qwen3-0.6b")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure, and where 95 of 100 resamplings of the questions lie."""
+    """A figure with its 95 % bootstrap interval over the questions."""
 
     value: float
     low: float
@@ -72,11 +71,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What one method made of the demo model's questions, answer by answer.
+    """Results of one method on the demo model's questions, by answer.
 
     Attributes:
         surprise: Sum of the negative log probabilities of each right answer's tokens.
-        num_tokens: Of each right answer.
+        num_tokens: Number of tokens of each right answer.
         is_right: Whether the model's own answer is the right one, character by character.
     """
 
@@ -87,14 +86,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """How the demo model does.
+    """Figures of the demo model.
 
     Attributes:
-        perplexity: Of the tokens of right answers: all that the model was trained to say.
-        more: By which part perplexity is higher than with the weights as they are.
-        right: Share of its own answers that are right.
-        lost: Answers that are right with the weights as they are, and wrong now.
-        won: The other way round.
+        perplexity: Perplexity of the tokens of right answers: all that the model was trained for.
+        more: Relative increase of perplexity over the unchanged weights.
+        right: Fraction of its own answers that are right.
+        lost: Number of answers that are right with the unchanged weights, and wrong now.
+        won: Number of answers that are wrong with the unchanged weights, and right now.
     """
 
     method: str
@@ -107,14 +106,14 @@ class DemoFigures:
 
 @dataclass(frozen=True, slots=True)
 class RandomFigures:
-    """How far a random model is from the exact one, in parts of the root mean square.
+    """Errors of a random model relative to the root mean square of the exact one.
 
     Attributes:
-        weights: Root mean square of what the weights of linear layers miss.
-        logits: Of what the logits miss.
-        largest: The most that one logit misses.
-        same_top: Share of tokens whose likeliest successor is the same.
-        weight_bytes: Of the model in memory.
+        weights: Root mean square of the errors of the weights of linear layers.
+        logits: Root mean square of the errors of the logits.
+        largest: Largest error of a logit.
+        same_top: Fraction of tokens whose likeliest successor is the same.
+        weight_bytes: Bytes of the model in memory.
     """
 
     model: str
@@ -127,7 +126,7 @@ class RandomFigures:
 
 
 class WholePrompt(AttentionBackend):
-    """Attention by the textbook for one prompt in one step; nothing is kept."""
+    """Attention by its definition for one prompt in one step, without a KV cache."""
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: Any, num_blocks: int) -> Tensor:
@@ -147,7 +146,7 @@ class WholePrompt(AttentionBackend):
         metadata: Any,
         layer: Any,
     ) -> Tensor:  # [T, H, D]
-        """Attend to what stands before."""
+        """Attend to the tokens before each token."""
         del kv_cache, metadata
         heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q, k, v))
         attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
@@ -157,23 +156,23 @@ class WholePrompt(AttentionBackend):
 
 def serving_methods() -> list[str]:
     """Return the methods that this processor can serve."""
-    return [method for method in METHODS if method == AS_IT_IS or _serves(method)]
+    return [method for method in METHODS if method == UNCHANGED or _serves(method)]
 
 
 def measure_demo(count: int, seed: int = 7) -> tuple[int, list[DemoFigures]]:
-    """Ask the demo model with its weights kept in each way; returns its size in numbers, too."""
-    sys.path.insert(0, str(ROOT / "plugins" / "demo"))  # the recipe is no part of the package
+    """Run the demo model with each method; returns its number of parameters, too."""
+    sys.path.insert(0, str(ROOT / "plugins" / "demo"))  # the recipe is not part of the package
     from recipe.questions import section
 
     conversations = [asked for name in SECTIONS for asked in section(name, count, seed)]
     prompts = [asked.prompt() for asked in conversations]
     answers = [asked.answer() for asked in conversations]
     found = {method: _ask(method, prompts, answers) for method in serving_methods()}
-    return _num_numbers(), [demo_figures(name, found[name], found[AS_IT_IS]) for name in found]
+    return _num_numbers(), [demo_figures(name, found[name], found[UNCHANGED]) for name in found]
 
 
 def demo_figures(method: str, found: Answered, exact: Answered) -> DemoFigures:
-    """Compare what a method made of the questions with what the weights as they are make."""
+    """Compare the results of a method with those of the unchanged weights."""
     pairs = [*zip(found.is_right, exact.is_right, strict=True)]
 
     def more(chosen: Sequence[int]) -> float:
@@ -199,23 +198,20 @@ def perplexity(found: Answered, chosen: Sequence[int]) -> float:
 
 
 def interval(count: int, figure: Callable[[Sequence[int]], float]) -> Interval:
-    """Return a figure of questions, and its 95 % interval by the bootstrap (Efron, 1979)."""
-    draw = random.Random(1)
+    """Return a figure of questions with its 95 % bootstrap interval."""
     every = range(count)
-    resampled = sorted(figure(draw.choices(every, k=count)) for _ in range(NUM_RESAMPLES))
-    cut = NUM_RESAMPLES // 40
-    return Interval(figure(every), resampled[cut], resampled[-cut - 1])
+    return Interval(figure(every), *bootstrap(every, figure))
 
 
 def measure_random(shape: str) -> Iterator[RandomFigures]:
-    """Compare a random model with its weights kept in each way with the exact one."""
+    """Compare a random model in each method with the exact one."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder)
         write_random(checkpoint, shape)
-        exact_model = _model(checkpoint, AS_IT_IS)
+        exact_model = _model(checkpoint, UNCHANGED)
         exact = _logits(exact_model)
         for method in serving_methods():
-            model = exact_model if method == AS_IT_IS else _model(checkpoint, method)
+            model = exact_model if method == UNCHANGED else _model(checkpoint, method)
             yield _compare(shape, method, model, exact_model, exact)
 
 
@@ -224,7 +220,7 @@ def write_random(folder: Path, shape: str, seed: int = 0) -> None:
     write_shape(folder, shape)
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, target in weight_targets(_empty_model(folder, AS_IT_IS)).items():
+    for name, target in weight_targets(_empty_model(folder, UNCHANGED)).items():
         values = torch.randn(target.shape, generator=generator)
         if len(target.shape) > 1:
             values.mul_(target.shape[-1] ** -0.5)
@@ -243,19 +239,19 @@ def _serves(method: str) -> bool:
 
 
 def _ask(method: str, prompts: Sequence[str], answers: Sequence[str]) -> Answered:
-    told = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with_logprobs = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     greedy = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0)
     with LLM("demo", quantization=method, kernels="native") as llm:
         encode = llm.get_tokenizer().encode
         starts = [len(encode(prompt)) for prompt in prompts]
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        outputs = llm.generate(whole, told)
+        outputs = llm.generate(whole, with_logprobs)
         written = [output.outputs[0].text for output in llm.generate(list(prompts), greedy)]
     logprobs = []
     for output, start in zip(outputs, starts, strict=True):
         known = zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True)
-        told_of = [found[token].logprob for token, found in known if found is not None]
-        logprobs.append(told_of[start - 1 :])  # nothing predicts the first token
+        known_logprobs = [found[token].logprob for token, found in known if found is not None]
+        logprobs.append(known_logprobs[start - 1 :])  # nothing predicts the first token
     return Answered(
         [-sum(of_answer) for of_answer in logprobs],
         [len(of_answer) for of_answer in logprobs],
@@ -288,7 +284,7 @@ def _compare(
 
 @torch.inference_mode()
 def _weight_error(model: Model, exact_model: Model) -> float:
-    """Return what the weights of linear layers miss, as the layers keep them."""
+    """Return the error of the weights of linear layers."""
     if model is exact_model:
         return 0.0
     missed = total = 0.0
@@ -336,7 +332,7 @@ def _model(folder: Path, method: str) -> Model:
 def _empty_model(folder: Path, method: str) -> Model:
     """Build a model as `config.json` says; exact products are torch's own."""
     quantization = None
-    if method != AS_IT_IS:
+    if method != UNCHANGED:
         quantization = REGISTRIES.quantizations.get(method).from_config({})
     context = LayerContext(
         dtype=torch.float32,
@@ -376,7 +372,7 @@ def _attention(layer: Attention) -> WholePrompt:
 def report(figures: Mapping[str, Any]) -> str:
     """Write the figures, as they stand in the JSON file, as Markdown."""
     about = [f"{name.replace('_', ' ')}: {value}" for name, value in figures["machine"].items()]
-    demo, drawn = figures["demo"], figures["random"]
+    demo, random_models = figures["demo"], figures["random"]
     demo_rows = [
         [
             each["method"],
@@ -398,14 +394,14 @@ def report(figures: Mapping[str, Any]) -> str:
             f"{each['largest']:.1e}",
             f"{100 * each['same_top']:.1f} %",
         ]
-        for each in drawn
+        for each in random_models
     ]
-    demo_head = ("weights", "perplexity", "more than none", "right answers", "lost", "won")
+    demo_head = ("method", "perplexity", "increase", "right answers", "lost", "won")
     random_head = (
-        "model", "weights", "MB", "weights miss", "logits miss", "at most", "same likeliest token",
+        "model", "method", "MB", "error of weights", "of logits", "at most", "same likeliest token",
     )  # fmt: skip
     lines = [
-        "# What it costs to keep weights in fewer bits",
+        "# Accuracy of quantized weights",
         "",
         f"`{figures['command']}`",
         "",
@@ -414,20 +410,20 @@ def report(figures: Mapping[str, Any]) -> str:
         f"**The demo model** ({figures['num_numbers'] / 1e6:.2f} million parameters, float32 "
         f"checkpoint) on {figures['num_questions']} questions with names, sums or wordings that "
         "its training never used. Perplexity is of the right answers, all that it was trained to "
-        "say: it is close to 1, so little can show in it. In brackets 95 % intervals, by "
-        "resampling the questions. Lost and won: its own answers that are wrong and were right "
-        "with the weights as they are, and the other way round.",
+        "generate: it is close to 1, so it shows little. In brackets 95 % bootstrap intervals over "
+        "the questions. Lost: own answers that are wrong now and right with the unchanged weights; "
+        "won: the reverse.",
         "",
-        *_markdown(demo_head, demo_rows),
+        *markdown_lines(demo_head, demo_rows),
         "",
-        "**Random models**, all their layers, with bfloat16 weights, against a float32 computation "
-        "of the same weights: root mean squares of what weights and logits miss, in parts of their "
-        f"own root mean square, over {NUM_PROMPTS} prompts of {NUM_TOKENS} random tokens. Weights "
-        "are normal numbers whose variance is one by the number of inputs; with `int4` the head, "
-        "tied to the embedding, is `int8`. Random logits lie close together, so the likeliest "
-        "token changes more easily than in a trained model.",
+        "**Random models**, all their layers, with bfloat16 weights, compared with a float32 "
+        "computation of the same weights: root mean square errors of weights and logits relative "
+        f"to their root mean square, over {NUM_PROMPTS} prompts of {NUM_TOKENS} random tokens. "
+        "Weights are normally distributed with a variance of one by the number of inputs; with "
+        "`int4` the head, tied to the embedding, is `int8`. Random logits are close together, so "
+        "the likeliest token changes more easily than in a trained model.",
         "",
-        *_markdown(random_head, random_rows),
+        *markdown_lines(random_head, random_rows),
         "",
     ]
     return "\n".join(lines)
@@ -438,19 +434,14 @@ def _in_percent(figure: Mapping[str, float], form: str) -> str:
     return f"{value} % ({low} to {high})"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    every = (head, ["---"] * len(head), *rows)
-    return [f"| {' | '.join(row)} |" for row in every]
-
-
 def measure(count: int) -> dict[str, Any]:
-    """Take all figures.
+    """Measure all figures.
 
     Raises:
-        NativeUnavailableError: There are no compiled kernels, so other numbers would be measured.
+        NativeUnavailableError: There are no compiled kernels, so other code would be measured.
     """
     if (reason := native_unavailable_reason()) is not None:
-        raise NativeUnavailableError(f"what is measured needs compiled kernels: {reason}")
+        raise NativeUnavailableError(f"the quantization methods need compiled kernels: {reason}")
     chosen = instruction_sets.here()
     machine = {
         "kernels": "native",
@@ -469,7 +460,7 @@ def measure(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
+    """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="questions of each kind")
     parser.add_argument("--write", action="store_true", help=f"write to {RESULTS.name}/")

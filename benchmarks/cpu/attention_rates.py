@@ -1,11 +1,11 @@
-"""How near attention comes to what memory and arithmetic allow.
+"""Attention compared with the limits of memory and arithmetic.
 
     python benchmarks/cpu/attention_rates.py [--threads N] [--seconds S] [--json FILE]
 
 Decode is measured by the bytes of K and V that it reads, prefill by the multiplications that a
 causal prompt needs. A decode step goes through as many layers as have 256 MiB together, more than
-most caches, in memory as an engine has it. Every figure is the best of many runs, beside the
-machine's own rates, measured just before.
+most caches, in memory as an engine has it. Every figure is the best of many runs; the
+machine's rates are measured just before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REGISTRIES = load_plugins().registries
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step: requests that are equal, and the cache they read."""
+    """One step of equal requests, and the cache that they read."""
 
     model: str
     kv_dtype: str
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def spec(self) -> KVCacheSpec:
-        """What gives pages their size."""
+        """Spec of the KV cache, which determines the page size."""
         _, num_kv_heads, head_dim = HEADS[self.model]
         layer = KVLayer("layer", "full_attention", num_kv_heads, head_dim)
         made: KVCacheSpec = REGISTRIES.kv_cache_specs.get("full_attention")(
@@ -64,23 +64,23 @@ class Case:
 
     @property
     def blocks_per_request(self) -> int:
-        """Blocks of a context."""
+        """Number of blocks of a context."""
         return -(-self.context // BLOCK_SIZE)
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of K and V that a layer reads."""
+        """Number of bytes of K and V that a layer reads."""
         return self.batch * self.context * self.spec.page_bytes // BLOCK_SIZE
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of a causal layer."""
+        """Number of multiplications and additions of a causal layer."""
         num_heads, _, head_dim = HEADS[self.model]
         seen = sum(range(self.context - self.num_new + 1, self.context + 1))
         return 4 * num_heads * head_dim * seen * self.batch
 
     def shape(self) -> AttentionShape:
-        """Return what a backend is built for."""
+        """Return the shape that a backend is built for."""
         num_heads, num_kv_heads, head_dim = HEADS[self.model]
         return AttentionShape(
             num_heads=num_heads,
@@ -97,8 +97,8 @@ class Case:
 
     def layout(self) -> StepLayout:
         """Return the step; blocks are in random order."""
-        draw = torch.Generator().manual_seed(0)
-        blocks = 1 + torch.randperm(self.batch * self.blocks_per_request, generator=draw)
+        generator = torch.Generator().manual_seed(0)
+        blocks = 1 + torch.randperm(self.batch * self.blocks_per_request, generator=generator)
         table = blocks.view(self.batch, -1).int()
         positions = torch.arange(self.context - self.num_new, self.context)
         slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -115,7 +115,7 @@ class Case:
 
 
 def decode_cases() -> Iterator[Case]:
-    """Every model, type, batch and context."""
+    """Yield every model, type, batch and context."""
     for model in HEADS:
         for kv_dtype in KV_DTYPES:
             for batch in BATCHES:
@@ -124,7 +124,7 @@ def decode_cases() -> Iterator[Case]:
 
 
 def prefill_cases() -> Iterator[Case]:
-    """Whole prompts of one request."""
+    """Yield whole prompts of one request."""
     for model in HEADS:
         for kv_dtype in KV_DTYPES:
             for prompt in PROMPTS:
@@ -137,9 +137,9 @@ def measure(
     """Measure every case with every backend.
 
     Args:
-        threads: By default, as many as torch uses.
-        seconds: Spent on the repeats of one figure.
-        is_quick: One case is enough, to see that it works.
+        threads: Number of threads; by default, as many as torch uses.
+        seconds: Time spent on each figure.
+        is_quick: True for one case only, to check that it works.
 
     Raises:
         NativeUnavailableError: There is no compiler.
@@ -182,7 +182,7 @@ def _figures(case: Case, name: str, rates: MachineRates, seconds: float) -> dict
 
 
 def _step(case: Case, name: str, num_layers: int) -> Callable[[], object]:
-    """Return what runs all layers of a step once."""
+    """Return a function that runs all layers of a step once."""
     backend_class: type[AttentionBackend] = REGISTRIES.attention_backends.get(name)
     backend, layout = backend_class(case.shape()), case.layout()
     num_blocks = 1 + case.batch * case.blocks_per_request

@@ -3,7 +3,7 @@
     python checkpoint_files.py FOLDER SHAPE
 
 The weights are those of quire's test checkpoints, rounded to bfloat16: every parameter is random,
-and greedy answers vary.
+and greedy completions vary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def sizes(shape: str) -> dict[str, Any]:
 
 
 def num_params(shape: str) -> int:
-    """Return the parameters of a shape, as far as they count: its matrices; the head is tied."""
+    """Return the number of parameters of a shape in its matrices; the head is tied."""
     config = sizes(shape)
     hidden, width = config["hidden_size"], config["intermediate_size"]
     heads = 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
@@ -50,7 +50,7 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
 
 
 def make_gguf(checkpoint: Path, python: str, kinds: Sequence[str]) -> None:
-    """Let the environment that has llama.cpp write the same weights in its format."""
+    """Write the same weights in llama.cpp's format, with its environment."""
     _run([python, str(HERE / "peers" / "write_gguf.py"), str(checkpoint), *kinds])
 
 
@@ -58,15 +58,15 @@ def _run(argv: Sequence[str]) -> None:
     """Run to the end, quietly unless it fails.
 
     Raises:
-        EngineFailedError: It failed; the message has the end of what it said.
+        EngineFailedError: It failed; the message has the end of its output.
     """
     done = subprocess.run(
         argv, check=False, capture_output=True, text=True, env=clean_environment()
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        print(said, file=sys.stderr, flush=True)
-        what = f"{Path(argv[1]).name} ended with {done.returncode}: {said[-300:]}"
+        output = (done.stderr or done.stdout).strip()
+        print(output, file=sys.stderr, flush=True)
+        what = f"{Path(argv[1]).name} ended with {done.returncode}: {output[-300:]}"
         raise EngineFailedError(without_paths(what))
 
 

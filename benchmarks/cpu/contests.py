@@ -1,4 +1,4 @@
-"""The loads that engines carry against each other, who takes part, and what the aims are."""
+"""Loads on which engines are compared, the engines that take part, and the aims."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checkpoint_files import TINY, sizes
-from engine_process import Configuration, EngineFailedError, EngineProcess
-from ways import (
+from configurations import (
     AGAIN,
     FLOAT32,
     INT4,
     INT8,
     QUIRE,
-    Ways,
+    Candidates,
     all_bf16,
-    llama_ways,
-    transformers_ways,
-    vllm_ways,
+    llama_candidates,
+    transformers_candidates,
+    vllm_candidates,
 )
+from engine_process import Configuration, EngineFailedError, EngineProcess
 
 LOAD_S, RUN_S = 600.0, 600.0
 DISTURBED_TURNS = 20
-UNTIMED_IN, UNTIMED_OUT = 8, 2  # tokens of each request in a first run, without a clock
+WARM_UP_IN, WARM_UP_OUT = 8, 2  # tokens of each request in the warm-up run
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every stage is given.
+    """Inputs of every stage.
 
     Attributes:
-        pythons: The interpreter of each engine that was named.
+        pythons: Interpreter of each engine that was named.
         isa: A key of `engine_process.LIMITS`.
-        folder: Where checkpoints are, and stay.
-        pairs: Rounds of all engines.
-        is_quick: Tiny sizes, to see that it works.
-        with_trials: Whether each peer's ways to run are tried; if not, the first one takes part.
+        folder: Folder of the checkpoints.
+        pairs: Number of rounds of all engines.
+        is_quick: True for tiny sizes, to check that it works.
+        with_trials: True if each peer's configurations are tried; otherwise the first is used.
     """
 
     pythons: Mapping[str, str]
@@ -50,17 +50,17 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A peer, and all ways to run it of which the fastest counts; it races some engines of ours.
+    """A peer, whose fastest configuration is compared with some configurations of quire.
 
     Attributes:
-        name: What it is called before one of its ways is chosen.
-        trial_s: After so many seconds no further way is tried, and no aim counts as reached.
-        aims: How many times as fast ours shall be, by figure.
+        name: Name before one of its configurations is selected.
+        trial_s: Seconds after which no configuration is tried; then no aim counts as reached.
+        aims: Factor by which quire shall be faster, by figure.
     """
 
     engine: str
     name: str
-    ways: Ways
+    candidates: Candidates
     ours: tuple[Configuration, ...]
     trial_s: float
     aims: Mapping[str, float] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One load, and who is to carry it.
+    """One load, and the engines that take part.
 
     Attributes:
-        figures: What a turn measures: "out_tok_s" of all requests together, or "decode_tok_s"
-            and "prefill_tok_s" apart.
-        repeats: Runs in one turn, so that it lasts long enough to be measured.
+        figures: Figures of a turn: "out_tok_s" of all requests together, or "decode_tok_s" and
+            "prefill_tok_s" separately.
+        repeats: Number of runs in one turn, so that it lasts long enough to be measured.
     """
 
     shape: str
@@ -91,7 +91,7 @@ class Contest:
 
     @property
     def load(self) -> dict[str, str | int]:
-        """What the report tells of it."""
+        """Description for the report."""
         return {
             "shape": self.shape,
             "requests": self.batch,
@@ -102,14 +102,14 @@ class Contest:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Always the same ones; the ids avoid the special tokens at the vocabulary's start."""
-        draw, end = random.Random(0), sizes(self.shape)["vocab_size"]
-        return [[draw.randrange(3, end) for _ in range(self.input_len)] for _ in range(self.batch)]
+        """Prompts, always the same; ids avoid the special tokens, the first of the vocabulary."""
+        rng, end = random.Random(0), sizes(self.shape)["vocab_size"]
+        return [[rng.randrange(3, end) for _ in range(self.input_len)] for _ in range(self.batch)]
 
     def work(self, process: EngineProcess) -> dict[str, float]:
-        """Run a little without a clock, and then with one; returns the figures."""
+        """Warm up, run once, and return the figures."""
         prompts, length = self.prompts, self.output_len
-        process.run([prompt[:UNTIMED_IN] for prompt in prompts], UNTIMED_OUT, 1, RUN_S)
+        process.run([prompt[:WARM_UP_IN] for prompt in prompts], WARM_UP_OUT, 1, RUN_S)
         if self.figures == ("out_tok_s",):
             whole, _ = process.run(prompts, length, self.repeats, RUN_S)
             return {"out_tok_s": self.batch * length / whole}
@@ -126,16 +126,16 @@ class Contest:
             f"{length}; the machine is too busy to measure"
         )
 
-    def answers(self, process: EngineProcess) -> list[list[int]]:
-        """Run once to warm up; returns the tokens."""
+    def completions(self, process: EngineProcess) -> list[list[int]]:
+        """Run once to warm up, and return the tokens."""
         return process.run(self.prompts, self.output_len, 1, RUN_S)[1]
 
 
 def throughput(shape: str, bench: Bench) -> Contest:
-    """All requests at once, against the engines that batch."""
+    """Return the load of all requests at once, compared with the engines that batch."""
     is_small = shape == "5m"
     batch, repeats, aims = (16, 4, (3.0, 3.0)) if is_small else (8, 1, (1.5, 2.5))
-    vllm = vllm_ways(
+    vllm = vllm_candidates(
         bench.pythons.get("vllm"), bench.folder, bench.isa, 256, batch, is_small=is_small
     )
     trial_s = (400.0, 200.0) if is_small else (900.0, 400.0)
@@ -151,7 +151,7 @@ def throughput(shape: str, bench: Bench) -> Contest:
             Rival(
                 "transformers",
                 "transformers",
-                transformers_ways(bench.isa, is_small=is_small),
+                transformers_candidates(bench.isa, is_small=is_small),
                 racing,
                 trial_s[1],
                 {"out_tok_s": aims[1]},
@@ -163,7 +163,7 @@ def throughput(shape: str, bench: Bench) -> Contest:
 
 
 def single(bench: Bench) -> Contest:
-    """One request, against the engine that is made for one; like bits against like bits."""
+    """Return the load of one request, compared with llama.cpp, at equal numbers of bits."""
     racing = (QUIRE, all_bf16(bench.isa))
     pairs = (("BF16", racing, 1.25), ("Q8_0", (INT8,), 1.25), ("Q4_0", (INT4,), None))
     return Contest(
@@ -176,7 +176,7 @@ def single(bench: Bench) -> Contest:
             Rival(
                 "llama.cpp",
                 f"llama.cpp {weights}",
-                llama_ways(weights),
+                llama_candidates(weights),
                 ours,
                 trial_s=200.0,
                 aims={} if aim is None else {"decode_tok_s": aim},
@@ -188,7 +188,7 @@ def single(bench: Bench) -> Contest:
 
 
 def contests(bench: Bench) -> dict[str, Contest]:
-    """Return all of them, by the name of their stage."""
+    """Return all contests, by the name of their stage."""
     return {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
         "single": single(bench),

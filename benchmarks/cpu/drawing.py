@@ -1,4 +1,4 @@
-"""Throughput of each engine as bars, a panel for each load, in an SVG of its own making."""
+"""Bar chart of the throughput of each engine as SVG, with a panel for each load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tables import load_name
 
 WIDTH, LABELS, BAR, GAP, HEAD = 760, 240, 18, 6, 34
 NAMES = {
-    "out_tok_s": "answer tok/s",
+    "out_tok_s": "output tok/s",
     "decode_tok_s": "decode tok/s",
     "prefill_tok_s": "prefill tok/s",
 }

@@ -1,7 +1,7 @@
-"""An engine is a process group that is told what to do by JSON lines, and stands still meanwhile.
+"""An engine in its own process group, controlled by JSON lines, stopped while others compute.
 
-While another engine computes, all processes of this one are stopped by the kernel, so that one that
-polls or spins takes nothing from it.
+While another engine computes, all processes of this one are stopped by a signal, so that polling
+and spinning threads take no time from it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ END_S = 20.0
 DROPPED = re.compile(
     r"(OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|QUIRE|VLLM|GGML|TORCH|TORCHINDUCTOR|MALLOC)_.*"
     r"|LD_PRELOAD|PYTHONPATH"
-)  # each changes how fast something is
+)  # each affects speed
 SEVERAL_NAMES = re.compile(r"(?:/[\w.+@-]+){2,}")
-LIMITS = {  # what each library goes by, where it can be told
+LIMITS = {  # variables that limit the instruction sets of libraries
     "native": {},
     "avx2": {
         "QUIRE_CPU_ISA": "avx2",
@@ -48,20 +48,20 @@ QUIET = {
 
 
 class EngineFailedError(Exception):
-    """An engine ended, gave an error, or took longer than it may; the message ends with its own."""
+    """An engine ended, failed, or exceeded its time; the message ends with its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One way to run one engine.
+    """One configuration of one engine.
 
     Attributes:
-        engine: As `engine_child.ENGINES` names it.
-        name: What is different in it, for people.
-        options: Of its constructor.
-        environment: What its process gets beside ours.
-        weight_bytes: Of one parameter, in its memory.
-        keeps_weights: It computes with the checkpoint's weights, and not with fewer bits of them.
+        engine: Name in `engine_child.ENGINES`.
+        name: Short description, for the report.
+        options: Options of its constructor.
+        environment: Environment variables of its process in addition to ours.
+        weight_bytes: Bytes of one parameter in its memory.
+        keeps_weights: True if it computes with the checkpoint's weights, and not with fewer bits.
     """
 
     engine: str
@@ -73,11 +73,11 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """What it is called in the report."""
+        """Name in the report."""
         return f"{self.engine} {self.name}".strip()
 
     def as_dict(self) -> dict[str, Any]:
-        """What the report tells of it; no path of this machine."""
+        """Return the description for the report, without paths of this machine."""
         environment = {name: without_paths(value) for name, value in self.environment.items()}
         return {
             "engine": self.engine,
@@ -88,11 +88,11 @@ class Configuration:
 
 
 class EngineProcess:
-    """One engine that runs, or stands still.
+    """One engine that runs or is stopped.
 
     Args:
-        configuration: Which, and how.
-        python: The interpreter of the environment that has it.
+        configuration: Configuration of the engine.
+        python: Interpreter of the environment that has it.
         isa: A key of `LIMITS`.
     """
 
@@ -108,44 +108,46 @@ class EngineProcess:
             env=environment(configuration, isa),
             start_new_session=True,
         )
-        self._guard = subprocess.Popen(  # its input ends with this process, however that ends
-            ["sh", "-c", f"read -r _; kill -s KILL -- -{self._process.pid}"],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
+        self._guard = (
+            subprocess.Popen(  # its input is closed when this process ends, also by a signal
+                ["sh", "-c", f"read -r _; kill -s KILL -- -{self._process.pid}"],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
         )
 
     def load(self, folder: Path, limit_s: float) -> dict[str, Any]:
-        """Build the engine around a checkpoint; returns the seconds, by part and of the process.
+        """Build the engine from a checkpoint; returns the seconds, by part and of the process.
 
         Raises:
             EngineFailedError: It could not be built.
         """
         options = dict(self.configuration.options)
-        answer = self._ask({"do": "load", "folder": str(folder), "options": options}, limit_s)
-        return answer | {"process_s": time.monotonic() - self._started}
+        reply = self._ask({"do": "load", "folder": str(folder), "options": options}, limit_s)
+        return reply | {"process_s": time.monotonic() - self._started}
 
     def run(
         self, prompts: Sequence[Sequence[int]], output_len: int, repeats: int, limit_s: float
     ) -> tuple[float, list[list[int]]]:
-        """Generate; returns the seconds of one repetition and the answers.
+        """Generate; returns the seconds of one repetition and the completions.
 
         Raises:
-            EngineFailedError: It could not.
+            EngineFailedError: It failed.
         """
         message = {"prompts": prompts, "output_len": output_len, "repeats": repeats}
-        answer = self._ask({"do": "run", **message}, limit_s)
-        return answer["seconds"], answer["token_ids"]
+        reply = self._ask({"do": "run", **message}, limit_s)
+        return reply["seconds"], reply["token_ids"]
 
     def pause(self) -> None:
-        """Let all its processes stand still."""
+        """Stop all its processes."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Continue all its processes."""
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def libraries(self, pattern: str) -> list[str]:
-        """Return the names of loaded libraries that match, over all its processes."""
+        """Return the names of matching libraries that any of its processes has loaded."""
         found = set()
         for pid in _group(self._process.pid):
             try:
@@ -157,23 +159,23 @@ class EngineProcess:
 
     @property
     def lives(self) -> bool:
-        """Whether any of its processes still does."""
+        """True if any of its processes still runs."""
         return bool(_group(self._process.pid))
 
     def close(self) -> None:
-        """End all its processes, kindly first; may be called twice."""
+        """End all its processes, killing them if necessary; may be called twice."""
         if self._errors.closed:
             return
-        self._guard.kill()  # before the group's number can be given to others
+        self._guard.kill()  # before the group's id can be used again
         self._guard.wait()
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         if self._process.poll() is None:
             self.resume()
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it has ended, and left something unread
+            with suppress(BrokenPipeError):  # it has ended without reading everything
                 self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # then it is ended below, with its children
+        with suppress(subprocess.TimeoutExpired):  # then it is killed below, with its children
             self._process.wait(END_S)
         if _group(self._process.pid):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -196,20 +198,20 @@ class EngineProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._failed("it has ended") from None
-        answer: dict[str, Any] = json.loads(self._line(limit_s))
-        if "error" in answer:
-            raise self._failed(answer["error"])
-        return answer
+        reply: dict[str, Any] = json.loads(self._line(limit_s))
+        if "error" in reply:
+            raise self._failed(reply["error"])
+        return reply
 
     def _line(self, limit_s: float) -> bytes:
-        """Read to the end of a line; the child writes nothing before it is asked again."""
+        """Read to the end of a line; the child writes nothing before the next message."""
         if self._process.stdout is None:
             raise RuntimeError("the engine has no pipes")
         line, end = b"", time.monotonic() + limit_s
         while not line.endswith(b"\n"):
             left = end - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                raise self._failed(f"it did not answer within {limit_s:.0f} s")
+                raise self._failed(f"it did not reply within {limit_s:.0f} s")
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
                 raise self._failed("it has ended")
@@ -218,9 +220,9 @@ class EngineProcess:
 
     def _failed(self, what: str) -> EngineFailedError:
         self._errors.seek(0)
-        told = self._errors.read().strip().splitlines()
-        print("\n".join(told[-15:]), file=sys.stderr, flush=True)
-        last = f" ({told[-1][:300]})" if told and told[-1] not in what else ""
+        errors = self._errors.read().strip().splitlines()
+        print("\n".join(errors[-15:]), file=sys.stderr, flush=True)
+        last = f" ({errors[-1][:300]})" if errors and errors[-1] not in what else ""
         return EngineFailedError(without_paths(f"{self.configuration.label}: {what}{last}"))
 
 
@@ -233,24 +235,24 @@ def environment(configuration: Configuration, isa: str) -> dict[str, str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our variables without those that would give an engine other settings than we say."""
+    """Return our variables without those that would change an engine's settings."""
     return {name: text for name, text in os.environ.items() if not DROPPED.fullmatch(name)}
 
 
 def dropped_variables() -> dict[str, str]:
-    """Return the variables that the engines do not get, for the report."""
+    """Return the variables that are not passed to the engines, for the report."""
     return {
         name: without_paths(text) for name, text in os.environ.items() if DROPPED.fullmatch(name)
     }
 
 
 def without_paths(text: str) -> str:
-    """Return a text for the report, where folders of this machine have no place."""
+    """Return a text for the report, with folders of this machine replaced."""
     return SEVERAL_NAMES.sub(lambda found: f"PATH/{Path(found[0]).name}", text)
 
 
 def _group(leader: int) -> list[int]:
-    """Return the processes of a group that still live."""
+    """Return the running processes of a group."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,8 +1,8 @@
-"""A figure is a median, with an interval between two of its samples that claims no more than holds.
+"""Medians with intervals between two samples, ratios of rounds, and agreement of completions.
 
-The median of what is sampled lies between the k-th smallest and the k-th largest of n samples with
-a probability that the binomial distribution gives exactly, whatever the samples are distributed
-like. (Source: David and Nagaraja, Order Statistics, section 7.1.)
+The median of a distribution lies between the k-th smallest and the k-th largest of n samples with a
+probability that the binomial distribution gives exactly, for any distribution. (Source: David and
+Nagaraja, Order Statistics, section 7.1.)
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WANTED_COVERAGE = 0.95
-ALIKE = 0.25  # of the first tokens: number types part near ties, and what is wrong has none alike
-TELLING = 4  # answers: of fewer, one near tie would decide
+ALIKE = 0.25  # fraction of equal first tokens: number types decide near ties differently
+ENOUGH_COMPLETIONS = 4  # with fewer, one near tie would decide
 Rounds = Sequence[Mapping[str, Any]]
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
-    """Return the median, its interval, how often such an interval holds it, and how many they are.
+    """Return the median, its interval, the interval's coverage, and the number of samples.
 
-    The interval is the narrowest that holds it in 95 of 100 runs; where the samples are too few for
-    that, it goes from the least to the most, and the coverage says what that is worth.
+    The interval is the narrowest one with a coverage of 95 %; with too few samples for that, it
+    goes from the minimum to the maximum.
     """
     ordered, count = sorted(samples), len(samples)
     fits = [k for k in range(2, count // 2 + 1) if coverage(count, k) >= WANTED_COVERAGE]
@@ -36,21 +36,21 @@ def summary(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def coverage(count: int, k: int) -> float:
-    """Return how often the median is between the k-th smallest and the k-th largest of so many."""
+    """Return the probability that the median is between the k-th smallest and largest sample."""
     outside: float = sum(math.comb(count, below) for below in range(k)) / 2**count
     return max(0.0, 1 - 2 * outside)
 
 
 def rates(rounds: Rounds, label: str, figure: str) -> dict[str, Any] | None:
-    """Return an engine's figure over the rounds that it finished; None where there is none."""
+    """Return an engine's figure over the rounds that it completed; None if there are none."""
     samples = [each["figures"][label][figure] for each in rounds if label in each["figures"]]
     return summary(samples) if samples else None
 
 
 def ratios(rounds: Rounds, ours: str, theirs: str, figure: str) -> dict[str, Any] | None:
-    """Return how many times an engine's figure another's is: the median of the rounds' ratios.
+    """Return the ratio of two engines' figures: the median of the rounds' ratios.
 
-    Only rounds count that both finished; None where there is none.
+    Only rounds count that both completed; None if there are none.
     """
     both = [each["figures"] for each in rounds if {ours, theirs} <= set(each["figures"])]
     samples = [each[ours][figure] / each[theirs][figure] for each in both]
@@ -61,7 +61,7 @@ def ratios(rounds: Rounds, ours: str, theirs: str, figure: str) -> dict[str, Any
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return the share of tokens before the first difference; near ties may part two answers."""
+    """Return the fraction of tokens before the first difference of each two completions."""
     same = total = 0
     for mine, other in zip(ours, theirs, strict=True):
         total += len(other)
@@ -70,11 +70,11 @@ def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
     return same / total
 
 
-def begin_unlike(right: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> bool:
-    """Return whether answers are not those of the same model; False where they are too few."""
-    return len(right) >= TELLING and first_tokens(right, answers) < ALIKE
+def start_differently(right: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> bool:
+    """Return whether completions are not of the same model; False if they are too few."""
+    return len(right) >= ENOUGH_COMPLETIONS and first_tokens(right, completions) < ALIKE
 
 
 def first_tokens(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return the share of answers that begin alike."""
+    """Return the fraction of completions with the same first token."""
     return statistics.fmean(a[0] == b[0] for a, b in zip(ours, theirs, strict=True))

@@ -1,7 +1,7 @@
-"""An engine that was built for other instructions than the run is about takes no part in it.
+"""Refusal of engines that were built for other instruction sets than those of the run.
 
-In both directions: AVX-512 where all engines are to do without it, and a build that knows none
-where all of the machine counts.
+In both directions: a build with AVX-512 where no engine may use it, and a build without it where
+all instructions of the machine may be used.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ VLLM_LIBRARIES = r"^_C(_\w+)?\.abi3"
 
 
 def refuse_other_builds(process: EngineProcess, loaded: Mapping[str, Any], isa: str) -> None:
-    """Look at what an engine says that it uses.
+    """Check the instruction set that an engine reports.
 
     Raises:
-        EngineFailedError: It uses other instructions than it should.
+        EngineFailedError: It uses another instruction set than the run's.
     """
-    way = process.configuration
-    uses = uses_avx512(way.engine, loaded, process.libraries(VLLM_LIBRARIES))
+    configuration = process.configuration
+    uses = uses_avx512(configuration.engine, loaded, process.libraries(VLLM_LIBRARIES))
     what = wrong_build(uses, isa, cpu_flags())
     if what is not None:
-        raise EngineFailedError(f"{way.label} {what}")
+        raise EngineFailedError(f"{configuration.label} {what}")
 
 
 def uses_avx512(engine: str, loaded: Mapping[str, Any], libraries: list[str]) -> bool:
-    """Return whether an engine's kernels are those for AVX-512, by its own words or libraries."""
+    """Return whether an engine's kernels are those for AVX-512, by its report or libraries."""
     if engine == "vllm":
         return not any("AVX2" in name for name in libraries)
     return "AVX512 = 1" in loaded["instruction_set"] or loaded["instruction_set"].lower() in (
@@ -41,7 +41,7 @@ def uses_avx512(engine: str, loaded: Mapping[str, Any], libraries: list[str]) ->
 
 
 def wrong_build(uses_avx512: bool, isa: str, flags: Set[str]) -> str | None:
-    """Return what is wrong with it, and the way out; None if nothing is."""
+    """Return the problem and the way out; None if there is none."""
     if isa == "avx2" and uses_avx512:
         return "uses AVX-512; name an environment whose build does not"
     if isa == "native" and WIDE in flags and not uses_avx512:

@@ -1,13 +1,12 @@
-"""How near linear layers come to what memory and arithmetic allow, beside torch's own.
+"""Linear layers compared with the limits of memory and arithmetic, and with torch's own.
 
     python benchmarks/cpu/linear_rates.py [--threads N] [--seconds S] [--json FILE]
 
-A weight is multiplied with rows of float32. Copies of it are taken in turn, together 128 MiB, which
-is more than most caches have, as the layers of a model are. The limit of a product is the longer of
-two times: that its weight takes to be read (the bytes that are really there, scales included) and
-that its multiplications take, at the float32 peak also where pairs of bfloat16 are multiplied.
-Every figure is the best of many runs; the machine's rates are measured again just before every
-weight.
+A weight is multiplied with rows of float32. Copies of it are used in turn, together 128 MiB, which
+is more than most caches have, as in the layers of a model. The limit of a product is the longer of
+two times: to read its weight (the bytes in memory, scales included) and to compute its
+multiplications, at the float32 peak also where pairs of bfloat16 are multiplied. Every figure is
+the best of many runs; the machine's rates are measured again just before every weight.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One way to multiply, and what it reads."""
+    """One kernel's product, and the number of bytes that it reads."""
 
     product: Product
     num_bytes: int
@@ -65,13 +64,13 @@ def measure(
     sizes: tuple[tuple[int, int], ...] = SIZES,
     rows: tuple[int, ...] = ROWS,
 ) -> list[dict[str, Any]]:
-    """Return a record for each way, size and number of rows.
+    """Return a record for each kernel, size and number of rows.
 
     Args:
-        threads: By default, as many as torch uses.
-        seconds: How long to try for the best of each.
-        sizes: Inputs and outputs.
-        rows: Of x.
+        threads: Number of threads; by default, as many as torch uses.
+        seconds: Time spent on each figure.
+        sizes: Inputs and outputs of weights.
+        rows: Numbers of rows of x.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -149,7 +148,7 @@ def _of_method(method: LinearMethod, dense: Tensor) -> Weight:
 
 
 def main() -> None:
-    """Print the table, and write the records where they are wanted."""
+    """Print the table, and write the records if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, default=0.1)

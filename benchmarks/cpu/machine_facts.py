@@ -1,4 +1,4 @@
-"""What the machine is, what is installed on it, and whether limits on instructions are obeyed."""
+"""Description of the machine, its packages, and the instruction sets in force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.cli.bench.tables import machine_info
 from quire.machine.cores import usable_cores
 from quire.machine.instruction_sets import cpu_flags
 
-TOLD_FLAGS = (
+REPORTED_FLAGS = (
     "avx2",
     "fma",
     "f16c",
@@ -34,7 +34,7 @@ VERSIONS = (
     "    try: print(name, version(name))\n"
     "    except PackageNotFoundError: pass"
 )
-TOLD_BY_LIBRARIES = (
+PRINT_INSTRUCTION_SETS = (
     "import time, torch\n"
     "torch.set_num_threads(1); a = torch.ones(1024, 1024); a.to_mkldnn()\n"
     "def seconds():\n"
@@ -47,18 +47,18 @@ ONEDNN_ISA = re.compile(r"info,cpu,isa:(.*)")
 
 
 def describe(pythons: Mapping[str, str], isa: str) -> dict[str, Any]:
-    """Return what a reader must know of the machine to compare figures."""
+    """Return the facts about the machine that a reader needs to compare figures."""
     flags = cpu_flags()
     return machine_info() | {
         "commit": commit(),
         "physical_cores": usable_cores()[0],
-        "flags": [flag for flag in TOLD_FLAGS if flag in flags],
+        "flags": [flag for flag in REPORTED_FLAGS if flag in flags],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "caches": caches(),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "versions": {name: versions(python) for name, python in pythons.items()},
         "isa": isa,
-        "obeyed": obeyed(isa),
+        "obeyed": instruction_sets_in_force(isa),
         "dropped_variables": dropped_variables(),
     }
 
@@ -86,7 +86,7 @@ def caches() -> dict[str, str]:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Return the versions that an environment has of what is compared."""
+    """Return the versions of the compared packages in an environment."""
     done = subprocess.run(
         [python, "-c", VERSIONS, *DISTRIBUTIONS],
         capture_output=True,
@@ -97,13 +97,13 @@ def versions(python: str) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
-def obeyed(isa: str) -> list[str]:
-    """Return what torch and its libraries say, or show, that they use under our variables.
+def instruction_sets_in_force(isa: str) -> list[str]:
+    """Return the instruction sets that torch and its libraries use under our variables.
 
-    MKL says nothing of it; the rate of its product of float32 matrices shows it.
+    MKL reports none; the rate of its product of float32 matrices shows it.
     """
     done = subprocess.run(
-        [sys.executable, "-c", TOLD_BY_LIBRARIES],
+        [sys.executable, "-c", PRINT_INSTRUCTION_SETS],
         capture_output=True,
         text=True,
         env=clean_environment() | LIMITS[isa] | {"ONEDNN_VERBOSE": "1"},

@@ -1,4 +1,4 @@
-// What the processor does at most: bytes read from memory, and fused multiply-adds in registers.
+// Peak rates of the processor: bytes read from memory, and fused multiply-adds in registers.
 #include <atomic>
 
 #include "export.h"
@@ -21,7 +21,7 @@ EXPORT void read_memory(const float* memory, int64_t bytes, float* total, int64_
     *total = all;
 }
 
-// Each thread does repeats * TILE_ROWS * TILE_COLUMNS multiply-adds on numbers in registers.
+// Each thread does repeats * TILE_ROWS * TILE_COLUMNS multiply-adds on elements in registers.
 EXPORT void multiply_add(int64_t repeats, float* total, int64_t threads) {
     std::atomic<float> all{0};
     in_parts(threads, [&](long, long) {
@@ -37,5 +37,5 @@ EXPORT void multiply_add(int64_t repeats, float* total, int64_t threads) {
     *total = all;
 }
 
-// Numbers that one repetition of `multiply_add` multiplies.
-EXPORT void numbers_a_repeat(int64_t* count) { *count = TILE_ROWS * TILE_COLUMNS; }
+// Number of elements that one repetition of `multiply_add` multiplies.
+EXPORT void elements_per_repeat(int64_t* count) { *count = TILE_ROWS * TILE_COLUMNS; }

@@ -1,8 +1,8 @@
-"""What this machine does at most, measured in the run whose figures are divided by it.
+"""Peak rates of this machine, measured in the same run as the figures that are divided by them.
 
     python benchmarks/cpu/machine_rates.py [--threads N] [--seconds S] [--json FILE]
 
-Other things may run beside a measurement, so each is the best of many short ones.
+Other processes may run meanwhile, so each rate is the best of many short measurements.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ LIBRARY = NativeLibrary(
         # repeats, total, threads
         "multiply_add": (_NUMBER, _POINTER, _NUMBER),
         # count
-        "numbers_a_repeat": (_POINTER,),
+        "elements_per_repeat": (_POINTER,),
     },
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """Rates of so many threads together.
+    """Rates of some threads together.
 
     Attributes:
-        threads: How many.
-        bytes_per_s: Read from memory.
-        flops: Multiplications and additions in float32, per second.
+        threads: Number of threads.
+        bytes_per_s: Bytes read from memory per second.
+        flops: Multiplications and additions in float32 per second.
     """
 
     threads: int
@@ -75,7 +75,7 @@ def measure_machine(threads: int | None = None, seconds: float = 2.0) -> Machine
     pieces = itertools.cycle(range(memory.data_ptr(), memory.data_ptr() + LARGE, PIECE))
     reading = best_time(lambda: functions.read_memory(next(pieces), PIECE, where, threads), seconds)
     count = ctypes.c_int64()
-    functions.numbers_a_repeat(ctypes.addressof(count))
+    functions.elements_per_repeat(ctypes.addressof(count))
     computing = best_time(lambda: functions.multiply_add(REPEATS, where, threads), seconds)
     flops = 2 * count.value * REPEATS * threads / computing
     return MachineRates(threads, PIECE / reading, flops)

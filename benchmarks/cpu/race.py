@@ -1,4 +1,4 @@
-"""The engines of a contest, from their loading to the ratios: who takes part, and who drops out."""
+"""A contest: trials, loading of the engines, rounds in turn, and ratios."""
 
 from __future__ import annotations
 
@@ -9,69 +9,71 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import make_checkpoint, make_gguf, num_params
+from configurations import AGAIN, VLLM_CACHE_GIB
 from contests import LOAD_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
-from figures import agreement, begin_unlike, first_tokens, rates, ratios
+from figures import agreement, first_tokens, rates, ratios, start_differently
 from instruction_limits import VLLM_LIBRARIES, refuse_other_builds
-from trials import Trials, tell
+from trials import Trials, log_progress
 from turns import take_turns
-from ways import AGAIN, VLLM_CACHE_GIB
 
 from quire.machine.free_memory import free_host_bytes
 
 
 class Replaced(list[Any]):
-    """A list that takes the place of the one told before, where others are added to it."""
+    """A list that replaces the previous one in the results; other lists are appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A peer's best way for a figure."""
+    """A peer's best configuration for a figure."""
 
     rival: Rival
     figure: str
-    way: Configuration
+    configuration: Configuration
 
 
 def run_contest(contest: Contest, bench: Bench) -> Iterator[dict[str, Any]]:
-    """Yield what is found, piece by piece: trials, loading, every round, and the ratios so far."""
+    """Yield results piece by piece: trials, loading, every round, and the ratios so far."""
     contest = contest.quick() if bench.is_quick else contest
     present = [rival for rival in contest.rivals if rival.engine in bench.pythons]
     absent = sorted({rival.engine for rival in contest.rivals if rival not in present})
     yield {"load": contest.load, "absent": absent, "with_trials": bench.with_trials}
     folder = make_checkpoint(bench.folder, contest.shape)
-    kinds = [rival.ways.first.options.get("weights") for rival in present]
+    kinds = [rival.candidates.first.options.get("weights") for rival in present]
     if "llama.cpp" in {rival.engine for rival in present}:
         make_gguf(folder, bench.pythons["llama.cpp"], [k for k in kinds if k not in (None, "BF16")])
     matches: list[Match] = []
     records: list[dict[str, Any]] = []
     for rival in present:
         trials = Trials(rival, contest, bench, folder)
-        for told in trials.run():
-            yield {"trials": Replaced([*records, *told])}
+        for tried in trials.run():
+            yield {"trials": Replaced([*records, *tried])}
         records += trials.records
-        matches += [Match(rival, figure, way) for figure, way in trials.best.items()]
+        matches += [
+            Match(rival, figure, configuration) for figure, configuration in trials.best.items()
+        ]
     yield from _race(contest, bench, folder, matches)
 
 
 def _race(
     contest: Contest, bench: Bench, folder: Path, matches: Sequence[Match]
 ) -> Iterator[dict[str, Any]]:
-    peers = {match.way.label: match.way for match in matches}
+    peers = {match.configuration.label: match.configuration for match in matches}
     with ExitStack() as stack:
-        stable = _Stable(contest, bench, folder, stack)
-        for way in (*contest.ours, *peers.values()):
-            yield stable.admit(way)
-        if contest.ours[0].label not in stable.labels:
+        engines = _Engines(contest, bench, folder, stack)
+        for configuration in (*contest.ours, *peers.values()):
+            yield engines.admit(configuration)
+        if contest.ours[0].label not in engines.labels:
             raise EngineFailedError(f"{contest.ours[0].label} could not be loaded")
         rounds: list[dict[str, Any]] = []
-        for each in take_turns(stable.labels, bench.pairs, stable.turn):
+        for each in take_turns(engines.labels, bench.pairs, engines.turn):
             rounds.append(each)
-            told = (
+            shown = (
                 f"{label} {found[contest.figures[0]]:.1f}"
                 for label, found in each["figures"].items()
             )
-            tell(f"round {len(rounds)}: {', '.join(told)}")
+            log_progress(f"round {len(rounds)}: {', '.join(shown)}")
             failed = [f"in round {len(rounds)}: {what}" for what in each["failed"].values()]
             yield {"rounds": [each], "failed": failed, **_summary(contest, rounds, matches)}
 
@@ -83,8 +85,8 @@ def _summary(
     found = [
         ratio | {"rival": match.rival.name}
         for match in matches
-        for way in match.rival.ours
-        if (ratio := ratios(rounds, way.label, match.way.label, match.figure))
+        for configuration in match.rival.ours
+        if (ratio := ratios(rounds, configuration.label, match.configuration.label, match.figure))
     ]
     ours = contest.ours[0].label
     noise = [ratios(rounds, ours, AGAIN.label, figure) for figure in contest.figures]
@@ -98,83 +100,97 @@ def _summary(
     }
 
 
-class _Stable:
-    """Where engines stand still until it is their turn, or are loaded for each turn if need be."""
+class _Engines:
+    """Loaded engines, stopped until their turn; without enough memory, loaded for each turn."""
 
     def __init__(self, contest: Contest, bench: Bench, folder: Path, stack: ExitStack) -> None:
         self._contest, self._bench, self._folder, self._stack = contest, bench, folder, stack
-        self._standing: dict[str, EngineProcess] = {}
-        self._ways: dict[str, Configuration] = {}
+        self._stopped: dict[str, EngineProcess] = {}
+        self._configurations: dict[str, Configuration] = {}
         self._reference: tuple[str, list[list[int]]] | None = None
 
     @property
     def labels(self) -> list[str]:
-        """Everyone who was admitted."""
-        return list(self._ways)
+        """Labels of all admitted engines."""
+        return list(self._configurations)
 
-    def admit(self, way: Configuration) -> dict[str, Any]:
-        """Load an engine, let it run once, and say what it is; one that cannot stays out.
+    def admit(self, configuration: Configuration) -> dict[str, Any]:
+        """Load an engine, run it once, and describe it; an engine that fails is left out.
 
-        The first one that keeps the checkpoint's weights is what the others' answers are compared
-        with: quire, unless that fails.
+        The first engine that keeps the checkpoint's weights is the reference for the completions
+        of the others: quire, unless that fails.
         """
-        process = self._process(way)
+        process = self._process(configuration)
         try:
-            loaded, answers = self._prepare(process)
+            loaded, completions = self._prepare(process)
         except EngineFailedError as error:
             process.close()
-            tell(str(error))
+            log_progress(str(error))
             return {"failed": [str(error)]}
         process.pause()
-        self._standing[way.label] = process
+        self._stopped[configuration.label] = process
         self._stack.callback(process.close)
-        self._ways[way.label] = way
-        if self._reference is None and way.keeps_weights:
-            self._reference = (way.label, answers)
+        self._configurations[configuration.label] = configuration
+        if self._reference is None and configuration.keeps_weights:
+            self._reference = (configuration.label, completions)
         libraries = process.libraries(VLLM_LIBRARIES)
-        about = {"label": way.label, "configuration": way.as_dict(), "libraries": libraries}
-        tell(f"{way.label} is loaded, {loaded['process_s']:.1f} s")
-        return {"engines": [about | loaded | self._compared(way, answers)]}
+        about = {
+            "label": configuration.label,
+            "configuration": configuration.as_dict(),
+            "libraries": libraries,
+        }
+        log_progress(f"{configuration.label} is loaded, {loaded['process_s']:.1f} s")
+        return {"engines": [about | loaded | self._compared(configuration, completions)]}
 
     def turn(self, label: str) -> dict[str, float]:
-        """Let one engine run while the others stand still; one that fails is ended."""
-        if label not in self._standing:
-            with self._process(self._ways[label]) as process:
+        """Run one engine while the others are stopped; an engine that fails is closed."""
+        if label not in self._stopped:
+            with self._process(self._configurations[label]) as process:
                 self._prepare(process)
                 return self._contest.work(process)
-        process = self._standing[label]
+        process = self._stopped[label]
         process.resume()
         try:
             found = self._contest.work(process)
         except EngineFailedError:
-            self._standing.pop(label).close()
+            self._stopped.pop(label).close()
             raise
         process.pause()
         return found
 
-    def _compared(self, way: Configuration, answers: list[list[int]]) -> dict[str, Any]:
+    def _compared(
+        self, configuration: Configuration, completions: list[list[int]]
+    ) -> dict[str, Any]:
         if self._reference is None:
             return {}
         name, right = self._reference
         return {
             "reference": name,
-            "equal_tokens": agreement(right, answers),
-            "first_tokens": first_tokens(right, answers),
-            "disagrees": way.keeps_weights and begin_unlike(right, answers),
+            "equal_tokens": agreement(right, completions),
+            "first_tokens": first_tokens(right, completions),
+            "disagrees": configuration.keeps_weights and start_differently(right, completions),
         }
 
-    def _process(self, way: Configuration) -> EngineProcess:
-        while self._standing and free_host_bytes() < self._wanted_bytes(way):
-            label, process = self._standing.popitem()
-            tell(f"{label} makes room; it is loaded anew for each of its turns")
+    def _process(self, configuration: Configuration) -> EngineProcess:
+        while self._stopped and free_host_bytes() < self._wanted_bytes(configuration):
+            label, process = self._stopped.popitem()
+            log_progress(
+                f"{label} is closed for lack of memory, and loaded again for each of its turns"
+            )
             process.close()
-        return EngineProcess(way, self._bench.pythons[way.engine], self._bench.isa)
+        return EngineProcess(
+            configuration, self._bench.pythons[configuration.engine], self._bench.isa
+        )
 
     def _prepare(self, process: EngineProcess) -> tuple[dict[str, Any], list[list[int]]]:
         loaded = process.load(self._folder, LOAD_S)
         refuse_other_builds(process, loaded, self._bench.isa)
-        return loaded, self._contest.answers(process)
+        return loaded, self._contest.completions(process)
 
-    def _wanted_bytes(self, way: Configuration) -> int:
-        cache = VLLM_CACHE_GIB << 30 if way.engine == "vllm" else 0
-        return int(1.3 * way.weight_bytes * num_params(self._contest.shape)) + (1 << 30) + cache
+    def _wanted_bytes(self, configuration: Configuration) -> int:
+        cache = VLLM_CACHE_GIB << 30 if configuration.engine == "vllm" else 0
+        return (
+            int(1.3 * configuration.weight_bytes * num_params(self._contest.shape))
+            + (1 << 30)
+            + cache
+        )

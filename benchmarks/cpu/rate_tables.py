@@ -1,4 +1,4 @@
-"""What our kernels reach, as Markdown: a row a load, and how often the aims are reached."""
+"""Rates of quire's kernels as Markdown: a row for each load, and how many reach the aims."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from quire.cli.bench.tables import markdown_lines
 
 Record = Mapping[str, Any]
 
@@ -16,27 +18,25 @@ PAIRS = "bf16_dot"
 
 
 def linear_table(records: Sequence[Record]) -> str:
-    """Return a row for each weight and way: microseconds, and the share of the nearer limit."""
+    """Return a row for each weight and way: microseconds, and the fraction of the nearer limit."""
     rows = sorted({record["rows"] for record in records})
-    head = ["weight", "way", *(f"{count} rows" for count in rows)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    head = ["weight", "kernel", *(f"{count} rows" for count in rows)]
+    lines = []
     for (inputs, outputs, way), of_weight in itertools.groupby(records, _weight_of):
         cells = {record["rows"]: _linear_cell(record) for record in of_weight}
-        shown = [f"{inputs} x {outputs}", way, *(cells.get(count, "") for count in rows)]
-        lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([f"{inputs} x {outputs}", way, *(cells.get(count, "") for count in rows)])
+    return "\n".join(markdown_lines(head, lines)) + "\n"
 
 
 def attention_table(records: Sequence[Record]) -> str:
-    """Return a row for each load: milliseconds of a layer, and the share of its limit."""
+    """Return a row for each load: milliseconds of a layer, and the fraction of its limit."""
     backends = list(dict.fromkeys(record["backend"] for record in records))
     head = ["heads of", "KV cache", "requests", "new tokens", "context", *backends]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = []
     for load, of_load in itertools.groupby(records, _load_of):
         cells = {record["backend"]: _attention_cell(record) for record in of_load}
-        shown = [*map(str, load), *(cells.get(backend, "") for backend in backends)]
-        lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([*map(str, load), *(cells.get(backend, "") for backend in backends)])
+    return "\n".join(markdown_lines(head, lines)) + "\n"
 
 
 def linear_aims(records: Sequence[Record]) -> str:
@@ -46,7 +46,7 @@ def linear_aims(records: Sequence[Record]) -> str:
     many = [r for r in ours if r["rows"] >= MANY_ROWS]
     by_pairs = [r["share_of_peak"] for r in many if r["way"] == PAIRS]
     many = [r["share_of_peak"] for r in many if r["way"] != PAIRS]
-    return _told(
+    return _lines(
         (f"up to {FEW_ROWS} rows, of the read bandwidth", few, BANDWIDTH_AIM),
         (f"{MANY_ROWS} rows and more, of the float32 FMA peak", many, PEAK_AIM),
         (f"the same with {PAIRS}, two products an instruction", by_pairs, 2 * PEAK_AIM),
@@ -58,7 +58,7 @@ def attention_aims(records: Sequence[Record]) -> str:
     ours = [record for record in records if record["backend"] == "cpu"]
     decode = [r["of_limit"] for r in ours if r["new"] == 1]
     prefill = [r["of_limit"] for r in ours if r["new"] > 1]
-    return _told(
+    return _lines(
         ("decode, of the read bandwidth", decode, BANDWIDTH_AIM),
         ("prefill, of the float32 FMA peak", prefill, PEAK_AIM),
     )
@@ -70,16 +70,19 @@ TABLES: dict[str, tuple[Callable[[Sequence[Record]], str], Callable[[Sequence[Re
 }
 
 
-def _told(*groups: tuple[str, Iterable[float], float]) -> str:
+def _lines(*groups: tuple[str, Iterable[float], float]) -> str:
     lines = []
     for name, found, aim in groups:
-        shares = sorted(found)
-        if not shares:
+        fractions = sorted(found)
+        if not fractions:
             continue
-        reached, median = sum(share >= aim for share in shares), statistics.median(shares)
+        reached, median = (
+            sum(fraction >= aim for fraction in fractions),
+            statistics.median(fractions),
+        )
         lines.append(
-            f"* {name}: {reached} of {len(shares)} reach the aim of {aim:.0%}; the least "
-            f"{shares[0]:.0%}, the median {median:.0%}, the most {shares[-1]:.0%}"
+            f"* {name}: {reached} of {len(fractions)} reach the aim of {aim:.0%}; minimum "
+            f"{fractions[0]:.0%}, median {median:.0%}, maximum {fractions[-1]:.0%}"
         )
     return "\n".join(lines) + "\n"
 

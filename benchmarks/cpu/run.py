@@ -1,14 +1,14 @@
-"""quire on a CPU beside vLLM, transformers and llama.cpp: same weights, same prompts, in turn.
+"""Comparison of quire on a CPU with vLLM, transformers and llama.cpp: same weights and prompts.
 
     python benchmarks/cpu/run.py --vllm PYTHON --llama-cpp PYTHON --transformers PYTHON --write
     python benchmarks/cpu/run.py --isa avx2 ... --write      every engine without AVX-512
     python benchmarks/cpu/run.py ... --pairs 3 --no-trials --stages qwen3-0.6b single 5m
-    python benchmarks/cpu/run.py --quick                     tiny sizes, to see that it works
+    python benchmarks/cpu/run.py --quick                     tiny sizes, to check that it works
 
-Nothing is installed here: each peer is in an environment of its own, named by its Python; one that
-is not named is said to be absent. Weights are random, so nothing is downloaded. Every figure is
-written as soon as it is there, and what other stages found in earlier runs stays, as does what the
-same stage found until it is done anew. Each stage is of use alone.
+Nothing is installed: each peer is in its own environment, named by its Python; a peer that is not
+named is reported as absent. Weights are random, so nothing is downloaded. Every figure is written
+as soon as it is measured. Results of other stages from earlier runs are kept, and those of the same
+stage until it is complete. Each stage can run alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ABSENT = 3
 
 
 class Seconds(NamedTuple):
-    """What a stage takes with all peers: once, for the trials, and for each round."""
+    """Time of a stage with all peers: once, for the trials, and for each round."""
 
     loading: float
     trials: float = 0
@@ -60,7 +60,7 @@ SECONDS = {
 def main() -> None:
     """Run the stages, print the tables, and write them if asked."""
     arguments = checked(parser())
-    signal.signal(signal.SIGTERM, _end)  # engines that stand still are ended, too
+    signal.signal(signal.SIGTERM, _end)  # stopped engines are ended, too
     report = read_report(arguments.out)
     with tempfile.TemporaryDirectory() as scratch:
         failed = run_stages(arguments, report, arguments.folder or Path(scratch))
@@ -69,21 +69,23 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what the command line may say."""
+    """Return the parser of the command line."""
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for engine, (flag, _) in PEERS.items():
         found.add_argument(flag, dest=engine, metavar="PYTHON", help=f"a Python that has {engine}")
     found.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    found.add_argument("--isa", choices=LIMITS, default="native", help="what all engines may use")
-    found.add_argument("--pairs", type=int, default=7, help="rounds in which all take a turn")
-    found.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    found.add_argument(
+        "--isa", choices=LIMITS, default="native", help="instruction sets that all engines may use"
+    )
+    found.add_argument("--pairs", type=int, default=7, help="number of rounds")
+    found.add_argument("--quick", action="store_true", help="tiny sizes, to check that it works")
     found.add_argument(
         "--no-trials",
         dest="trials",
         action="store_false",
-        help="let each peer's first way to run take part, instead of trying all of them",
+        help="use each peer's first configuration, instead of trying all of them",
     )
-    found.add_argument("--folder", type=Path, help="keeps the checkpoints, for the next run")
+    found.add_argument("--folder", type=Path, help="keeps the checkpoints for the next run")
     written = found.add_mutually_exclusive_group()
     written.add_argument(
         "--write", dest="out", action="store_const", const=RESULTS, help="into benchmarks/results"
@@ -93,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def checked(arguments_parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return what the command line says; ends with a message if it cannot be done."""
+    """Return the parsed command line; ends with a message if it is impossible."""
     arguments = arguments_parser.parse_args()
     if arguments.pairs < 1:
         arguments_parser.error("--pairs must be at least 1")
@@ -109,7 +111,7 @@ def checked(arguments_parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def reason(python: str | None, module: str) -> str | None:
-    """Return why a peer cannot be run by this Python; None if it can, or if none was named."""
+    """Return why this Python cannot run a peer; None if it can, or if none was named."""
     if python is None:
         return None
     code = f"import importlib.util as u, sys; sys.exit(0 if u.find_spec({module!r}) else {ABSENT})"
@@ -123,7 +125,7 @@ def reason(python: str | None, module: str) -> str | None:
 
 
 def read_report(folder: Path | None) -> dict[str, Any]:
-    """Return what earlier runs wrote there: by instruction sets, then by stage."""
+    """Return the results of earlier runs: by instruction sets, then by stage."""
     path = None if folder is None else folder / "cpu.json"
     if path is None or not path.exists():
         return {}
@@ -134,8 +136,8 @@ def read_report(folder: Path | None) -> dict[str, Any]:
 def run_stages(arguments: argparse.Namespace, report: dict[str, Any], folder: Path) -> list[str]:
     """Run each stage, and write after each; returns the names of those that failed.
 
-    A stage takes the place of what an earlier run found only when it is done; what an unfinished
-    one found is kept apart.
+    A stage replaces the results of an earlier run only when it is complete; the results of an
+    incomplete stage are kept separately.
     """
     named = {name: vars(arguments)[name] for name in PEERS if vars(arguments)[name]}
     bench = Bench(
@@ -166,7 +168,7 @@ def run_stages(arguments: argparse.Namespace, report: dict[str, Any], folder: Pa
 
 
 def estimate(arguments: argparse.Namespace) -> str:
-    """Return about how long it takes, as it was on two quiet cores with all peers."""
+    """Return the expected duration, as it was on two idle cores with all peers."""
     if arguments.quick:
         return "about ten minutes"
     seconds = 0.0
@@ -174,11 +176,11 @@ def estimate(arguments: argparse.Namespace) -> str:
         known = SECONDS[name]
         seconds += known.loading + arguments.pairs * known.round
         seconds += known.trials if arguments.trials else 0
-    return f"about {seconds / 60:.0f} minutes with all peers on a quiet machine"
+    return f"about {seconds / 60:.0f} minutes with all peers on an idle machine"
 
 
 def write(report: dict[str, Any], folder: Path | None) -> None:
-    """Write the figures, the tables and the drawings, each whole or not at all."""
+    """Write figures, tables and charts, each file completely or not at all."""
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +198,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def command(arguments: argparse.Namespace) -> str:
-    """Return the command line, without where anything lies here."""
+    """Return the command line without paths of this machine."""
     words = ["python", "benchmarks/cpu/run.py"]
     for name, (flag, _) in PEERS.items():
         if vars(arguments)[name]:

@@ -1,12 +1,12 @@
-"""Many requests of mixed lengths at once, in quire alone: does throughput rise, and does each move?
+"""Throughput and waits of many clients with requests of mixed lengths, in quire alone.
 
     python served_requests.py FOLDER 1 8 32 64 96
 
-Each of so many clients sends a request, waits for its last token, and sends the next one of an
-endless list, the same for every number of clients; every eight requests in a row have the same
-eight lengths, so no number of clients gets others than the next. When all that can run have
-begun, what comes in three windows of equal length is counted. A line of JSON for each number of
-clients. 64 requests run at once, so that of 96 clients some wait.
+Each client sends a request, waits for its last token, and sends the next one of an endless list,
+the same for every number of clients; every eight requests in a row have the same eight lengths.
+When as many requests run as can, the tokens of three windows of equal length are counted. The
+output is a line of JSON for each number of clients. 64 requests run at once, so some of 96 clients
+wait.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SAMPLED_EVERY_S = 0.2
 
 
 @dataclass(slots=True)
-class Told:
-    """When one request was sent, and when its tokens came."""
+class SentRequest:
+    """Time at which a request was sent, and times of its tokens."""
 
     sent: float
     num_out: int
@@ -57,7 +57,9 @@ async def main() -> None:
     parser.add_argument("--shortened", type=int, default=1, help="divide every length by this")
     arguments = parser.parse_args()
     engine = AsyncEngine(arguments.folder, enable_prefix_caching=False, max_num_seqs=MAX_NUM_SEQS)
-    await measure(engine, 1, WARM_UP_S, arguments.shortened)  # what is made at the first use is
+    await measure(
+        engine, 1, WARM_UP_S, arguments.shortened
+    )  # everything that the first use creates exists now
     for num_clients in arguments.clients:
         found = await measure(engine, num_clients, arguments.window, arguments.shortened)
         print(json.dumps(found), flush=True)
@@ -67,18 +69,18 @@ async def main() -> None:
 async def measure(
     engine: AsyncEngine, num_clients: int, window_s: float, shortened: int
 ) -> dict[str, Any]:
-    """Let so many clients work until the windows are over; returns the figures."""
-    told: list[Told] = []
+    """Run some clients until the windows are over; returns the figures."""
+    requests: list[SentRequest] = []
     wanted = enumerate(lengths(shortened))
 
     async def client() -> None:
         for index, (num_in, num_out) in wanted:
-            told.append(Told(time.perf_counter(), num_out))
-            await send(engine, prompt(index, num_in), told[-1])
+            requests.append(SentRequest(time.perf_counter(), num_out))
+            await send(engine, prompt(index, num_in), requests[-1])
 
     clients = [asyncio.create_task(client()) for _ in range(num_clients)]
     try:
-        await _until_running(told, min(num_clients, MAX_NUM_SEQS), clients)
+        await _until_running(requests, min(num_clients, MAX_NUM_SEQS), clients)
         started = time.perf_counter()
         resident = await _resident_bytes(started + NUM_WINDOWS * window_s)
         _raise_of(clients)
@@ -87,54 +89,56 @@ async def measure(
             each.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     starts = [started + index * window_s for index in range(NUM_WINDOWS)]
-    samples = [_tokens_between(told, start, start + window_s) / window_s for start in starts]
+    samples = [_tokens_between(requests, start, start + window_s) / window_s for start in starts]
     return {
         "clients": num_clients,
         "seconds": NUM_WINDOWS * window_s,
         "out_tok_s": spread(samples) | {"samples": samples},
-        **_waits(told, started, started + NUM_WINDOWS * window_s),
+        **_waits(requests, started, started + NUM_WINDOWS * window_s),
         "resident_bytes": resident,
     }
 
 
-async def send(engine: AsyncEngine, token_ids: list[int], told: Told) -> None:
-    """Send one request; notes when its tokens come.
+async def send(engine: AsyncEngine, token_ids: list[int], request: SentRequest) -> None:
+    """Send one request, and record the times of its tokens.
 
     Raises:
-        RuntimeError: They are not as many as were asked for.
+        RuntimeError: The number of tokens is wrong.
     """
-    params = SamplingParams(temperature=0, max_tokens=told.num_out, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=request.num_out, ignore_eos=True)
     async for delta in engine.generate({"prompt_token_ids": token_ids}, params):
-        told.times.append(time.perf_counter())
-        told.tokens.append(len(delta.token_ids))
-    if sum(told.tokens) != told.num_out:
+        request.times.append(time.perf_counter())
+        request.tokens.append(len(delta.token_ids))
+    if sum(request.tokens) != request.num_out:
         raise RuntimeError(
-            f"an answer has {sum(told.tokens)} tokens; {told.num_out} were asked for"
+            f"a completion has {sum(request.tokens)} tokens; max_tokens is {request.num_out}"
         )
 
 
 def lengths(shortened: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield lengths of prompts and answers for ever, all of them in each eight, in other order."""
-    draw = random.Random(0)
+    """Yield lengths of prompts and completions for ever, each eight a permutation of `LENGTHS`."""
+    rng = random.Random(0)
     while True:
-        for num_in, num_out in draw.sample(LENGTHS, len(LENGTHS)):
+        for num_in, num_out in rng.sample(LENGTHS, len(LENGTHS)):
             yield max(2, num_in // shortened), max(2, num_out // shortened)
 
 
 def prompt(index: int, length: int) -> list[int]:
     """Return a prompt that no other request has."""
-    draw = random.Random(index)
-    return [draw.randrange(FIRST_TOKEN_ID, 500) for _ in range(length)]
+    rng = random.Random(index)
+    return [rng.randrange(FIRST_TOKEN_ID, 500) for _ in range(length)]
 
 
 def spread(samples: list[float]) -> dict[str, float]:
-    """Return the median and the ends."""
+    """Return minimum, median and maximum."""
     return {"least": min(samples), "median": statistics.median(samples), "most": max(samples)}
 
 
-async def _until_running(told: list[Told], wanted: int, clients: list[asyncio.Task[None]]) -> None:
-    """Wait until so many requests have answered something."""
-    while sum(bool(each.times) for each in told) < wanted:
+async def _until_running(
+    requests: list[SentRequest], wanted: int, clients: list[asyncio.Task[None]]
+) -> None:
+    """Wait until some number of requests have tokens."""
+    while sum(bool(each.times) for each in requests) < wanted:
         _raise_of(clients)
         await asyncio.sleep(0.01)
 
@@ -146,7 +150,7 @@ def _raise_of(clients: list[asyncio.Task[None]]) -> None:
 
 
 async def _resident_bytes(end: float) -> dict[str, float]:
-    """Return what this process and those under it hold in memory, sampled until then."""
+    """Return the resident memory of this process and its descendants, sampled until `end`."""
     samples = []
     while (now := time.perf_counter()) < end:
         samples.append(float(sum(map(_resident, _family()))))
@@ -171,21 +175,21 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _tokens_between(told: list[Told], start: float, end: float) -> int:
+def _tokens_between(requests: list[SentRequest], start: float, end: float) -> int:
     return sum(
         count
-        for each in told
+        for each in requests
         for moment, count in zip(each.times, each.tokens, strict=True)
         if start <= moment < end
     )
 
 
-def _waits(told: list[Told], start: float, end: float) -> dict[str, Any]:
-    """Return how long requests waited within this time; a wait that its end cuts off counts."""
+def _waits(requests: list[SentRequest], start: float, end: float) -> dict[str, Any]:
+    """Return the waits of requests within this time, including those that its end cuts off."""
     firsts: list[float] = []
     between: list[float] = []
     longest = 0.0
-    for each in told:
+    for each in requests:
         if each.sent > end:
             continue
         came = [moment for moment in each.times if moment <= end]

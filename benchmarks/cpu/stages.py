@@ -1,4 +1,4 @@
-"""The parts of the run, each of use alone; what a part finds is told piece by piece."""
+"""Stages of the run, which can run alone; each yields its results piece by piece."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import TINY, make_checkpoint
+from configurations import QUIRE, vllm_configuration
 from contests import LOAD_S, Bench, contests
 from engine_process import (
     Configuration,
@@ -25,11 +26,10 @@ from engine_process import (
     without_paths,
 )
 from race import Replaced, run_contest
-from trials import tell
-from ways import QUIRE, vllm_way
+from trials import log_progress
 
 HERE = Path(__file__).parent
-RATES: dict[str, tuple[str, ...]] = {  # modules that measure, and what makes each quick
+RATES: dict[str, tuple[str, ...]] = {  # modules that measure, and their options for quick runs
     "machine_rates": ("--seconds", "0.01"),
     "linear_rates": ("--seconds", "0.001", "--quick"),
     "attention_rates": ("--seconds", "0.001", "--quick"),
@@ -43,12 +43,12 @@ CACHED_STARTS, COLD_STARTS = 7, 3
 
 
 def run_stage(name: str, bench: Bench, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a stage has found whenever there is more, and at last its error if it had one.
+    """Yield the results of a stage after each new one, and at last its error if it failed.
 
     Args:
         name: A key of `STAGES`.
-        bench: What it is given.
-        about: What is known before it begins, and is told with its figures.
+        bench: Inputs of the stage.
+        about: Facts that are reported with its figures.
     """
     started = time.monotonic()
     found: dict[str, Any] = {
@@ -62,7 +62,7 @@ def run_stage(name: str, bench: Bench, about: Mapping[str, Any]) -> Iterator[dic
             merge(found, piece)
             found["seconds"] = round(time.monotonic() - started, 1)
             yield found
-    except Exception as error:  # noqa: BLE001 - the other stages have their turn
+    except Exception as error:  # noqa: BLE001 - the other stages run nevertheless
         traceback.print_exc()
         found["error"] = without_paths(f"{type(error).__name__}: {error}")
     found["seconds"] = round(time.monotonic() - started, 1)
@@ -70,7 +70,7 @@ def run_stage(name: str, bench: Bench, about: Mapping[str, Any]) -> Iterator[dic
 
 
 def merge(found: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Take in what a stage told: lists and mappings grow, unless they are said to replace."""
+    """Add results of a stage: lists and mappings grow, except `Replaced` lists."""
     for key, value in piece.items():
         if isinstance(value, Replaced) or key not in found:
             found[key] = value
@@ -83,13 +83,13 @@ def merge(found: dict[str, Any], piece: dict[str, Any]) -> None:
 
 
 def machine(bench: Bench) -> Iterator[dict[str, Any]]:
-    """What the memory and the arithmetic of the machine allow, and what our kernels reach."""
+    """Measure rates of the machine's memory and arithmetic, and of quire's kernels."""
     for name, quick_options in RATES.items():
         yield _measured(name, quick_options if bench.is_quick else (), bench)
 
 
 def start(bench: Bench) -> Iterator[dict[str, Any]]:
-    """From the constructor to the first token, kernels cached and not, and the peer's beside it."""
+    """Measure from the constructor to the first token: kernels cached and not, and vLLM."""
     folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
     with tempfile.TemporaryDirectory() as kept:
         for kind in ("cold", *["cached"] * CACHED_STARTS):
@@ -102,12 +102,14 @@ def start(bench: Bench) -> Iterator[dict[str, Any]]:
         return
     with tempfile.TemporaryDirectory() as kept:
         for kind, is_eager in (("eager", True), ("compiled, its cache cold", False)):
-            way = vllm_way(Path(kept), length=256, batch=8, dtype="float32", is_eager=is_eager)
-            yield _start(way, kind, {}, bench, folder)
+            configuration = vllm_configuration(
+                Path(kept), length=256, batch=8, dtype="float32", is_eager=is_eager
+            )
+            yield _start(configuration, kind, {}, bench, folder)
 
 
 def served(bench: Bench) -> Iterator[dict[str, Any]]:
-    """More and more clients at once, in quire alone."""
+    """Measure growing numbers of clients, in quire alone."""
     folder = make_checkpoint(bench.folder, TINY if bench.is_quick else "qwen3-0.6b")
     clients = map(str, QUICK_CLIENTS if bench.is_quick else CLIENTS)
     argv = [sys.executable, str(HERE / "served_requests.py"), str(folder), *clients]
@@ -116,7 +118,7 @@ def served(bench: Bench) -> Iterator[dict[str, Any]]:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=variables) as process:
         for line in process.stdout or ():
             found = json.loads(line)
-            tell(f"{found['clients']} clients: {found['out_tok_s']['median']:.1f} tok/s")
+            log_progress(f"{found['clients']} clients: {found['out_tok_s']['median']:.1f} tok/s")
             yield {"clients": [found]}
     if process.returncode:
         raise EngineFailedError(f"serving many clients ended with {process.returncode}")
@@ -133,7 +135,7 @@ STAGES: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
 
 
 def _measured(name: str, options: Sequence[str], bench: Bench) -> dict[str, Any]:
-    """Let a module of its own measure; one that fails costs its figures alone."""
+    """Run a module that measures; a failure costs only its figures."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "figures.json"
         argv = [sys.executable, str(HERE / f"{name}.py"), *options, "--json", str(path)]
@@ -147,32 +149,39 @@ def _measured(name: str, options: Sequence[str], bench: Bench) -> dict[str, Any]
         if done.returncode:
             print(done.stderr, file=sys.stderr, flush=True)
             return {"failed": [f"{name} ended with {done.returncode}"]}
-        tell(f"{name} is measured")
+        log_progress(f"{name} is measured")
         return {"rates": {name: json.loads(path.read_text(encoding="utf-8"))}}
 
 
 def _start(
-    way: Configuration, kind: str, variables: Mapping[str, str], bench: Bench, folder: Path
+    configuration: Configuration,
+    kind: str,
+    variables: Mapping[str, str],
+    bench: Bench,
+    folder: Path,
 ) -> dict[str, Any]:
     """Return the seconds of one fresh process to its first token, by part."""
-    way = replace(way, environment={**way.environment, **variables})
-    told: dict[str, Any] = {
-        "engine": way.engine,
+    configuration = replace(configuration, environment={**configuration.environment, **variables})
+    found: dict[str, Any] = {
+        "engine": configuration.engine,
         "kind": kind,
-        "configuration": way.as_dict(),
+        "configuration": configuration.as_dict(),
     }
     try:
-        with EngineProcess(way, bench.pythons[way.engine], bench.isa) as process:
+        with EngineProcess(
+            configuration, bench.pythons[configuration.engine], bench.isa
+        ) as process:
             loaded = process.load(folder, LOAD_S)
             seconds, _ = process.run([[5]], 1, 1, LOAD_S)
     except EngineFailedError as error:
-        tell(str(error))
-        return {"starts": [told | {"error": str(error)}], "failed": [str(error)]}
-    tell(f"{way.engine}, {kind}: {loaded['construct_s'] + seconds:.1f} s to the first token")
-    told |= {
-        "first_token_s": loaded["construct_s"] + seconds,
+        log_progress(str(error))
+        return {"starts": [found | {"error": str(error)}], "failed": [str(error)]}
+    first_token_s = loaded["construct_s"] + seconds
+    log_progress(f"{configuration.engine}, {kind}: {first_token_s:.1f} s to the first token")
+    found |= {
+        "first_token_s": first_token_s,
         "process_s": loaded["process_s"] + seconds,
         "import_s": loaded["import_s"],
         "load_average": round(os.getloadavg()[0], 2),
     }
-    return {"starts": [told]}
+    return {"starts": [found]}

@@ -1,12 +1,11 @@
-"""Where the time of a decode step goes: microseconds by part.
+"""Time of a decode step by part, in microseconds.
 
     python benchmarks/cpu/step_cost.py [--requests 1 16 64] [--kernels auto] [--json FILE]
 
-A clock is put around the functions below; what a part takes is the time in it and not in a part
-inside it. Two models run: the one of 5 million parameters, and a hollow one of as many layers whose
-numbers are so few that what its forward pass takes is dispatch. Steps are recorded and repeated, as
-an engine does on a CPU, and then go through Python. `whole` is a step with a clock around nothing
-else; the clocks make the sum of the parts some microseconds longer.
+The functions below are timed; the time of a part does not include parts inside it. Two models run:
+one of 5 million parameters, and a hollow one of as many layers, so small that its forward pass is
+dispatch only. Steps are traced and replayed, as an engine does on a CPU, and then run in Python.
+`whole` is a step without timing of its parts, which makes their sum some microseconds longer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ REQUESTS = (1, 16, 64)
 PROMPT_LEN = 128
 OUTPUT_LEN = 64
 NUM_RUNS = 3
-SKIPPED = 4  # steps at both ends of a run: prompts, and answers that end
+SKIPPED = 4  # steps at both ends of a run: prompts, and completions that end
 STEP = "step"
 HOLLOW = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
 MODELS = {"5m": SHAPES["5m"], "hollow": SHAPES["5m"] | HOLLOW}
@@ -117,7 +116,7 @@ def parts_of(llm: LLM) -> list[Part]:
 
 
 def _owner(kind: type, function: str) -> type:
-    """Return the class that a class has a function from."""
+    """Return the class that defines a function."""
     return next(base for base in kind.__mro__ if function in vars(base))
 
 
@@ -128,7 +127,7 @@ def measure(
 
     Args:
         requests: Numbers of requests.
-        kernels: As the option of that name.
+        kernels: The option of that name.
         options: Further options of `LLM`.
     """
     rows = []
@@ -139,8 +138,7 @@ def measure(
             with LLM(
                 folder, load_format="dummy", kernels=kernels, max_num_seqs=max(requests), **options
             ) as llm:
-                way = llm.composition.decode_steps
-                about = {"model": name, "decode_steps": way}
+                about = {"model": name, "decode_steps": llm.composition.decode_steps}
                 rows += [_measure_one(llm, count) | about for count in requests]
     return rows
 
@@ -152,12 +150,12 @@ def _reshape(config: Path, shape: Mapping[str, Any]) -> None:
 
 
 def _measure_one(llm: LLM, num_requests: int) -> dict[str, Any]:
-    draw = random.Random(num_requests)
+    rng = random.Random(num_requests)
     begin = Part(SharedCore, "step", STEP)
-    _steps(llm, num_requests, draw, [begin])
-    whole = [step for _ in range(NUM_RUNS) for step in _steps(llm, num_requests, draw, [begin])]
+    _steps(llm, num_requests, rng, [begin])
+    whole = [step for _ in range(NUM_RUNS) for step in _steps(llm, num_requests, rng, [begin])]
     parts = parts_of(llm)
-    split = [s for _ in range(NUM_RUNS) for s in _steps(llm, num_requests, draw, [begin, *parts])]
+    split = [s for _ in range(NUM_RUNS) for s in _steps(llm, num_requests, rng, [begin, *parts])]
     names = dict.fromkeys(part.name for part in parts)
     return {
         "requests": num_requests,
@@ -167,23 +165,23 @@ def _measure_one(llm: LLM, num_requests: int) -> dict[str, Any]:
 
 
 def _steps(
-    llm: LLM, num_requests: int, draw: random.Random, parts: Sequence[Part]
+    llm: LLM, num_requests: int, rng: random.Random, parts: Sequence[Part]
 ) -> list[dict[str, float]]:
     meter = Meter()
     with meter.timing(parts):
-        _generate(llm, num_requests, draw)
+        _generate(llm, num_requests, rng)
     return meter.steps[SKIPPED:-SKIPPED]
 
 
-def _generate(llm: LLM, num_requests: int, draw: random.Random) -> None:
-    """Answer new prompts, so that none is found in the prefix cache."""
+def _generate(llm: LLM, num_requests: int, rng: random.Random) -> None:
+    """Generate for new prompts, so that none is in the prefix cache."""
     vocab_size = llm.composition.description.vocab_size
-    prompts = [[draw.randrange(vocab_size) for _ in range(PROMPT_LEN)] for _ in range(num_requests)]
+    prompts = [[rng.randrange(vocab_size) for _ in range(PROMPT_LEN)] for _ in range(num_requests)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=OUTPUT_LEN, ignore_eos=True))
 
 
 def _quartile(steps: list[dict[str, float]], part: str) -> float:
-    """Return what the quickest quarter of the steps did not exceed: others may use the machine."""
+    """Return the first quartile of the steps: other processes may use the machine."""
     return round(1e6 * statistics.quantiles(step[part] for step in steps)[0], 1)
 
 

@@ -1,10 +1,10 @@
-"""The run as Markdown: every ratio beside its aim, and all that was tried, told and left out."""
+"""The report of a run as Markdown: ratios with their aims, trials, failures, machine, commands."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,32 @@ from contests import Bench, Rival, contests
 from engine_process import Configuration
 from rate_tables import TABLES
 
+from quire.cli.bench.tables import markdown_lines
+
 MISSING = "not measured yet"
 TITLES = {"native": "With all instructions of the machine", "avx2": "Without AVX-512 in any engine"}
-FIGURES = {"out_tok_s": "answers", "decode_tok_s": "decode", "prefill_tok_s": "prefill"}
+FIGURES = {"out_tok_s": "output", "decode_tok_s": "decode", "prefill_tok_s": "prefill"}
+AGREEMENT = ("first_tokens", "equal_tokens")
 START_AIMS = {"cached": 5, "cold": 60}
 ENOUGH_PAIRS = 7
 GIB, GIGA = 1 << 30, 1e9
 
 
 def write_markdown(report: Mapping[str, Any]) -> str:
-    """Return the whole report; without one, what will be in it."""
+    """Return the whole report; without figures, its tables say that they were not measured yet."""
     parts = [
-        "# On a CPU, beside vLLM, transformers and llama.cpp\n",
-        "Every engine runs in a process of its own, on all cores, with the same random weights\n"
-        "and prompts, greedy and of fixed lengths, without cached prefixes. They take turns in an\n"
-        "order that changes, each after a short run without a clock, and stand still while\n"
-        "another computes. A ratio is the median over the rounds, with an interval between two of\n"
-        "its samples and how often such an interval holds the true median. Of each peer the\n"
-        "fastest of several ways to run takes part, where trials are told below. Answers: all\n"
-        "requests together, prompts included; decode: without the prompt. quire runs by default\n"
-        "with the checkpoint's weights, computed in float32 over a float32 KV cache (but not on\n"
-        "processors with AMX); all bf16 is\n"
-        "`--quantization bf16_dot` (`bf16` on processors that do not multiply bfloat16) with\n"
-        "`--kv-cache-dtype bfloat16`, which is what peers do under that number type.\n",
+        "# On a CPU, compared with vLLM, transformers and llama.cpp\n",
+        "Each engine runs in its own process, on all cores, with the same random weights and\n"
+        "prompts, greedy, with fixed lengths, without prefix caching. The engines take turns in a\n"
+        "changing order, each turn after a short warm-up run, and are stopped while another one\n"
+        "computes. A ratio is the median over the rounds, with an interval between two of its\n"
+        "samples and the probability that such an interval contains the true median. Of each\n"
+        "peer the fastest of several configurations takes part, as far as trials are listed\n"
+        "below. Output: all requests together, prompts included; decode: without the prompt.\n"
+        "By default quire uses the checkpoint's weights and computes in float32 with a float32\n"
+        "KV cache (except on processors with AMX); all bf16 is `--quantization bf16_dot` (`bf16`\n"
+        "on processors that do not multiply bfloat16) with `--kv-cache-dtype bfloat16`, which is\n"
+        "what the peers do with that number type.\n",
     ]
     for isa in report or ("native",):
         parts += _run(isa, report.get(isa, {"stages": {}, "unfinished": {}}))
@@ -49,39 +52,39 @@ def _run(isa: str, part: Mapping[str, Any]) -> list[str]:
     return [
         f"## {TITLES[isa]}\n",
         _machines(stages),
-        f"Tiny sizes, whose figures say nothing: {', '.join(quick)}.\n" if quick else "",
-        f"Without trials, each peer in its first way: {', '.join(untried)}.\n" if untried else "",
+        f"Tiny sizes, whose figures are meaningless: {', '.join(quick)}.\n" if quick else "",
+        f"Without trials (first configurations): {', '.join(untried)}.\n" if untried else "",
         f"![Throughput of each engine](cpu_{isa}.svg)\n" if has_drawing else "",
         _ratios(stages),
         "### From the constructor to the first token, Qwen3-0.6B shape\n",
-        "The constructor alone counts for our aims; what engines import before it differs, so\n"
-        "only the whole process compares one engine with another.\n",
+        "The aims are for the constructor alone. Engines import different things before it, so\n"
+        "compare engines only by the whole process.\n",
         _starts(stages.get("start", {})),
         "### Clients with requests of mixed lengths at once, Qwen3-0.6B shape\n",
-        "A list of requests without end, the same for each number of clients; at most 64 run at\n"
-        "once. What came in three windows, with the least, the median and the most of each.\n",
+        "An endless list of requests, the same for each number of clients; at most 64 run at\n"
+        "once. Minimum, median and maximum over three windows of time.\n",
         _load(stages.get("load", {})),
-        _ways(stages),
-        _answers(stages),
+        _trials(stages),
+        _engines(stages),
         _rates(stages.get("machine", {})),
-        _quiet(stages),
+        _other_load(stages),
         _failures(stages, unfinished),
         _commands(stages),
     ]
 
 
 def _machines(stages: Mapping[str, Any]) -> str:
-    """Describe the machine; once, if it and what is installed were the same for all stages."""
+    """Describe the machine and its packages; once, if they were the same for all stages."""
     texts: dict[str, list[str]] = {}
     for name, stage in stages.items():
         texts.setdefault(_machine(stage["machine"]), []).append(name)
     if not texts:
         return f"{MISSING}.\n"
     if len(texts) == 1:
-        told = list(texts)
+        shown = list(texts)
     else:
-        told = [f"{', '.join(names)}: {text}" for text, names in texts.items()]
-    return "\n".join([*told, _limits(stages.get("machine", {}))])
+        shown = [f"{', '.join(names)}: {text}" for text, names in texts.items()]
+    return "\n".join([*shown, _limits(stages.get("machine", {}))])
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -95,8 +98,8 @@ def _machine(machine: Mapping[str, Any]) -> str:
         f"{machine['cpu']}, {machine['physical_cores']} cores ({', '.join(machine['flags'])}; "
         f"{caches}), {machine['memory_bytes'] / GIB:.0f} GiB, {machine['system']}, Python "
         f"{machine['python']}, quire {machine['quire']} (commit {machine['commit']}), "
-        f"{machine['date']}. {versions}. What torch and its libraries use: "
-        f"{'; '.join(machine['obeyed'])}. Variables kept from the engines: {dropped}.\n"
+        f"{machine['date']}. {versions}. Instruction sets that torch and its libraries report: "
+        f"{'; '.join(machine['obeyed'])}. Variables not passed to the engines: {dropped}.\n"
     )
 
 
@@ -111,8 +114,8 @@ def _limits(stage: Mapping[str, Any]) -> str:
 
 
 def _ratios(stages: Mapping[str, Any]) -> str:
-    head = ["load", "quire", "beside", "", "quire tok/s", "its tok/s", "ratio", "pairs", "aim"]
-    rows = [[*head, "reached"]]
+    head = ["load", "quire", "compared with", "figure", "quire tok/s", "peer tok/s", "ratio"]
+    rows = [[*head, "pairs", "aim", "reached"]]
     known = contests(Bench({}, "native", Path(), 0, is_quick=False, with_trials=False))
     for name, contest in known.items():
         stage = {"load": contest.load} | stages.get(name, {})
@@ -138,7 +141,7 @@ def _ratio_row(
     aim_text = "" if aim is None else f"{aim:g}"
     start = [load_name(stage["load"]), ours.name or "default"]
     if ratio is None:
-        why = f"{MISSING}: absent" if rival.engine in stage.get("absent", ()) else MISSING
+        why = f"{MISSING}: not installed" if rival.engine in stage.get("absent", ()) else MISSING
         return [*start, rival.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]
     return [
         *start,
@@ -167,7 +170,7 @@ def _noise_row(ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]:
 
 
 def load_name(load: Mapping[str, Any]) -> str:
-    """Return what people call a load."""
+    """Return the name of a load in the report."""
     many = "1 request" if load["requests"] == 1 else f"{load['requests']} requests"
     return f"{load['shape']}, {many}, {load['input_len']} in, {load['output_len']} out"
 
@@ -179,15 +182,15 @@ def _both_rates(ratio: Mapping[str, Any], stage: Mapping[str, Any]) -> list[str]
 
 
 def verdict(ratio: Mapping[str, Any], aim: float, stage: Mapping[str, Any]) -> str:
-    """Return whether an aim is reached, or why nobody can say."""
+    """Return whether an aim is reached, or why there is no verdict."""
     if stage["is_quick"]:
         return "tiny sizes"
     both = (ratio["ours"], ratio["theirs"])
     if any(each["label"] in both and each.get("disagrees") for each in stage["engines"]):
-        return "none: their answers begin unlike"
+        return "none: completions start differently"
     trials = [each for each in stage.get("trials", ()) if each.get("is_open")]
     if any(each.get("rival") == ratio["rival"] for each in trials):
-        return "not all of its ways were tried"
+        return "not all of its configurations were tried"
     if ratio["pairs"] < ENOUGH_PAIRS:
         return "too few pairs"
     if ratio["interval"][0] >= aim:
@@ -202,7 +205,8 @@ def _interval(ratio: Mapping[str, Any]) -> str:
 
 
 def _starts(stage: Mapping[str, Any]) -> str:
-    rows = [["engine", "", "seconds, median (all)", "whole process", "samples", "failed", "aim"]]
+    head = ["engine", "kernels", "seconds, median (all)", "whole process"]
+    rows = [[*head, "samples", "failed", "aim"]]
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {
         ("quire", kind): [] for kind in START_AIMS
     }
@@ -210,20 +214,20 @@ def _starts(stage: Mapping[str, Any]) -> str:
         found.setdefault((each["engine"], each["kind"]), []).append(each)
     for (engine, kind), starts in found.items():
         well = [each for each in starts if "first_token_s" in each]
-        counts = [str(len(well)), str(len(starts) - len(well)), _start_aim(engine, kind, starts)]
+        counts = [str(len(well)), str(len(starts) - len(well)), start_aim(engine, kind, starts)]
         if not well:
             rows.append([engine, kind, MISSING, MISSING, *counts])
             continue
         seconds = [each["first_token_s"] for each in well]
         every = ", ".join(f"{each:.1f}" for each in seconds)
         whole = statistics.median(each["process_s"] for each in well)
-        told = f"{statistics.median(seconds):.1f} ({every})"
-        rows.append([engine, kind, told, f"{whole:.1f}", *counts])
+        shown = f"{statistics.median(seconds):.1f} ({every})"
+        rows.append([engine, kind, shown, f"{whole:.1f}", *counts])
     return _table(rows)
 
 
-def _start_aim(engine: str, kind: str, starts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the aim, and whether all starts reach it; one that failed does not."""
+def start_aim(engine: str, kind: str, starts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the aim, and whether all starts reach it; a failed start does not."""
     if engine != "quire" or kind not in START_AIMS:
         return ""
     aim = START_AIMS[kind]
@@ -236,8 +240,8 @@ def _start_aim(engine: str, kind: str, starts: Sequence[Mapping[str, Any]]) -> s
 
 
 def _load(stage: Mapping[str, Any]) -> str:
-    head = ["clients", "answer tok/s", "requests", "wait for the first token, s"]
-    head += ["between messages, ms", "longest wait, s", "memory held, GiB"]
+    head = ["clients", "output tok/s", "requests", "time to first token, s"]
+    head += ["time between messages, ms", "longest wait, s", "resident memory, GiB"]
     rows = [head]
     for each in stage.get("clients", ()):
         rows.append(
@@ -260,43 +264,43 @@ def _spread(found: Mapping[str, float] | None, scale: float) -> str:
     return ", ".join(_number(found[name] * scale) for name in ("least", "median", "most"))
 
 
-def _ways(stages: Mapping[str, Any]) -> str:
-    rows = [["stage", "way to run", "tok/s, each run"]]
+def _trials(stages: Mapping[str, Any]) -> str:
+    rows = [["stage", "configuration", "tok/s of each run"]]
     for name, stage in stages.items():
         for tried in stage.get("trials", ()):
             rows.append([name, f"{tried['engine']} {tried['name']}", _trial(tried)])
     if len(rows) == 1:
         return ""
-    told = "Some runs of each, in turn; one that was much slower than the best had no second one.\n"
-    cache = "What vLLM compiles is kept from one run of the benchmark to the next with --folder.\n"
-    return f"### Ways to run that were tried\n\n{told}{cache}\n" + _table(rows)
+    shown = "Several runs of each, in turn; after a much slower first run there is no second one.\n"
+    cache = "With --folder, vLLM's compiled code is kept for the next run of the benchmark.\n"
+    return f"### Configurations that were tried\n\n{shown}{cache}\n" + _table(rows)
 
 
 def _trial(tried: Mapping[str, Any]) -> str:
     if "samples" not in tried:
-        told: str = tried.get("error") or tried["not_tried"]
-        return told
+        shown: str = tried.get("error") or tried["not_tried"]
+        return shown
     return "; ".join(
         f"{FIGURES[figure]} {', '.join(_number(sample[figure]) for sample in tried['samples'])}"
         for figure in tried["samples"][0]
     )
 
 
-def _answers(stages: Mapping[str, Any]) -> str:
-    rows = [["stage", "engine", "first tokens", "tokens up to the first other one"]]
-    rows[0] += ["as those of", "instructions"]
+def _engines(stages: Mapping[str, Any]) -> str:
+    rows = [["stage", "engine", "equal first tokens", "tokens before the first difference"]]
+    rows[0] += ["reference", "instruction set"]
     for name, stage in stages.items():
         for each in stage.get("engines", ()):
             isa = each.get("instruction_set") or ", ".join(each["libraries"])
             mark = ": **disagrees**" if each.get("disagrees") else ""
-            shares = [f"{100 * each.get(key, 0):.0f} %" for key in ("first_tokens", "equal_tokens")]
-            row = [name, each["label"], shares[0] + mark, shares[1], each.get("reference", "none")]
+            first, equal = (f"{100 * each.get(key, 0):.0f} %" for key in AGREEMENT)
+            row = [name, each["label"], first + mark, equal, each.get("reference", "none")]
             rows.append([*row, isa.replace("|", "")])
     if len(rows) == 1:
         return ""
     return (
-        "### What took part\n\nEngines with fewer bits of the weights may well answer otherwise; "
-        "the others must begin alike.\n\n" + _table(rows)
+        "### Engines that took part\n\nEngines with fewer bits per weight may generate other "
+        "tokens; the completions of all others must start alike.\n\n" + _table(rows)
     )
 
 
@@ -311,7 +315,7 @@ def _rates(stage: Mapping[str, Any]) -> str:
         keys = list(dict.fromkeys(key for row in rows for key in row))
         cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
         parts.append(f"### {name}.py\n\n" + _table([keys, *cells]))
-    return "\n".join(parts) or f"### Rates of the machine and of our kernels\n\n{MISSING}.\n"
+    return "\n".join(parts) or f"### Rates of the machine and of quire's kernels\n\n{MISSING}.\n"
 
 
 def _cell(value: Any) -> str:
@@ -331,40 +335,41 @@ def _number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _quiet(stages: Mapping[str, Any]) -> str:
-    told = []
+def _other_load(stages: Mapping[str, Any]) -> str:
+    shown = []
     for name, stage in stages.items():
         if rounds := stage.get("rounds"):
             stolen, others = (max(each[who] for each in rounds) for who in ("stolen", "others"))
             loads = [each["load_average"] for each in rounds]
-            told.append(
+            shown.append(
                 f"* {name}: {len(rounds)} rounds of {_number(rounds[-1]['seconds'])} s, at most "
-                f"{100 * stolen:.1f} % of a round stolen by the host and {100 * others:.1f} % "
-                f"used by others on the machine, load average "
+                f"{100 * stolen:.1f} % of a round taken by the host and {100 * others:.1f} % "
+                f"used by other processes, load average "
                 f"{min(loads):.1f} to {max(loads):.1f}, {stage['load_average_before']:.1f} before"
             )
-    return "### How quiet it was\n\n" + "\n".join(told) + "\n" if told else ""
+    return "### Other load on the machine\n\n" + "\n".join(shown) + "\n" if shown else ""
 
 
 def _failures(stages: Mapping[str, Any], unfinished: Mapping[str, Any]) -> str:
     failed = [f"* {name}: {what}" for name, s in stages.items() for what in s.get("failed", ())]
     for name, stage in unfinished.items():
-        what = stage.get("error", "not ended yet, or stopped")
-        failed.append(f"* {name}, {stage['date']}: {what}; the figures above are not of this run")
+        what = stage.get("error", "not complete yet, or stopped")
+        failed.append(
+            f"* {name}, {stage['date']}: {what}; the figures above are from an earlier run"
+        )
         failed += [f"* {name}, {stage['date']}: {each}" for each in stage.get("failed", ())]
-    return "### What failed\n\n" + "\n".join(failed) + "\n" if failed else ""
+    return "### Failures\n\n" + "\n".join(failed) + "\n" if failed else ""
 
 
 def _commands(stages: Mapping[str, Any]) -> str:
-    told: dict[tuple[str, str], list[str]] = {}
+    shown: dict[tuple[str, str], list[str]] = {}
     for name, stage in stages.items():
-        told.setdefault((stage["command"], stage["date"]), []).append(
+        shown.setdefault((stage["command"], stage["date"]), []).append(
             f"{name} {stage['seconds']:.0f} s"
         )
-    lines = [f"* {', '.join(names)}, {date}: `{line}`" for (line, date), names in told.items()]
+    lines = [f"* {', '.join(names)}, {date}: `{line}`" for (line, date), names in shown.items()]
     return "### Commands\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def _table(rows: Iterable[Sequence[str]]) -> str:
-    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rest]) + "\n"
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_lines(rows[0], rows[1:])) + "\n"

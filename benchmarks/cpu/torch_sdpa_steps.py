@@ -1,11 +1,11 @@
-"""What a step of `torch_sdpa` costs the host: once a step (planning), and then for each layer.
+"""Host time of a step of `torch_sdpa`: planning, once a step, and each layer.
 
     python benchmarks/cpu/torch_sdpa_steps.py [--requests 1 16] [--seconds S] [--json FILE]
 
-Planning is `prepare` and what the first layer does beyond what every layer does. On a CPU the time
-of a layer is arithmetic too, so the operators and Python calls are counted beside it. The sizes are
+Planning is `prepare` and the additional work of the first layer. On a CPU the time
+of a layer is arithmetic too, so the operators and Python calls are counted, too. The sizes are
 those of a model of 5 million parameters. Every figure is the best of many repeats on one thread, in
-that thread's own time, so that others on the machine disturb it little.
+that thread's CPU time, so that other processes disturb it little.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.cli.bench.tables import markdown_lines
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire.plugins.loading import load_plugins
 
@@ -54,15 +55,15 @@ def equal_decode(count: int) -> Lens:
 
 def mixed_decode(count: int) -> Lens:
     """Give every request one token and a context between 16 and 2,000."""
-    draw = random.Random(0)
-    return [1] * count, [draw.randint(16, MAX_CONTEXT) for _ in range(count)]
+    rng = random.Random(0)
+    return [1] * count, [rng.randint(16, MAX_CONTEXT) for _ in range(count)]
 
 
 def mixed_prompts(count: int) -> Lens:
     """Give every fourth request a prompt of up to 100 tokens, and the others one token."""
     _, lens = mixed_decode(count)
-    draw = random.Random(1)
-    new = [1 if index % 4 else draw.randint(2, 100) for index in range(count)]
+    rng = random.Random(1)
+    new = [1 if index % 4 else rng.randint(2, 100) for index in range(count)]
     return new, [max(num_new, length) for num_new, length in zip(new, lens, strict=True)]
 
 
@@ -91,8 +92,8 @@ def measure(counts: tuple[int, ...] = NUM_REQUESTS, seconds: float = 0.5) -> lis
     """Measure every kind of step at every number of requests.
 
     Args:
-        counts: Requests of a step.
-        seconds: Spent on the repeats of one figure.
+        counts: Numbers of requests of a step.
+        seconds: Time spent on each figure.
     """
     torch.set_num_threads(1)
     backend_class = load_plugins().registries.attention_backends.get("torch_sdpa")
@@ -108,9 +109,9 @@ def measure(counts: tuple[int, ...] = NUM_REQUESTS, seconds: float = 0.5) -> lis
 
 def layout_of(query_lens: list[int], seq_lens: list[int]) -> StepLayout:
     """Return a step whose requests lie in blocks of random order."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     width = -(-max(seq_lens) // BLOCK_SIZE)
-    ids = 1 + torch.randperm(NUM_BLOCKS - 1, generator=draw)[: len(seq_lens) * width]
+    ids = 1 + torch.randperm(NUM_BLOCKS - 1, generator=generator)[: len(seq_lens) * width]
     table = ids.view(len(seq_lens), width).int()
     new, lens = torch.tensor(query_lens), torch.tensor(seq_lens)
     start = torch.nn.functional.pad(new.cumsum(0), (1, 0))
@@ -182,7 +183,7 @@ def _for_seconds(seconds: float) -> Iterator[int]:
 
 
 def _counted(run: Callable[[], object]) -> tuple[int, int]:
-    """Return how many operators a run computes, and how many calls Python makes."""
+    """Return the number of operators that a run computes, and of Python's calls."""
     with OperatorCount() as operators:
         run()
     calls = 0
@@ -201,9 +202,7 @@ def _counted(run: Callable[[], object]) -> tuple[int, int]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures as a Markdown table."""
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join(markdown_lines(list(rows[0]), ([*map(str, row.values())] for row in rows)))
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Engines take turns in an order that changes, and what counts is the ratio within one round.
+"""Rounds in which engines take turns in a changing order, and the other load on the machine.
 
-A B C, A C B, C A B, ...: each round begins one further and every second one goes backwards, so what
-drifts in the machine meets all of them alike, and nobody runs twice without another in between. The
-first engine runs as two processes; the ratio of the two shows how far two equal things differ here.
+A B C, A C B, C A B, ...: each round starts one engine later and every second one is reversed, so a
+drift of the machine affects all engines alike, and no engine runs twice in a row. Ratios are taken
+within a round. The first engine runs as two processes; the ratio of the two is the noise.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """What the processors did since the machine started, over all of them, in clock ticks.
+    """Times of all processors since the machine started, in clock ticks.
 
     Attributes:
-        all: Idle ones included.
-        busy: Of the system and all its processes.
-        stolen: In which the host let others run.
-        ours: Of this process, of those that it ended, and of those under it that still live.
+        all: Total, idle time included.
+        busy: Time of the system and all its processes.
+        stolen: Time that the host gave to other machines.
+        ours: Time of this process, and of its running and ended children.
     """
 
     all: float
@@ -40,7 +40,7 @@ class CpuTimes:
 
     @classmethod
     def now(cls) -> CpuTimes:
-        """Read them; nothing where the system does not tell."""
+        """Read the times; zeros where the system has none."""
         if not (PROC / "stat").exists():
             return cls(0, 0, 0, 0)
         fields = [int(word) for word in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -49,7 +49,7 @@ class CpuTimes:
         return cls(busy + idle + waiting + stolen, busy, stolen, _own_ticks())
 
     def since(self, before: CpuTimes) -> dict[str, float]:
-        """Return the shares of all processors' time that the host took, and others here."""
+        """Return the fractions of the processors' time taken by the host and by other processes."""
         total = max(1, self.all - before.all)
         others = (self.busy - before.busy) - (self.ours - before.ours)
         return {
@@ -59,9 +59,9 @@ class CpuTimes:
 
 
 def take_turns(labels: Sequence[str], rounds: int, turn: Turn) -> Iterator[dict[str, Any]]:
-    """Yield each round as soon as it is done: every engine's figures, and how quiet it was.
+    """Yield each round when it is done: the figures of every engine, and the other load.
 
-    An engine that fails is left out from then on, and the round tells it.
+    An engine that fails is left out from then on, and the round has its error.
     """
     present = list(labels)
     for index in range(rounds):
@@ -84,7 +84,7 @@ def take_turns(labels: Sequence[str], rounds: int, turn: Turn) -> Iterator[dict[
 
 
 def order(labels: Sequence[str], index: int) -> list[str]:
-    """Return who comes after whom in a round."""
+    """Return the order of the engines in a round."""
     begin = index % max(1, len(labels))
     turned = [*labels[begin:], *labels[:begin]]
     return turned if index % 2 == 0 else turned[::-1]
@@ -96,7 +96,7 @@ def _own_ticks() -> float:
 
 
 def _living_ticks() -> int:
-    """Return the ticks of all processes under this one, and of those that they have ended."""
+    """Return the ticks of all descendants of this process, and of their ended children."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in PROC.iterdir():

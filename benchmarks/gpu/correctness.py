@@ -39,15 +39,15 @@ def check_backend(name: str, device: torch.device, dtype: str) -> dict[str, Any]
 def check_engine(
     folder: Path, shape: str, dtype: str, options: dict[str, Any], is_dry: bool
 ) -> dict[str, Any]:
-    """Return how many tokens captured steps draw otherwise than the same kernels one by one.
+    """Return how many tokens captured steps sample differently from separate kernels.
 
     Contexts are uneven, so that attention is split and merged.
     """
     write_shape(folder, shape)
-    draw = random.Random(4)
-    prompts = [draw.choices(range(300, 8000), k=length) for length in PROMPTS[is_dry]]
+    rng = random.Random(4)
+    prompts = [rng.choices(range(300, 8000), k=length) for length in PROMPTS[is_dry]]
     params = SamplingParams(max_tokens=NUM_TOKENS[is_dry], temperature=0, ignore_eos=True)
-    answers = []
+    completions = []
     for enforce_eager in (True, False):
         llm = LLM(
             str(folder),
@@ -64,8 +64,8 @@ def check_engine(
             num_graphs = llm.composition.cuda_graphs.value
         finally:
             llm.close()
-        answers.append([output.outputs[0].token_ids for output in outputs])
-    pairs = [pair for both in zip(*answers, strict=True) for pair in zip(*both, strict=True)]
+        completions.append([output.outputs[0].token_ids for output in outputs])
+    pairs = [pair for both in zip(*completions, strict=True) for pair in zip(*both, strict=True)]
     return {
         "dtype": dtype,
         "num_tokens": len(pairs),
@@ -84,4 +84,4 @@ def _largest_error(name: str, device: torch.device, dtype: str) -> float:
     pairs = scene.step([(numbers[1], 600)])
     pairs += scene.step([(numbers[0], 3), (numbers[2], 17), (numbers[3], 90)])
     pairs += scene.step([(number, 1) for number in numbers])
-    return max((answer.double() - truth.double()).abs().max().item() for answer, truth in pairs)
+    return max((output.double() - truth.double()).abs().max().item() for output, truth in pairs)

@@ -1,8 +1,8 @@
-"""How much of the copy bandwidth a decode step's attention reaches, over batches and contexts.
+"""Fraction of the copy bandwidth that a decode step's attention reaches, by batch and context.
 
 Several layers run one after the other, each with its own part of a pool that is larger than the
 device's caches, as in a model; the smallest batches still fit there, and their rows say so. The
-bytes that count are K and V of what is seen, read once.
+bytes that count are those of the visible K and V, read once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LAYERS = 64  # as long as a replay of the smallest batches may take
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is tried; a dry run tries little."""
+    """Sizes that are measured; small ones for a dry run."""
 
     batches: Sequence[int] = BATCHES
     contexts: Sequence[int] = CONTEXTS
@@ -51,15 +51,15 @@ DRY = Sizes(batches=(1, 3), contexts=(40,), min_read_bytes=1, dtype=torch.float3
 def measure_bandwidth(
     names: Sequence[str], device: torch.device, copy_bytes_s: float | None, sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
-    """Measure each backend in each situation, those first that matter most, should time run out.
+    """Measure each backend in each situation, the most important first, in case time runs out.
 
-    What a backend cannot do is a row with its reason.
+    If a backend fails, its row has the reason.
     """
     registries = load_plugins(PluginSettings()).registries
     pool = Pool(registries, device, sizes)
     for batch, context in sorted(product(sizes.batches, sizes.contexts), key=_by_weight):
         for is_even in (True, False) if batch > 1 else (True,):
-            lengths = draw_lengths(batch, context, is_even=is_even)
+            lengths = random_lengths(batch, context, is_even=is_even)
             for name in names:
                 row = {"batch": batch, "context": context, "even": is_even, "backend": name}
                 yield row | _measured(name, pool, lengths, copy_bytes_s)
@@ -70,12 +70,12 @@ def _by_weight(cell: tuple[int, int]) -> tuple[bool, int, int]:
     return (batch < 17, abs(context - 1024), batch)
 
 
-def draw_lengths(batch: int, context: int, *, is_even: bool) -> list[int]:
+def random_lengths(batch: int, context: int, *, is_even: bool) -> list[int]:
     """Return contexts of the same sum: all alike, or from an eighth to fifteen eighths."""
     if is_even or batch == 1:
         return [context] * batch
-    draw = random.Random(batch * context)
-    uneven = [draw.randint(context // 8, 15 * context // 8) for _ in range(batch)]
+    rng = random.Random(batch * context)
+    uneven = [rng.randint(context // 8, 15 * context // 8) for _ in range(batch)]
     scale = context * batch / sum(uneven)
     return [max(1, round(length * scale)) for length in uneven]
 
@@ -95,15 +95,15 @@ class Pool:
         self.raw = torch.empty(
             self.num_blocks * self.spec.page_bytes, dtype=torch.uint8, device=device
         )
-        numbers = self.raw.view(sizes.dtype)
-        for part in numbers.split(2**28):
+        elements = self.raw.view(sizes.dtype)
+        for part in elements.split(2**28):
             part.normal_()
 
     def layout(self, lengths: Sequence[int]) -> StepLayout:
         """Give each request blocks from all over a layer's part of the pool."""
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
-        draw = torch.Generator().manual_seed(0)
-        order = torch.randperm(self.blocks_a_layer(lengths) - 1, generator=draw) + 1
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(self.blocks_a_layer(lengths) - 1, generator=generator) + 1
         table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
         first = 0
         for row, count in enumerate(counts):
@@ -111,9 +111,9 @@ class Pool:
             first += count
         last = torch.tensor(lengths) - 1
         blocks = table[torch.arange(len(lengths)), last // BLOCK_SIZE].long()
-        numbers = torch.arange(len(lengths) + 1, dtype=torch.int32)
+        starts = torch.arange(len(lengths) + 1, dtype=torch.int32)
         return StepLayout(
-            query_start=numbers.to(self.device),
+            query_start=starts.to(self.device),
             seq_lens=torch.tensor(lengths, dtype=torch.int32, device=self.device),
             block_table=table.to(self.device),
             slot_mapping=(blocks * BLOCK_SIZE + last % BLOCK_SIZE).to(self.device),
@@ -178,9 +178,9 @@ def _step(
     backend: AttentionBackend, caches: Sequence[Tensor], layout: StepLayout, pool: Pool
 ) -> Callable[[], None]:
     """Return the attention of a decode step: prepared once, and then layer after layer."""
-    draw: dict[str, Any] = {"dtype": pool.sizes.dtype, "device": pool.device}
-    q = torch.randn(layout.num_tokens, NUM_HEADS, HEAD_DIM, **draw)
-    k, v = (torch.randn(layout.num_tokens, NUM_KV_HEADS, HEAD_DIM, **draw) for _ in range(2))
+    options: dict[str, Any] = {"dtype": pool.sizes.dtype, "device": pool.device}
+    q = torch.randn(layout.num_tokens, NUM_HEADS, HEAD_DIM, **options)
+    k, v = (torch.randn(layout.num_tokens, NUM_KV_HEADS, HEAD_DIM, **options) for _ in range(2))
     layer = AttentionLayerParams(HEAD_DIM**-0.5)
 
     def run() -> None:

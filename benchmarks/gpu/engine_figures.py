@@ -1,9 +1,9 @@
-"""What a whole engine reaches with random weights of a known shape: decode, prefill, and both.
+"""Throughput of a whole engine with random weights of a known shape: decode, prefill, and both.
 
 Decoding and prefill are timed step by step at the engine core: a figure is the median of the steps
-in which every request drew a token, so prompts are in none of them. The mixed benchmark goes the
-way of a user, through `LLM.generate`, tokenizer and detokenizer included. Prefix caching is off;
-everything else is as `LLM` does it by default.
+in which every request got a token, so they include no prompts. The mixed benchmark uses
+`LLM.generate` as a user does, tokenizer and detokenizer included. Prefix caching is off; everything
+else is the default of `LLM`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from quire.messages import EngineRequest
 
 TOKENS = range(300, 8000)  # every shape's vocabulary has them; the first few are special
 NANO_VOCABULARY = 10_000  # of the published benchmark, whose lengths depend on it
-TOLD = ("captured", "memory of", "the model is ready", "ready after", "KV cache")
+LOGGED = ("captured", "memory of", "the model is ready", "ready after", "KV cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked; a dry run asks little.
+    """Sizes of the load; small ones for a dry run.
 
     Attributes:
-        single_len: Tokens of the answer to one request alone.
-        batch: Requests that decode together, for `batch_steps` steps about a `context`.
-        prefill_len: Tokens of a prompt alone.
-        mixed: Requests of the mixed benchmark, prompts and answers of `mixed_from` to `mixed_to`.
-        repeats: Of the prefill.
-        traced_steps: Decode steps that are looked into, kernel by kernel; on a GPU only.
+        single_len: Number of tokens of the completion of one request alone.
+        batch: Number of requests that decode together, for `batch_steps` steps around a `context`.
+        prefill_len: Number of tokens of a prompt alone.
+        mixed: Number of requests of the mixed benchmark, with prompts and completions of
+            `mixed_from` to `mixed_to` tokens.
+        repeats: Number of runs of the prefill.
+        traced_steps: Number of decode steps that are profiled by kernel; on a GPU only.
     """
 
     single_len: int = 256
@@ -54,15 +55,17 @@ class Load:
     traced_steps: int = 20
 
     def mixed_lengths(self) -> list[tuple[int, int]]:
-        """Return prompt and answer lengths, drawn as nano-vllm's benchmark draws them (seed 0)."""
-        draw = random.Random(0)
+        """Return lengths of prompts and completions, as in nano-vllm's benchmark (seed 0)."""
+        rng = random.Random(0)
         inputs = []
         for _ in range(self.mixed):
-            num_in = draw.randint(self.mixed_from, self.mixed_to)
+            num_in = rng.randint(self.mixed_from, self.mixed_to)
             for _ in range(num_in):
-                draw.randint(0, NANO_VOCABULARY)  # the tokens come between the lengths there
+                rng.randint(
+                    0, NANO_VOCABULARY
+                )  # there the tokens are generated between the lengths
             inputs.append(num_in)
-        return [(num_in, draw.randint(self.mixed_from, self.mixed_to)) for num_in in inputs]
+        return [(num_in, rng.randint(self.mixed_from, self.mixed_to)) for num_in in inputs]
 
 
 DRY = Load(
@@ -74,11 +77,11 @@ DRY = Load(
 def measure_engine(
     folder: Path, shape: str, options: dict[str, Any], load: Load
 ) -> Iterator[dict[str, Any]]:
-    """Start an engine and take one figure after the other; each is told as soon as it is there."""
+    """Start an engine and yield one figure after the other."""
     write_shape(folder, shape)
     longest = max(load.prefill_len, load.context + load.batch_steps, 2 * load.mixed_to) + 8
-    told = _Told()
-    logging.getLogger("quire").addHandler(told)
+    start_log = _StartLog()
+    logging.getLogger("quire").addHandler(start_log)
     logging.getLogger("quire").setLevel(logging.INFO)
     started = time.perf_counter()
     llm = LLM(
@@ -94,7 +97,7 @@ def measure_engine(
         yield {
             "ready_s": time.perf_counter() - started,
             "backends": [choice.name for choice in llm.composition.attention_backends],
-            "log": told.lines,
+            "log": start_log.lines,
         }
         bench = _Bench(llm, load)
         for figure in (bench.warm_up, bench.single, bench.batch, bench.prefill, bench.mixed):
@@ -111,7 +114,7 @@ class Step(NamedTuple):
     """One step of the engine core, as its caller sees it."""
 
     at_s: float  # since the requests were added
-    num_tokens: int  # drawn in it
+    num_tokens: int  # sampled in it
 
 
 class _Bench:
@@ -120,7 +123,7 @@ class _Bench:
     def __init__(self, llm: LLM, load: Load) -> None:
         self.llm = llm
         self.load = load
-        self._draw = random.Random(1)
+        self._rng = random.Random(1)
         self._defaults = {each.name: each.default for each in llm.composition.sampler_fields}
 
     def warm_up(self) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class _Bench:
         return {"prefill_tok_s": length / statistics.median(times), "prefill_s": times}
 
     def mixed(self) -> dict[str, Any]:
-        """Take answer tokens a second of prompts and answers of all lengths at once."""
+        """Return output tokens a second of prompts and completions of all lengths at once."""
         lengths = self.load.mixed_lengths()
         self._generate(lengths[:: max(1, len(lengths) // 8)][:8])  # what is new in it is compiled
         seconds = self._generate(lengths)
@@ -184,7 +187,7 @@ class _Bench:
     def _steps(
         self, lengths: Sequence[tuple[int, int]], between: Callable[[int], object] | None = None
     ) -> list[Step]:
-        """Run requests of prompt and answer lengths to their end, straight at the core."""
+        """Run requests of some lengths to their end, directly in the engine core."""
         core = self.llm._running.core
         requests = [self._request(index, *each) for index, each in enumerate(lengths)]
         started = time.perf_counter()
@@ -205,7 +208,7 @@ class _Bench:
     def _request(self, index: int, num_in: int, num_out: int) -> EngineRequest:
         params = SamplingParams(max_tokens=num_out, temperature=0, ignore_eos=True)
         return EngineRequest(
-            request_id=f"bench-{index}-{self._draw.random()}",
+            request_id=f"bench-{index}-{self._rng.random()}",
             token_ids=self._prompt(num_in),
             params=params,
             fields=self._defaults | {"temperature": 0.0},
@@ -246,15 +249,15 @@ class _Bench:
         seconds = time.perf_counter() - started
         counts = [len(output.outputs[0].token_ids) for output in outputs]
         if counts != [num_out for _, num_out in lengths]:
-            raise RuntimeError("an answer has another length than was asked for")
+            raise RuntimeError("a completion has a wrong length")
         return seconds
 
     def _prompt(self, length: int) -> list[int]:
-        return self._draw.choices(TOKENS, k=length)
+        return self._rng.choices(TOKENS, k=length)
 
 
-class _Told(logging.Handler):
-    """What the engine said at start: captures, memory, times."""
+class _StartLog(logging.Handler):
+    """Log lines of the engine's start: captures, memory, times."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -262,7 +265,7 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if any(word in message for word in TOLD):
+        if any(word in message for word in LOGGED):
             self.lines.append(message)
 
 
@@ -286,7 +289,7 @@ def _kernel_times(
 
 
 def _guarded(figure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Take a figure; one that cannot be taken leaves its reason, and the others their turn."""
+    """Measure a figure, or return the reason if it fails."""
     try:
         return figure()
     except Exception as error:  # noqa: BLE001

@@ -1,9 +1,11 @@
-"""The run as Markdown, every figure beside the limit that the same run measured."""
+"""The report of a run as Markdown: every figure with the limit that the same run measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from quire.cli.bench.tables import markdown_lines
 
 MISSING = "not measured yet"
 FIGURES = {
@@ -29,12 +31,12 @@ def write_markdown(report: Mapping[str, Any]) -> str:
         "## Whole engine, tokens a second\n",
         _engines(stages),
         _starts(stages),
-        "## Attention of a decode step, share of the copy bandwidth\n",
+        "## Attention of a decode step, fraction of the copy bandwidth\n",
         "The aim is 80 % from 17 requests of 1,024 tokens on.\n",
         _bandwidth(stages.get("bandwidth", {})),
-        "## Beside transformers' continuous batching\n",
+        "## Compared with transformers' continuous batching\n",
         _peer(stages.get("peer:quire", {}), stages.get("peer:transformers", {})),
-        "## Is it right\n",
+        "## Correctness\n",
         _correctness(stages.get("correctness", {})),
         _failures(stages),
     ]
@@ -43,11 +45,11 @@ def write_markdown(report: Mapping[str, Any]) -> str:
 
 def _head(report: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     if report.get("is_dry"):
-        return "A dry run on a CPU, with tiny sizes: the figures say nothing.\n"
+        return "A dry run on a CPU, with tiny sizes: the figures are meaningless.\n"
     if not report["stages"]:
         return f"{MISSING}: no run on a GPU was possible.\n"
     if "device" not in machine:
-        return "What the machine can do was not measured: its stage failed, see below.\n"
+        return "The rates of the machine were not measured: their stage failed, see below.\n"
     return (
         f"{machine['device']}, {report['date']}, torch {machine['torch']}, triton "
         f"{machine['triton']}, Python {machine['python']}; `{report['command']}` at "
@@ -73,7 +75,7 @@ def _engines(stages: Mapping[str, Any]) -> str:
 
 
 def _starts(stages: Mapping[str, Any]) -> str:
-    """Say what each engine told while it started: captures, memory, seconds."""
+    """Return the log lines of each engine's start: captures, memory, seconds."""
     parts = []
     for name, stage in stages.items():
         if stage.get("log"):
@@ -92,7 +94,7 @@ def _bandwidth(stage: Mapping[str, Any]) -> str:
     for batch, context, is_even in sorted(dict.fromkeys(key[:3] for key in cells)):
         shares = [_share(cells.get((batch, context, is_even, name))) for name in names]
         rows.append([str(batch), f"{context:,}", "even" if is_even else "uneven", *shares])
-    note = "\nWith a star: what is read fits in the device's cache.\n"
+    note = "\nWith a star: the KV that is read fits in the device's cache.\n"
     return _table(rows) + (note if any(row.get("is_cached") for row in found) else "")
 
 
@@ -101,7 +103,7 @@ def _peer(mine: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
         return f"{MISSING}\n"
     return (
         f"{peer['shape']}, {peer['requests']} requests: quire {_count(mine['tok_s'])}, "
-        f"transformers {_count(peer['tok_s'])} answer tokens a second ({peer['attention']}), "
+        f"transformers {_count(peer['tok_s'])} output tokens a second ({peer['attention']}), "
         f"{mine['tok_s'] / peer['tok_s']:.1f} times. Both were warmed up with the same requests.\n"
     )
 
@@ -109,14 +111,14 @@ def _peer(mine: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
 def _correctness(stage: Mapping[str, Any]) -> str:
     if "backends" not in stage:
         return f"{MISSING}\n"
-    rows = [["backend", "type", "largest error", "right"]]
+    rows = [["backend", "type", "largest error", "correct"]]
     for row in stage["backends"]:
         error = f"{row['error']:.1e}" if "error" in row else row["failed"]
         rows.append([row["backend"], row["dtype"], error, "yes" if row["is_right"] else "NO"])
     lines = [
-        f"Captured steps in {each['dtype']} drew {each['num_different']} of {each['num_tokens']} "
-        f"tokens otherwise than uncaptured ones (captured up to {each['max_graph_requests']} "
-        "requests).\n"
+        f"{each['num_different']} of {each['num_tokens']} tokens of captured steps in "
+        f"{each['dtype']} differ from those of uncaptured steps (captured up to "
+        f"{each['max_graph_requests']} requests).\n"
         for each in stage.get("engines", [])
     ]
     return _table(rows) + "\n" + "".join(lines)
@@ -143,7 +145,5 @@ def _count(value: float | None) -> str:
     return MISSING if not value else f"{value:,.0f}"
 
 
-def _table(rows: Iterable[list[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_lines(rows[0], rows[1:])) + "\n"

@@ -76,11 +76,11 @@ class ModelCost:
         return flop / rates.matmul_flop_s
 
     def mixed_s(self, rates: Rates, lengths: Iterable[tuple[int, int]], max_batch: int) -> float:
-        """Return the shortest time of prompts and answers that all come at once.
+        """Return the shortest time of prompts and completions that all come at once.
 
         Args:
             rates: What the device can do.
-            lengths: Tokens of each prompt and of its answer.
+            lengths: Number of tokens of each prompt and of its completion.
             max_batch: Requests that decode together, at most.
         """
         requests = list(lengths)

@@ -1,11 +1,11 @@
-"""One command on one GPU: is it right, and how near is it to what the hardware allows?
+"""Correctness and speed on one GPU, compared with the limits of the hardware.
 
     python benchmarks/gpu/run.py --write         on a GPU, within eight minutes, caches cold
-    python benchmarks/gpu/run.py --dry-run       anywhere: tiny sizes, to see that it works
+    python benchmarks/gpu/run.py --dry-run       anywhere: tiny sizes, to check that it works
 
-Weights are random, so nothing is downloaded. Every stage runs in a process of its own with a limit
-of its own, and tells each figure as soon as it has it: what fails or hangs costs its own figures
-alone, and the report is written again after every stage. Figures that were not taken are written
+Weights are random, so nothing is downloaded. Every stage runs in its own process with its own time
+limit, and reports each figure at once: a failure or a hang costs only the figures that follow in
+its stage. The report is written again after every stage. Figures that were not taken are written
 "not measured yet".
 """
 
@@ -31,14 +31,14 @@ TOTAL_S = 480.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of the run, and the seconds that it may take."""
+    """One part of the run, and its limit in seconds."""
 
     name: str
     limit_s: float
 
 
 def stages(*, is_dry: bool) -> list[Stage]:
-    """Return the parts in the order of what matters most, should time run out."""
+    """Return the parts, the most important first, in case time runs out."""
     shapes = ("5m",) if is_dry else SHAPES
     return [
         Stage("machine", 60),
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what every stage found, or why it found nothing."""
+    """Return the results of every stage, or its error."""
     started = time.monotonic()
     report: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -93,7 +93,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def merge(found: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Take in what a stage told: lists grow, all else is replaced."""
+    """Add results of a stage: lists grow, everything else is replaced."""
     for key, value in piece.items():
         if isinstance(value, list) and isinstance(found.get(key), list):
             found[key] = found[key] + value
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder to write into, whatever the device")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="these stages alone")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
-    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rates", default="{}", help=argparse.SUPPRESS)
     return parser
 
@@ -116,10 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 def _be_a_stage(arguments: argparse.Namespace) -> None:
     from stage import run_stage
 
-    with arguments.answer.open("a", encoding="utf-8") as answer:
+    with arguments.results.open("a", encoding="utf-8") as results:
         for piece in run_stage(arguments.stage, json.loads(arguments.rates), arguments.dry_run):
-            answer.write(json.dumps(piece) + "\n")
-            answer.flush()
+            results.write(json.dumps(piece) + "\n")
+            results.flush()
 
 
 def _run_stage(
@@ -134,14 +134,14 @@ def _run_stage(
         if key in ("copy_bytes_s", "matmul_flop_s")
     }
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.jsonl"
-        answer.touch()
-        argv = [sys.executable, __file__, "--stage", stage.name, "--answer", str(answer)]
+        results = Path(folder) / "results.jsonl"
+        results.touch()
+        argv = [sys.executable, __file__, "--stage", stage.name, "--results", str(results)]
         argv += ["--rates", json.dumps(rates), *(["--dry-run"] if arguments.dry_run else [])]
         environment = os.environ | ({"TRITON_INTERPRET": "1"} if arguments.dry_run else {})
         error = _end_of(argv, environment, limit_s)
         found: dict[str, Any] = {}
-        for line in answer.read_text(encoding="utf-8").splitlines():
+        for line in results.read_text(encoding="utf-8").splitlines():
             merge(found, json.loads(line))
     if error is not None:
         found["error"] = error
@@ -150,7 +150,7 @@ def _run_stage(
 
 
 def _end_of(argv: list[str], environment: dict[str, str], limit_s: float) -> str | None:
-    """Run a process; returns why it did not end well, if it did not."""
+    """Run a process; returns its error, if it failed."""
     try:
         done = subprocess.run(
             argv, env=environment, timeout=limit_s, capture_output=True, text=True, check=False

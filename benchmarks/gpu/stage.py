@@ -1,4 +1,4 @@
-"""What a stage of the run does, in its own process; each figure is told as soon as it is there."""
+"""Stages of the run, each in its own process; each figure is reported at once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPTIONS = {"device": "cuda", "dtype": "bfloat16"}
 
 
 def run_stage(name: str, machine: dict[str, Any], is_dry: bool) -> Iterator[dict[str, Any]]:
-    """Yield what a stage finds, piece by piece.
+    """Yield the results of a stage, piece by piece.
 
     Args:
-        name: As `run.stages` names it.
-        machine: What the stage `machine` found.
-        is_dry: Take tiny sizes, on the CPU.
+        name: Name in `run.stages`.
+        machine: Results of the stage `machine`.
+        is_dry: True for tiny sizes, on the CPU.
     """
     device = torch.device("cpu" if is_dry else "cuda")
     kind, _, what = name.partition(":")

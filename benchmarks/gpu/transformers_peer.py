@@ -1,7 +1,7 @@
 """The full peer that is installed where torch is: transformers' continuous batching, same shape.
 
-Random weights of the same sizes, 32 requests at once, prompts and answers of fixed lengths, greedy.
-Each engine has a process of its own, is warmed up with all the requests, and is then timed on them.
+Random weights of the same sizes, 32 requests at once, prompts and completions of fixed lengths,
+greedy. Each engine has its own process, is warmed up with all requests, and is then timed on them.
 The peer keeps its manager between the two, so neither its start nor its captures are in its time.
 """
 
@@ -21,7 +21,7 @@ from quire.cli.bench.model_shapes import write_shape
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """How much both are asked."""
+    """Sizes of the load for both."""
 
     requests: int = 32
     num_in: int = 256
@@ -30,8 +30,8 @@ class PeerLoad:
     @property
     def prompts(self) -> list[list[int]]:
         """The prompts, the same for both."""
-        draw = random.Random(2)
-        return [draw.choices(range(300, 8000), k=self.num_in) for _ in range(self.requests)]
+        rng = random.Random(2)
+        return [rng.choices(range(300, 8000), k=self.num_in) for _ in range(self.requests)]
 
 
 DRY_PEER = PeerLoad(requests=2, num_in=8, num_out=4)
@@ -40,7 +40,7 @@ DRY_PEER = PeerLoad(requests=2, num_in=8, num_out=4)
 def measure_transformers(
     folder: Path, shape: str, device: torch.device, dtype: torch.dtype, load: PeerLoad
 ) -> dict[str, Any]:
-    """Return the peer's answer tokens a second."""
+    """Return the peer's output tokens a second."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     write_shape(folder, shape)
@@ -60,7 +60,9 @@ def measure_transformers(
         seconds = time.perf_counter() - started
         counts = [len(output.generated_tokens) for output in outputs.values()]
         if counts != [load.num_out] * load.requests:
-            raise RuntimeError(f"the peer was asked for {load.num_out} tokens each, gave {counts}")
+            raise RuntimeError(
+                f"the peer generated {counts} tokens; {load.num_out} each were requested"
+            )
         return seconds
 
     first = run()
@@ -77,7 +79,7 @@ def measure_transformers(
 def measure_quire(
     folder: Path, shape: str, options: dict[str, Any], load: PeerLoad
 ) -> dict[str, Any]:
-    """Return our answer tokens a second."""
+    """Return quire's output tokens a second."""
     from quire import LLM, SamplingParams
 
     write_shape(folder, shape)

@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from kernel_ways import OWN_BACKEND
+from kernel_options import OWN_BACKEND
 
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.errors import (

@@ -1,4 +1,4 @@
-"""Captured decode steps give the same answers as kernel by kernel, and are really replayed."""
+"""Captured decode steps give the same completions as separate kernels, and are really replayed."""
 
 import random
 
@@ -38,10 +38,10 @@ def adapters(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint):
-    draw = random.Random(3)
+    rng = random.Random(3)
     vocab_size = checkpoint.config["vocab_size"]
     lengths = [5, 40, 17, 1, 64]
-    return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
 class Replays:
@@ -76,40 +76,42 @@ def tokens(llm, prompts, adapters=None):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def answers(checkpoint, prompts, adapters=None, **options):
+def completions(checkpoint, prompts, adapters=None, **options):
     with LLM(str(checkpoint.folder), **SIZES, **options) as llm:
         return tokens(llm, prompts, adapters)
 
 
 def assert_no_failure(caplog):
-    """Isolation answers a request in another way where a captured step fails, and says so."""
-    said = [r.getMessage() for r in caplog.records if r.name.startswith("quire")]
-    assert not [text for text in said if "failed" in text or "cannot" in text], said
+    """If a captured step fails, isolation computes its requests in another way, and logs it."""
+    logged = [r.getMessage() for r in caplog.records if r.name.startswith("quire")]
+    assert not [text for text in logged if "failed" in text or "cannot" in text], logged
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_graphs_change_no_answer(checkpoint, prompts, on_device, ahead, monkeypatch, caplog):
-    options = {**on_device, "async_scheduling": ahead}
-    eager = answers(checkpoint, prompts, enforce_eager=True, **options)
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_graphs_change_no_completion(
+    checkpoint, prompts, on_device, async_scheduling, monkeypatch, caplog
+):
+    options = {**on_device, "async_scheduling": async_scheduling}
+    eager = completions(checkpoint, prompts, enforce_eager=True, **options)
     for some, num_replayed in (({}, 20), ({"max_cuda_graph_size": 2}, 5)):
         with LLM(str(checkpoint.folder), **SIZES, **some, **options) as llm:
             replays = Replays(llm, monkeypatch)
             assert tokens(llm, prompts) == eager
         assert num_replayed <= replays.num_replayed < replays.num_steps, vars(replays)
-        assert replays.sizes == {1, 2, 3, 4, 5}, "every number of requests was asked for"
+        assert replays.sizes == {1, 2, 3, 4, 5}, "every number of requests"
         assert replays.with_adapters == {False}
     assert_no_failure(caplog)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_graphs_change_no_answer_of_an_adapter(
-    checkpoint, adapters, prompts, on_device, ahead, monkeypatch, caplog
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_graphs_change_no_completion_of_an_adapter(
+    checkpoint, adapters, prompts, on_device, async_scheduling, monkeypatch, caplog
 ):
-    options = {"enable_lora": True, "lora_modules": adapters, "async_scheduling": ahead}
+    options = {"enable_lora": True, "lora_modules": adapters, "async_scheduling": async_scheduling}
     options |= on_device
     named = ["one", None, "two", "one", None]
-    eager = answers(checkpoint, prompts, named, enforce_eager=True, **options)
-    plain = answers(checkpoint, prompts, enforce_eager=True, **options)
+    eager = completions(checkpoint, prompts, named, enforce_eager=True, **options)
+    plain = completions(checkpoint, prompts, enforce_eager=True, **options)
     assert [mine == theirs for mine, theirs in zip(eager, plain, strict=True)] == [
         name is None for name in named
     ], "every adapter says something else"
@@ -117,7 +119,7 @@ def test_graphs_change_no_answer_of_an_adapter(
         replays = Replays(llm, monkeypatch)
         assert tokens(llm, prompts, named) == eager
         assert replays.num_replayed >= 20, vars(replays)
-        assert replays.with_adapters == {False, True}, "who stays last has no adapter"
+        assert replays.with_adapters == {False, True}, "the last request has no adapter"
         replays.with_adapters.clear()
         assert tokens(llm, prompts) == plain
         assert replays.with_adapters == {False}

@@ -1,8 +1,8 @@
-"""Blocks behind the two thousand millionth number of a pool are read and written where they lie.
+"""Blocks beyond element 2**31 of a pool are read and written at the right address.
 
-Block ids times the numbers of a page pass 2**31 here, which 32 bits do not hold: whoever computes
-an address in them reads and writes elsewhere. The pool is never filled; only the blocks of the
-requests, the last ones, hold numbers.
+Block ids times the elements of a page exceed 2**31 here: a kernel with addresses of 32 bits
+reads and writes elsewhere. The pool is never filled; only the blocks of the requests, the last
+ones, have values.
 """
 
 import pytest
@@ -61,8 +61,8 @@ def test_the_last_blocks_of_a_large_pool_serve_as_the_first(name, kv_dtype, rota
         [(a, 1), (b, 1), (c, 1)],
         [(c, 1), (a, 1)],
     ):
-        for answer, expected in scene.step(plan, Padding(1, 2)):
-            torch.testing.assert_close(answer.double(), expected, atol=limit, rtol=0)
+        for out, expected in scene.step(plan, Padding(1, 2)):
+            torch.testing.assert_close(out.double(), expected, atol=limit, rtol=0)
     used = {block for request in scene.requests for block in request.block_ids}
     assert min(used) > NUM_BLOCKS - 100
     assert torch.equal(before[1], scene.raw[1:200]), "a write went to a block of another"

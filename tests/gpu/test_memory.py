@@ -1,4 +1,4 @@
-"""What the profile promises is kept: an engine never takes more of a GPU than its share."""
+"""What the profile promises is kept: an engine never takes more of a GPU than its fraction."""
 
 import pytest
 import torch
@@ -33,28 +33,28 @@ def used_bytes():
 
 
 @pytest.mark.parametrize("enable_lora", [False, True])
-def test_no_step_takes_more_than_the_share(folder, enable_lora):
-    """A full step of prompts, full decode steps and their draws stay below what was planned."""
+def test_no_step_takes_more_than_gpu_memory_utilization(folder, enable_lora):
+    """A full step of prompts, full decode steps and their sampling stay below the plan."""
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.empty_cache()
-    share = round(used_bytes() / total + 8 * 2**30 / total, 2)
-    options = STEP | {"gpu_memory_utilization": share, "enable_lora": enable_lora}
+    fraction = round(used_bytes() / total + 8 * 2**30 / total, 2)
+    options = STEP | {"gpu_memory_utilization": fraction, "enable_lora": enable_lora}
     params = SamplingParams(
         temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, max_tokens=24, logprobs=5, ignore_eos=True
     )
     with LLM(folder, device="cuda", **options) as llm:
         prompts = [[3 + (7 * i + j) % 300 for j in range(200)] for i in range(128)]
         llm.generate(prompts, params)
-        assert used_bytes() <= share * total
-        assert used_bytes() >= share * total - 2**30, "and it is used"
+        assert used_bytes() <= fraction * total
+        assert used_bytes() >= fraction * total - 2**30, "and it is used"
 
 
 def test_the_share_that_an_error_names_is_enough(folder):
     options = STEP | {"device": "cuda", "max_model_len": 4096}
     with pytest.raises(CapacityError, match="set gpu_memory_utilization to at least") as caught:
         LLM(folder, gpu_memory_utilization=0.001, **options)
-    share = float(str(caught.value).rpartition("at least ")[2])
-    with LLM(folder, gpu_memory_utilization=min(1.0, share + 0.01), **options) as llm:
+    fraction = float(str(caught.value).rpartition("at least ")[2])
+    with LLM(folder, gpu_memory_utilization=min(1.0, fraction + 0.01), **options) as llm:
         assert llm.stats().num_blocks * 16 >= 4096
 
 

@@ -46,9 +46,9 @@ def reference(checkpoint):
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint):
-    draw = random.Random(5)
+    rng = random.Random(5)
     vocab_size = checkpoint.config["vocab_size"]
-    return [[draw.randrange(3, vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
+    return [[rng.randrange(3, vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
 
 
 @torch.inference_mode()
@@ -80,17 +80,17 @@ def rounded(checkpoint):
     return model
 
 
-@pytest.mark.parametrize("way", ["graphs", "eager", "chunks", "few blocks", "ahead"])
+@pytest.mark.parametrize("name", ["graphs", "eager", "chunks", "few blocks", "async"])
 def test_in_float32_the_tokens_are_those_of_transformers(
-    checkpoint, reference, prompts, on_device, way
+    checkpoint, reference, prompts, on_device, name
 ):
     options = {
         "graphs": {},
         "eager": {"enforce_eager": True},
         "chunks": {"max_num_batched_tokens": 24},
         "few blocks": {"num_kv_blocks": 16},
-        "ahead": {"async_scheduling": True},
-    }[way]
+        "async": {"async_scheduling": True},
+    }[name]
     expected = [greedy(reference, prompt, NUM_TOKENS) for prompt in prompts]
     with engine(checkpoint, dtype="float32", **{**on_device, **options}) as llm:
         outputs = llm.generate(prompts, GREEDY)
@@ -99,8 +99,8 @@ def test_in_float32_the_tokens_are_those_of_transformers(
 
 @pytest.mark.parametrize("kv_cache_dtype", LIMITS)
 def test_in_bfloat16_predictions_agree(checkpoint, rounded, in_bfloat16, kv_cache_dtype):
-    draw = random.Random(7)
-    text = [draw.randrange(3, checkpoint.config["vocab_size"]) for _ in range(TEXT_LEN)]
+    rng = random.Random(7)
+    text = [rng.randrange(3, checkpoint.config["vocab_size"]) for _ in range(TEXT_LEN)]
     with torch.inference_mode():
         logprobs = rounded(torch.tensor([text])).logits[0, :-1].float().log_softmax(-1)
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)

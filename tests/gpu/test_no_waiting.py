@@ -1,7 +1,7 @@
-"""No step waits for the device, whatever its requests ask for: torch raises where one would.
+"""No step waits for the device, whatever its requests need: torch raises where one would.
 
-Such an error would be isolated, its step computed another way and the answer given; so nothing
-that quire logs may be a warning either.
+Such an error would be isolated, its step computed in another way, and the completion returned; so
+nothing that quire logs may be a warning either.
 """
 
 import logging
@@ -56,7 +56,7 @@ def params(**more):
     return SamplingParams(**{"max_tokens": 12, "seed": 1, "ignore_eos": True, **more})
 
 
-def form(**wanted):
+def constrained(**wanted):
     return params(structured_outputs=StructuredOutputsParams(**wanted), ignore_eos=False)
 
 
@@ -67,7 +67,7 @@ ORDINARY = [
     params(temperature=0.7, min_p=0.05),
     params(temperature=0, logprobs=3),
 ]
-WISHES = {
+SAMPLING_NEEDS = {
     "ordinary": ORDINARY,
     "logprobs": [params(logprobs=5), params(temperature=0, logprobs=0), *ORDINARY[:3]],
     "prompt_logprobs": [params(prompt_logprobs=2, max_tokens=4), *ORDINARY[:4]],
@@ -75,8 +75,8 @@ WISHES = {
         params(min_tokens=8, ignore_eos=False, stop_token_ids=tuple(range(0, 320, 3))),
         *ORDINARY[:4],
     ],
-    "regex": [form(regex="[ab]{3,9}c"), *ORDINARY[:4]],
-    "schema": [form(json=SCHEMA), form(choice=("yes", "no")), *ORDINARY[:3]],
+    "regex": [constrained(regex="[ab]{3,9}c"), *ORDINARY[:4]],
+    "schema": [constrained(json=SCHEMA), constrained(choice=("yes", "no")), *ORDINARY[:3]],
 }
 
 
@@ -88,8 +88,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompts():
-    draw = random.Random(3)
-    return [[draw.randrange(3, 320) for _ in range(length)] for length in (5, 40, 17, 1, 64)]
+    rng = random.Random(3)
+    return [[rng.randrange(3, 320) for _ in range(length)] for length in (5, 40, 17, 1, 64)]
 
 
 @contextmanager
@@ -102,12 +102,12 @@ def no_waiting():
         yield
 
 
-def run_twice(llm, prompts, wishes, caplog, **more):
+def run_twice(llm, prompts, needs, caplog, **more):
     """Once to compile what is compiled at first use, and once without waiting."""
-    llm.generate(prompts, wishes, **more)
+    llm.generate(prompts, needs, **more)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="quire"), no_waiting():
-        outputs = llm.generate(prompts, wishes, **more)
+        outputs = llm.generate(prompts, needs, **more)
     assert not caplog.records, [record.getMessage() for record in caplog.records]
     assert {output.outputs[0].finish_reason for output in outputs} <= {"length", "stop"}
 
@@ -119,41 +119,54 @@ def test_waiting_would_be_noticed():
         number.item()
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-@pytest.mark.parametrize("wishes", WISHES)
-def test_no_step_waits(checkpoint, prompts, on_device, wishes, ahead, caplog):
-    options = {**SIZES, **on_device, "async_scheduling": ahead}
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("needs", SAMPLING_NEEDS)
+def test_no_step_waits(checkpoint, prompts, on_device, needs, async_scheduling, caplog):
+    options = {**SIZES, **on_device, "async_scheduling": async_scheduling}
     with LLM(str(checkpoint.folder), **options) as llm:
-        run_twice(llm, prompts, WISHES[wishes], caplog)
+        run_twice(llm, prompts, SAMPLING_NEEDS[needs], caplog)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-def test_no_step_with_adapters_waits(checkpoint, prompts, on_device, ahead, caplog, tmp_path):
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_no_step_with_adapters_waits(
+    checkpoint, prompts, on_device, async_scheduling, caplog, tmp_path
+):
     folder = save_adapter(peft_model(checkpoint, "one"), "one", tmp_path)
-    options = {**SIZES, **on_device, "async_scheduling": ahead, "enable_lora": True}
+    options = {**SIZES, **on_device, "async_scheduling": async_scheduling, "enable_lora": True}
     with LLM(str(checkpoint.folder), lora_modules=(f"one={folder}",), **options) as llm:
         named = ["one", None, "one", None, "one"]
         run_twice(llm, prompts, ORDINARY, caplog, lora_request=named)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-def test_no_step_waits_for_a_kv_store(checkpoint, on_device, ahead, caplog):
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_no_step_waits_for_a_kv_store(checkpoint, on_device, async_scheduling, caplog):
     """The pool holds one request, so the store keeps what is found again."""
     store = {"kv_store": "host_memory", "kv_store_options": ("max_bytes=64MiB",)}
-    options = {**SIZES, **on_device, **store, "async_scheduling": ahead, "num_kv_blocks": 18}
-    draw = random.Random(5)
-    longer = [[draw.randrange(3, 320) for _ in range(120)] for _ in range(4)]
+    options = {
+        **SIZES,
+        **on_device,
+        **store,
+        "async_scheduling": async_scheduling,
+        "num_kv_blocks": 18,
+    }
+    rng = random.Random(5)
+    longer = [[rng.randrange(3, 320) for _ in range(120)] for _ in range(4)]
     with LLM(str(checkpoint.folder), **options) as llm:
         run_twice(llm, longer, params(temperature=0), caplog)
         assert llm.stats().num_store_hits > 0
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 def test_no_step_waits_for_a_strangers_sampler_step(
-    checkpoint, prompts, on_device, ahead, caplog, site
+    checkpoint, prompts, on_device, async_scheduling, caplog, site
 ):
     site.install("least", STEP, module="least_step")
-    options = {**SIZES, **on_device, "async_scheduling": ahead, "samplers": ("default", "least")}
-    wishes = [params(extra_args={"least": 0.01}), *ORDINARY[:4]]
+    options = {
+        **SIZES,
+        **on_device,
+        "async_scheduling": async_scheduling,
+        "samplers": ("default", "least"),
+    }
+    needs = [params(extra_args={"least": 0.01}), *ORDINARY[:4]]
     with LLM(str(checkpoint.folder), **options) as llm:
-        run_twice(llm, prompts, wishes, caplog)
+        run_twice(llm, prompts, needs, caplog)

@@ -1,4 +1,4 @@
-"""What lies in blocks that nobody owns never matters, not-a-number included."""
+"""The contents of free blocks never matter, not-a-number included."""
 
 import random
 
@@ -13,11 +13,13 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
-def test_answers_are_the_same_with_poison_in_every_free_block(tmp_path, on_device, architecture):
+def test_completions_are_the_same_with_poison_in_every_free_block(
+    tmp_path, on_device, architecture
+):
     checkpoint = write_checkpoint(tmp_path, architecture, seed=1, head_dim=32)
-    draw = random.Random(1)
+    rng = random.Random(1)
     vocab_size = checkpoint.config["vocab_size"]
-    prompts = [[draw.randrange(3, vocab_size) for _ in range(n)] for n in (3, 33, 70, 18)]
+    prompts = [[rng.randrange(3, vocab_size) for _ in range(n)] for n in (3, 33, 70, 18)]
     options = {"max_model_len": 128, "max_num_seqs": 4, "dtype": "float32", **on_device}
     options["enable_prefix_caching"] = False  # between two calls every block is free
     with LLM(str(checkpoint.folder), **options) as llm:
@@ -32,7 +34,7 @@ def tokens(outputs):
 
 
 def poison(llm):
-    """Fill the whole cache: every block, the null block, what is left of old answers."""
+    """Fill the whole cache: every block, the null block, remains of old completions."""
     runner = runner_of(llm)
     layers = [each for each in runner.model.modules() if isinstance(each, CachingLayer)]
     assert layers

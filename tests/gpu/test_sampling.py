@@ -1,9 +1,9 @@
-"""The sampler steps on a GPU: the kits, and draws from vocabularies of real models.
+"""The sampler steps on a GPU: the kits, and samples from vocabularies of real models.
 
 The kits show the rules on 50 tokens; tests/plugins/samplers/test_gumbel.py, compiled by
-`make test-gpu` as well, shows them on any number. Here one row and 256 are drawn from 32,000 and
+`make test-gpu` as well, shows them on any number. Here one row and 256 are sampled from 32,000 and
 151,936 tokens, with filters and without. The noise is computed again in plain torch, and filters in
-float64: what is drawn has the largest sum of logit and noise among the tokens that stay, where no
+float64: the sampled token has the largest sum of logit and noise among the tokens that stay, unless
 rounding decides.
 """
 
@@ -104,47 +104,47 @@ def least_that_stays(row, fields, side):
     return min(ranked[-1] - side * 1e-5, ranked[0])
 
 
-def assert_drawn_rightly(logits, rows, fields, drawn):
+def assert_sampled_correctly(logits, rows, fields, sampled):
     """Each token is the best of those that stay, but for what rounding decides."""
     noise = noise_of(token_words(row_keys(rows), logits.shape[1])).double()
     for row, each in enumerate(fields):
         temperature = each.get("temperature", 1.0)
         scaled = logits[row].double() / (temperature or 1.0)
         sums = scaled + noise[row] * (temperature > 0)
-        assert scaled[drawn[row]] >= least_that_stays(scaled, each, 1), (row, each)
+        assert scaled[sampled[row]] >= least_that_stays(scaled, each, 1), (row, each)
         surely = sums[scaled >= least_that_stays(scaled, each, -1)]
-        assert sums[drawn[row]] >= surely.max() - CLOSE, (row, each)
+        assert sums[sampled[row]] >= surely.max() - CLOSE, (row, each)
 
 
 @pytest.mark.parametrize("vocab_size", [32_000, 151_936])
 @pytest.mark.parametrize("kind", [*PLAIN, *FILTERED], ids=str)
-def test_one_row_of_a_real_vocabulary_is_drawn_rightly(kind, vocab_size):
+def test_one_row_of_a_real_vocabulary_is_sampled_correctly(kind, vocab_size):
     fields, rows = rows_of([kind], 1)
     logits = random_logits(1, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
-    assert_drawn_rightly(logits, rows, fields, drawn)
+    sampled = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
+    assert_sampled_correctly(logits, rows, fields, sampled)
 
 
 @pytest.mark.skipif(ON_CPU, reason="the interpreter would take an hour")
 @pytest.mark.parametrize("vocab_size", [32_000, 151_936])
 @pytest.mark.parametrize("kinds", [PLAIN, (*PLAIN, *FILTERED)], ids=["plain", "filtered"])
-def test_many_rows_of_a_real_vocabulary_are_drawn_rightly(kinds, vocab_size):
+def test_many_rows_of_a_real_vocabulary_are_sampled_correctly(kinds, vocab_size):
     fields, rows = rows_of(kinds, 256)
     logits = random_logits(256, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
-    assert_drawn_rightly(logits, rows, fields, drawn)
+    sampled = Gumbel(vocab_size, torch.device(DEVICE)).sample_fused(logits, rows)
+    assert_sampled_correctly(logits, rows, fields, sampled)
 
 
 @pytest.mark.skipif(ON_CPU, reason="the interpreter would take an hour")
 @pytest.mark.parametrize("vocab_size", [32_000, 151_936])
 @pytest.mark.parametrize("num_rows", [1, 256])
-def test_without_filters_the_draw_is_that_of_the_noise(num_rows, vocab_size):
+def test_without_filters_the_sampled_token_is_that_of_the_noise(num_rows, vocab_size):
     fields, rows = rows_of([{"temperature": 1.0}, {"temperature": 0.0}], num_rows)
     logits = random_logits(num_rows, vocab_size)
-    drawn = Gumbel(vocab_size, torch.device(DEVICE)).sample(logits, rows)
-    assert_drawn_rightly(logits, rows, fields, drawn)
+    sampled = Gumbel(vocab_size, torch.device(DEVICE)).sample(logits, rows)
+    assert_sampled_correctly(logits, rows, fields, sampled)
     greedy = [row for row in range(num_rows) if not fields[row]["temperature"]]
-    assert torch.equal(drawn[greedy], logits[greedy].argmax(-1))
+    assert torch.equal(sampled[greedy], logits[greedy].argmax(-1))
 
 
 @pytest.mark.skipif(ON_CPU, reason="the interpreter would take an hour")
@@ -156,8 +156,8 @@ def test_samples_from_a_real_vocabulary_follow_the_probabilities():
     row[likely] = torch.linspace(0.0, 1.5, 12, device=DEVICE)
     rows = sampled_rows(FIELDS, [{}] * num_samples, seeds=range(num_samples), device=DEVICE)
     step = Gumbel(vocab_size, torch.device(DEVICE))
-    drawn = step.sample(row.expand(num_samples, -1), rows)
-    found = (drawn[:, None] == likely).sum(0)
+    sampled = step.sample(row.expand(num_samples, -1), rows)
+    found = (sampled[:, None] == likely).sum(0)
     expected = row[likely].double().softmax(0) * num_samples
     assert found.sum() == num_samples
     assert ((found - expected) ** 2 / expected).sum() < 31.26  # of 11 degrees of freedom

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from mutant_outcomes import FILE, NOTICED, SURVIVED, read_outcomes
 from mutant_tables import Mutant, read_room, rooms
 
+from quire.cli.bench.tables import markdown_lines
+
 INTRODUCTION = """# Mutants
 
 Small wrong changes to the product, one at a time, each with the tests that should notice it. The
@@ -36,7 +38,7 @@ def page(labels: Sequence[str]) -> str:
     survivors = [mutant for mutant in lived if not mutant.equivalent]
     parts = [
         INTRODUCTION,
-        "\n".join(_cells(row) for row in (head, ["---"] * len(head), *rows)),
+        "\n".join(markdown_lines(head, rows)),
         "## Survivors",
         "\n".join(f"* `{m.file}`: {m.what}" for m in survivors) or "None.",
         "## Equivalent, and why",
@@ -55,10 +57,6 @@ def _share(mutants: Sequence[Mutant], outcomes: dict[str, str]) -> str:
     count = Counter(outcomes.get(mutant.key) for mutant in mutants)
     tried = count[NOTICED] + count[SURVIVED]
     return f"{count[NOTICED]} of {tried} ({count[NOTICED] / tried:.0%})" if tried else "-"
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from fickle_store import NEVER, FickleStore, FickleStoreWorker
 from kv_contents import KVContents
 from kv_memory import KVMemory
 from plan_invariants import check_plan
+from trial_requests import ADAPTERS, TrialRequest, message_of
 from trial_scene import MIXES, POLICIES, Accounted, Scene, make_spec, settings_of
-from trial_wishes import ADAPTERS, TrialRequest, message_of
 
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager

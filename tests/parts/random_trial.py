@@ -4,8 +4,8 @@ import random
 from collections import Counter
 
 from engine_trial import EngineTrial
+from trial_requests import TrialRequest
 from trial_scene import MIXES, Scene
-from trial_wishes import TrialRequest
 
 STEPS_A_TRIAL = 300
 

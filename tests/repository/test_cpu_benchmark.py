@@ -1,4 +1,4 @@
-"""The CPU benchmark: its arithmetic, its report, and how it lets engines take turns."""
+"""The CPU benchmark: its arithmetic, its verdicts, and the turns of the engines."""
 
 import importlib
 import json
@@ -130,179 +130,68 @@ def test_the_number_of_parameters_is_that_of_the_checkpoint(benchmark, tmp_path)
     assert files.num_params("qwen3-0.6b") == pytest.approx(596e6, rel=0.001)
 
 
-def test_what_was_not_measured_is_said(benchmark):
-    tables = benchmark("tables")
-    page = tables.write_markdown({})
-    rows = [line for line in page.splitlines() if line.startswith(("| qwen3", "| 5m"))]
-    assert len(rows) == 4 + 8 + 4
-    assert all(row.count(tables.MISSING) == 3 for row in rows)
-    assert sum("| 1.25 |" in row for row in rows) == 3
-    assert sum("| 1.5 |" in row for row in rows) == 2
-    assert sum("| 2.5 |" in row for row in rows) == 2
-    assert sum("| 3 |" in row for row in rows) == 4
-
-
-MACHINE = {
-    "cpu": "a processor",
-    "physical_cores": 2,
-    "flags": ["avx2"],
-    "caches": {"L1": "48K"},
-    "memory_bytes": 1 << 34,
-    "system": "Linux",
-    "python": "3.11",
-    "quire": "0.1.0",
-    "commit": "abc",
-    "date": "2026-11-21",
-    "versions": {"vllm": {"vllm": "1"}},
-    "obeyed": ["oneDNN: AVX2"],
-    "dropped_variables": {"OMP_NUM_THREADS": "1"},
-}
-
-
-def stage(benchmark, rounds, **found):
-    ratio = benchmark("figures").ratios(rounds, "quire", "peer", "tok_s")
-    ratio |= {"rival": "vllm", "figure": "out_tok_s", "theirs": "vllm bfloat16, compiled"}
-    rates = {"out_tok_s": {"median": 30.0, "interval": (29.0, 31.0)}}
-    quiet = {"stolen": 0.0, "others": 0.0, "load_average": 1, "seconds": 9}
-    return {
-        "ratios": [ratio],
-        "rates": {"quire": rates, "vllm bfloat16, compiled": rates},
-        "rounds": [each | quiet for each in rounds],
-        "load": {"shape": "5m", "requests": 16, "input_len": 128, "output_len": 64},
-        "engines": [],
-        "machine": MACHINE,
-        "with_trials": True,
-        "is_quick": False,
-        "load_average_before": 0.5,
-        "command": "python benchmarks/cpu/run.py",
-        "date": "2026-11-21",
-        "seconds": 1.0,
-        **found,
-    }
-
-
-def page_of(benchmark, found, **unfinished):
-    part = {"stages": {"5m": found}, "unfinished": unfinished}
-    return benchmark("tables").write_markdown({"native": part})
-
-
-def row_of(page):
-    return next(line for line in page.splitlines() if "vllm bfloat16, compiled |" in line)
+def verdict_of(benchmark, *pairs, **found):
+    ratio = benchmark("figures").ratios(rounds_of(*pairs), "quire", "peer", "tok_s")
+    stage = {"is_quick": False, "engines": []} | found
+    return benchmark("tables").verdict(ratio | {"rival": "vllm"}, 3, stage)
 
 
 @pytest.mark.parametrize(
-    ("rounds", "verdict"),
+    ("pairs", "verdict"),
     [
-        ([(4, 1)] * 7, "| 4.00 (4.00 to 4.00, 98.4 %) | 7 | 3 | yes |"),
-        ([(2, 1), *[(4, 1)] * 6], "| 4.00 (2.00 to 4.00, 98.4 %) | 7 | 3 | by the median |"),
-        ([(2, 1)] * 6 + [(4, 1)], "| 2.00 (2.00 to 4.00, 98.4 %) | 7 | 3 | no |"),
-        ([(4, 1)] * 6, "| 4.00 (4.00 to 4.00, 96.9 %) | 6 | 3 | too few pairs |"),
+        ([(4, 1)] * 7, "yes"),
+        ([(2, 1), *[(4, 1)] * 6], "by the median"),
+        ([(2, 1)] * 6 + [(4, 1)], "no"),
+        ([(4, 1)] * 6, "too few pairs"),
     ],
 )
-def test_a_ratio_stands_beside_its_aim(benchmark, rounds, verdict):
-    page = page_of(benchmark, stage(benchmark, rounds_of(*rounds)))
-    assert row_of(page).endswith(verdict)
+def test_an_aim_is_reached_by_the_whole_interval_of_enough_pairs(benchmark, pairs, verdict):
+    assert verdict_of(benchmark, *pairs) == verdict
 
 
 def test_tiny_sizes_have_no_verdict(benchmark):
-    load = {"shape": "tiny", "requests": 2, "input_len": 16, "output_len": 12}
-    found = stage(benchmark, rounds_of(*[(4, 1)] * 7), is_quick=True, load=load)
-    row = row_of(page_of(benchmark, found))
-    assert row.startswith("| tiny, 2 requests, 16 in, 12 out |")
-    assert row.endswith("| tiny sizes |")
+    assert verdict_of(benchmark, *[(4, 1)] * 7, is_quick=True) == "tiny sizes"
 
 
-def test_engines_whose_answers_begin_unlike_are_marked_and_have_no_verdict(benchmark):
-    engine = {"label": "vllm bfloat16, compiled", "disagrees": True, "libraries": ["_C.so"]}
-    engine |= {"first_tokens": 0.5, "equal_tokens": 0.1, "reference": "quire"}
-    found = stage(benchmark, rounds_of(*[(4, 1)] * 7), engines=[engine])
-    page = page_of(benchmark, found)
-    assert row_of(page).endswith("| none: their answers begin unlike |")
-    assert "| 50 %: **disagrees** | 10 % | quire | _C.so |" in page
+def test_engines_whose_answers_begin_unlike_have_no_verdict(benchmark):
+    engines = [{"label": "peer", "disagrees": True}]
+    verdict = verdict_of(benchmark, *[(4, 1)] * 7, engines=engines)
+    assert verdict == "none: completions start differently"
 
 
 def test_no_aim_is_reached_beside_a_peer_some_of_whose_ways_are_untried(benchmark):
-    late = {"engine": "vllm", "name": "compiled", "not_tried": "time was over", "is_open": True}
-    late["rival"] = "vllm"
-    rounds = rounds_of(*[(4, 1)] * 7)
-    page = page_of(benchmark, stage(benchmark, rounds, trials=[late]))
-    assert row_of(page).endswith("| not all of its ways were tried |")
-    absent = {"engine": "vllm", "name": "libtcmalloc", "not_tried": "no libtcmalloc.so is there"}
-    page = page_of(benchmark, stage(benchmark, rounds, trials=[absent]))
-    assert row_of(page).endswith("| yes |")
+    late = {"rival": "vllm", "is_open": True}
+    verdict = verdict_of(benchmark, *[(4, 1)] * 7, trials=[late])
+    assert verdict == "not all of its configurations were tried"
+    impossible = {"engine": "vllm", "not_tried": "no libtcmalloc.so is there"}
+    assert verdict_of(benchmark, *[(4, 1)] * 7, trials=[impossible]) == "yes"
 
 
-def test_what_was_taken_without_a_trial_is_said(benchmark):
-    trial = {"engine": "vllm", "name": "eager", "not_tried": "taken without a trial"}
-    found = stage(benchmark, rounds_of((4, 1)), with_trials=False, trials=[trial])
-    page = page_of(benchmark, found)
-    assert "Without trials, each peer in its first way: 5m." in page
-    assert "| 5m | vllm eager | taken without a trial |" in page
-
-
-def test_an_absent_peer_and_a_failure_are_told(benchmark):
-    found = stage(benchmark, rounds_of((4, 1)), absent=["transformers"])
-    page = page_of(benchmark, found, single={"error": "it ended with 9", "date": "2026-11-22"})
-    row = next(line for line in page.splitlines() if "| transformers |" in line and "5m" in line)
-    assert "not measured yet: absent" in row
-    assert "* single, 2026-11-22: it ended with 9" in page
-
-
-def test_each_machine_is_told_once_and_with_its_stages_if_they_differ(benchmark):
-    found = stage(benchmark, rounds_of((4, 1)))
-    alike = {"5m": found, "single": found}
-    unlike = alike | {"single": found | {"machine": MACHINE | {"commit": "def"}}}
-    write = benchmark("tables").write_markdown
-    assert write({"native": {"stages": alike, "unfinished": {}}}).count("a processor") == 1
-    page = write({"native": {"stages": unlike, "unfinished": {}}})
-    assert "5m: a processor" in page
-    assert "single: a processor" in page
-
-
-def test_failed_starts_are_counted(benchmark):
-    starts = [
-        {"engine": "quire", "kind": "cached", "first_token_s": 2.0, "process_s": 3.0},
-        {"engine": "quire", "kind": "cached", "error": "it has ended"},
-    ]
-    found = stage(benchmark, rounds_of((4, 1)), starts=starts)
-    page = benchmark("tables").write_markdown(
-        {"native": {"stages": {"start": found}, "unfinished": {}}}
+def test_a_start_that_failed_reaches_no_aim(benchmark):
+    aim, done = benchmark("tables").start_aim, {"first_token_s": 2.0}
+    assert aim("quire", "cached", [done] * 3) == "at most 5: all"
+    assert aim("quire", "cached", [done] * 2 + [{"error": "it has ended"}]) == (
+        "at most 5: by the median"
     )
-    assert "| quire | cached | 2.0 (2.0) | 3.0 | 1 | 1 | at most 5: no |" in page
+    assert aim("quire", "cached", [done, {"error": "it has ended"}]) == "at most 5: no"
 
 
-def test_rates_stand_beside_their_aims(benchmark):
+def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
     tables = benchmark("rate_tables")
-    weight = {"inputs": 8, "outputs": 16, "microseconds": 2.0}
     linear = [
-        weight | {"way": "bf16", "rows": 1, "share_of_bandwidth": 0.8, "share_of_peak": 0.1},
-        weight | {"way": "bf16", "rows": 4, "share_of_bandwidth": 0.6, "share_of_peak": 0.4},
-        weight | {"way": "bf16", "rows": 16, "share_of_bandwidth": 0.2, "share_of_peak": 0.7},
-        weight | {"way": "F.linear bf16", "rows": 1, "share_of_bandwidth": 1, "share_of_peak": 1},
+        {"way": "bf16", "rows": 1, "share_of_bandwidth": 0.8, "share_of_peak": 0.1},
+        {"way": "bf16", "rows": 4, "share_of_bandwidth": 0.6, "share_of_peak": 0.4},
+        {"way": "bf16", "rows": 16, "share_of_bandwidth": 0.2, "share_of_peak": 0.7},
+        {"way": "F.linear bf16", "rows": 1, "share_of_bandwidth": 1, "share_of_peak": 1},
     ]
     told = tables.linear_aims(linear)
-    assert "read bandwidth: 1 of 2 reach the aim of 75%; the least 60%, the median 70%" in told
+    assert "read bandwidth: 1 of 2 reach the aim of 75%; minimum 60%, median 70%" in told
     assert "FMA peak: 1 of 1 reach the aim of 70%" in told
-    page = tables.linear_table(linear)
-    assert "| 8 x 16 | bf16 | 2 us (80% memory) | 2 us (60% memory) |" in page
-    load = {"model": "8B", "kv": "int8", "batch": 1, "context": 512, "layer_ms": 0.25}
     attention = [
-        load | {"backend": "cpu", "new": 1, "of_limit": 0.5},
-        load | {"backend": "torch_sdpa", "new": 1, "of_limit": 0.9},
+        {"backend": "cpu", "new": 1, "of_limit": 0.5},
+        {"backend": "torch_sdpa", "new": 1, "of_limit": 0.9},
     ]
     assert "decode, of the read bandwidth: 0 of 1" in tables.attention_aims(attention)
-    page = tables.attention_table(attention)
-    assert "| 8B | int8 | 1 | 1 | 512 | 0.25 ms (50% memory) | 0.25 ms (90% memory) |" in page
-
-
-def test_the_drawing_is_xml_with_a_bar_for_each_engine(benchmark):
-    from xml.etree import ElementTree
-
-    drawing = benchmark("drawing").draw({"5m": stage(benchmark, rounds_of((4, 1)))})
-    names = [text.text for text in ElementTree.fromstring(drawing).iter() if text.text]
-    assert "quire" in names
-    assert "vllm bfloat16, compiled" in names
-    assert benchmark("drawing").draw({}) is None
 
 
 def test_what_a_stage_told_grows_unless_it_replaces(benchmark):
@@ -335,7 +224,7 @@ def test_an_engine_stands_still_while_others_run_and_tells_its_errors(benchmark,
         _, first = process.run(prompts, 6, 1, contests.RUN_S)
         assert [len(each) for each in first] == [6, 6]
         process.pause()
-        with pytest.raises(processes.EngineFailedError, match="did not answer within 1 s"):
+        with pytest.raises(processes.EngineFailedError, match="did not reply within 1 s"):
             process.run(prompts, 6, 1, 1.0)
         process.resume()
     assert not process.lives
@@ -386,7 +275,9 @@ def tried(benchmark, tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{SCRIPTED}")
     python.chmod(0o755)
-    contests, processes, ways = map(benchmark, ("contests", "engine_process", "ways"))
+    contests, processes, configurations = map(
+        benchmark, ("contests", "engine_process", "configurations")
+    )
     bench = contests.Bench(
         {"transformers": str(python)}, "avx2", tmp_path, 7, is_quick=False, with_trials=True
     )
@@ -398,7 +289,9 @@ def tried(benchmark, tmp_path):
             for name, seconds, more in each
         ]
         variants = tuple(lambda _best, way=way: way for way in made)
-        rival = contests.Rival("transformers", "its name", ways.Ways(variants, {}), (), trial_s)
+        rival = contests.Rival(
+            "transformers", "its name", configurations.Candidates(variants, {}), (), trial_s
+        )
         trials = benchmark("trials").Trials(rival, contest, bench, tmp_path)
         for _ in trials.run():
             pass
@@ -418,7 +311,7 @@ def test_the_fastest_way_of_a_peer_is_found(tried):
 def test_a_way_whose_answers_are_another_models_is_none(tried):
     best, records = tried(("one", 2.0, {}), ("wrong", 0.1, {"first": 7}))
     assert best == {"one"}
-    assert "begin unlike" in records["wrong"]["error"]
+    assert "start differently" in records["wrong"]["error"]
 
 
 def test_a_way_that_fails_while_another_is_tried_stays_open(tried):
@@ -479,10 +372,10 @@ def test_every_eight_requests_have_the_same_lengths(benchmark):
 def test_a_wait_that_the_end_cuts_off_counts(benchmark):
     served = benchmark("served_requests")
     told = [
-        served.Told(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
-        served.Told(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
-        served.Told(3.5, 2),
-        served.Told(10.5, 2, times=[10.6], tokens=[1]),
+        served.SentRequest(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
+        served.SentRequest(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
+        served.SentRequest(3.5, 2),
+        served.SentRequest(10.5, 2, times=[10.6], tokens=[1]),
     ]
     found = served._waits(told, 2.5, 10.0)
     assert found["first_token_s"] == {"least": 2.5, "median": 4.5, "most": 6.5}
@@ -578,5 +471,5 @@ def test_a_quick_run_takes_every_figure(tmp_path):
     assert all("first_token_s" in each for each in stages["start"]["starts"])
     assert [each["clients"] for each in stages["load"]["clients"]] == [1, 2]
     assert sum(each["seconds"] for each in stages.values()) < time.monotonic() - started
-    assert "say nothing" in (tmp_path / "cpu.md").read_text(encoding="utf-8")
+    assert "are meaningless" in (tmp_path / "cpu.md").read_text(encoding="utf-8")
     assert (tmp_path / "cpu_native.svg").exists()

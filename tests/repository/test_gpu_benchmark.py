@@ -44,27 +44,11 @@ def test_limits_are_those_that_were_worked_out_by_hand(
 
 
 def test_uneven_contexts_hold_as_many_tokens_as_even_ones(benchmark):
-    draw = benchmark("decode_bandwidth").draw_lengths
+    lengths = benchmark("decode_bandwidth").random_lengths
     for batch in (1, 8, 17, 256):
-        uneven = draw(batch, 1024, is_even=False)
+        uneven = lengths(batch, 1024, is_even=False)
         assert sum(uneven) == pytest.approx(1024 * batch, rel=0.001)
         assert batch == 1 or max(uneven) > 2 * min(uneven)
-
-
-def test_what_was_not_measured_is_said(benchmark):
-    report = benchmark("report")
-    table = report.write_markdown({"stages": {"bandwidth": {"error": "it did not end"}}})
-    engine, _, rest = table.partition("## Attention")
-    rows = [line for line in engine.splitlines() if line.startswith(("| qwen", "| llama"))]
-    assert len(rows) == 16
-    assert all(row.count(report.MISSING) == 3 for row in rows)
-    assert "it did not end" in rest
-
-
-def test_a_figure_stands_beside_its_limit(benchmark):
-    found = {"single_tok_s": 700.0, "limits": {"single_tok_s": 3500.0}}
-    table = benchmark("report").write_markdown({"stages": {"engine:qwen3-0.6b": found}})
-    assert "| 700 | 3,500 | 20 % | 700 / 1,000 |" in table
 
 
 def test_what_a_stage_told_before_it_failed_is_kept(benchmark):
@@ -72,10 +56,6 @@ def test_what_a_stage_told_before_it_failed_is_kept(benchmark):
     for piece in ({"rows": [1], "a": 1}, {"rows": [2]}, {"a": 3}):
         merge(found, piece)
     assert found == {"rows": [1, 2], "a": 3}
-    found |= {"single_tok_s": 5.0, "error": "it did not end within 100 s"}
-    table = benchmark("report").write_markdown({"stages": {"engine:5m": found}})
-    assert "| 5 |" in table
-    assert "it did not end within 100 s" in table
 
 
 def test_the_report_of_no_run_is_the_one_that_is_committed_until_there_is_one(benchmark):
@@ -116,7 +96,7 @@ def test_a_dry_run_takes_every_figure(tmp_path):
     assert all(figures[f"{name}_tok_s"] > 0 for name in ("single", "batch", "prefill", "mixed"))
     assert any("captured" in line for line in figures["log"])
     assert not [row for row in report["stages"]["bandwidth"]["rows"] if "error" in row]
-    assert "the figures say nothing" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "the figures are meaningless" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
 def _has_gpu() -> bool:

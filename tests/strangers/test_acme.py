@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from acme_reference import SIZES, acme_weights, greedy_tokens
-from kernel_ways import OWN_BACKEND
+from kernel_options import OWN_BACKEND
 
 PARTS = {
     "models": "AcmeForCausalLM",

@@ -6,25 +6,22 @@ import sys
 from typing import Any
 
 from quire.async_engine import AsyncEngine
-from quire.cli.options import add_options, read_settings
+from quire.cli.options import add_model_options, read_settings
 from quire.cli.sampling_flags import add_generation_flags, read_sampling_params
-from quire.config import DEFAULT_MODEL
 from quire.errors import RequestError
 from quire.interfaces.reasoning import ReasoningDelta
 from quire.interfaces.tool_parsing import TextDelta
 from quire.sampling_params import SamplingParams
 
-GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")
 DEFAULT_MAX_TOKENS = 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_generation_flags(parser)
-    add_options(parser, GROUPS, skip="model")
+    add_model_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

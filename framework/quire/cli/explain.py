@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.cli.options import add_options, read_settings
+from quire.cli.options import add_model_options, read_settings
 from quire.compose.composition import Choice, Composition
 from quire.compose.lora_choice import load_sources
-from quire.config import DEFAULT_MODEL, SchedulerSettings
+from quire.config import SchedulerSettings
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.composing import compose_engine
 from quire.launch.estimate import MemoryEstimate, estimate_memory
@@ -21,10 +21,8 @@ from quire.plugins.loading import load_plugins
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    groups = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")
-    add_options(parser, groups, skip="model")
+    add_model_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.config import (
+    DEFAULT_MODEL,
     ENVIRONMENT_PREFIX,
     GROUPS,
     TYPE_WORDS,
@@ -27,6 +28,7 @@ from quire.machine.byte_size import parse_byte_size
 from quire.native import compiled_cache, compiler
 from quire.plugins.registry import did_you_mean
 
+ENGINE_GROUPS = tuple(group for group in GROUPS if group != "server")
 MAX_CONFIG_BYTES = 2**20
 OTHER_VARIABLES = frozenset(  # variables of quire that are not options
     {compiled_cache.FOLDER_VARIABLE, instruction_sets.VARIABLE, compiler.FLAGS_VARIABLE}
@@ -92,6 +94,16 @@ def all_options(groups: Iterable[str] = GROUPS) -> list[Option]:
         for group in groups
         for field in fields(GROUPS[group])
     ]
+
+
+def add_model_options(
+    parser: argparse.ArgumentParser,
+    groups: Iterable[str] = ENGINE_GROUPS,
+    default: str = DEFAULT_MODEL,
+) -> None:
+    """Add the positional argument `model`, and a flag for each other option of the groups."""
+    parser.add_argument("model", nargs="?", default=None, help=f"default: {default}")
+    add_options(parser, groups, skip="model")
 
 
 def add_options(parser: argparse.ArgumentParser, groups: Iterable[str], skip: str = "") -> None:

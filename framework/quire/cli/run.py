@@ -9,27 +9,24 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.options import add_options, read_settings
+from quire.cli.options import add_model_options, read_settings
 from quire.cli.sampling_flags import add_generation_flags, read_json_file, read_sampling_params
-from quire.config import DEFAULT_MODEL
 from quire.llm import LLM
 from quire.outputs import RequestOutput
 
-GROUPS = ("model", "cache", "scheduler", "parallel", "lora", "parts", "plugins")
 DEFAULT_MAX_TOKENS = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
-    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
     parser.add_argument("--raw", action="store_true", help="continue the text; no chat template")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.add_argument("--tools", metavar="FILE", help="a JSON file with OpenAI tool definitions")
     parser.add_argument("--json", action="store_true", help="print the whole output as JSON")
     parser.add_argument("--stats", action="store_true", help="print times and plugins as well")
     add_generation_flags(parser)
-    add_options(parser, GROUPS, skip="model")
+    add_model_options(parser)
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from quire.cli.options import add_options, read_settings
-from quire.config import DEFAULT_MODEL, GROUPS
+from quire.cli.options import add_model_options, read_settings
+from quire.config import GROUPS
 from quire.launch import start_engine
 from quire.plugins.report import plugins_report
 from quire.server.http_server import serve
@@ -11,8 +11,7 @@ from quire.server.http_server import serve
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", nargs="?", default=None, help=f"default: {DEFAULT_MODEL}")
-    add_options(parser, GROUPS, skip="model")
+    add_model_options(parser, GROUPS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,20 @@ def test_a_count_is_a_whole_number_from_one_on(text, capsys):
     assert "argument --rounds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["throughput", "--num-prompts", "1", "--input-len", "4", "--output-len", "2"],
+        ["scheduler", "--running", "2", "--contexts", "--pool-sizes", "--rounds", "2"],
+        ["prefix", "demo", "--hit-rates", "0.5", "--num-prompts", "1", "--prompt-len", "32"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_figures_are_printed_for_people(argv, capsys):
+    assert main(["bench", *argv]) == 0
+    assert not capsys.readouterr().out.startswith("{")
+
+
 def test_throughput_counts_what_it_generates(capsys):
     argv = ["bench", "throughput", "--num-prompts", "2", "--input-len", "8", "--output-len", "4"]
     assert main([*argv, "--repeats", "2", "--json"]) == 0

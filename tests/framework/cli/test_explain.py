@@ -9,6 +9,7 @@ import pytest
 from gpu_driver import build_driver
 from installed import sites
 
+from quire import __version__
 from quire.cli.explain import describe_memory
 from quire.cli.main import main
 from quire.config import SchedulerSettings
@@ -278,7 +279,7 @@ def test_the_plugin_that_ships_the_checkpoint_and_the_offers_passed_over_are_sho
     status, out = explained(capsys, "demo")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert status == 0
-    assert "shipped by quire_demo (quire 0.1.0)" in lines
+    assert f"shipped by quire_demo (quire {__version__})" in lines
     assert (
         "not demo of acme (acme 1.0): quire's own is used; --prefer checkpoints:demo=acme would "
         "use it"

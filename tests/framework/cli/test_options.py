@@ -7,7 +7,7 @@ import pytest
 from quire.cli.options import (
     MAX_CONFIG_BYTES,
     OTHER_VARIABLES,
-    add_options,
+    add_model_options,
     all_options,
     read_settings,
 )
@@ -25,8 +25,7 @@ def clean_environment(monkeypatch):
 
 def settings_of(*argv, **given):
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", nargs="?")
-    add_options(parser, GROUPS, skip="model")
+    add_model_options(parser, GROUPS)
     return read_settings(parser.parse_args(argv), **given)
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 from installed import sites, write_distribution
 
+from quire import __version__
 from quire.cli.main import main
 from quire.cli.plugins import find, lines
 from quire.plugins.kinds import KINDS
@@ -45,7 +46,8 @@ def test_the_list_has_every_plugin_with_what_it_offers(quire, site):
     status, out = quire("list")
     assert status == 0
     lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line.strip()}
-    assert "loaded quire 0.1.0 attention_backends: torch_sdpa" in lines["quire_attention_backends"]
+    ours = f"loaded quire {__version__} attention_backends: torch_sdpa"
+    assert ours in lines["quire_attention_backends"]
     assert lines["acme"] == "acme loaded acme 1.0 lora_sources: apple"
     assert lines["hooks:"] == "hooks: request_received"
 
@@ -331,8 +333,8 @@ def test_the_doctor_notes_whose_offers_of_quires_names_are_passed_over(quire, si
     problem = problems(quire)["passed_over"]
     assert problem["is_fatal"] is False
     assert problem["what"] == (
-        "LoRA source 'peft' of quire_lora (quire 0.1.0) is also offered by acme (acme 1.0); "
-        "quire's own is used"
+        f"LoRA source 'peft' of quire_lora (quire {__version__}) is also offered by acme "
+        "(acme 1.0); quire's own is used"
     )
     assert "--prefer lora_sources:peft=acme" in problem["way_out"]
     assert problems(quire, "--prefer", "lora_sources:peft=acme") == {}

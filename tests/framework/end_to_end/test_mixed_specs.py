@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_ways import BY_EITHER, TORCH
+from kernel_options import BY_EITHER, TORCH
 
 from quire import LLM, SamplingParams
 from quire.engine.kv_cache.kv_plan import blocks_held, fixed_plan

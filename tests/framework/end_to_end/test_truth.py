@@ -12,7 +12,7 @@ import pytest
 import torch
 from adapter_parts import peft_model, save_adapter
 from cpp_compilers import NEEDS_COMPILER
-from kernel_ways import BY_EITHER, NATIVE, OWN_BACKEND, TORCH
+from kernel_options import BY_EITHER, NATIVE, OWN_BACKEND, TORCH
 
 from quire import LLM, SamplingParams
 from quire.outputs import LoRARequest

@@ -46,8 +46,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from random_trial import run_trial
+from trial_requests import ADAPTERS, SALTS, TrialRequest
 from trial_scene import MIXES, POLICIES, Scene
-from trial_wishes import ADAPTERS, SALTS, TrialRequest
 
 INDICES = st.integers(0, 9)
 FLAGS = st.booleans()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, __version__
 from quire.errors import AdapterError, EngineDeadError
 from quire.interfaces.sampling import LogitsProcessor, SampledRows
 from quire.messages import AdapterRef, StepPlan
@@ -68,7 +68,7 @@ def test_a_sampler_that_raises_for_one_row_fails_that_request(llm):
     reasons = run(llm, [normal, cursed, normal])
     assert reasons == {
         0: "length",
-        1: "error sampler 'temperature' of plugin quire_samplers (quire 0.1.0) failed: "
+        1: f"error sampler 'temperature' of plugin quire_samplers (quire {__version__}) failed: "
         "ZeroDivisionError",
         2: "length",
     }

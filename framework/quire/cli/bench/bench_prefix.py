@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.cli.bench.bench_arguments import MODEL_GROUPS, add_model, at_least_one
+from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.interval import Figure, bootstrap
 from quire.cli.bench.model_shapes import SHAPES, write_shape
 from quire.cli.bench.tables import machine_info, table_lines
-from quire.cli.options import read_settings
+from quire.cli.options import add_model_options, read_settings
 from quire.config import Settings
 from quire.llm import LLM
 from quire.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_SHAPE,
         help=f"if no model is named: random weights of these sizes (default: {DEFAULT_SHAPE})",
     )
-    add_model(parser, MODEL_GROUPS, default="random weights, see --shape")
+    add_model_options(parser, default="random weights, see --shape")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import time
 from dataclasses import fields
 from typing import Any
 
-from quire.cli.bench.bench_arguments import MODEL_GROUPS, add_model, at_least_one
+from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.tables import plain_lines
-from quire.cli.options import read_settings
+from quire.cli.options import ENGINE_GROUPS, add_model_options, read_settings
 from quire.config import Settings
 from quire.errors import EngineDeadError
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=at_least_one, default=5, metavar="N", help="fresh processes"
     )
-    add_model(parser, MODEL_GROUPS)
+    add_model_options(parser)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _given_options(settings: Settings) -> dict[str, Any]:
     """Return the options that are not at their defaults."""
     return {
         option.name: value
-        for group in MODEL_GROUPS
+        for group in ENGINE_GROUPS
         for option in fields(getattr(settings, group))
         if (value := getattr(getattr(settings, group), option.name)) != option.default
     }

@@ -6,9 +6,9 @@ import statistics
 import time
 from typing import Any
 
-from quire.cli.bench.bench_arguments import MODEL_GROUPS, add_model, at_least_one
+from quire.cli.bench.bench_arguments import at_least_one
 from quire.cli.bench.tables import plain_lines
-from quire.cli.options import read_settings
+from quire.cli.options import add_model_options, read_settings
 from quire.config import Settings
 from quire.llm import LLM
 from quire.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-len", type=at_least_one, default=128, metavar="N", help="tokens")
     parser.add_argument("--output-len", type=at_least_one, default=64, metavar="N", help="tokens")
     parser.add_argument("--repeats", type=at_least_one, default=5, metavar="N", help="timed runs")
-    add_model(parser, MODEL_GROUPS)
+    add_model_options(parser)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

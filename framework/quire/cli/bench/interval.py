@@ -3,10 +3,12 @@
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 NUM_RESAMPLES = 2000
 INTERVAL = 0.95
+
+T = TypeVar("T")
 
 
 class Figure(NamedTuple):
@@ -38,8 +40,8 @@ class Figure(NamedTuple):
 
 
 def bootstrap(
-    samples: Sequence[float],
-    statistic: Callable[[Sequence[float]], float],
+    samples: Sequence[T],
+    statistic: Callable[[Sequence[T]], float],
     num_resamples: int = NUM_RESAMPLES,
 ) -> tuple[float, float]:
     """Return the 95 % bootstrap interval (percentile method) of a statistic; deterministic.

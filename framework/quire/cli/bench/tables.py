@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -25,6 +25,11 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in (headers, *rows)
     ]
+
+
+def markdown_lines(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
 
 
 def machine_info() -> dict[str, Any]:

@@ -22,15 +22,6 @@ def test_the_whole_sweep_is_printed_as_json(capsys):
     assert figures["machine"]["quire"]
 
 
-def test_the_sweep_is_two_tables_for_people(capsys):
-    assert main(["bench", "scheduler", *SMALL, "--rounds", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert "a request" in shown
-    assert "async" in shown
-    assert "full pool" in shown
-    assert "find all" in shown
-
-
 def test_the_workers_time_is_shown_and_subtracted():
     step = measure_workload(PARTS, Workload(8, 64), rounds=5)
     executor_us = step["executor_us"]["median"]

@@ -1,8 +1,6 @@
 import random
 import statistics
 
-import pytest
-
 from quire.cli.bench.interval import Figure, bootstrap
 
 
@@ -49,10 +47,3 @@ def test_a_figure_is_divided_and_reduced_by_a_fixed_cost():
     figure = Figure(8.0, 6.0, 10.0, 9.0)
     assert figure.divided_by(2) == (4.0, 3.0, 5.0, 4.5)
     assert figure.less(1.0) == (7.0, 5.0, 9.0, 8.0)
-
-
-@pytest.mark.parametrize(
-    ("digits", "shown"), [(0, "1,234 (1,000 to 2,000)"), (1, "1,234.5 (1,000.0 to 2,000.0)")]
-)
-def test_a_figure_is_shown_with_its_interval(digits, shown):
-    assert Figure(1234.5, 1000.0, 2000.0, 1500.0).show(digits) == shown

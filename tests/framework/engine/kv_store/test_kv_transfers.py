@@ -4,8 +4,8 @@ import logging
 
 import pytest
 from engine_trial import EngineTrial
+from trial_requests import TrialRequest
 from trial_scene import Scene
-from trial_wishes import TrialRequest
 
 from quire.engine.request import Status
 from quire.interfaces.kv_transfer import KVLookup

@@ -11,7 +11,7 @@ import pytest
 import torch
 from adapter_parts import peft_model, save_adapter
 from cpp_compilers import NEEDS_COMPILER
-from kernel_ways import NATIVE
+from kernel_options import NATIVE
 from torch import Tensor
 
 from quire import LLM, SamplingParams

@@ -1,6 +1,6 @@
-"""How each engine is run: ours in two ways, and the peers in every way that may be their best.
+"""Configurations of each engine: those of quire, and all of each peer that may be its fastest.
 
-A peer's ways are tried in an order in which later ones build on the best of the earlier ones: the
+A peer's configurations are tried in an order in which later ones build on the best earlier one: the
 number type first, then compiled or not, then other OpenMP and memory libraries.
 """
 
@@ -32,12 +32,13 @@ Variant = Callable[[Configuration], Configuration]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """All ways to run a peer.
+class Candidates:
+    """All configurations of a peer.
 
     Attributes:
-        tried: Each is made of the best way so far, which the first ones do not look at.
-        not_tried: Ways that cannot be taken here, with the reason.
+        tried: Functions that return a configuration from the best one so far; the first ones ignore
+            it.
+        not_tried: Configurations that are impossible here, with the reason.
     """
 
     tried: tuple[Variant, ...]
@@ -45,14 +46,14 @@ class Ways:
 
     @property
     def first(self) -> Configuration:
-        """The way that takes part if none is tried."""
+        """The configuration that takes part if none is tried."""
         return self.tried[0](QUIRE)
 
 
 def all_bf16(isa: str) -> Configuration:
-    """Return ours with everything in bfloat16 that may be, as peers have it with that number type.
+    """Return quire's with everything possible in bfloat16, as peers do with that number type.
 
-    Where the processor multiplies bfloat16, the inputs of linear layers are rounded to it, too.
+    If the processor multiplies bfloat16, the inputs of linear layers are rounded to it, too.
 
     Args:
         isa: A key of `engine_process.LIMITS`.
@@ -65,21 +66,25 @@ def all_bf16(isa: str) -> Configuration:
     return Configuration("quire", "all bf16", options, weight_bytes=2)
 
 
-def vllm_ways(
+def vllm_candidates(
     python: str | None, folder: Path, isa: str, length: int, batch: int, *, is_small: bool
-) -> Ways:
-    """Return vLLM's, on all cores.
+) -> Candidates:
+    """Return vLLM's configurations, on all cores.
 
     Args:
-        python: The interpreter of its environment, where preloaded libraries are looked for.
-        folder: Keeps what it compiles.
+        python: The interpreter of its environment, which is searched for preloaded libraries.
+        folder: Folder for compiled code.
         isa: A key of `engine_process.LIMITS`.
-        length: Tokens of a request.
-        batch: Requests.
-        is_small: One process is tried, too: it saves messages, and costs the binding of threads.
+        length: Number of tokens of a request.
+        batch: Number of requests.
+        is_small: True if one process is tried, too: it saves messages, and loses the binding of
+            threads.
     """
     tried = [
-        *(_always(vllm_way(folder, length, batch, dtype, is_eager=True)) for dtype in DTYPES[isa]),
+        *(
+            _always(vllm_configuration(folder, length, batch, dtype, is_eager=True))
+            for dtype in DTYPES[isa]
+        ),
         _compiled,
     ]
     not_tried = {}
@@ -93,11 +98,13 @@ def vllm_ways(
         tried.append(_in_one_process)
     else:
         not_tried["one process"] = "tried with the small model, where messages cost the most"
-    return Ways(tuple(tried), not_tried)
+    return Candidates(tuple(tried), not_tried)
 
 
-def vllm_way(folder: Path, length: int, batch: int, dtype: str, *, is_eager: bool) -> Configuration:
-    """Return one way to run vLLM, as its documentation sets it up for a CPU."""
+def vllm_configuration(
+    folder: Path, length: int, batch: int, dtype: str, *, is_eager: bool
+) -> Configuration:
+    """Return a configuration of vLLM, as in its documentation for CPUs."""
     return Configuration(
         "vllm",
         f"{dtype}, {'eager' if is_eager else 'compiled'}",
@@ -116,8 +123,8 @@ def vllm_way(folder: Path, length: int, batch: int, dtype: str, *, is_eager: boo
     )
 
 
-def transformers_ways(isa: str, *, is_small: bool) -> Ways:
-    """Return `generate`'s: by number type, and compiled with a static cache where that is quick."""
+def transformers_candidates(isa: str, *, is_small: bool) -> Candidates:
+    """Return those of `generate`: number types, and a static cache where compiling it is quick."""
     plain = [
         Configuration(
             "transformers",
@@ -128,13 +135,13 @@ def transformers_ways(isa: str, *, is_small: bool) -> Ways:
         for dtype in DTYPES[isa]
     ]
     if is_small:
-        return Ways((*map(_always, plain), _static), {})
+        return Candidates((*map(_always, plain), _static), {})
     why = "it compiles again for each length and batch, minutes for so many layers"
-    return Ways(tuple(map(_always, plain)), {"static cache, compiled": why})
+    return Candidates(tuple(map(_always, plain)), {"static cache, compiled": why})
 
 
-def llama_ways(weights: str) -> Ways:
-    """Return llama.cpp's: with and without its flash attention."""
+def llama_candidates(weights: str) -> Candidates:
+    """Return those of llama.cpp: with and without its flash attention."""
     threads = usable_cores()[0]
     plain, flash = (
         Configuration(
@@ -153,7 +160,7 @@ def llama_ways(weights: str) -> Ways:
         )
         for is_flash in (False, True)
     )
-    return Ways((_always(plain), _always(flash)), {})
+    return Candidates((_always(plain), _always(flash)), {})
 
 
 def processors() -> list[int]:
@@ -176,8 +183,8 @@ def find_library(name: str, python: str | None) -> Path | None:
     return None
 
 
-def _always(way: Configuration) -> Variant:
-    return lambda _best: way
+def _always(configuration: Configuration) -> Variant:
+    return lambda _best: configuration
 
 
 def _compiled(best: Configuration) -> Configuration:

@@ -8,7 +8,7 @@ process, with a KV store, and in mixtures of these. `test_truth` compares with t
 import random
 
 import pytest
-from kernel_ways import TORCH
+from kernel_options import TORCH
 
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
