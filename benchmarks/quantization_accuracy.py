@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire import LLM, SamplingParams
 from quire.cli.bench.interval import bootstrap
@@ -346,10 +346,6 @@ def _empty_model(folder: Path, method: str) -> Model:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     built: Model = model(describe(config), context)
     return built
-
-
-def _has_weight(layer: nn.Module) -> bool:
-    return "weight" in dict(layer.named_parameters(recurse=False))
 
 
 def _attention(layer: Attention) -> WholePrompt:

@@ -8,8 +8,12 @@ import sys
 import pytest
 from processes import eventually
 
+from quire.config import Settings
+from quire.launch import composing
 from quire.launch import read_ahead as module
 from quire.launch.read_ahead import read_ahead
+from quire.plugins.loading import load_plugins
+from quire.testing.checkpoints import write_checkpoint
 
 NUM_BYTES = 8 * 2**20
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="posix_fadvise is Linux's")
@@ -64,3 +68,15 @@ def test_a_file_that_is_missing_is_left_to_the_loader(shards):
     (shards / "model-0.safetensors").symlink_to(shards / "missing")
     read_ahead(shards).join(20)
     eventually(lambda: num_resident_pages(shards / "model-1.safetensors"))
+
+
+@pytest.mark.parametrize(("load_format", "is_read"), [("auto", True), ("dummy", False)])
+def test_an_engine_that_loads_weights_reads_them_ahead(tmp_path, monkeypatch, load_format, is_read):
+    folders = []
+    monkeypatch.setattr(composing, "read_ahead", folders.append)
+    folder = write_checkpoint(tmp_path / "model", "LlamaForCausalLM").folder
+    settings = Settings.from_options({"model": str(folder), "load_format": load_format})
+    composing.plan_composition(settings)
+    assert folders == []
+    composing.compose_engine(settings, load_plugins(settings.plugins))
+    assert folders == [folder] * is_read
