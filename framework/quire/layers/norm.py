@@ -58,7 +58,7 @@ class RMSNorm(Layer):
 
     def finish_loading(self) -> None:
         """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
+        if self.is_native and cpu_layers.LIBRARY.is_available():
             self.kernel = cpu_layers.AddRMSNorm(self.weight, self.eps)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ class QKNorm(Layer):
 
     def finish_loading(self) -> None:
         """Bind the native kernel, if it is available."""
-        if self.is_native and cpu_layers.is_available():
+        if self.is_native and cpu_layers.LIBRARY.is_available():
             self.kernel = cpu_layers.HeadRMSNorm(self.weight, self.eps)
 
     def forward(self, qk: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, Sampler
-from quire.native.library import NativeLibrary, NativeUnavailableError
+from quire.native.library import NativeLibrary
 from quire_samplers.categorical import Categorical
 from quire_samplers.min_p import MinP
 from quire_samplers.temperature import Temperature
@@ -78,14 +78,10 @@ class CpuGumbel(Sampler):
         self._fused = [step(vocab_size, device) for step in FUSED]
         self._threads = torch.get_num_threads()
         self._scratch: Tensor | None = None
-        self._has_library = device.type == "cpu"
+        self._has_library = device.type == "cpu" and LIBRARY.is_available()
         if self._has_library:
-            try:
-                library = LIBRARY.load()
-            except NativeUnavailableError:  # the library has logged the reason
-                self._has_library = False
-            else:
-                self._most_likely, self._sample = library.likeliest_tokens, library.sample_tokens
+            library = LIBRARY.load()
+            self._most_likely, self._sample = library.likeliest_tokens, library.sample_tokens
 
     @classmethod
     def begin_loading(cls) -> None:

@@ -75,7 +75,7 @@ class TestWithoutACompiler(FusedSamplerContract):
 
 def test_without_a_compiler_the_log_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(cpu_gumbel, "LIBRARY", failing_library(tmp_path))
-    monkeypatch.setattr(library, "_WARNINGS", library._LibraryWarnings())  # of nothing so far
+    monkeypatch.setattr(library, "_LOGGED", library.LoggedReasons())  # of nothing so far
     CpuGumbel.begin_loading()
     CpuGumbel(5, CPU)
     (record,) = caplog.records

@@ -87,7 +87,7 @@ class LoRAStacks:
         rows, out_features = len(slices) * max_rank, sum(len(part.rows) for part in slices)
         self.a = torch.zeros(max_loras, rows, len(columns), dtype=dtype, device=device)
         is_native = context.kernels == "native" and not context.batch_invariant
-        is_native = is_native and cpu_lora.is_available()
+        is_native = is_native and cpu_lora.LIBRARY.is_available()
         shape = (max_loras, max_rank, out_features)
         if is_native:  # contiguous along the outputs, as the native kernel reads it
             self.b = torch.zeros(shape, dtype=dtype, device=device).mT

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.native.library import NativeLibrary, NativeUnavailableError
+from quire.native.library import NativeLibrary
 
 _GATE = (c_void_p, c_void_p, c_long, c_long, c_int)
 
@@ -28,15 +28,6 @@ FUNCTIONS = {
     "mask_logits": (c_void_p, c_long, c_long, c_void_p, c_long, c_void_p, c_long, c_int),
 }
 LIBRARY = NativeLibrary("layers", SOURCE, FUNCTIONS, repeats=True)
-
-
-def is_available() -> bool:
-    """Return whether the functions are available; waits for their compilation."""
-    try:
-        LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged the reason
-        return False
-    return True
 
 
 def check_weight(weight: Tensor) -> None:

@@ -11,20 +11,11 @@ import torch
 from torch import Tensor
 
 from quire.native.layer_kernels.cpu_layers import check_weight, wrong_rows
-from quire.native.library import NativeLibrary, NativeUnavailableError
+from quire.native.library import NativeLibrary
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FUNCTIONS = {"add_lora": (c_void_p, c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_int)}
 LIBRARY = NativeLibrary("adapters", SOURCE, FUNCTIONS)
-
-
-def is_available() -> bool:
-    """Return whether the function is available; waits for its compilation."""
-    try:
-        LIBRARY.load()
-    except NativeUnavailableError:  # the library has logged the reason
-        return False
-    return True
 
 
 class _Adapters(Structure):

@@ -32,7 +32,7 @@ class LogitMasks:
             from quire.kernels import bitmask  # loads Triton
 
             self._mask_logits = bitmask.mask_logits
-        elif kernels == "native" and cpu_layers.is_available():
+        elif kernels == "native" and cpu_layers.LIBRARY.is_available():
             self._mask_logits = cpu_layers.LogitMask()
 
     def is_too_short(self, slot: int) -> bool:

@@ -18,7 +18,7 @@ and their copies start. The heads of an item and the items of a list have neighb
 programs without work come last, and programs that read the same page run together.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-redef"
 # ruff: noqa: ANN001, ANN202, N803, N806
 
 from __future__ import annotations

@@ -209,9 +209,9 @@ def test_masks_do_what_plain_torch_does(vocab_size):
 
 
 def test_without_a_compiler_they_are_not_available(monkeypatch, tmp_path):
-    assert cpu_layers.is_available()
+    assert cpu_layers.LIBRARY.is_available()
     monkeypatch.setattr(cpu_layers, "LIBRARY", failing_library(tmp_path))
-    assert not cpu_layers.is_available()
+    assert not cpu_layers.LIBRARY.is_available()
 
 
 def test_only_weights_that_can_be_read_are_bound():

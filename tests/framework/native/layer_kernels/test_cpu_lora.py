@@ -54,6 +54,6 @@ def test_what_does_not_fit_the_stacks_is_refused(out, x, index, message):
 
 
 def test_without_a_compiler_they_are_not_available(monkeypatch, tmp_path):
-    assert cpu_lora.is_available()
+    assert cpu_lora.LIBRARY.is_available()
     monkeypatch.setattr(cpu_lora, "LIBRARY", failing_library(tmp_path))
-    assert not cpu_lora.is_available()
+    assert not cpu_lora.LIBRARY.is_available()
