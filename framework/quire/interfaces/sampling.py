@@ -185,6 +185,10 @@ class LogitsProcessor(SamplerStep):
 class Sampler(SamplerStep):
     """The last step, which samples one token per row. Rows are neutral if they are greedy."""
 
+    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether the request is greedy: by default, whether its `temperature` is 0."""
+        return bool(fields["temperature"] == 0)
+
     @abstractmethod
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64
         """Return a token id for each row; the argmax for neutral rows."""

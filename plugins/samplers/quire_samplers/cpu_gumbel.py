@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ctypes import Structure, byref, c_int, c_long, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -92,10 +92,6 @@ class CpuGumbel(Sampler):
     def end_loading(cls) -> None:
         """Wait for the compiler."""
         LIBRARY.load()
-
-    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether the request is greedy."""
-        return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""
