@@ -27,9 +27,6 @@ class DeviceAttention(AttentionBackend):
     def kv_view(cls, raw, spec, num_blocks):
         return raw.view(torch.float32).view(num_blocks, 2, -1, spec.block_size, spec.layer.head_dim)
 
-    def prepare(self, step):
-        return step
-
     def forward(self, q, k, v, kv_cache, metadata, layer):
         size = self.shape.block_size
         blocks, offsets = metadata.slot_mapping // size, metadata.slot_mapping % size

@@ -27,9 +27,6 @@ class DeviceMLA(MLABackend):
         pages = raw if raw.dim() == 2 else raw.view(num_blocks, -1)
         return pages.view(torch.float32).unflatten(1, (spec.block_size, spec.layer.head_dim))
 
-    def prepare(self, step):
-        return step
-
     def forward(self, q_latent, q_rope, latent, k_rope, kv_cache, metadata, scale):
         size, latent_dim = self.shape.block_size, q_latent.shape[2]
         blocks, offsets = metadata.slot_mapping // size, metadata.slot_mapping % size

@@ -4,7 +4,7 @@ import torch
 
 from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_cache import KVLayer
-from quire_attention_backends.shared.kv_layout import split_pages, view_pages
+from quire_attention_backends.shared.kv_layout import PagesBackend, split_pages
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 16
@@ -33,7 +33,7 @@ def pages_of(shape, num_padding_rows=0):
     spec = FullAttentionSpec(layer, shape.block_size, shape.kv_dtype)
     distance = spec.page_bytes + num_padding_rows * spec.row_bytes
     raw = torch.zeros(NUM_BLOCKS, distance, dtype=torch.uint8, device=shape.device)
-    view = view_pages(raw[:, : spec.page_bytes], spec, NUM_BLOCKS, "these tests")
+    view = PagesBackend.kv_view(raw[:, : spec.page_bytes], spec, NUM_BLOCKS)
     return split_pages(view, shape), raw
 
 

@@ -31,9 +31,6 @@ class DenseAttention(AttentionBackend):
     def kv_view(cls, raw: Tensor, spec: Any, num_blocks: int) -> Tensor:
         raise NotImplementedError("the tests allocate the cache themselves")
 
-    def prepare(self, step: Any) -> Any:
-        return step
-
     def forward(self, q, k, v, kv_cache, metadata, layer):  # kv_cache: [2, tokens, K, D]
         start, stop = metadata, metadata + len(q)
         kv_cache[0, start:stop], kv_cache[1, start:stop] = k, v

@@ -265,13 +265,15 @@ class KVBackend(ABC):
             num_blocks: B.
         """
 
-    @abstractmethod
     def prepare(self, step: StepLayout) -> Any:
-        """Build the metadata of a step, which is passed to each call of `forward`.
+        """Return the metadata of a step, which is passed to each call of `forward`.
+
+        The default returns the step itself. Override it for what all layers have in common.
 
         Table entries for tokens outside every query's attention bounds name the null block, or
         blocks that now belong to other requests. Their contents are undefined and may be NaN.
         """
+        return step
 
     def forget_context(self) -> None:  # noqa: B027 (most hold nothing)
         """Drop state derived from the cache: KV was written by a KV store or by block copies.

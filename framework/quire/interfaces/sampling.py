@@ -154,8 +154,9 @@ class SamplerStep(ABC):
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the step leaves logits unchanged for a request with these values.
 
-        Called on the host once per request. If all rows of a batch are neutral, the step is
-        skipped.
+        Called on the host once per request, but for a request that the sampler finds greedy only of
+        steps that may change the most likely token. If all rows of a batch are neutral, the step
+        is skipped.
         """
 
 
@@ -173,6 +174,10 @@ class LogitsProcessor(SamplerStep):
 
 class Sampler(SamplerStep):
     """The last step, which samples one token per row. Rows are neutral if they are greedy."""
+
+    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether the request is greedy: by default, whether its `temperature` is 0."""
+        return bool(fields["temperature"] == 0)
 
     @abstractmethod
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] float32 -> [N] int64

@@ -15,10 +15,11 @@ import logging
 import os
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from quire.native.logged_reasons import LoggedReasons
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def find(
     except FileNotFoundError:  # nothing is cached yet, or `keep` logs the reason
         return None
     except OSError as error:
-        _WARNINGS.warn(error, folder)
+        _warn_once(error, folder)
         return None
     by = "*" if compiler is None else _hash(compiler.encode())
     for path in sorted(trusted.glob(f"{_key(parts)}-{by}-*{suffix}")):
@@ -98,7 +99,7 @@ def keep(
         _remove_abandoned(trusted)
         handle, name = tempfile.mkstemp(dir=trusted, suffix=PART_SUFFIX)
     except OSError as error:
-        _WARNINGS.warn(error, folder)
+        _warn_once(error, folder)
         return None
     path = trusted / f"{_key(parts)}-{_hash(compiler.encode())}-{_hash(code)}{suffix}"
     try:
@@ -107,7 +108,7 @@ def keep(
         os.replace(name, path)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
-        _WARNINGS.warn(error, trusted)
+        _warn_once(error, trusted)
         return None
     return path
 
@@ -174,25 +175,13 @@ def _is_intact(path: Path, suffix: str) -> bool:
     return False
 
 
-class _CacheWarnings:
-    """Logs each reason once, because it is the same for every library of an engine."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._warned: set[str] = set()
-
-    def warn(self, error: OSError, folder: Path | None = None) -> None:
-        """Log a warning, unless its reason was logged before. File names are left out of it."""
-        reason = str(error) if error.strerror is None else f"{error.strerror} in {folder}"
-        with self._lock:
-            is_new = reason not in self._warned
-            self._warned.add(reason)
-        if is_new:
-            logger.warning(
-                "compiled kernels are not cached: %s; set %s to another folder",
-                reason,
-                FOLDER_VARIABLE,
-            )
+def _warn_once(error: OSError, folder: Path | None = None) -> None:
+    """Log a warning, unless its reason was logged before. File names are left out of it."""
+    reason = str(error) if error.strerror is None else f"{error.strerror} in {folder}"
+    if _LOGGED.is_new(reason):
+        logger.warning(
+            "compiled kernels are not cached: %s; set %s to another folder", reason, FOLDER_VARIABLE
+        )
 
 
-_WARNINGS = _CacheWarnings()
+_LOGGED = LoggedReasons()

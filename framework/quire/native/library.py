@@ -15,6 +15,7 @@ from quire.errors import NativeUnavailableError, PluginLoadError, SettingsError
 from quire.native.availability import POOL_SOURCE
 from quire.native.build import Build
 from quire.native.compiler import CppCompiler, find_compiler
+from quire.native.logged_reasons import LoggedReasons
 from quire.native.recording import traceable
 
 __all__ = ["NativeLibrary", "NativeUnavailableError"]
@@ -127,7 +128,7 @@ class NativeLibrary:
             kept.unlink(missing_ok=True)
             library = _load_uncached(code, compiler)
             what = f"compiled kernels are not cached, as they cannot be loaded from {kept.parent}"
-            _WARNINGS.warn(what, _loader_message(error, kept))
+            _warn_once(what, _loader_message(error, kept))
             return library
 
     def _declare_functions(self, library: ctypes.CDLL) -> ctypes.CDLL:
@@ -182,30 +183,20 @@ def _loader_message(error: OSError, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-class _LibraryWarnings:
-    """Logs a warning once per reason, for any number of libraries.
+def _warn_once(what: str, reason: str) -> None:
+    """Log a warning for a reason's first occurrence, and an info line for the others.
 
     Reasons are compared by their first lines: a compiler's output below names its source.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loader_message: set[str] = set()
-
-    def warn(self, what: str, reason: str) -> None:
-        """Log a warning for a reason's first occurrence, and an info line for the others."""
-        cause = reason.partition("\n")[0]
-        with self._lock:
-            is_new = cause not in self._loader_message
-            self._loader_message.add(cause)
-        if is_new:
-            logger.warning("%s: %s", what, reason)
-        else:
-            logger.info("%s, too: %s (as above)", what, cause.rstrip(":"))
-            logger.debug("%s: %s", what, reason)
+    cause = reason.partition("\n")[0]
+    if _LOGGED.is_new(cause):
+        logger.warning("%s: %s", what, reason)
+    else:
+        logger.info("%s, too: %s (as above)", what, cause.rstrip(":"))
+        logger.debug("%s: %s", what, reason)
 
 
-_WARNINGS = _LibraryWarnings()
+_LOGGED = LoggedReasons()
 _POOL = NativeLibrary(
     "the thread pool",
     POOL_SOURCE,

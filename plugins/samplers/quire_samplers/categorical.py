@@ -6,8 +6,7 @@ The cumulative sum runs over blocks of tokens first and then inside the selected
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,10 +22,6 @@ BELOW_ONE = 1 - 2.0**-40
 
 class Categorical(Sampler):
     """Sampler that reads `temperature`: rows with 0 are greedy, others sample by probability."""
-
-    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether the request is greedy."""
-        return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""

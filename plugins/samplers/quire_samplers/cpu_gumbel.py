@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ctypes import Structure, byref, c_void_p
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -63,10 +63,6 @@ class CpuGumbel(Sampler):
         self._scratch: Tensor | None = None
         library = cpu_gumbel_library.LIBRARY.load()
         self._most_likely, self._sample = library.likeliest_tokens, library.sample_tokens
-
-    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether the request is greedy."""
-        return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""

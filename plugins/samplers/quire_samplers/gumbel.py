@@ -7,8 +7,7 @@ Maddison, Tarlow and Minka, "A* sampling", 2014.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -44,10 +43,6 @@ class Gumbel(Sampler):
         super().__init__(vocab_size, device)
         self._chunk = min(CHUNK, max(BLOCK.value, triton.next_power_of_2(vocab_size)))
         self._num_chunks = triton.cdiv(vocab_size, self._chunk)
-
-    def is_neutral(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether the request is greedy."""
-        return bool(fields["temperature"] == 0)
 
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:  # [N, V] -> [N] int64
         """Return a token for each row; tokens of probability zero are never sampled."""

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _complains_anew(monkeypatch):
-    monkeypatch.setattr(compiled_cache, "_WARNINGS", compiled_cache._CacheWarnings())
+    monkeypatch.setattr(compiled_cache, "_LOGGED", compiled_cache.LoggedReasons())
 
 
 def files(folder):

@@ -36,7 +36,7 @@ def cache(monkeypatch, tmp_path):
     """An empty cache, and a process that has the pool and has logged no warning."""
     library._POOL.load()
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_WARNINGS", library._LibraryWarnings())
+    monkeypatch.setattr(library, "_LOGGED", library.LoggedReasons())
     return tmp_path / "cache" / "kernels"
 
 

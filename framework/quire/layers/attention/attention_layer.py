@@ -18,6 +18,7 @@ from quire.layers.context import LayerContext
 from quire.layers.layer import frozen
 from quire.layers.norm import QKNorm
 from quire.layers.parallel import shard, shard_kv_heads
+from quire.layers.returned import check_returned
 
 
 class Attention(CachingLayer[AttentionBackend]):
@@ -124,9 +125,9 @@ class Attention(CachingLayer[AttentionBackend]):
         Raises:
             RequestFailedError: The backend's result is not `[T, H, D]` of `q`'s dtype and device.
         """
-        backend, kv_cache = self._bound()
-        out = backend.forward(q, k, v, kv_cache, batch.attention[self.backend_index], self.params)
-        self._check(out, q.shape, q)
+        backend, kv_cache, metadata = self._bound(batch)
+        out = backend.forward(q, k, v, kv_cache, metadata, self.params)
+        check_returned(out, q.shape, q.dtype, q.device, self._callee)
         return out.reshape(-1, self._width)
 
     def forward_rotary(
@@ -143,13 +144,14 @@ class Attention(CachingLayer[AttentionBackend]):
         Raises:
             RequestFailedError: The backend's result is not `[T, H, D]` of `qkv`'s dtype and device.
         """
-        backend, kv_cache = self._bound()
+        backend, kv_cache, metadata = self._bound(batch)
         num_rotated = self.num_heads + self.num_kv_heads
         heads = qkv.view(-1, num_rotated + self.num_kv_heads, self.head_dim)
         if backend.fuses_rotary:
-            step, metadata = _rotary_step(rotation, norm), batch.attention[self.backend_index]
+            step = _rotary_step(rotation, norm)
             out = backend.forward_rotary(heads, step, kv_cache, metadata, self.params)
-            self._check(out, (len(heads), self.num_heads, self.head_dim), heads)
+            shape = (len(heads), self.num_heads, self.head_dim)
+            check_returned(out, shape, heads.dtype, heads.device, self._callee)
             return out.reshape(-1, self._width)
         qk = heads[:, :num_rotated]
         qk = rotate(qk if norm is None else norm(qk), rotation)

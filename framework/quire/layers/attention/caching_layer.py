@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionShape, KVBackend
+from quire.interfaces.model import ForwardBatch
 from quire.layers.layer import Layer
-from quire.layers.returned import check_returned
 
 Backend = TypeVar("Backend", bound=KVBackend)
 
@@ -73,20 +72,12 @@ class CachingLayer(Layer, Generic[Backend]):
         self._backend = self._kv_cache = None
         self.backend_index = -1
 
-    def _check(self, returned: Tensor, shape: Sequence[int], query: Tensor) -> None:
-        """Check the shape, dtype and device of the backend's result, without reading its values.
-
-        Raises:
-            RequestFailedError: The shape is wrong, or dtype or device are not those of the query.
-        """
-        check_returned(returned, shape, query.dtype, query.device, self._callee)
-
-    def _bound(self) -> tuple[Backend, Tensor]:
-        """Return the bound backend and the layer's part of the cache.
+    def _bound(self, batch: ForwardBatch) -> tuple[Backend, Tensor, Any]:
+        """Return the bound backend, the layer's part of the cache, and the step's metadata.
 
         Raises:
             RuntimeError: The layer is not bound.
         """
         if self._backend is None or self._kv_cache is None:
             raise RuntimeError(f"attention layer {self.name} runs before bind()")
-        return self._backend, self._kv_cache
+        return self._backend, self._kv_cache, batch.attention[self.backend_index]

@@ -10,6 +10,7 @@ from quire.interfaces.model import ForwardBatch
 from quire.layers.attention.caching_layer import CachingLayer
 from quire.layers.context import LayerContext
 from quire.layers.parallel import shard
+from quire.layers.returned import check_returned
 
 
 class MLAAttention(CachingLayer[MLABackend]):
@@ -62,8 +63,7 @@ class MLAAttention(CachingLayer[MLABackend]):
             RequestFailedError: The backend's result is not `[T, H, C]` of `q_latent`'s dtype and
                 device.
         """
-        backend, kv_cache = self._bound()
-        metadata = batch.attention[self.backend_index]
+        backend, kv_cache, metadata = self._bound(batch)
         out = backend.forward(q_latent, q_rope, latent, k_rope, kv_cache, metadata, self.scale)
-        self._check(out, q_latent.shape, q_latent)
+        check_returned(out, q_latent.shape, q_latent.dtype, q_latent.device, self._callee)
         return out

@@ -144,6 +144,10 @@ class ParallelLinear(Layer):
             raise RuntimeError(f"{self.name} has no adapter memory; call enable_lora first")
         self.lora.set(index, [modules.get(name) for name in self.slices])
 
+    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
+        """Return this device's outputs, slice by slice: `[T, in] -> [T, out / tp]`."""
+        return self._project(x, adapters, self.bias)
+
     def _project(self, x: Tensor, adapters: AdapterBatch | None, bias: Tensor | None) -> Tensor:
         if bias is None:
             out = self.method.apply(self, x)
@@ -180,10 +184,6 @@ class MergedColumnParallelLinear(ParallelLinear):
         )
         super().__init__(name, in_features, range(in_features), slices, bias=bias, context=context)
 
-    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
-        """Return this device's outputs: `[T, in] -> [T, out / tp]`."""
-        return self._project(x, adapters, self.bias)
-
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
     """One matrix sharded by rows, so that each device has some of the outputs."""
@@ -196,7 +196,7 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """Query, key and value projections in one product, sharded by heads.
+    """Query, key and value projections in one product, sharded by heads: `[T, (H + 2K) * D]`.
 
     With fewer key/value heads than devices, each head is replicated on several devices.
 
@@ -232,10 +232,6 @@ class QKVParallelLinear(ParallelLinear):
         )
         super().__init__(name, hidden_size, range(hidden_size), slices, bias=bias, context=context)
 
-    def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
-        """Return q, k and v of this device concatenated: `[T, hidden] -> [T, (H + 2K) * D]`."""
-        return self._project(x, adapters, self.bias)
-
 
 class RowParallelLinear(ParallelLinear):
     """One matrix sharded by columns: each device has some inputs, and the outputs are summed."""
@@ -251,7 +247,7 @@ class RowParallelLinear(ParallelLinear):
     def forward(self, x: Tensor, adapters: AdapterBatch | None = None) -> Tensor:
         """Return all outputs, on every device: `[T, in / tp] -> [T, out]`."""
         if self.tp.size == 1:
-            return self._project(x, adapters, self.bias)
+            return super().forward(x, adapters)
         out = self._sum(self._project(x, adapters, None))
         return out if self.bias is None else out.add_(self.bias)
 

@@ -115,14 +115,17 @@ class SamplingPipeline:
         Raises:
             RequestFailedError: A step fails; the message names its plugin.
         """
-        active = index = 0
+        index = len(self.steps)
         try:
-            for index, step in enumerate((*self.steps, self.sampler)):
-                active |= 0 if step.is_neutral(fields) else 1 << index
+            is_greedy = self.sampler.is_neutral(fields)
+            active = 0 if is_greedy else self._sampler_bit
+            asked = self._steps_for_greedy if is_greedy else self._all_steps
+            for index, step in enumerate(self.steps):
+                if asked >> index & 1 and not step.is_neutral(fields):
+                    active |= 1 << index
         except Exception as error:
             raise self._step_error(index, error) from error
-        is_greedy = not active & self._sampler_bit
-        return active & self._steps_for_greedy if is_greedy else active
+        return active
 
     def is_fused(self, slots: Sequence[int], masks: Sequence[RowBitmask]) -> bool:
         """Whether `sample_fused` alone does all that these rows need."""

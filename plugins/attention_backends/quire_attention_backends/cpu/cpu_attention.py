@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from quire.interfaces.attention import (
-    AttentionBackend,
     AttentionLayerParams,
     AttentionShape,
     RotaryStep,
@@ -22,15 +21,11 @@ from quire.interfaces.attention import (
 )
 from quire_attention_backends.cpu import cpu_library
 from quire_attention_backends.cpu.cpu_library import KINDS, Heads, LayerArguments, Step
-from quire_attention_backends.shared.kv_layout import view_pages
+from quire_attention_backends.shared.kv_layout import PagesBackend, kind_of
+from quire_attention_backends.shared.score_factors import kv_units, score_factors
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from quire.interfaces.kv_cache import KVCacheSpec
-
-NAME = "cpu"
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +60,13 @@ class StepMetadata:
     address: int
 
 
-class CpuBackend(AttentionBackend):
+class CpuBackend(PagesBackend):
     """Attention of float32 queries over a paged KV cache, by C++ compiled for this processor.
 
     It uses the number of threads that torch has when the backend is built.
     """
 
+    name: ClassVar[str] = "cpu"
     fuses_rotary: ClassVar[bool] = True
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -79,15 +75,6 @@ class CpuBackend(AttentionBackend):
         self._heads, self._scratch = _heads(shape, self._library)
         self._heads_address = addressof(self._heads)
         self._layers: dict[tuple[int, int], LayerConstants] = {}
-
-    @classmethod
-    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, 2, K, S, D]; int8 pages as uint8 [B, page bytes].
-
-        Raises:
-            RefusedError: The pages do not hold K and V of whole heads, or of an unsupported type.
-        """
-        return view_pages(raw, spec, num_blocks, NAME)
 
     def prepare(self, step: StepLayout) -> StepMetadata:
         """Collect the addresses of the step's tensors."""
@@ -109,7 +96,7 @@ class CpuBackend(AttentionBackend):
         q: Tensor,  # [T, H, D]
         k: Tensor,  # [T, K, D]
         v: Tensor,  # [T, K, D]
-        kv_cache: Tensor,  # as returned by `kv_view`
+        kv_cache: Tensor,  # as `kv_view` returned it
         metadata: StepMetadata,
         layer: AttentionLayerParams,
     ) -> Tensor:  # [T, H, D]
@@ -184,17 +171,14 @@ def _heads(shape: AttentionShape, library: CDLL) -> tuple[Heads, Tensor]:
 def _layer_constants(
     layer: AttentionLayerParams, kv_cache: Tensor, shape: AttentionShape
 ) -> LayerConstants:
-    has_scales = shape.kv_dtype == "float8_e4m3fn"
-    k_scale, v_scale = (layer.k_scale, layer.v_scale) if has_scales else (1.0, 1.0)
-    cap = layer.logit_soft_cap
+    k_scale, v_scale = kv_units(kind_of(shape.kv_dtype), layer)
     structure = LayerArguments(
         kv_cache.data_ptr(),
         kv_cache.stride(0) * kv_cache.itemsize,
         layer.sliding_window or 0,
         layer.attention_chunk or 0,
         None if layer.sinks is None else layer.sinks.data_ptr(),
-        layer.scale * k_scale * (LOG2_E if cap is None else 1.0 / cap),
-        0.0 if cap is None else cap * LOG2_E,
+        *score_factors(layer, k_scale),
         k_scale,
         v_scale,
     )

@@ -8,31 +8,24 @@ kernels are not measured yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from quire.errors import RefusedError
-from quire.interfaces.attention import (
-    AttentionBackend,
-    AttentionLayerParams,
-    AttentionShape,
-    RotaryStep,
-    StepLayout,
-)
+from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire_attention_backends.cuda.cuda_decode import (
     DecodeKernels,
     DecodeStep,
     DecodeVariant,
     DeviceKernels,
 )
-from quire_attention_backends.shared import kv_layout
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
-from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
-from quire_attention_backends.triton import kv_write
-from quire_attention_backends.triton.paged_launch import Scratch
+from quire_attention_backends.shared.kv_layout import Pages
+from quire_attention_backends.shared.score_factors import kv_units, score_factors
+from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
+from quire_attention_backends.triton.paged_backend import PagedBackend, StepMetadata
 from quire_attention_backends.triton.triton_attention import TritonBackend
 
 if TYPE_CHECKING:
@@ -40,36 +33,13 @@ if TYPE_CHECKING:
 
     from quire.interfaces.kv_cache import KVCacheSpec
 
-NAME = "cuda"
-LOG2_E = 1.4426950408889634
 UNIT = 64  # tokens of a unit of work: four tiles of a block's four warps
 VECTOR_BYTES = 16
 FEW_BLOCKS = 2048  # up to this number, each head is combined by a block of its own
 
 
-@dataclass(slots=True)
-class StepMetadata:
-    """Metadata of a step, shared by all layers.
-
-    Attributes:
-        step: The step.
-        fallback: Metadata of the Triton backend.
-        plans: Split plans of a decode step by attention bounds, made by the first layer that has
-            them.
-    """
-
-    step: StepLayout
-    fallback: Any
-    plans: dict[AttentionBounds, SplitPlan] = field(default_factory=dict)
-
-    @property
-    def is_decode(self) -> bool:
-        """True if no request has more than one token."""
-        return self.step.max_query_len <= 1
-
-
-class CudaBackend(AttentionBackend):
-    """Attention over a paged KV cache of the layout [B, 2, K, S, D], for GPUs from 8.0 on.
+class CudaBackend(PagedBackend):
+    """Attention by CUDA C++ for decode, and by the Triton backend for all other steps.
 
     Args:
         shape: Shape of the backend.
@@ -79,83 +49,47 @@ class CudaBackend(AttentionBackend):
         PluginLoadError: The kernels could not be compiled or loaded.
     """
 
-    fuses_rotary: ClassVar[bool] = True
+    name: ClassVar[str] = "cuda"
 
     def __init__(self, shape: AttentionShape, kernels: DecodeKernels | None = None) -> None:
         super().__init__(shape)
         self._variant = DecodeVariant.of(shape)
         self._kernels = kernels or DeviceKernels(self._variant, shape.device)
         self._fallback = TritonBackend(shape)
-        self._splits = _splits_of(shape)
-        self._scratch = Scratch.allocate(shape, self._splits)
+
+    @staticmethod
+    def splits_of(shape: AttentionShape) -> SplitSizes:
+        """Return the split sizes of a decode step."""
+        return SplitSizes.of(shape, UNIT, programs_per_item=shape.num_kv_heads)
 
     @classmethod
     def workspace_bytes(cls, shape: AttentionShape) -> int:
         """Return the bytes of the partial outputs, for decode steps and for other steps."""
-        slots, num_kv_heads, rows = Scratch.sizes(shape, _splits_of(shape))
-        own = slots * num_kv_heads * rows * (shape.head_dim + 2) * torch.float32.itemsize
-        return own + TritonBackend.workspace_bytes(shape)
+        return super().workspace_bytes(shape) + TritonBackend.workspace_bytes(shape)
 
     @classmethod
     def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, 2, K, S, D].
+        """Return the raw bytes as `[B, 2, K, S, D]`.
 
         Raises:
             RefusedError: The pages are not K and V of whole heads, or are not aligned to vectors of
                 16 bytes.
         """
-        pages = kv_layout.view_pages(raw, spec, num_blocks, NAME)
+        pages = super().kv_view(raw, spec, num_blocks)
         if raw.data_ptr() % VECTOR_BYTES or pages.stride(0) * pages.itemsize % VECTOR_BYTES:
             raise RefusedError(
-                f"{NAME} needs an alignment of {VECTOR_BYTES} bytes, and the pages of "
+                f"{cls.name} needs an alignment of {VECTOR_BYTES} bytes, and the pages of "
                 f"{spec.layer.name} have a stride of {pages.stride(0) * pages.itemsize} bytes and "
                 f"{raw.data_ptr():#x} as start address"
             )
         return pages
 
-    def prepare(self, step: StepLayout) -> StepMetadata:
-        """Keep the step; the first layer of each attention bounds makes the plan on the device."""
-        return StepMetadata(step, self._fallback.prepare(step))
-
-    def forget_context(self) -> None:
-        """Forward the call to the Triton backend; this backend keeps no context."""
-        self._fallback.forget_context()
-
-    def forward(
-        self,
-        q: Tensor,  # [T, H, D]
-        k: Tensor,  # [T, K, D]
-        v: Tensor,  # [T, K, D]
-        kv_cache: Tensor,  # [B, 2, K, S, D]
-        metadata: StepMetadata,
-        layer: AttentionLayerParams,
+    def attend(
+        self, q: Tensor, pages: Pages, metadata: StepMetadata, layer: AttentionLayerParams
     ) -> Tensor:  # [T, H, D]
-        """Write `k` and `v` to their slots, then attend."""
-        if not metadata.is_decode:
-            return self._fallback.forward(q, k, v, kv_cache, metadata.fallback, layer)
-        pages = kv_layout.split_pages(kv_cache, self.shape)
-        kv_write.write_kv(k, v, pages, metadata.step.slot_mapping, layer)
-        return self._decode(q, pages, metadata, layer)
-
-    def forward_rotary(
-        self,
-        qkv: Tensor,  # [T, H + 2 * K, D]
-        rotary: RotaryStep,
-        kv_cache: Tensor,  # [B, 2, K, S, D]
-        metadata: StepMetadata,
-        layer: AttentionLayerParams,
-    ) -> Tensor:  # [T, H, D]
-        """Norm, rotate and write in one launch, then attend; `qkv` is overwritten."""
-        if not metadata.is_decode:
-            return self._fallback.forward_rotary(qkv, rotary, kv_cache, metadata.fallback, layer)
-        pages = kv_layout.split_pages(kv_cache, self.shape)
-        slots, num_heads = metadata.step.slot_mapping, self.shape.num_heads
-        q = kv_write.rotate_and_write(qkv, rotary, pages, slots, layer, num_heads)
-        return self._decode(q, pages, metadata, layer)
-
-    def _decode(
-        self, q: Tensor, pages: kv_layout.Pages, metadata: StepMetadata, layer: AttentionLayerParams
-    ) -> Tensor:  # [T, H, D]
+        """Return the attention of `q`; padding rows are undefined."""
+        if metadata.step.max_query_len > 1:
+            return self._fallback.attend(q, pages, metadata, layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not len(q):
             return out
@@ -171,22 +105,17 @@ class CudaBackend(AttentionBackend):
         )
         return out
 
-    def _plan(self, metadata: StepMetadata, bounds: AttentionBounds) -> SplitPlan:
-        plan = metadata.plans.get(bounds)
-        if plan is None:
-            plan = metadata.plans[bounds] = plan_splits(metadata.step, bounds, self._splits)
-        return plan
-
     def _decode_step(
         self,
         q: Tensor,
         out: Tensor,
-        pages: kv_layout.Pages,
+        pages: Pages,
         step: StepLayout,
         plan: SplitPlan,
         layer: AttentionLayerParams,
     ) -> DecodeStep:
-        shape, (q_factor, soft_cap, v_factor) = self.shape, _factors(pages, layer)
+        shape, (k_unit, v_unit) = self.shape, kv_units(pages.kind, layer, FLOAT8_UNIT)
+        q_factor, soft_cap = score_factors(layer, k_unit)
         num_requests, group = len(step.seq_lens), shape.num_heads // shape.num_kv_heads
         return DecodeStep(
             out=out.data_ptr(),
@@ -215,26 +144,11 @@ class CudaBackend(AttentionBackend):
             chunk=layer.attention_chunk or 0,
             q_factor=q_factor,
             soft_cap=soft_cap,
-            v_factor=v_factor,
+            v_factor=v_unit,
         )
-
-
-def _splits_of(shape: AttentionShape) -> SplitSizes:
-    return SplitSizes.of(shape, UNIT, max_queries=1)
 
 
 def _is_in_vectors(q: Tensor) -> bool:
     """Return whether each head is contiguous and aligned to a vector."""
     starts = (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
     return q.stride(2) == 1 and not any(start % VECTOR_BYTES for start in starts)
-
-
-def _factors(pages: kv_layout.Pages, layer: AttentionLayerParams) -> tuple[float, float, float]:
-    """Return the factor of the scores, the soft cap, and the factor of the output."""
-    is_float8 = pages.kind == "float8"
-    k_factor = FLOAT8_UNIT * layer.k_scale if is_float8 else 1.0
-    v_factor = FLOAT8_UNIT * layer.v_scale if is_float8 else 1.0
-    score, cap = layer.scale * k_factor, layer.logit_soft_cap
-    if cap is None:
-        return score * LOG2_E, 0.0, v_factor
-    return score / cap, cap * LOG2_E, v_factor

@@ -12,6 +12,7 @@ import torch
 from quire.interfaces.attention import AttentionShape
 from quire_attention_backends.cuda.cuda_compiler import compile_cubin
 from quire_attention_backends.cuda.cuda_driver import CudaDriver
+from quire_attention_backends.shared.launch_sizes import next_power_of_two
 
 SOURCE = "paged_decode.cu"
 KERNELS = ("paged_decode", "combine")
@@ -45,7 +46,6 @@ class DecodeStep(ctypes.Structure):
             )
         ),
         *((name, ctypes.c_float) for name in ("q_factor", "soft_cap", "v_factor")),
-        ("unused", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -71,8 +71,8 @@ class DecodeVariant:
     def of(cls, shape: AttentionShape) -> DecodeVariant:
         """Choose the variant for a shape."""
         group = shape.num_heads // shape.num_kv_heads
-        tile_heads = min(4, _power_of_two(group))
-        head_warps = min(MAX_HEAD_WARPS, _power_of_two(-(-group // tile_heads)))
+        tile_heads = min(4, next_power_of_two(group))
+        head_warps = min(MAX_HEAD_WARPS, next_power_of_two(-(-group // tile_heads)))
         stored = _STORED_CODES[shape.kv_dtype]
         return cls(_QUERY_CODES[shape.dtype], stored, shape.head_dim, tile_heads, head_warps)
 
@@ -125,7 +125,3 @@ class DeviceKernels:
 def read_source() -> str:
     """Return the CUDA C++ source of all variants."""
     return resources.files(__package__).joinpath(SOURCE).read_text(encoding="utf-8")
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

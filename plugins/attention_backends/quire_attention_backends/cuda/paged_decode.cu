@@ -121,7 +121,6 @@ struct DecodeStep {
     float q_factor;               // turns scores into base 2 exponents, or the argument of tanh
     float soft_cap;               // as a base 2 exponent; 0: none
     float v_factor;               // of the output
-    int unused;
 };
 
 // ---- element types -----------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from quire.interfaces.attention import StepLayout
-from quire.interfaces.mla import MLABackend
-from quire_attention_backends.mla.mla_pages import view_rows
+from quire_attention_backends.mla.mla_pages import LatentRowsBackend
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.torch.query_order import QueryOrder
 from quire_attention_backends.torch.span_batch import span_keys
@@ -23,8 +22,6 @@ from quire_attention_backends.torch.spans import MAX_QUERIES, Spans, batches, cu
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from quire.interfaces.kv_cache import KVCacheSpec
 
 CALL_COST_BYTES = 2**20  # bytes of rows that are gathered in the time that one more batch costs
 MAX_GATHERED_BYTES = 2**26  # bytes of rows per batch
@@ -54,17 +51,10 @@ class StepMetadata:
     batches: list[RowBatch]
 
 
-class TorchMLABackend(MLABackend):
+class TorchMLABackend(LatentRowsBackend):
     """Latent attention over a paged cache of the layout [B, S, C + P]."""
 
-    @classmethod
-    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, S, C + P].
-
-        Raises:
-            RefusedError: The pages do not have this layout.
-        """
-        return view_rows(raw, spec, num_blocks, "torch_mla")
+    name: ClassVar[str] = "torch_mla"
 
     def prepare(self, step: StepLayout) -> StepMetadata:
         """Build the gather indices and masks of the batches of spans."""

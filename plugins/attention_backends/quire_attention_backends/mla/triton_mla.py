@@ -14,30 +14,27 @@ are float32, only half a tile fits. float32 is multiplied exactly, without tenso
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from triton.runtime import driver
 
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionShape, StepLayout
-from quire.interfaces.mla import MLABackend, MLAShape
+from quire.interfaces.mla import MLAShape
 from quire_attention_backends.mla.mla_kernels import attend_items, merge_parts
-from quire_attention_backends.mla.mla_pages import view_rows
+from quire_attention_backends.mla.mla_pages import LatentRowsBackend
 from quire_attention_backends.mla.mla_rows import TokenRows, write_rows
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
+from quire_attention_backends.shared.score_factors import LOG2_E
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes, plan_splits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.interfaces.kv_cache import KVCacheSpec
-
-LOG2_E = 1.4426950408889634
 LATENT_DIMS = (32, 64, 128, 256, 512)
 ROPE_DIMS = (16, 32, 64)
 PROGRAMS_PER_SM = 4  # two run at once, so the last one to start costs a fourth of the total time
-CPU_PROGRAMS = 12  # for the interpreter: enough to split, few enough to be quick
 MANY_PROGRAMS = 2**13  # this many exit within microseconds if there is nothing to merge
 TWO_TILES_BYTES = 112 * 1024  # of shared memory, for 32 heads
 
@@ -74,15 +71,11 @@ class Tiles:
 
     def sizes(self, shape: AttentionShape) -> SplitSizes:
         """Return the split sizes of a step."""
-        programs_per_row = -(-shape.num_heads // self.num_heads)
-        budget = max(1, _num_programs(shape.device) // programs_per_row)
-        max_tokens = shape.max_blocks_per_request * shape.block_size
-        return SplitSizes(
-            unit=self.num_tokens,
-            max_queries=1,
-            budget=budget,
-            max_units=-(-max_tokens // self.num_tokens),
-            is_fixed=False,
+        return SplitSizes.of(
+            shape,
+            self.num_tokens,
+            programs_per_item=-(-shape.num_heads // self.num_heads),
+            programs_per_sm=PROGRAMS_PER_SM,
         )
 
 
@@ -101,12 +94,14 @@ class StepMetadata:
     plan: SplitPlan
 
 
-class TritonMLABackend(MLABackend):
+class TritonMLABackend(LatentRowsBackend):
     """Latent attention over a paged cache of the layout [B, S, C + P].
 
     Raises:
         RefusedError: The kernels do not support the sizes of a row.
     """
+
+    name: ClassVar[str] = "triton_mla"
 
     def __init__(self, shape: MLAShape) -> None:
         super().__init__(shape)
@@ -128,15 +123,6 @@ class TritonMLABackend(MLABackend):
         latent_dim = shape.latent_dim if isinstance(shape, MLAShape) else shape.head_dim
         num_partials = Tiles.of(shape).sizes(shape).max_partials * shape.num_heads
         return num_partials * (latent_dim + 2) * torch.float32.itemsize
-
-    @classmethod
-    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, S, C + P].
-
-        Raises:
-            RefusedError: The pages do not have this layout.
-        """
-        return view_rows(raw, spec, num_blocks, "triton_mla")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
         """Plan the step on the device."""
@@ -232,12 +218,6 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 def _floats(device: torch.device, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=device)
-
-
-def _num_programs(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_PROGRAMS
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _shared_bytes(device: torch.device) -> int:

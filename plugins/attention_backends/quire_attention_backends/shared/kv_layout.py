@@ -11,12 +11,12 @@ divided by its row's scale, the largest |x| / 127. Both round to nearest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
 from quire.errors import RefusedError
-from quire.interfaces.attention import AttentionShape
+from quire.interfaces.attention import AttentionBackend, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,40 +58,51 @@ def kind_of(kv_dtype: str) -> Kind:
     return KINDS.get(kv_dtype, "plain")
 
 
-def view_pages(raw: Tensor, spec: KVCacheSpec, num_blocks: int, backend_name: str) -> Tensor:
-    """Return the raw bytes as `[B, 2, K, S, D]`; int8 pages as uint8 `[B, page bytes]`.
+class PagesBackend(AttentionBackend):
+    """Base of the backends whose pages have this layout.
 
-    Raises:
-        RefusedError: The element type is not supported, a page is not K and V of whole heads, or
-            the distance between pages is not a multiple of a row (of a scale for int8).
+    Attributes:
+        name: Name of the backend for error messages.
     """
-    dtype = DTYPES.get(spec.kv_dtype)
-    if dtype is None:
-        raise RefusedError(f"{backend_name} does not support a KV cache of type {spec.kv_dtype}")
-    is_int8 = dtype == torch.int8
-    head_dim = spec.layer.head_dim
-    row_bytes = head_dim * dtype.itemsize + (SCALE_BYTES if is_int8 else 0)
-    pair_bytes = NUM_SIDES * spec.block_size * row_bytes
-    num_kv_heads, rest = divmod(spec.page_bytes, pair_bytes)
-    pages = raw.view(num_blocks, spec.page_bytes) if raw.dim() == 1 else raw
-    unit = SCALE_BYTES if is_int8 else row_bytes
-    has_whole_rows = num_blocks == 1 or pages.stride(0) % unit == 0
-    has_aligned_scales = not is_int8 or spec.page_bytes // row_bytes * head_dim % SCALE_BYTES == 0
-    if rest or not num_kv_heads or not has_whole_rows or not has_aligned_scales:
-        raise RefusedError(
-            f"{backend_name} cannot use the KV cache of {spec.layer.name}: the page size is "
-            f"{spec.page_bytes} bytes with a stride of {pages.stride(0)}; the page size must be a "
-            f"multiple of {pair_bytes} (K and V of one head), and the stride must fit rows of "
-            f"{row_bytes}"
-        )
-    if is_int8:
-        return pages
-    sizes = (num_blocks, NUM_SIDES, num_kv_heads, spec.block_size, head_dim)
-    return pages.view(dtype).view(sizes)
+
+    name: ClassVar[str]
+
+    @classmethod
+    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
+        """Return the raw bytes as `[B, 2, K, S, D]`; int8 pages as uint8 `[B, page bytes]`.
+
+        Raises:
+            RefusedError: The element type is not supported, a page is not K and V of whole heads,
+                or the distance between pages is not a multiple of a row (of a scale for int8).
+        """
+        dtype = DTYPES.get(spec.kv_dtype)
+        if dtype is None:
+            raise RefusedError(f"{cls.name} does not support a KV cache of type {spec.kv_dtype}")
+        is_int8 = dtype == torch.int8
+        head_dim = spec.layer.head_dim
+        row_bytes = head_dim * dtype.itemsize + (SCALE_BYTES if is_int8 else 0)
+        pair_bytes = NUM_SIDES * spec.block_size * row_bytes
+        num_kv_heads, rest = divmod(spec.page_bytes, pair_bytes)
+        pages = raw.view(num_blocks, spec.page_bytes) if raw.dim() == 1 else raw
+        unit = SCALE_BYTES if is_int8 else row_bytes
+        has_whole_rows = num_blocks == 1 or pages.stride(0) % unit == 0
+        num_rows = spec.page_bytes // row_bytes
+        has_aligned_scales = not is_int8 or num_rows * head_dim % SCALE_BYTES == 0
+        if rest or not num_kv_heads or not has_whole_rows or not has_aligned_scales:
+            raise RefusedError(
+                f"{cls.name} cannot use the KV cache of {spec.layer.name}: the page size is "
+                f"{spec.page_bytes} bytes with a stride of {pages.stride(0)}; the page size must "
+                f"be a multiple of {pair_bytes} (K and V of one head), and the stride must fit "
+                f"rows of {row_bytes}"
+            )
+        if is_int8:
+            return pages
+        sizes = (num_blocks, NUM_SIDES, num_kv_heads, spec.block_size, head_dim)
+        return pages.view(dtype).view(sizes)
 
 
 def split_pages(kv_cache: Tensor, shape: AttentionShape) -> Pages:
-    """Return the elements and scales of a tensor from `view_pages`, as views."""
+    """Return the elements and scales of a tensor from `kv_view`, as views."""
     kind = kind_of(shape.kv_dtype)
     if kind == "plain":
         return Pages(kv_cache, None, kind)

@@ -32,24 +32,19 @@ Batch-invariant mode uses `tiled_batch` instead.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from quire.interfaces.attention import (
-    AttentionBackend,
-    AttentionLayerParams,
-    AttentionShape,
-    StepLayout,
-)
+from quire.interfaces.attention import AttentionLayerParams, AttentionShape, StepLayout
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.shared.kv_layout import (
     DTYPES,
     Pages,
+    PagesBackend,
     kind_of,
     split_pages,
-    view_pages,
 )
 from quire_attention_backends.torch.held_context import HeldBatch, HeldContext
 from quire_attention_backends.torch.kept_rows import read_rows, write_rows
@@ -80,8 +75,6 @@ from quire_attention_backends.torch.varlen import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from quire.interfaces.kv_cache import KVCacheSpec
 
 CALL_COST_BYTES = 2**20  # bytes of K and V that are gathered in the time that one more batch costs
 MAX_GATHERED_BYTES = {"cpu": 2**23, "cuda": 2**28}  # bytes of K and V per batch
@@ -118,7 +111,7 @@ class StepMetadata:
     varlens: dict[int | None, VarlenBatch | None] = field(default_factory=dict)
 
 
-class TorchSDPABackend(AttentionBackend):
+class TorchSDPABackend(PagesBackend):
     """Attention over a paged KV cache of the layout [B, 2, K, S, D].
 
     Args:
@@ -129,6 +122,8 @@ class TorchSDPABackend(AttentionBackend):
     Raises:
         RefusedError: Batch-invariant mode is requested and this machine does not support it.
     """
+
+    name: ClassVar[str] = "torch_sdpa"
 
     def __init__(self, shape: AttentionShape, varlen: VarlenAttention | None = None) -> None:
         super().__init__(shape)
@@ -157,15 +152,6 @@ class TorchSDPABackend(AttentionBackend):
         if shape.kv_dtype != str(shape.dtype).removeprefix("torch."):
             kept_bytes += shape.dtype.itemsize
         return num_tokens * values * kept_bytes + num_tokens * 2 * shape.num_kv_heads * index_bytes
-
-    @classmethod
-    def kv_view(cls, raw: Tensor, spec: KVCacheSpec, num_blocks: int) -> Tensor:
-        """Return the raw bytes as [B, 2, K, S, D]; int8 pages as uint8 [B, page bytes].
-
-        Raises:
-            RefusedError: The pages do not hold K and V of whole heads, or of an unsupported type.
-        """
-        return view_pages(raw, spec, num_blocks, "torch_sdpa")
 
     def prepare(self, step: StepLayout) -> StepMetadata:
         """Start or continue a held batch; the first layer builds the rest of the metadata."""

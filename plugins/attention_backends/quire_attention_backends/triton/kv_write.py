@@ -26,6 +26,7 @@ from quire_attention_backends.shared.kv_codec import (
     scale_magnitudes,
 )
 from quire_attention_backends.shared.kv_layout import Pages
+from quire_attention_backends.shared.launch_sizes import next_power_of_two
 
 HEADS = 4  # per program; with a head_dim of 128 that is 16 bytes per thread of one warp
 
@@ -62,7 +63,7 @@ def write_kv(
         KIND=pages.kind,
         GROUPS=groups,
         HEADS=HEADS,
-        BLOCK_D=_block(head_dim),
+        BLOCK_D=next_power_of_two(head_dim),
         num_warps=_warps(head_dim),
         enable_fp_fusion=True,
     )
@@ -106,16 +107,11 @@ def rotate_and_write(
         Q_GROUPS=q_groups,
         KV_GROUPS=kv_groups,
         HEADS=HEADS,
-        BLOCK_HALF=_block(head_dim // 2),
+        BLOCK_HALF=next_power_of_two(head_dim // 2),
         num_warps=_warps(head_dim),
         enable_fp_fusion=True,
     )
     return q
-
-
-def _block(size: int) -> int:
-    """Return the next power of two; Triton's own function costs microseconds."""
-    return 1 << (size - 1).bit_length()
 
 
 def _warps(head_dim: int) -> int:

@@ -13,10 +13,17 @@ from quire.interfaces.attention import AttentionLayerParams, AttentionShape, Ste
 from quire.machine.machine import interprets_kernels
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.kv_codec import FLOAT8_UNIT
-from quire_attention_backends.shared.kv_layout import Kind, Pages, kind_of
+from quire_attention_backends.shared.kv_layout import Pages, kind_of
+from quire_attention_backends.shared.launch_sizes import next_power_of_two
+from quire_attention_backends.shared.score_factors import kv_units, score_factors
 from quire_attention_backends.shared.split_plan import SplitPlan, SplitSizes
-from quire_attention_backends.triton.paged_sizes import TileSizes, group_size, padded
-from quire_attention_backends.triton.paged_tiles import LOG2_E, V_LIFT
+from quire_attention_backends.triton.paged_sizes import (
+    TileSizes,
+    decode_sizes,
+    group_size,
+    prompt_sizes,
+)
+from quire_attention_backends.triton.paged_tiles import V_LIFT
 
 MERGE_ELEMENTS = 4096  # elements of partial outputs that are merged at a time
 PARTS_IN_ORDER = 4
@@ -59,9 +66,9 @@ class LayerLaunch:
         score_factor: Factor that turns scores into exponents to base 2.
         cap_factor: Factor of scores before the soft cap; 0 if there is none.
         out_factor: Factor of the output.
-        short: Constants and launch options of `_attend_short`.
+        items: Constants and launch options of `_attend` for items.
+        blocks: Constants and launch options of `_attend` for blocks.
         merging: Constants and launch options of `_merge_parts`.
-        long: Constants and launch options of `_attend_prompts`.
     """
 
     layer: AttentionLayerParams
@@ -69,27 +76,28 @@ class LayerLaunch:
     score_factor: float
     cap_factor: float
     out_factor: float
-    short: dict[str, Any]
+    items: dict[str, Any]
+    blocks: dict[str, Any]
     merging: dict[str, Any]
-    long: dict[str, Any]
 
     @classmethod
     def of(
-        cls,
-        shape: AttentionShape,
-        splits: SplitSizes,
-        layer: AttentionLayerParams,
-        short: TileSizes,
-        long: TileSizes,
+        cls, shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams
     ) -> LayerLaunch:
         """Compute the launch parameters; once per layer."""
+        k_unit, v_unit = kv_units(kind_of(shape.kv_dtype), layer, FLOAT8_UNIT)
+        score_factor, cap_factor = score_factors(layer, k_unit)
+        if layer.logit_soft_cap is not None:  # scores are multiplied before and after the cap
+            score_factor, cap_factor = cap_factor, score_factor
         return cls(
             layer,
             AttentionBounds(layer.sliding_window, layer.attention_chunk),
-            *_units(kind_of(shape.kv_dtype), layer),
-            {**_constants(shape, splits, layer, short), "SHORT": splits.max_queries},
+            score_factor,
+            cap_factor,
+            1 / V_LIFT if kind_of(shape.kv_dtype) == "int8" else v_unit,
+            {**_constants(shape, splits, layer, decode_sizes(shape)), "IS_ITEM": True},
+            {**_constants(shape, splits, layer, prompt_sizes(shape)), "IS_ITEM": False},
             _merge_constants(shape, splits, layer),
-            _constants(shape, splits, layer, long),
         )
 
 
@@ -106,7 +114,7 @@ class PagedCall:
     scratch: Scratch
 
     def arguments(self, launch: LayerLaunch) -> tuple[Any, ...]:
-        """Return the arguments that `_attend_short` and `_attend_prompts` have in common."""
+        """Return the arguments of `_attend` that items and blocks have in common."""
         layer, step, data, scales = launch.layer, self.step, self.pages.data, self.pages.scales
         return (
             self.q,
@@ -117,10 +125,14 @@ class PagedCall:
             step.block_table,
             step.query_start,
             step.seq_lens,
+            self.scratch.acc,
+            self.scratch.stats,
+            self.plan.count,
             self.q.stride(0),
             data.stride(0),
             0 if scales is None else scales.stride(0),
             step.block_table.stride(0),
+            len(step.seq_lens),
             layer.sliding_window or 0,
             layer.attention_chunk or 0,
             launch.score_factor,
@@ -132,16 +144,17 @@ class PagedCall:
 def _constants(
     shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams, sizes: TileSizes
 ) -> dict[str, Any]:
-    """Return the constants of `_attend_short` and `_attend_prompts`."""
+    """Return the constants of `_attend`, but for `IS_ITEM`."""
     return {
         "K": shape.num_kv_heads,
         "G": group_size(shape),
         "D": shape.head_dim,
         "S": shape.block_size,
-        "DP": padded(shape.head_dim),
+        "DP": next_power_of_two(shape.head_dim),
         "M": sizes.rows,
         "N": sizes.tokens,
         "SPLIT": splits.unit,
+        "SHORT": splits.max_queries,
         "KIND": kind_of(shape.kv_dtype),
         "BY_ROWS": shape.batch_invariant and interprets_kernels(),
         "TYPE": _product_type(shape),
@@ -158,7 +171,7 @@ def _constants(
 def _merge_constants(
     shape: AttentionShape, splits: SplitSizes, layer: AttentionLayerParams
 ) -> dict[str, Any]:
-    width = padded(shape.head_dim)
+    width = next_power_of_two(shape.head_dim)
     return {
         "K": shape.num_kv_heads,
         "G": group_size(shape),
@@ -180,16 +193,3 @@ def _product_type(shape: AttentionShape) -> tl.dtype:
     if kind_of(shape.kv_dtype) == "float8" or shape.dtype == torch.float16:
         return tl.float16
     return tl.float32 if interprets_kernels() else tl.bfloat16  # the interpreter has no bfloat16
-
-
-def _units(kind: Kind, layer: AttentionLayerParams) -> tuple[float, float, float]:
-    """Return the factors of scores, of scores before a soft cap, and of the output."""
-    score, out_factor = layer.scale, 1.0
-    if kind == "float8":
-        score, out_factor = score * FLOAT8_UNIT * layer.k_scale, FLOAT8_UNIT * layer.v_scale
-    elif kind == "int8":
-        out_factor = 1 / V_LIFT
-    cap = layer.logit_soft_cap
-    if cap is None:
-        return score * LOG2_E, 0.0, out_factor
-    return cap * LOG2_E, score / cap, out_factor

@@ -40,6 +40,7 @@ from triton.runtime import driver
 from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_cache import DTYPE_BYTES
 from quire.machine.machine import interprets_kernels
+from quire_attention_backends.shared.launch_sizes import next_power_of_two
 
 MIN_ROWS = 16
 K_TILE_BYTES = 2**14
@@ -64,11 +65,6 @@ class TileSizes:
     num_stages: int
 
 
-def padded(head_dim: int) -> int:
-    """Return DP, the head_dim padded to a power of two."""
-    return 1 << (head_dim - 1).bit_length()
-
-
 def group_size(shape: AttentionShape) -> int:
     """Return G, the number of query heads per key/value head."""
     return shape.num_heads // shape.num_kv_heads
@@ -83,7 +79,7 @@ def decode_sizes(shape: AttentionShape) -> TileSizes:
         return TileSizes(_rows(shape, MIN_ROWS), _tokens(shape), 8, num_stages)
     if shape.batch_invariant:
         return _invariant_sizes(shape)
-    num_warps = 8 if _is_decoded(shape) and padded(shape.head_dim) >= 64 else 4
+    num_warps = 8 if _is_decoded(shape) and next_power_of_two(shape.head_dim) >= 64 else 4
     return TileSizes(_rows(shape, MIN_ROWS), _tokens(shape), num_warps, 3)
 
 
@@ -95,7 +91,7 @@ def prompt_sizes(shape: AttentionShape) -> TileSizes:
         return TileSizes(_rows(shape, MIN_ROWS), _tokens(shape), 8, 2)
     if shape.batch_invariant:
         return _invariant_sizes(shape)
-    width, is_decoded = padded(shape.head_dim), _is_decoded(shape)
+    width, is_decoded = next_power_of_two(shape.head_dim), _is_decoded(shape)
     if width > WIDE:
         rows = 128 if _has_warp_groups() and not is_decoded else 64
         return TileSizes(_rows(shape, rows), 32, 8, 2)
@@ -105,7 +101,7 @@ def prompt_sizes(shape: AttentionShape) -> TileSizes:
 
 
 def _invariant_sizes(shape: AttentionShape) -> TileSizes:
-    if padded(shape.head_dim) > WIDE:
+    if next_power_of_two(shape.head_dim) > WIDE:
         return TileSizes(_rows(shape, 32), 32, 8, 2)
     rows, tokens = (32, 32) if _is_decoded(shape) else (64, 64)
     return TileSizes(_rows(shape, rows), tokens, 8, 3)
@@ -122,13 +118,13 @@ def _has_warp_groups() -> bool:
 
 
 def _rows(shape: AttentionShape, least: int) -> int:
-    return max(least, 1 << (group_size(shape) - 1).bit_length())
+    return max(least, next_power_of_two(group_size(shape)))
 
 
 def _tokens(shape: AttentionShape) -> int:
     """Return the tokens in K_TILE_BYTES, by the larger of the stored and the multiplied type."""
     itemsize = max(DTYPE_BYTES[shape.kv_dtype], shape.dtype.itemsize)
-    tokens = K_TILE_BYTES // (padded(shape.head_dim) * itemsize)
-    if _is_decoded(shape) and padded(shape.head_dim) > WIDE:
+    tokens = K_TILE_BYTES // (next_power_of_two(shape.head_dim) * itemsize)
+    if _is_decoded(shape) and next_power_of_two(shape.head_dim) > WIDE:
         tokens //= 2
     return max(MIN_TOKENS, min(MAX_TOKENS, tokens))

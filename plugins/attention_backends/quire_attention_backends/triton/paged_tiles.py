@@ -25,9 +25,10 @@ import triton
 import triton.language as tl
 
 from quire_attention_backends.shared.kv_codec import decode_float8
+from quire_attention_backends.shared.score_factors import LOG2_E
 from quire_attention_backends.shared.split_plan import first_seen
 
-LOG2_E = 1.4426950408889634
+LOG2 = tl.constexpr(LOG2_E)
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)
 V_LIFT = 64.0  # 65504 / 127, the largest scale of float16 values, times this is within 65504
 LIFT = tl.constexpr(V_LIFT)
@@ -157,24 +158,14 @@ def accumulate_tile(
 @triton.jit
 def attend_tiles(
     q,
-    acc,
-    row_max,
-    row_sum,
+    state,  # acc, row_max, row_sum
     positions,  # [M]
     start,  # a multiple of N
     end,
     low,  # keys before it are not read
-    table_ptr,
-    k_ptr,
-    v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    page_stride,
-    scales_stride,
-    window,
-    chunk,
-    score_factor,
-    cap_factor,
+    cache,  # pointers to the table, K, V and their scales; strides of pages and scales
+    bounds,  # window, chunk
+    factors,  # score_factor, cap_factor
     TYPE: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
@@ -192,6 +183,10 @@ def attend_tiles(
     current one. For that, page ids are loaded one iteration in advance. Loaded in the same
     iteration they would leave one buffer for K and V; two iterations in advance, none.
     """
+    acc, row_max, row_sum = state
+    table_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, page_stride, scales_stride = cache
+    window, chunk = bounds
+    score_factor, cap_factor = factors
     pages = pages_of(table_ptr, start, end, S, N)
     for token in range(start, end, N):
         tokens = token + tl.arange(0, N)
@@ -229,17 +224,9 @@ def attend_splits(
     rows,
     is_row,
     slot_rows,
-    table_ptr,
-    k_ptr,
-    v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    page_stride,
-    scales_stride,
-    window,
-    chunk,
-    score_factor,
-    cap_factor,
+    cache,
+    bounds,
+    factors,
     TYPE: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
@@ -259,12 +246,10 @@ def attend_splits(
     """
     acc, row_max, row_sum = empty_state(M, DP)
     for split in range(start // SPLIT * SPLIT, end, SPLIT):
-        part_acc, part_max, part_sum = empty_state(M, DP)
         part_acc, part_max, part_sum = attend_tiles(
-            q, part_acc, part_max, part_sum, positions, tl.maximum(split, start),
-            tl.minimum(split + SPLIT, end), low, table_ptr, k_ptr, v_ptr, k_scales_ptr,
-            v_scales_ptr, page_stride, scales_stride, window, chunk, score_factor, cap_factor,
-            TYPE, D, S, DP, N, KIND, BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
+            q, empty_state(M, DP), positions, tl.maximum(split, start),
+            tl.minimum(split + SPLIT, end), low, cache, bounds, factors, TYPE, D, S, DP, N, KIND,
+            BY_ROWS, HAS_CAP, HAS_BOUNDS, True,
         )  # fmt: skip
         if slot >= 0:
             index = slot + (split - start // SPLIT * SPLIT) // SPLIT
@@ -296,6 +281,16 @@ def store_partial(
 
 
 @triton.jit
+def load_partial(acc_ptr, stats_ptr, at, is_there, D: tl.constexpr, DP: tl.constexpr):
+    """Load partial outputs from the given rows of the scratch memory; others are empty."""
+    d = tl.arange(0, DP)
+    is_valid = is_there[:, None] & (d < D)[None, :]
+    acc = tl.load(acc_ptr + at[:, None] * D + d[None, :], mask=is_valid, other=0.0)
+    row_max = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
+    return acc, row_max, tl.load(stats_ptr + at * 2 + 1, mask=is_there, other=0.0)
+
+
+@triton.jit
 def merge(acc, row_max, row_sum, other_acc, other_max, other_sum):
     """Return the merge of two softmax states; an empty one leaves the other bit for bit."""
     new_max = tl.maximum(row_max, other_max)
@@ -306,9 +301,16 @@ def merge(acc, row_max, row_sum, other_acc, other_max, other_sum):
 
 
 @triton.jit
-def normalized(acc, row_max, row_sum, sinks, out_factor, HAS_SINKS: tl.constexpr):
-    """Return the normalized output; a row without visible keys is zero."""
+def store_output(
+    out_ptr, sinks_ptr, of_token, of_head, is_valid, acc, row_max, row_sum, out_factor,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Normalize and store the output of rows; a row without visible keys is zero."""
     if HAS_SINKS:  # exponents to base 2, one per row; above 126 only the sink remains
+        sinks = tl.load(sinks_ptr + of_head).to(tl.float32) * LOG2
         base = tl.where(row_max == float("-inf"), 0.0, row_max)
         row_sum += tl.exp2(tl.minimum(sinks - base, 126.0))
-    return acc * (out_factor / tl.where(row_sum > 0.0, row_sum, 1.0))[:, None]
+    output = acc * (out_factor / tl.where(row_sum > 0.0, row_sum, 1.0))[:, None]
+    d = tl.arange(0, DP)
+    into = out_ptr + (of_token[:, None].to(tl.int64) * H + of_head[:, None]) * D + d[None, :]
+    tl.store(into, output.to(out_ptr.dtype.element_ty), mask=is_valid)

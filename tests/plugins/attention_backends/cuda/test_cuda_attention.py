@@ -5,7 +5,6 @@ kernels.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_graphs import CapturedScene
 from quire.testing.attention.attention_sizes import Padding, SceneSizes, full_attention_spec
 from quire.testing.attention.attention_truth import reference_attention
-from quire_attention_backends.cuda.cuda_attention import CudaBackend, StepMetadata
+from quire_attention_backends.cuda.cuda_attention import CudaBackend
 from quire_attention_backends.cuda.cuda_decode import DecodeVariant
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 
@@ -227,9 +226,27 @@ def test_pages_that_are_not_aligned_to_vectors_are_refused():
         CudaBackend.kv_view(padded, spec, 3)
 
 
+class NotedKernels:
+    """Notes the names of the kernels that are launched, and computes nothing."""
+
+    def __init__(self):
+        self.names = []
+
+    def launch(self, name, grid, step):
+        self.names.append(name)
+
+
+class NotingBackend(CudaBackend):
+    def __init__(self, shape):
+        super().__init__(shape, NotedKernels())
+
+
 def test_only_a_step_of_single_tokens_is_decode():
-    found = [StepMetadata(SimpleNamespace(max_query_len=n), None).is_decode for n in (0, 1, 2, 9)]
-    assert found == [True, True, False, False]
+    scene, (a, b) = filled(NotingBackend, SceneSizes(), (5, 3))
+    scene.outputs([(a, 1), (b, 2)])
+    assert not scene.backend._kernels.names
+    scene.outputs([(a, 1), (b, 1)])
+    assert scene.backend._kernels.names == ["paged_decode", "combine"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionShape
 from quire.interfaces.kv_cache import KVLayer
-from quire_attention_backends.shared.kv_layout import DTYPES, kind_of, split_pages, view_pages
+from quire_attention_backends.shared.kv_layout import DTYPES, PagesBackend, kind_of, split_pages
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
 
 B, K, S, D = 5, 3, 8, 24
@@ -26,6 +26,10 @@ SHAPE = AttentionShape(
 )
 
 
+class Mine(PagesBackend):
+    name = "mine"
+
+
 def spec(kv_dtype, head_dim=D):
     return FullAttentionSpec(KVLayer("layers.0.attn", "full_attention", K, head_dim), S, kv_dtype)
 
@@ -38,7 +42,7 @@ def raw_pages(kv_dtype, num_padding_rows=0):
 
 
 def pages_of(kv_dtype, num_padding_rows=0):
-    view = view_pages(raw_pages(kv_dtype, num_padding_rows), spec(kv_dtype), B, "mine")
+    view = Mine.kv_view(raw_pages(kv_dtype, num_padding_rows), spec(kv_dtype), B)
     return view, split_pages(view, replace(SHAPE, kv_dtype=kv_dtype))
 
 
@@ -74,7 +78,7 @@ def test_writing_pages_leaves_their_padding_alone():
     raw = torch.full((B, spec("int8").page_bytes + 56), 9, dtype=torch.uint8)
     it = spec("int8")
     pages = split_pages(
-        view_pages(raw[:, : it.page_bytes], it, B, "mine"), replace(SHAPE, kv_dtype="int8")
+        Mine.kv_view(raw[:, : it.page_bytes], it, B), replace(SHAPE, kv_dtype="int8")
     )
     pages.data.zero_()
     pages.scales.zero_()
@@ -99,25 +103,25 @@ def odd_spec(kv_dtype, extra_bytes):
 def test_pages_that_are_not_whole_heads_are_refused(kv_dtype):
     odd = odd_spec(kv_dtype, 8)
     with pytest.raises(RefusedError, match=r"mine cannot use the KV cache of layers\.0\.attn"):
-        view_pages(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1, "mine")
+        Mine.kv_view(torch.zeros(odd.page_bytes, dtype=torch.uint8), odd, 1)
 
 
 def test_padding_of_int8_pages_is_a_multiple_of_a_scale():
     it = spec("int8")
     raw = torch.zeros(B, it.page_bytes + 4, dtype=torch.uint8)
-    assert len(view_pages(raw[:, : it.page_bytes], it, B, "mine")) == B
+    assert len(Mine.kv_view(raw[:, : it.page_bytes], it, B)) == B
 
 
 def test_the_distance_of_a_single_block_does_not_matter():
     it = spec("float32")
     raw = torch.zeros(1, it.page_bytes + 4, dtype=torch.uint8)
-    assert view_pages(raw[:, : it.page_bytes], it, 1, "mine").shape[0] == 1
+    assert Mine.kv_view(raw[:, : it.page_bytes], it, 1).shape[0] == 1
 
 
 def test_scales_of_int8_begin_where_float32_can():
     odd = FullAttentionSpec(KVLayer("layers.0.attn", "full_attention", 1, 3), 1, "int8")
     with pytest.raises(RefusedError, match="mine cannot use the KV cache"):
-        view_pages(torch.zeros(4, 16, dtype=torch.uint8)[:, : odd.page_bytes], odd, 4, "mine")
+        Mine.kv_view(torch.zeros(4, 16, dtype=torch.uint8)[:, : odd.page_bytes], odd, 4)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float8_e4m3fn", "int8"])
@@ -125,7 +129,7 @@ def test_padding_of_less_than_a_row_is_refused(kv_dtype):
     it = spec(kv_dtype)
     raw = torch.zeros(B, it.page_bytes + 2, dtype=torch.uint8)
     with pytest.raises(RefusedError, match=f"stride of {it.page_bytes + 2}"):
-        view_pages(raw[:, : it.page_bytes], it, B, "mine")
+        Mine.kv_view(raw[:, : it.page_bytes], it, B)
 
 
 def test_an_unknown_type_is_refused():
@@ -134,4 +138,4 @@ def test_an_unknown_type_is_refused():
 
     other = FullAttentionSpec.__new__(OtherSpec)
     with pytest.raises(RefusedError, match="mine does not support a KV cache of type float4"):
-        view_pages(torch.zeros(8, dtype=torch.uint8), other, 1, "mine")
+        Mine.kv_view(torch.zeros(8, dtype=torch.uint8), other, 1)

@@ -133,12 +133,12 @@ def test_divided_requests_of_all_blocks_of_requests_are_numbered_through(is_fixe
 
 
 def test_fixed_splits_of_short_contexts_are_longer_than_a_tile():
-    sizes = SplitSizes.of(replace(SHAPE, max_blocks_per_request=8), 32, 1)
+    sizes = SplitSizes.of(replace(SHAPE, max_blocks_per_request=8), 32, programs_per_item=2)
     assert (sizes.unit, sizes.max_units) == (128, 1)
 
 
 def test_fixed_splits_depend_on_the_longest_request_alone():
-    sizes = SplitSizes.of(SHAPE, 32, 1)
+    sizes = SplitSizes.of(SHAPE, 32, programs_per_item=2)
     assert (sizes.unit * 32, sizes.max_units) == (4096 * 16, 32)
 
 
@@ -147,3 +147,22 @@ def test_requests_slightly_longer_than_an_item_leave_two_partial_outputs_each():
     plan = plan_splits(layout([(1, 64 * 15 - 1)] * 27), AttentionBounds(), sizes)
     assert plan.parts[:, 1].tolist() == [2] * 27
     assert sizes.max_partials >= 2 * 27
+
+
+def test_only_requests_with_more_tokens_have_query_blocks_also_behind_the_first_256_requests():
+    sizes = SplitSizes(1, max_queries=2, budget=4, max_units=64, is_fixed=False, block_queries=4)
+    lengths = [1, 2, 3, 9, *([1] * 300), 8, 2, 5]
+    step = layout([(length, 0) for length in lengths], num_padding=1)
+    plan = plan_splits(step, AttentionBounds(), sizes)
+    expected = [-(-length // 4) if length > 2 else 0 for length in lengths] + [0]
+    assert plan.blocks.diff().tolist() == expected
+    assert plan.blocks[0] == 0
+    assert plan.max_blocks >= sum(expected)
+    known = replace(step, query_lens_host=lengths)
+    assert plan_splits(known, AttentionBounds(), sizes).max_blocks == sum(expected)
+
+
+@pytest.mark.parametrize(("block_queries", "max_queries"), [(0, 2), (4, 9)])
+def test_a_step_without_query_blocks_counts_none(block_queries, max_queries):
+    sizes = SplitSizes(16, max_queries, 4, 64, is_fixed=False, block_queries=block_queries)
+    assert plan_splits(layout([(9, 0)]), AttentionBounds(), sizes).max_blocks == 0

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from quire.interfaces.kv_cache import DTYPE_BYTES
+from quire_attention_backends.shared.launch_sizes import next_power_of_two
 from quire_attention_backends.triton import paged_sizes
 from quire_attention_backends.triton.paged_sizes import (
     K_TILE_BYTES,
     decode_sizes,
-    padded,
     prompt_sizes,
 )
 
@@ -59,7 +59,7 @@ def test_a_tile_holds_a_group_and_a_tile_of_k_is_of_one_size(gpu, capability, ba
             assert 16 <= sizes.tokens <= 64
         if not batch_invariant:
             tile = decode_sizes(shape).tokens
-            assert tile == 16 or tile * padded(shape.head_dim) * itemsize <= K_TILE_BYTES
+            assert tile == 16 or tile * next_power_of_two(shape.head_dim) * itemsize <= K_TILE_BYTES
 
 
 def test_in_batch_invariant_mode_prompts_and_single_tokens_have_the_same_tiles(gpu):

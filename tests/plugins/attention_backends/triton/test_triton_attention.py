@@ -68,7 +68,7 @@ class TestTriton(TritonContract):
 @pytest.fixture
 def few_programs(monkeypatch):
     """Split for sixteen programs on every device; with more, every request would be divided."""
-    monkeypatch.setattr(split_plan, "num_programs", lambda device: 16)
+    monkeypatch.setattr(split_plan, "num_programs", lambda *sizes: 16)
 
 
 @pytest.mark.slow
@@ -163,13 +163,14 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
     outputs = []
     for step in (known, replace(known, query_lens_host=[], seq_lens_host=[])):
         metadata = scene.backend.prepare(step)
-        blocks = scene.backend._blocks(metadata)
-        assert scene.backend._blocks(metadata) is blocks, "layers share them"
-        per_request = blocks.starts.diff().tolist()
-        queries, short = scene.backend._block_queries, scene.backend._splits.max_queries
+        made = scene.backend._plan(metadata, AttentionBounds())
+        assert scene.backend._plan(metadata, AttentionBounds()) is made, "layers share it"
+        per_request = made.blocks.diff().tolist()
+        splits = scene.backend._splits
+        queries, short = splits.block_queries, splits.max_queries
         assert per_request == [-(-n // queries) if n > short else 0 for _, n in plan] + [0] * 2
-        assert (blocks.max_blocks == sum(per_request)) == bool(step.query_lens_host)
-        assert blocks.max_blocks >= sum(per_request)
+        assert (made.max_blocks == sum(per_request)) == bool(step.query_lens_host)
+        assert made.max_blocks >= sum(per_request)
         out = scene.attend(step, heads, positions, scene.sizes.params)
         outputs.append(out[: sum(n for _, n in plan)])
     assert torch.equal(*outputs)
@@ -204,7 +205,7 @@ def test_rows_across_fixed_splits_have_the_same_bits_in_chunks_and_alone(types, 
 
     The third of the rows is the first that sees two splits.
     """
-    monkeypatch.setattr(split_plan, "num_programs", lambda device: 4)
+    monkeypatch.setattr(split_plan, "num_programs", lambda *sizes: 4)
     features = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "batch_invariant": True}
     outputs, parts = [], []
     for others, chunks in (
@@ -307,7 +308,7 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_some_kernels_of_each_kind_fit(capability):
     kernels = compiled_in_child("attention_launches:some", capability)
-    assert {kernel.name for kernel in kernels} >= {"_attend_short", "_attend_prompts", "_plan"}
+    assert {kernel.name for kernel in kernels} >= {"_attend", "_merge_parts", "_plan"}
     assert_fit(kernels)
 
 
@@ -323,7 +324,7 @@ def test_every_kernel_that_can_be_chosen_fits(capability, part):
 def test_decode_copies_the_next_tile_meanwhile_in_three_programs():
     """Two tiles of K and two of V, each 16 KiB, in each program; the compiler may lose this."""
     kernels = compiled_in_child("attention_launches:plain", 90)
-    (kernel,) = (kernel for kernel in kernels if kernel.name == "_attend_short")
+    (kernel,) = (kernel for kernel in kernels if "IS_ITEM=True" in kernel.what)
     assert kernel.shared_bytes >= 4 * 2**14
     assert 3 * kernel.shared_bytes <= SHARED_BYTES[90]
     assert 3 * 128 * kernel.num_registers <= 2**16
@@ -334,7 +335,7 @@ def assert_fit(kernels, *, is_float32=False, may_spill_bytes=0):
     for kernel in kernels:
         assert kernel.fits(), kernel
         is_wide, is_fixed = "DP=256" in kernel.what, "IS_FIXED=True" in kernel.what
-        if kernel.name == "_attend_prompts":
+        if "IS_ITEM=False" in kernel.what:
             may_spill = is_wide or is_fixed or is_float32
         else:
             may_spill = is_wide and is_fixed and is_float32

@@ -14,10 +14,6 @@ class PlainAttention(AttentionBackend):
         elements = raw.view(torch.float32)
         return elements.view(num_blocks, 2, spec.block_size, -1, spec.layer.head_dim)
 
-    def prepare(self, step):
-        """Return the step, which has all that `forward` needs."""
-        return step
-
     def forward(self, q, k, v, kv_cache, metadata, layer):
         """Write K and V, then attend each request's queries to its own context."""
         blocks = metadata.slot_mapping // self.shape.block_size  # [T]

@@ -1,4 +1,4 @@
-"""Chunks of prompts at the boundaries of tiles, windows and splits."""
+"""Chunks of prompts at the boundaries of tiles, windows and splits; queries of any strides."""
 
 import pytest
 import torch
