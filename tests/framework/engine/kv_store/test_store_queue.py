@@ -300,7 +300,7 @@ def test_a_load_that_ended_is_found_with_its_end_to_be_evicted_first(queue):
     assert queue.kv.find_prefix(request).num_blocks == 3
     assert queue.kv.pool.num_used == 0
     found = [queue.kv.pool.find(0, name) for name in request.hashes[1:4]]
-    assert queue.kv.pool.cached_blocks() == found[::-1]
+    assert list(queue.kv.pool._cached) == found[::-1]
     assert queue.transfers.num_hits == 12
     assert not queue.is_waiting
 
