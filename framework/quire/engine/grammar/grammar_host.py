@@ -25,7 +25,6 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Rollback,
     Setup,
     Start,
     TurnDone,
@@ -151,13 +150,6 @@ class GrammarHost:
         if request.follows_grammar:
             request.token_ids.extend(token_ids)
             self._pool[request.key].add(Accept(request.matcher, list(token_ids)))
-
-    def rollback(self, request_id: str, num_tokens: int) -> None:
-        """Remove the last accepted tokens."""
-        request = self._requests[request_id]
-        if request.follows_grammar and num_tokens > 0:
-            del request.token_ids[-num_tokens:]
-            self._pool[request.key].add(Rollback(request.matcher, num_tokens))
 
     def is_finished(self, request_id: str) -> bool:
         """Whether the last mask of a request allowed only the end of the completion."""

@@ -32,7 +32,6 @@ from quire.engine.grammar.grammar_wire import (
     Fill,
     Kill,
     Operation,
-    Rollback,
     Setup,
     Spawn,
     Start,
@@ -197,8 +196,6 @@ class _MatcherServer:
                 self._matchers[key] = self._grammar.matcher()
             case Accept():
                 self._accept(key, operation.token_ids, done)
-            case Rollback():
-                self._matchers[key].rollback(operation.num_tokens)
             case Fill():
                 start = operation.row * self._row_bytes
                 self._matchers[key].fill_bitmask(self._masks[start : start + self._row_bytes])

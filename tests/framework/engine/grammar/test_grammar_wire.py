@@ -13,7 +13,6 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Rollback,
     Start,
     Turn,
     TurnDone,
@@ -34,7 +33,7 @@ def ends():
 
 
 def test_operations_keep_their_kind_and_order(ends):
-    turn = Turn([Start(1), Accept(1, [5, 6]), Rollback(1, 1), Fill(1, 0), Drop(1)])
+    turn = Turn([Start(1), Accept(1, [5, 6]), Fill(1, 0), Drop(1)])
     send(ends[0], turn)
     assert receive(ends[1], Turn) == turn
 
