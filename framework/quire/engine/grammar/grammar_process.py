@@ -177,7 +177,7 @@ class _MatcherServer:
         """Execute turns until the engine disconnects."""
         while True:
             turn = receive(connection, Turn)
-            done = TurnDone({}, [])
+            done = TurnDone({})
             for operation in turn.operations:
                 if operation.matcher not in done.failed:
                     self._guarded(operation, done)
@@ -199,8 +199,6 @@ class _MatcherServer:
             case Fill():
                 start = operation.row * self._row_bytes
                 self._matchers[key].fill_bitmask(self._masks[start : start + self._row_bytes])
-                if self._matchers[key].is_finished():
-                    done.finished.append(key)
             case Drop():
                 self._matchers.pop(key, None)
 

@@ -124,10 +124,9 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class TurnDone(msgspec.Struct, frozen=True):
-    """Result of a turn: failed matchers, and filled ones that allow only the end of the text."""
+    """Result of a turn: failed matchers."""
 
     failed: dict[int, Failure]
-    finished: list[int]
 
 
 def send(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:

@@ -39,7 +39,7 @@ def test_operations_keep_their_kind_and_order(ends):
 
 
 def test_a_large_message_arrives_in_pieces(ends):
-    done = TurnDone(dict.fromkeys(range(20000), Failure("reason " * 10)), [])
+    done = TurnDone(dict.fromkeys(range(20000), Failure("reason " * 10)))
     sender = threading.Thread(target=send, args=(ends[0], done))
     sender.start()
     assert receive(ends[1], TurnDone) == done
