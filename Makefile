@@ -38,7 +38,7 @@ GPU_TESTS := \
 	$(BACKENDS)/cuda/test_cuda_compiler.py::test_nvrtc_compiles_the_decode_kernels_without_headers \
 	$(BACKENDS)/cuda/test_cuda_compiler.py::test_a_wrong_source_is_refused_by_nvrtc_with_the_line \
 	tests/plugins/kv_stores/test_host_memory_worker.py::test_blocks_survive_pinned_memory \
-	tests/framework/testing/attention/test_attention_graphs.py::test_a_real_graph_is_replayed
+	tests/framework/testing/kv_backend/test_captured_step.py::test_a_real_graph_is_replayed
 # tests/gpu has these kits whole.
 GPU_LEFT_OUT := \
 	--deselect=$(BACKENDS)/triton/test_triton_attention.py::TestTriton \

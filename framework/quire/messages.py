@@ -224,7 +224,6 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfers: bytes = b""  # from the scheduler side of a KV store to its worker side
     kv_loads: list[int] = []  # ids of the transfers that start with this step
     kv_saves: list[int] = []
-    has_transfers: bool = False  # some are open: the store is polled, even in an empty step
     stop_kv_store: bool = False  # permanent: it releases every block, and open transfers fail
     is_dummy: bool = False  # keeps data- and expert-parallel ranks in step
 

@@ -11,7 +11,8 @@ from gpu_tests import ON_CPU
 
 from quire.plugins.loading import load_plugins
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.cuda.cuda_attention import CudaBackend
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 from quire_attention_backends.triton.triton_attention import TritonBackend

@@ -14,6 +14,7 @@ DEVICE_ATTENTION = AttentionCapabilities(
     head_dims=frozenset({32}),
     block_sizes=frozenset({16}),
     sliding_window=True,
+    padded_pages=True,
     graphs="full",
 )
 

@@ -32,7 +32,7 @@ def check_all(trial: EngineTrial) -> None:
 
 def _check_pool(trial: EngineTrial) -> None:
     pool = trial.kv.pool
-    blank, cached = list(pool._blank), pool.cached_blocks()
+    blank, cached = list(pool._blank), list(pool._cached)
     free = {*blank, *cached}
     assert len(free) == len(blank) + len(cached), "a block is free twice"
     assert pool.num_blank + pool.num_cached + pool.num_used == pool.num_usable
@@ -206,7 +206,7 @@ def check_stats(trial: EngineTrial, stats: EngineStats, plan: StepPlan | None) -
         num_scheduled_tokens=num_tokens,
         num_blocks=len(usable),
         num_used_blocks=sum(bool(pool.references(block)) for block in usable),
-        num_cached_blocks=len(pool.cached_blocks()),
+        num_cached_blocks=len(pool._cached),
         num_preemptions=scheduler.num_preemptions,
         num_evictions=pool.num_evictions,
         num_prefix_queries=counts["prefix queries"],

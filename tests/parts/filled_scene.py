@@ -3,8 +3,8 @@
 import torch
 
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
-from quire.testing.attention.attention_truth import DTYPES
+from quire.testing.attention.attention_sizes import SceneSizes
+from quire.testing.kv_backend.pool_sizes import DTYPES, Padding
 
 
 def filled(backend_class, sizes: SceneSizes, lengths, num_more=4):
@@ -17,12 +17,10 @@ def filled(backend_class, sizes: SceneSizes, lengths, num_more=4):
     for number, length in zip(numbers, lengths, strict=True):
         request = scene.requests[number]
         slots = scene.layout([(number, length)], Padding()).slot_mapping.cpu()
-        k = request.k[:length]
+        _, k, v = (rows[:length] for rows in request.rows)
         if scene.rotary_reference is not None:
             k = scene.rotary_reference.of(k, sizes.num_heads)
-        for side, (x, scale) in enumerate(
-            ((k, sizes.k_scale), (request.v[:length], sizes.v_scale))
-        ):
+        for side, (x, scale) in enumerate(((k, sizes.k_scale), (v, sizes.v_scale))):
             blocks, rows = slots // sizes.block_size, slots % sizes.block_size
             scene.kv_cache[blocks, side, :, rows] = codes(x, sizes.kv_dtype, scale).to(sizes.device)
         request.num_computed = length

@@ -9,7 +9,7 @@ from typing import Any
 from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output
-from quire.engine.scheduling.scheduler import Scheduler, has_work
+from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import (
     CapacityError,
     InvalidRequestError,
@@ -170,7 +170,7 @@ class EngineCore:
             outputs: Outputs to return; extended in place, so that an interrupt loses none.
         """
         max_in_flight, has_outputs = 0, bool(outputs)
-        if has_work(plan):
+        if self.scheduler.has_work(plan):
             if self._only_polls(plan):
                 time.sleep(STORE_POLL_S)
             self._launch(plan, outputs)

@@ -218,11 +218,6 @@ class KVPlan:
         padded = (s.layer.name for s in specs if s.page_bytes < lengths[s.layer.name])
         return frozenset(padded)
 
-    @property
-    def has_padded_pages(self) -> bool:
-        """Whether any layer's pages are longer than its data."""
-        return bool(self.padded_layers)
-
     def page_bytes(self, tensor: KVTensor) -> int:
         """Return the bytes from one block of a tensor to the next, padding included."""
         return tensor.num_bytes // self.num_blocks

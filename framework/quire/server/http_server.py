@@ -100,11 +100,10 @@ class HTTPServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Wait for the running requests, abort those left, and make uvicorn exit."""
-        idle = asyncio.create_task(
-            self._lifecycle.wait_until_idle(self._settings.shutdown_timeout_s)
-        )
+        idle = asyncio.create_task(self._lifecycle.wait_until_idle())
         aborted = asyncio.create_task(self._abort.wait())
-        await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        timeout_s = self._settings.shutdown_timeout_s
+        await asyncio.wait({idle, aborted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         aborted.cancel()
         idle.cancel()
         if self._lifecycle.num_in_flight:

@@ -9,11 +9,13 @@
 pytest collects the inherited tests.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
+from quire.testing.expectation import expect
+from quire.testing.stream_parsing import StreamParserContract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class ReasoningSample:
     prompt: str = ""
 
 
-class ReasoningParserContract:
+class ReasoningParserContract(StreamParserContract[ReasoningSample, ReasoningEvent, _ParsedText]):
     """Tests that a reasoning parser must pass; subclass it and set the parser and samples.
 
     Attributes:
@@ -48,51 +50,22 @@ class ReasoningParserContract:
     """
 
     parser: ClassVar[type[ReasoningParser]]
-    samples: ClassVar[Sequence[ReasoningSample]]
 
-    def read(self, sample: ReasoningSample, pieces: Iterable[str]) -> _ParsedText:
-        """Feed a completion to a new parser, piece by piece, and join the events."""
-        parser = self.parser(sample.prompt)
-        events = [event for piece in pieces for event in parser.feed(piece)]
-        return _joined([*events, *parser.close()])
+    def new_parser(self, sample: ReasoningSample) -> ReasoningParser:
+        """Return a parser for the prompt of a sample."""
+        return self.parser(sample.prompt)
 
-    def test_samples_are_parsed_as_expected(self) -> None:
-        """Parse whole completions and compare the reasoning and the content with the samples."""
-        for sample in self.samples:
-            parsed = self.read(sample, [sample.text])
-            expected = _ParsedText(reasoning=sample.reasoning, content=sample.content)
-            _expect(
-                parsed == expected, f"{sample.text!r} was parsed as {parsed}, expected {expected}"
-            )
+    def joined(self, events: Iterable[ReasoningEvent]) -> _ParsedText:
+        """Join the events of one completion."""
+        texts = {True: "", False: ""}
+        for event in events:
+            expect(bool(event.text), "an event must not have an empty text")
+            texts[isinstance(event, ReasoningDelta)] += event.text
+        return _ParsedText(reasoning=texts[True], content=texts[False])
 
-    def test_every_cut_in_two_gives_the_same(self) -> None:
-        """Compare every split in two with the whole completion in one piece."""
-        for sample in self.samples:
-            whole = self.read(sample, [sample.text])
-            for cut in range(1, len(sample.text)):
-                parts = [sample.text[:cut], sample.text[cut:]]
-                _expect(
-                    self.read(sample, parts) == whole,
-                    f"the result of {parts} differs from that of one piece",
-                )
-
-    def test_single_characters_give_the_same(self) -> None:
-        """Compare a stream of single characters with one piece."""
-        for sample in self.samples:
-            _expect(
-                self.read(sample, sample.text) == self.read(sample, [sample.text]),
-                f"character by character, the result of {sample.text!r} differs",
-            )
-
-    def test_a_truncated_completion_raises_nothing(self) -> None:
-        """Parse every prefix: no error, and the same result for every split."""
-        for sample in self.samples:
-            for end in range(len(sample.text)):
-                text = sample.text[:end]
-                _expect(
-                    self.read(sample, text) == self.read(sample, [text]),
-                    f"character by character, the result of the prefix {text!r} differs",
-                )
+    def is_expected(self, parsed: _ParsedText, sample: ReasoningSample) -> bool:
+        """Return whether the reasoning and the content are those of the sample."""
+        return parsed == _ParsedText(reasoning=sample.reasoning, content=sample.content)
 
     def test_is_thinking_matches_the_text(self) -> None:
         """Compare `is_thinking` with events of each character; grammars wait while it is true."""
@@ -104,7 +77,7 @@ class ReasoningParserContract:
                 if before is not parser.is_thinking:
                     continue
                 kinds = {isinstance(event, ReasoningDelta) for event in events}
-                _expect(
+                expect(
                     kinds <= {before},
                     f"at the end of {sample.text[:end]!r} is_thinking is {before}, but the event "
                     f"is of the {'content' if before else 'reasoning'}",
@@ -118,7 +91,7 @@ class ReasoningParserContract:
                 by_characters.feed(sample.text[end - 1])
                 whole = self.parser(sample.prompt)
                 whole.feed(sample.text[:end])
-                _expect(
+                expect(
                     whole.is_thinking is by_characters.is_thinking,
                     f"after {sample.text[:end]!r} is_thinking is {whole.is_thinking} in one piece, "
                     f"and {by_characters.is_thinking} character by character",
@@ -130,32 +103,4 @@ class ReasoningParserContract:
             parser = self.parser(sample.prompt)
             parser.feed(sample.text)
             if sample.content:
-                _expect(not parser.is_thinking, f"is_thinking must be false after {sample.text!r}")
-
-    def test_parsers_share_no_state(self) -> None:
-        """Parse two completions in turns with two parsers."""
-        pair = (self.samples[0], self.samples[-1])
-        parsers = [self.parser(sample.prompt) for sample in pair]
-        events: list[list[ReasoningEvent]] = [[], []]
-        for i in range(max(len(sample.text) for sample in pair)):
-            for parser, sample, seen in zip(parsers, pair, events, strict=True):
-                seen += parser.feed(sample.text[i : i + 1])
-        for parser, sample, seen in zip(parsers, pair, events, strict=True):
-            seen += parser.close()
-            _expect(
-                _joined(seen) == self.read(sample, [sample.text]),
-                f"the result of {sample.text!r} changes beside another parser: they share state",
-            )
-
-
-def _joined(events: Iterable[ReasoningEvent]) -> _ParsedText:
-    texts = {True: "", False: ""}
-    for event in events:
-        _expect(bool(event.text), "an event must not have an empty text")
-        texts[isinstance(event, ReasoningDelta)] += event.text
-    return _ParsedText(reasoning=texts[True], content=texts[False])
-
-
-def _expect(is_true: bool, message: str) -> None:
-    if not is_true:
-        raise AssertionError(message)
+                expect(not parser.is_thinking, f"is_thinking must be false after {sample.text!r}")

@@ -24,6 +24,7 @@ from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import AdapterRef, EngineRequest, SlotResult, StepPlan, StepResult
 from quire.sampling_params import SamplingParams
+from quire.testing.expectation import expect
 from quire.testing.whole_context import WholeContext
 
 NUM_BLOCKS = 24  # fewer than the running requests need
@@ -64,16 +65,14 @@ class SchedulingPolicyContract:
         policy, requests = self.policy(), _request_views(self.num_requests, seed=1)
         keys = [_key(policy, request) for request in requests]
         again = [_key(policy, request) for request in requests]
-        _expect(keys == again, "order must return the same key for a request each time")
+        expect(keys == again, "order must return the same key for a request each time")
 
     def test_the_victim_is_a_running_request(self) -> None:
         """`victim` returns an index of the list of running requests."""
         policy, requests = self.policy(), _request_views(self.num_requests, seed=2)
         for count in range(1, len(requests) + 1):
             index = policy.victim(tuple(requests[:count]))
-            _expect(
-                0 <= index < count, f"victim returned index {index} of {count} running requests"
-            )
+            expect(0 <= index < count, f"victim returned index {index} of {count} running requests")
 
     def test_repeated_calls_give_the_same_result(self) -> None:
         """`admits` is called in each step: repeated calls change neither its result nor `order`."""
@@ -81,11 +80,11 @@ class SchedulingPolicyContract:
         first, running = requests[0], tuple(requests[1:4])
         key, is_admitted = _key(policy, first), policy.admits(first, running)
         for _ in range(NUM_CALLS):
-            _expect(
+            expect(
                 policy.admits(first, running) == is_admitted,
                 "admits must return the same result for the same requests each time",
             )
-        _expect(_key(policy, first) == key, "a call of admits changed the key of the request")
+        expect(_key(policy, first) == key, "a call of admits changed the key of the request")
 
     def test_it_raises_nothing_while_the_engine_runs(self) -> None:
         """Run the scheduler: requests are admitted, preempted, resumed and finished."""
@@ -95,7 +94,7 @@ class SchedulingPolicyContract:
             for request in _requests(self.num_requests, seed):
                 scheduler.add(request)
             _run(scheduler)
-            _expect(not recording.failures, f"the policy raised in {', '.join(recording.failures)}")
+            expect(not recording.failures, f"the policy raised in {', '.join(recording.failures)}")
 
 
 class _RecordingPolicy(SchedulingPolicy):
@@ -203,8 +202,3 @@ def _run(scheduler: Scheduler) -> None:
 def _sample(plan: StepPlan) -> StepResult:
     rows = [SlotResult(share.slot, [1]) for share in plan.requests if share.num_samples]
     return StepResult(plan_id=plan.plan_id, results=rows)
-
-
-def _expect(is_true: bool, message: str) -> None:
-    if not is_true:
-        raise AssertionError(message)

@@ -64,9 +64,7 @@ def test_what_the_layers_of_a_group_cannot_use_is_padding():
 
 def test_layers_with_less_than_their_pages_are_padded():
     assert PLAN.padded_layers == {"twin"}
-    assert PLAN.has_padded_pages
     assert not EVEN.padded_layers
-    assert not EVEN.has_padded_pages
 
 
 def test_a_padded_layer_is_found_behind_the_first_of_its_group():
@@ -77,7 +75,7 @@ def test_a_padded_layer_is_found_behind_the_first_of_its_group():
 def test_without_layers_there_is_nothing():
     empty = KVPlan(1, ())
     assert (empty.block_size, empty.num_bytes, empty.bytes_a_block) == (0, 0, 0)
-    assert not empty.has_padded_pages
+    assert not empty.padded_layers
 
 
 def test_a_parameter_that_is_missing_has_a_default():

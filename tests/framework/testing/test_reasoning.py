@@ -160,7 +160,7 @@ PROOFS = [
     (
         GivesTheRestAtTheEnd,
         "a_truncated_completion_raises_nothing",
-        "the result of the prefix .* differs",
+        "character by character, the result of .* differs",
     ),
     (NeverThinks, "is_thinking_matches_the_text", "is_thinking is False, but .* of the reasoning"),
     (ThinksTooLong, "is_thinking_matches_the_text", "is_thinking is True, but .* of the content"),

@@ -25,7 +25,6 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Rollback,
     Setup,
     Start,
     TurnDone,
@@ -54,7 +53,6 @@ class _Request:
     params: StructuredOutputsParams
     is_active: bool
     token_ids: list[int] = field(default_factory=list)
-    is_finished: bool = False
     error: RequestError | None = None
 
     @property
@@ -151,17 +149,6 @@ class GrammarHost:
         if request.follows_grammar:
             request.token_ids.extend(token_ids)
             self._pool[request.key].add(Accept(request.matcher, list(token_ids)))
-
-    def rollback(self, request_id: str, num_tokens: int) -> None:
-        """Remove the last accepted tokens."""
-        request = self._requests[request_id]
-        if request.follows_grammar and num_tokens > 0:
-            del request.token_ids[-num_tokens:]
-            self._pool[request.key].add(Rollback(request.matcher, num_tokens))
-
-    def is_finished(self, request_id: str) -> bool:
-        """Whether the last mask of a request allowed only the end of the completion."""
-        return self._requests[request_id].is_finished
 
     def release(self, request_id: str) -> None:
         """Remove a request; unknown ids are ignored."""
@@ -263,10 +250,6 @@ class GrammarHost:
                 self._fail(request, self._error_of(done.failed[request.matcher], [request]))
                 self._pool[key].forget(request.matcher, Drop(request.matcher))
                 self._pool.release(key)
-        finished = set(done.finished)
-        for _, request in self._rows:
-            if request.key == key:
-                request.is_finished = request.matcher in finished
 
     # --- compiling ---------------------------------------------------------------------------
 

@@ -32,7 +32,6 @@ from quire.engine.grammar.grammar_wire import (
     Fill,
     Kill,
     Operation,
-    Rollback,
     Setup,
     Spawn,
     Start,
@@ -178,7 +177,7 @@ class _MatcherServer:
         """Execute turns until the engine disconnects."""
         while True:
             turn = receive(connection, Turn)
-            done = TurnDone({}, [])
+            done = TurnDone({})
             for operation in turn.operations:
                 if operation.matcher not in done.failed:
                     self._guarded(operation, done)
@@ -197,13 +196,9 @@ class _MatcherServer:
                 self._matchers[key] = self._grammar.matcher()
             case Accept():
                 self._accept(key, operation.token_ids, done)
-            case Rollback():
-                self._matchers[key].rollback(operation.num_tokens)
             case Fill():
                 start = operation.row * self._row_bytes
                 self._matchers[key].fill_bitmask(self._masks[start : start + self._row_bytes])
-                if self._matchers[key].is_finished():
-                    done.finished.append(key)
             case Drop():
                 self._matchers.pop(key, None)
 

@@ -101,13 +101,6 @@ class Accept(msgspec.Struct, frozen=True, tag=True, array_like=True):
     token_ids: list[int]
 
 
-class Rollback(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Remove the last accepted tokens."""
-
-    matcher: int
-    num_tokens: int
-
-
 class Fill(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Write a mask into a row of the shared table."""
 
@@ -121,7 +114,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     matcher: int
 
 
-Operation = Start | Accept | Rollback | Fill | Drop
+Operation = Start | Accept | Fill | Drop
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -131,10 +124,9 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class TurnDone(msgspec.Struct, frozen=True):
-    """Result of a turn: failed matchers, and filled ones that allow only the end of the text."""
+    """Result of a turn: failed matchers."""
 
     failed: dict[int, Failure]
-    finished: list[int]
 
 
 def send(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:

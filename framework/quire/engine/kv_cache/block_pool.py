@@ -14,7 +14,7 @@ more), and it is never counted, owned or found.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 NULL_BLOCK = 0
 
@@ -139,10 +139,6 @@ class BlockPool:
         self._content.clear()
         self._blank += reversed(self._cached)
         self._cached.clear()
-
-    def cached_blocks(self) -> Sequence[int]:
-        """Return the cached blocks without owner, the next to be evicted first."""
-        return list(self._cached)
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)

@@ -38,7 +38,6 @@ class StepTransfers:
     message: bytes = b""
     loads: Sequence[int] = ()
     saves: Sequence[int] = ()
-    is_open: bool = False  # the worker side has transfers to report, now or later
     is_stopped: bool = False  # the worker side must shut down
 
 
@@ -155,11 +154,11 @@ class KVTransfers:
         self._num_silent_steps += 1
         message = self.store.plan_step()
         if self.store.is_off:
-            return StepTransfers(is_open=bool(self._open), is_stopped=True)
+            return StepTransfers(is_stopped=True)
         fresh = self._open.pop_unsent()
         loads = [transfer.transfer_id for transfer in fresh if transfer.is_load]
         saves = [transfer.transfer_id for transfer in fresh if not transfer.is_load]
-        return StepTransfers(message, loads, saves, is_open=True)
+        return StepTransfers(message, loads, saves)
 
     def apply_report(self, report: TransferReport) -> list[Request]:
         """End the transfers that a step reported, and return the requests that waited for them."""

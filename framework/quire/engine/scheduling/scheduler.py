@@ -159,8 +159,7 @@ class Scheduler:
     @property
     def is_quiescent(self) -> bool:
         """Whether no step is in flight, no block is still to be freed and no transfer is open."""
-        num_open = 0 if self.transfers is None else self.transfers.num_open
-        return not (self._in_flight or self._running.has_deferred or num_open)
+        return not (self._in_flight or self._running.has_deferred or self._has_transfers)
 
     @property
     def is_waiting_for_store(self) -> bool:
@@ -228,10 +227,19 @@ class Scheduler:
             self._schedule_prompts(prompts, step)
         transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
         plan, chunks = step.finish(self._last_plan_id + 1, transfers)
-        if has_work(plan):
+        if self.has_work(plan):
             self._last_plan_id += 1
             self._in_flight.append(chunks)
         return plan
+
+    def has_work(self, plan: StepPlan) -> bool:
+        """Return whether a worker has anything to do: tokens to compute, or transfers to report."""
+        return bool(plan.requests) or self._has_transfers
+
+    @property
+    def _has_transfers(self) -> bool:
+        """Whether a transfer of the KV store is open, so that the store is polled in each step."""
+        return self.transfers is not None and self.transfers.num_open > 0
 
     def _schedule_decodes(self, step: StepInProgress) -> list[Request]:
         """Schedule the requests that lack one token, and return those that lack more."""
@@ -388,8 +396,3 @@ def _split(prompts: Sequence[Request], demands: Sequence[int], budget: int) -> l
         budget -= sum(part)
         num_tokens += part
     return num_tokens
-
-
-def has_work(plan: StepPlan) -> bool:
-    """Whether a worker has anything to do for a plan."""
-    return bool(plan.requests) or plan.has_transfers

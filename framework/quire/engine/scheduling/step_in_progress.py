@@ -88,7 +88,6 @@ class StepInProgress:
             kv_transfers=transfers.message,
             kv_loads=list(transfers.loads),
             kv_saves=list(transfers.saves),
-            has_transfers=transfers.is_open,
             stop_kv_store=transfers.is_stopped,
         )
         return plan, chunks

@@ -173,10 +173,6 @@ class Tokenizer:
         """Return the text of ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def id_to_token(self, token_id: int) -> str | None:
-        """Return the token as it stands in the vocabulary; None if there is no such id."""
-        return self.backend.id_to_token(token_id)
-
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text; maybe only part of a character."""
         return self._decoding.token_bytes(token_id)

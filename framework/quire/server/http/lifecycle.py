@@ -31,11 +31,6 @@ class Lifecycle:
         """Refuse new requests from now on."""
         self.is_draining = True
 
-    async def wait_until_idle(self, timeout_s: float) -> bool:
-        """Wait for the last request in flight; return whether all of them finished in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def wait_until_idle(self) -> None:
+        """Wait for the last request in flight."""
+        await self._idle.wait()

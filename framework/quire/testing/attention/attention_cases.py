@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import ClassVar
 
-from quire.interfaces.attention import AttentionCapabilities
 from quire.testing.attention.attention_sizes import SceneSizes
-from quire.testing.attention.attention_truth import DTYPES, KV_DTYPES
+from quire.testing.attention.attention_truth import KV_DTYPES
+from quire.testing.kv_backend.kv_backend_cases import KVBackendCases
 
 HEAD_DIMS = (32, 40, 64, 80, 96, 128, 256)  # tried where a backend declares any head_dim
 BLOCK_SIZES = (1, 8, 16, 64)
 HEADS = ((4, 2), (4, 4), (6, 2), (8, 1))  # query heads, key/value heads
-TOLERANCES = {
-    "float32": 2e-5,
-    "float16": 4e-3,
-    "bfloat16": 3e-2,
-    "float8_e4m3fn": 2e-5,  # the stored values are defined bit for bit
-    "int8": 1e-4,  # as well, but a division may round differently
-}
-ROTARY_TOLERANCES = {  # one last bit may change a stored value; queries are rounded once more
-    "bfloat16": 6e-2,
-    "float8_e4m3fn": 0.1,
-    "int8": 3e-2,
-}
 BOUND_SIZES = (1, 5, 16, 33)  # tokens in a window or an attention chunk
 
 
 @dataclass(frozen=True)
-class DeclaredCases:
+class DeclaredCases(KVBackendCases[SceneSizes]):
     """Test cases of one backend.
 
     Attributes:
-        declared: Capabilities that the backend is registered with.
-        device: Device of the tests.
         fuses_rotary: Whether the backend applies the rotary embedding itself.
     """
 
-    declared: AttentionCapabilities
-    device: str
     fuses_rotary: bool
+    kv_dtypes: ClassVar[Sequence[str]] = KV_DTYPES
 
-    @cached_property
-    def plain(self) -> SceneSizes:
-        """One set of sizes that the backend declares."""
-        return next(iter(self.sizes()))
+    def by_argument(self) -> dict[str, Sequence[object]]:
+        """Return the cases of each parametrized argument of the tests."""
+        declared = self.declared
+        return super().by_argument() | {
+            "window": BOUND_SIZES if declared.sliding_window else (),
+            "chunk_size": BOUND_SIZES if declared.attention_chunk else (),
+            "soft_cap": (2.0, 30.0) if declared.logit_soft_cap else (),
+            "bounds": list(self.bounds()),
+            "sinks": list(self.sinks()),
+            "rotary": list(self.rotary()),
+            "scaled_dtype": sorted({"float8_e4m3fn"} & declared.kv_dtypes),
+            "invariant": list(self.invariant()),
+        }
 
     def sizes(self) -> Iterator[SceneSizes]:
         """Return every head_dim with every block size, cycling through the ratios of heads."""
@@ -64,14 +58,6 @@ class DeclaredCases:
                     head_dim=head_dim,
                     block_size=block_size,
                 )
-
-    def types(self) -> Iterator[tuple[str, str]]:
-        """Return every dtype with every KV-cache dtype, equal ones first."""
-        for dtype in DTYPES:
-            for kv_dtype in sorted(KV_DTYPES, key=lambda name: name != dtype):
-                declared = self.declared
-                if dtype in declared.dtypes and kv_dtype in declared.kv_dtypes:
-                    yield dtype, kv_dtype
 
     def bounds(self) -> Iterator[SceneSizes]:
         """Return every sliding window and attention chunk, and neither."""
@@ -124,10 +110,6 @@ class DeclaredCases:
         if self.fuses_rotary:
             yield replace(plain, rotary="normed")
 
-    def captured_whole(self) -> Iterator[SceneSizes]:
-        """Return the same cases if the backend captures steps with any tokens per request."""
-        return self.captured() if self.declared.graphs == "full" else iter(())
-
     def invariant(self) -> Iterator[SceneSizes]:
         """Return every feature that can be combined with batch invariance."""
         declared = self.declared
@@ -147,29 +129,3 @@ class DeclaredCases:
             yield replace(plain, soft_cap=2.0)
         if declared.sinks:
             yield replace(plain, has_sinks=True)
-
-
-def tolerance(sizes: SceneSizes) -> float:
-    """Return the largest absolute error allowed for a scene of these sizes."""
-    types = (sizes.dtype, sizes.kv_dtype)
-    limit = max(TOLERANCES[name] for name in types)
-    if sizes.rotary:
-        return max(limit, *(ROTARY_TOLERANCES.get(name, 0.0) for name in types))
-    return limit
-
-
-def case_name(case: object) -> str:
-    """Return the name of a case in a test id."""
-    if not isinstance(case, SceneSizes):
-        return "-".join(case) if isinstance(case, tuple) else str(case)
-    special = {
-        f"window{case.window}": case.window,
-        f"chunk{case.chunk}": case.chunk,
-        f"cap{case.soft_cap}": case.soft_cap,
-        "sinks": case.has_sinks,
-        f"{case.rotary}-rotary": case.rotary,
-        "invariant": case.batch_invariant,
-        case.kv_dtype: case.kv_dtype != case.dtype,
-    }
-    sizes = f"H{case.num_heads}-K{case.num_kv_heads}-D{case.head_dim}-S{case.block_size}"
-    return "-".join([sizes, case.dtype, *(name for name, is_set in special.items() if is_set)])

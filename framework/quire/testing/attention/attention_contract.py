@@ -14,24 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire.interfaces.attention import AttentionLayerParams
-from quire.testing.attention.attention_checks import assert_close
-from quire.testing.attention.attention_features import DeclaredFeatures
-from quire.testing.attention.attention_graphs import CapturedSteps
+from quire.interfaces.attention import AttentionBackend, AttentionLayerParams
+from quire.testing.attention.attention_cases import DeclaredCases
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
-from quire.testing.attention.attention_truth import reference_attention
+from quire.testing.attention.attention_sizes import SCALE, SceneSizes
+from quire.testing.attention.attention_truth import kv_round_trip, reference_attention
+from quire.testing.kv_backend.kv_backend_checks import assert_close
+from quire.testing.kv_backend.kv_backend_contract import KVBackendContract
+from quire.testing.kv_backend.pool_sizes import Padding
 
-RAGGED = (1, 37, 16, 5, 64)
-SAME = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # tolerance for another sum order
+INVARIANT_LENGTH = 150  # longer than 128, where a backend may split the context
+SINGLE_TOKENS = (1, 1, 124, 1, 1, 1, 1, 20)  # single tokens at the start and around 128
 
 
-class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
+class AttentionBackendContract(KVBackendContract[AttentionScene]):
     """Tests that an attention backend must pass.
 
     Attributes:
@@ -41,150 +43,116 @@ class AttentionBackendContract(DeclaredFeatures, CapturedSteps):
         num_cases: Largest number of cases of each kind; None for all declared cases.
     """
 
-    def test_the_declared_sizes_work(self, sizes: SceneSizes) -> None:
-        """Run prompts of uneven lengths in one step, then three decode steps."""
-        scene = self._scene(sizes)
-        numbers = [scene.add(length + 3) for length in RAGGED]
-        self._check(scene, scene.step(list(zip(numbers, RAGGED, strict=True))))
-        for _ in range(3):
-            self._check(scene, scene.step([(number, 1) for number in numbers]))
+    backend_class: ClassVar[type[AttentionBackend]]
+    scene_class = AttentionScene
 
-    def test_the_declared_types_work(self, types: tuple[str, str]) -> None:
-        """Run every dtype with every KV-cache dtype; a float8 cache applies the layer's scales."""
-        dtype, kv_dtype = types
-        sizes = replace(self._plain(), dtype=dtype, kv_dtype=kv_dtype, k_scale=0.5, v_scale=2.0)
-        scene = self._scene(sizes)
-        numbers = [scene.add(30), scene.add(9)]
-        self._check(scene, scene.step([(numbers[0], 29), (numbers[1], 8)]))
-        self._check(scene, scene.step([(number, 1) for number in numbers]))
+    def test_windows_hide_what_lies_before(self, window: int) -> None:
+        """Test prompts, single tokens, and both in one step."""
+        self._check_bounds(replace(self._plain(), window=window))
 
-    @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 40, 200])
-    def test_a_prompt_in_chunks_equals_the_whole(self, chunk: int) -> None:
-        """Run chunked prefill: a chunk attends to the KV of earlier chunks."""
-        scene = self._scene(self._plain())
-        length = 200 if chunk >= 40 else 45
-        number = scene.add(length)
-        for start in range(0, length, chunk):
-            self._check(scene, scene.step([(number, min(chunk, length - start))]))
+    def test_chunks_hide_what_lies_before(self, chunk_size: int) -> None:
+        """A query sees its own attention chunk only, wherever a step ends."""
+        self._check_bounds(replace(self._plain(), chunk=chunk_size))
 
-    def test_prompts_and_single_tokens_share_a_step(self) -> None:
-        """Run decode rows before, between and after rows with several tokens."""
-        scene = self._scene(self._plain())
-        decoding = [scene.add(length + 1) for length in (20, 3, 47)]
-        self._check(scene, scene.step([(n, len(scene.requests[n].q) - 1) for n in decoding]))
-        fresh, chunk, drafts = scene.add(33), scene.add(64), scene.add(30)
-        self._check(scene, scene.step([(chunk, 20), (drafts, 25)]))
-        a, b, c = decoding
-        self._check(
-            scene, scene.step([(a, 1), (fresh, 33), (b, 1), (chunk, 44), (drafts, 5), (c, 1)])
+    @pytest.mark.parametrize("is_reused", [False, True], ids=["null block", "others' blocks"])
+    def test_what_no_query_sees_is_never_read(self, bounds: SceneSizes, is_reused: bool) -> None:
+        """Fill freed blocks, unused slots and the null block with NaN, which no mask can hide."""
+        scene = self._scene(bounds)
+        long, short, fresh = scene.add(150), scene.add(40), scene.add(70)
+        self._check(scene, scene.step([(long, 90), (short, 4)], Padding(1, 3)))
+        steps = (
+            [(long, 1), (short, 17)],  # a single token, a chunk
+            [(fresh, 50), (long, 1), (short, 1)],  # a prompt, two single tokens
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(long, 1), (short, 1), (fresh, 1)],
+            [(short, 1), (long, 3), (fresh, 9)],
         )
+        for plan in steps:
+            for number, _ in plan:
+                scene.free_unseen_blocks(number, is_reused=is_reused)
+            self._check(scene, scene.step(plan, Padding(1, 3)))
 
-    def test_very_uneven_contexts_share_a_step(self) -> None:
-        """Run one long context beside many short ones."""
-        scene = self._scene(self._plain())
-        lengths = (3, 600, 7, 90, 1, 12, 320)
-        numbers = [scene.add(length + 2) for length in lengths]
-        for number, length in zip(numbers, lengths, strict=True):
-            scene.step([(number, length)])
-        self._check(scene, scene.step([(number, 1) for number in numbers]))
-        self._check(scene, scene.step([(number, 1) for number in reversed(numbers)]))
+    def test_scores_are_capped(self, soft_cap: float) -> None:
+        """Test the soft cap, which is applied to the scaled scores before the mask."""
+        scene = self._scene(replace(self._plain(), soft_cap=soft_cap))
+        scene.add(50)
+        scene.add(9)
+        self._check(scene, scene.step([(0, 48), (1, 7)]))
+        self._check(scene, scene.step([(0, 1), (1, 1)]))
 
-    def test_a_shared_prefix_is_read_from_the_other_requests_blocks(self) -> None:
-        """Compute only the new tokens; the shared blocks must not change."""
-        scene = self._scene(self._plain())
-        size = scene.sizes.block_size
-        donor = scene.add(2 * size + 3)
-        scene.step([(donor, 2 * size + 3)])
-        guest = scene.add_with_prefix_of(donor, 2, 2 * size + 9)
-        before = scene.raw[scene.requests[donor].block_ids].clone()
-        self._check(scene, scene.step([(guest, 8)]))
-        self._check(scene, scene.step([(guest, 1)]))
-        assert torch.equal(before, scene.raw[scene.requests[donor].block_ids]), (
-            "a step of one request changed KV blocks of another: write only to slot_mapping"
-        )
+    def test_sinks_enter_the_softmax(self, sinks: SceneSizes) -> None:
+        """Test the sink of each query head: one more logit, without a value."""
+        self._check_ragged(self._scene(sinks))
 
-    def test_the_order_of_requests_changes_nothing(self) -> None:
-        """Compare the outputs of the same requests in two batch orders."""
-        plan = [(0, 17), (1, 1), (2, 40), (3, 1)]
-        outputs = []
-        for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
-            scene = self._scene(self._plain())
-            for length in (17, 25, 40, 9):
-                scene.add(length)
-            scene.step([(1, 24), (3, 8)])
-            pairs = scene.step([plan[index] for index in order])
-            outputs.append([pairs[order.index(index)][0] for index in range(4)])
-        for one, other in zip(*outputs, strict=True):
-            assert_close(one, other, SAME[scene.sizes.dtype])
-
-    @pytest.mark.parametrize("padding", [Padding(0, 3), Padding(2, 2)], ids=["tokens", "requests"])
-    def test_padding_writes_to_the_null_block_only(self, padding: Padding) -> None:
-        """Padding rows change no output and no block but the null block."""
-        scene = self._scene(self._plain())
-        first, second = scene.add(30), scene.add(12)
-        self._check(scene, scene.step([(first, 20), (second, 11)], padding))
-        before = scene.raw.clone()
-        self._check(scene, scene.step([(first, 1), (second, 1)], padding))
-        self._check_writes(scene, before, [(first, 20), (second, 11)])
-
-    def test_only_the_slots_of_a_step_are_written(self) -> None:
-        """Check that a step changes only the blocks of its new tokens."""
-        scene = self._scene(self._plain())
-        size = scene.sizes.block_size
-        still, moving = scene.add(3 * size), scene.add(3 * size)
-        scene.step([(still, 2 * size), (moving, size)])
-        before = scene.raw.clone()
-        scene.step([(moving, size + 1)])
-        self._check_writes(scene, before, [(moving, size), (moving, 2 * size)])
-
-    def test_a_block_is_contiguous_and_outermost(self) -> None:
-        """The engine copies and frees whole blocks, independent of their layout."""
-        scene = self._scene(self._plain())
-        assert len(scene.kv_cache) == len(scene.raw), (
-            f"dimension 0 of kv_view must be B = {len(scene.raw)}, got {len(scene.kv_cache)}"
-        )
-        scene.raw.zero_()
-        scene.kv_cache[3].fill_(1)
-        changed = scene.raw.any(1).nonzero().flatten().tolist()
-        assert changed == [3], (
-            f"writing kv_view[3] must change block 3 only, but changed blocks {changed}"
-        )
-
-    def test_layers_share_the_metadata_of_a_step(self) -> None:
-        """Use the metadata of one `prepare` for two layers, each with its own cache and scale."""
-        scene = self._scene(self._plain())
+    def test_each_layer_has_its_own_scales(self, scaled_dtype: str) -> None:
+        """Test two layers of one step that store K and V with different scales."""
+        scene = self._scene(replace(self._plain(), kv_dtype=scaled_dtype))
         scene.add(20)
         metadata = scene.backend.prepare(scene.layout([(0, 20)], Padding()))
         q, k, v = scene.inputs([(0, 20)])
-        first, second = AttentionLayerParams(0.2), AttentionLayerParams(0.5)
-        other_cache = torch.zeros_like(scene.kv_cache)
-        scene.backend.forward(q, k, v, scene.kv_cache, metadata, first)
-        before = scene.raw.clone()
-        out = scene.backend.forward(q, -k, 2 * v, other_cache, metadata, second)
-        expected = reference_attention(q.double(), -k.double(), 2 * v.double(), second)
-        assert_close(out.cpu(), expected.cpu(), 2 * self.tolerance(scene.sizes))
-        assert torch.equal(before, scene.raw), "one layer wrote to the KV cache of another"
+        for k_scale, v_scale in ((0.25, 4.0), (8.0, 0.125)):
+            layer = AttentionLayerParams(SCALE, k_scale=k_scale, v_scale=v_scale)
+            cache = torch.zeros_like(scene.raw[:, : scene.page_bytes])
+            view = scene.backend.kv_view(cache.view(-1), scene.spec, len(cache))
+            out = scene.backend.forward(q, k, v, view, metadata, layer)
+            expected = reference_attention(
+                q.double().cpu(),
+                kv_round_trip(k.cpu(), scaled_dtype, k_scale),
+                kv_round_trip(v.cpu(), scaled_dtype, v_scale),
+                layer,
+            )
+            assert_close(out.cpu(), expected, self.tolerance(scene.sizes))
 
-    def test_a_write_from_outside_is_seen_after_forget_context(self) -> None:
-        """Change a block between two steps, as a KV store or a block copy does."""
-        scene = self._scene(self._plain())
-        size = scene.sizes.block_size
-        number, other = scene.add(40), scene.add(size)
-        scene.step([(number, 30), (other, size)])
-        for _ in range(2):
-            self._check(scene, scene.step([(number, 1)]))
-        changed, source = scene.requests[number], scene.requests[other]
-        scene.raw[changed.block_ids[0]] = scene.raw[source.block_ids[0]]
-        changed.k[:size], changed.v[:size] = source.k[:size], source.v[:size]
-        scene.backend.forget_context()
-        self._check(scene, scene.step([(number, 1)]))
+    def test_heads_are_normed_and_rotated_before_they_are_stored(self, rotary: SceneSizes) -> None:
+        """Test `forward_rotary`: norm, rotary embedding, KV write and attention, with padding."""
+        scene = self._scene(rotary)
+        a, b, c = (scene.add(length) for length in (40, 9, 25))
+        self._check(scene, scene.step([(a, 30), (b, 8)], Padding(1, 2)))
+        self._check(scene, scene.step([(c, 17), (a, 1), (b, 1)]))
+        self._check(scene, scene.step([(a, 1), (c, 8)], Padding(2, 3)))
 
-    def _check_writes(
-        self, scene: AttentionScene, before: Tensor, positions: Sequence[tuple[int, int]]
-    ) -> None:
-        size = scene.sizes.block_size
-        allowed = {scene.requests[number].block_ids[p // size] for number, p in positions} | {0}
-        changed = set((before != scene.raw).any(1).nonzero().flatten().tolist())
-        assert changed <= allowed, (
-            f"the step wrote to blocks {sorted(changed - allowed)}, where it has no new tokens"
-        )
+    def test_batch_invariant_outputs_are_bit_identical(self, invariant: SceneSizes) -> None:
+        """Compare a request alone and whole with the same request in other batches and chunks."""
+        alone = self._outputs(invariant, (INVARIANT_LENGTH,), ())
+        for chunks, others in (
+            (SINGLE_TOKENS, ()),
+            (SINGLE_TOKENS, (5, 90, 200)),
+            ((3, 1, 60, 1, 59, 26), ()),
+            ((40, 40, 40, 30), (1, 64, 7, 128, 2, 33)),
+            ((128, 1, 21), (20,)),
+        ):
+            outputs = self._outputs(invariant, chunks, others)
+            assert torch.equal(outputs, alone), (
+                f"in chunks of {chunks}, beside requests of {others} tokens, the output differs "
+                "from that of the request alone, and batch_invariant is declared"
+            )
+
+    def _cases(self) -> DeclaredCases:
+        return DeclaredCases(self.capabilities, self.device, self.backend_class.fuses_rotary)
+
+    def _plain(self) -> SceneSizes:
+        return self._cases().plain
+
+    def _outputs(
+        self, sizes: SceneSizes, chunks: Sequence[int], others: Sequence[int]
+    ) -> Tensor:  # [L, H, D]
+        """Return all outputs of one request, computed in chunks beside other requests."""
+        scene = self._scene(sizes)
+        number = scene.add(INVARIANT_LENGTH)
+        beside = [scene.add(length + INVARIANT_LENGTH) for length in others]
+        if beside:
+            scene.outputs(list(zip(beside, others, strict=True)))
+        outputs = []
+        for index, chunk in enumerate(chunks):
+            row = index % (len(beside) + 1)
+            plan = [(other, 1) for other in beside]
+            plan.insert(row, (number, chunk))
+            outputs.append(scene.outputs(plan)[row])
+        return torch.cat(outputs)
+
+    def _check_bounds(self, sizes: SceneSizes) -> None:
+        scene = self._scene(sizes)
+        numbers = [scene.add(length + 20) for length in (50, 4, 31)]
+        self._check(scene, scene.step([(0, 50), (1, 4), (2, 31)]))
+        self._check(scene, scene.step([(0, 1), (1, 17), (2, 1)]))
+        self._check(scene, scene.step([(number, 1) for number in numbers]))

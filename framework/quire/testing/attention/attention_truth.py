@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.attention import AttentionLayerParams
+from quire.testing.kv_backend.pool_sizes import DTYPES
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = (*DTYPES, "float8_e4m3fn", "int8")
 FLOAT8_MAX = 448.0
 INT8_MAX = 127.0

@@ -158,7 +158,6 @@ def test_masks_lead_to_a_completion_that_follows_the_grammar(host):
         text += piece
     assert re.fullmatch(WORDS.regex, text.decode())
     assert mask(host, "a") == {EOS}
-    assert host.is_finished("a")
 
 
 def test_requests_of_one_step_stand_where_each_of_them_is(host):
@@ -177,16 +176,6 @@ def test_a_grammar_that_is_compiled_already_is_ready_at_once(host):
     host.submit("b", WORDS)
     assert host.poll() == [("b", None)]
     assert mask(host, "b") == set(b"abc") | {256}
-
-
-def test_rollback_takes_tokens_back(host):
-    ready(host, "a", WORDS)
-    start = mask(host, "a")
-    host.accept("a", [ord("a"), ord("-")])
-    host.rollback("a", 1)
-    host.accept("a", [ord("b")])
-    host.rollback("a", 2)
-    assert mask(host, "a") == start
 
 
 def test_a_request_that_still_thinks_has_no_mask(host):
@@ -227,7 +216,6 @@ def test_what_cannot_be_compiled_is_an_error_of_its_request(host, params, reason
     assert isinstance(error, GrammarError)
     assert reason in str(error)
     host.accept("a", [1])  # nothing follows of what is said to it now
-    host.rollback("a", 1)
     host.release("a")
     ready(host, "b", WORDS)
 

@@ -9,6 +9,7 @@ from quire.engine.grammar.grammar_link import GrammarLink
 from quire.engine.grammar.grammar_wire import (
     Accept,
     Drop,
+    Failure,
     Fill,
     Setup,
     Start,
@@ -43,7 +44,7 @@ def turn(ends):
     """Take a turn with a fill; returns what the process was to do."""
     link, theirs = ends
     link.begin_turn([FILL])
-    send(theirs, TurnDone({}, []))
+    send(theirs, TurnDone({}))
     link.end_turn()
     return receive(theirs, Turn).operations
 
@@ -69,6 +70,7 @@ def test_a_turn_is_over_when_the_process_has_said_what_came_of_it(ends):
     assert not link.is_in_turn
     link.begin_turn([FILL])
     assert link.is_in_turn
-    send(theirs, TurnDone({}, [1]))
-    assert link.end_turn().finished == [1]
+    done = TurnDone({1: Failure("not allowed")})
+    send(theirs, done)
+    assert link.end_turn() == done
     assert not link.is_in_turn

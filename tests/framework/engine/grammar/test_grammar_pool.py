@@ -188,13 +188,11 @@ def test_a_refused_token_takes_its_request_out_of_its_grammar(make_host):
 # -- what is made again ----------------------------------------------------------------------------
 
 
-def test_a_restarted_process_has_the_rollbacks_and_users_of_the_old_one(make_host):
+def test_a_restarted_process_has_the_tokens_and_users_of_the_old_one(make_host):
     host = make_host(max_grammars=1)
     ready(host, "a", "wxyz")
     ready(host, "b", "wxyz")
-    host.accept("a", b"wxy")
-    host.rollback("a", 2)
-    host.rollback("a", 0)
+    host.accept("a", b"w")
     host.accept("b", b"wx")
     assert mask(host, "a") == {ord("x")}
     for pid in processes_of(host):

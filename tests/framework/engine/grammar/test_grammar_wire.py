@@ -13,7 +13,6 @@ from quire.engine.grammar.grammar_wire import (
     Drop,
     Failure,
     Fill,
-    Rollback,
     Start,
     Turn,
     TurnDone,
@@ -34,13 +33,13 @@ def ends():
 
 
 def test_operations_keep_their_kind_and_order(ends):
-    turn = Turn([Start(1), Accept(1, [5, 6]), Rollback(1, 1), Fill(1, 0), Drop(1)])
+    turn = Turn([Start(1), Accept(1, [5, 6]), Fill(1, 0), Drop(1)])
     send(ends[0], turn)
     assert receive(ends[1], Turn) == turn
 
 
 def test_a_large_message_arrives_in_pieces(ends):
-    done = TurnDone(dict.fromkeys(range(20000), Failure("reason " * 10)), [])
+    done = TurnDone(dict.fromkeys(range(20000), Failure("reason " * 10)))
     sender = threading.Thread(target=send, args=(ends[0], done))
     sender.start()
     assert receive(ends[1], TurnDone) == done

@@ -68,7 +68,7 @@ def test_the_block_that_was_used_last_long_ago_goes_first():
         pool.free([block])
     pool.add_references([b])  # a hit: used again
     pool.free([b])
-    assert [*pool.cached_blocks()] == [a, c, b]
+    assert list(pool._cached) == [a, c, b]
     assert pool.allocate(3) == [a, c, b]
     assert pool.num_evictions == 3
 

@@ -269,9 +269,9 @@ def test_of_what_left_a_window_the_end_is_evicted_first():
     blocks = list(request.block_ids[0])
     kv.commit(request, 24)
     kv.free_unneeded(request, 24)
-    assert kv.pool.cached_blocks() == blocks[4::-1]
+    assert list(kv.pool._cached) == blocks[4::-1]
     end(kv, request)
-    assert kv.pool.cached_blocks() == [*blocks[4::-1], blocks[5]]
+    assert list(kv.pool._cached) == [*blocks[4::-1], blocks[5]]
 
 
 def test_a_content_is_found_if_one_group_has_it():
@@ -406,7 +406,7 @@ def test_of_a_released_table_the_end_is_evicted_first():
     request = compute(kv, range(12))
     (table,) = request.block_ids
     end(kv, request)
-    assert kv.pool.cached_blocks() == table[::-1]
+    assert list(kv.pool._cached) == table[::-1]
 
 
 def test_a_model_without_kv_layers_has_no_prefix_cache():

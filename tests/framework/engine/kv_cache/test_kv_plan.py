@@ -47,7 +47,7 @@ def test_blocks_are_what_the_memory_holds_over_all_layers():
     assert plan.num_blocks == 10_000 // 768 == 13
     assert [tensor.num_bytes for tensor in plan.tensors] == [13 * 256] * 3
     assert plan.groups[0].layer_names == ("layers.0", "layers.1", "layers.2")
-    assert not plan.has_padded_pages
+    assert not plan.padded_layers
 
 
 def test_one_spec_of_several_sizes_has_one_table_and_a_tensor_a_layer():
@@ -59,7 +59,7 @@ def test_one_spec_of_several_sizes_has_one_table_and_a_tensor_a_layer():
     assert group.layer_names == ("a", "b", "c")
     assert [tensor.num_bytes for tensor in plan.tensors] == [13 * 256, 13 * 768, 13 * 512]
     assert [plan.page_bytes(tensor) for tensor in plan.tensors] == [256, 768, 512]
-    assert not plan.has_padded_pages
+    assert not plan.padded_layers
 
 
 def test_three_groups_share_the_tensors_of_the_largest():
@@ -80,7 +80,7 @@ def test_pages_of_mixed_specs_are_padded_to_the_largest():
     # Pages of 768 and 256 bytes, both 768 long: 10,000 // 768 = 13 blocks in one tensor.
     assert plan.num_blocks == 13
     assert [tensor.num_bytes for tensor in plan.tensors] == [13 * 768]
-    assert plan.has_padded_pages
+    assert plan.padded_layers
 
 
 def test_a_model_that_keeps_nothing_has_the_null_block():

@@ -300,7 +300,7 @@ def test_a_load_that_ended_is_found_with_its_end_to_be_evicted_first(queue):
     assert queue.kv.find_prefix(request).num_blocks == 3
     assert queue.kv.pool.num_used == 0
     found = [queue.kv.pool.find(0, name) for name in request.hashes[1:4]]
-    assert queue.kv.pool.cached_blocks() == found[::-1]
+    assert list(queue.kv.pool._cached) == found[::-1]
     assert queue.transfers.num_hits == 12
     assert not queue.is_waiting
 
@@ -358,7 +358,7 @@ def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queu
     queue.transfers.store.switch_off()
     assert queue.kv.pool.num_used == 3, "the worker side may still write them"
     planned = queue.transfers.plan_step()
-    assert (planned.is_open, planned.is_stopped, planned.loads) == (True, True, ())
+    assert (queue.transfers.num_open, planned.is_stopped, planned.loads) == (1, True, ())
     queue.transfers.end_all()
     assert (queue.transfers.num_open, queue.kv.pool.num_used) == (0, 0)
 
@@ -499,8 +499,9 @@ def test_a_save_is_announced_once_and_as_a_save(queue):
     queue.oracle.num_new = 3
     queue.transfers.offer(saving(queue), range(3))
     first, second = queue.transfers.plan_step(), queue.transfers.plan_step()
-    assert (first.loads, first.saves, first.is_open) == ([], [1], True)
-    assert (second.loads, second.saves, second.is_open) == ([], [], True)
+    assert (first.loads, first.saves) == ([], [1])
+    assert (second.loads, second.saves) == ([], [])
+    assert queue.transfers.num_open == 1
 
 
 # -- the parts -------------------------------------------------------------------------------------

@@ -74,9 +74,3 @@ def test_a_chunk_without_a_slot_is_rejected():
     step.add(make_request("a"), 1)
     with pytest.raises(RuntimeError, match="request a is scheduled without a slot"):
         step.finish(1, StepTransfers())
-
-
-def test_an_open_transfer_is_a_reason_to_ask_the_worker():
-    plan, _ = StepInProgress(20).finish(1, StepTransfers(is_open=True))
-    assert plan.has_transfers
-    assert plan.requests == []

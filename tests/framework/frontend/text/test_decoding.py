@@ -94,7 +94,7 @@ def test_an_id_that_does_not_exist_is_nothing(families, family):
 def test_special_tokens_have_bytes_and_are_shown_on_demand(families, family):
     tokenizer = families[family]
     special = min(tokenizer.special_token_ids)
-    name = tokenizer.id_to_token(special)
+    name = tokenizer.backend.id_to_token(special)
     assert tokenizer.token_bytes(special) == name.encode()
     for skips, text in ((True, ""), (False, name)):
         stream = tokenizer.text_stream([], skips)

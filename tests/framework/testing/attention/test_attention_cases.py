@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from quire.interfaces.attention import AttentionCapabilities
-from quire.testing.attention.attention_cases import HEADS, DeclaredCases, case_name, tolerance
+from quire.testing.attention.attention_cases import HEADS, DeclaredCases
 from quire.testing.attention.attention_sizes import SceneSizes
+from quire.testing.kv_backend.kv_backend_cases import case_name
 
 BARE = AttentionCapabilities(
     devices=frozenset({"cpu"}),
@@ -81,9 +82,9 @@ def test_rotary_embeddings_are_tried_with_every_cache_dtype():
 
 def test_a_tolerance_is_that_of_the_coarser_type():
     exact = SceneSizes()
-    assert tolerance(exact) == tolerance(replace(exact, kv_dtype="float8_e4m3fn")) == 2e-5
-    assert tolerance(replace(exact, dtype="bfloat16", kv_dtype="int8")) == 3e-2
-    assert tolerance(replace(exact, kv_dtype="int8", rotary="normed")) == 3e-2
+    assert exact.tolerance == replace(exact, kv_dtype="float8_e4m3fn").tolerance == 2e-5
+    assert replace(exact, dtype="bfloat16", kv_dtype="int8").tolerance == 3e-2
+    assert replace(exact, kv_dtype="int8", rotary="normed").tolerance == 3e-2
 
 
 def test_names_tell_cases_apart():

@@ -178,7 +178,7 @@ def test_shared_and_padded_memory_changes_no_output(worker):
     assert [group.layer_names for group in plan.groups] == [
         ("full.0", "full.1"), ("window.0", "window.2"), ("window.1",),
     ]  # fmt: skip
-    assert plan.has_padded_pages
+    assert plan.padded_layers
     outputs = hidden_states_of(worker, plan)
     for ours, theirs in zip(outputs, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

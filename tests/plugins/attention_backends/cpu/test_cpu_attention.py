@@ -16,10 +16,10 @@ from quire.machine.instruction_sets import VARIABLE
 from quire.native.compiled_cache import FOLDER_VARIABLE
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention.attention_cases import tolerance
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.cpu import cpu_library
 from quire_attention_backends.cpu.cpu_attention import CpuBackend
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
@@ -39,7 +39,7 @@ def on_threads(count, sizes):
 
 def check(scene, plan, padding=None):
     for output, expected in scene.step(plan, padding):
-        limit = tolerance(scene.sizes)
+        limit = scene.sizes.tolerance
         torch.testing.assert_close(output.double(), expected, atol=limit, rtol=limit)
 
 
@@ -150,7 +150,7 @@ def test_items_of_some_of_the_heads_are_cut_and_merged(sizes, kv_dtype):
         scene.outputs([(0, 400), (1, 40)])
     for plan in ([(0, 1), (1, 1)], [(1, 2), (0, 1)], [(0, 2), (1, 1)]):
         found = cut.step(plan)
-        limit = tolerance(cut.sizes)
+        limit = cut.sizes.tolerance
         for output, expected in found:
             torch.testing.assert_close(output.double(), expected, atol=limit, rtol=limit)
         one, other = torch.cat(whole.outputs(plan)), torch.cat([output for output, _ in found])
@@ -197,7 +197,7 @@ def test_any_mixture_of_requests_is_correct(lengths, steps, threads, group, wind
     for length in lengths:
         scene.add(length)
     for step in steps:
-        left = [len(request.q) - request.num_computed for request in scene.requests]
+        left = [len(request.rows[0]) - request.num_computed for request in scene.requests]
         shares = enumerate(map(min, zip(left, step, strict=False)))
         plan = [(number, num_new) for number, num_new in shares if num_new]
         if plan:
@@ -304,7 +304,7 @@ def test_nan_is_not_hidden(has_sinks, num_new):
         long, other = scene.add(900), scene.add(900)
         for number in (long, other):
             scene.outputs([(number, 600)])
-        scene.requests[long].q[600:] = torch.nan
+        scene.requests[long].rows[0][600:] = torch.nan
         broken, whole = scene.outputs([(long, num_new), (other, num_new)])
         assert broken.isnan().all()
         assert whole.isfinite().all()

@@ -15,9 +15,10 @@ from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionShape
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention.attention_graphs import CapturedScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes, full_attention_spec
+from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
+from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.cuda.cuda_attention import CudaBackend
 from quire_attention_backends.cuda.cuda_decode import DecodeVariant
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
@@ -102,7 +103,7 @@ class TestDecode:
     def test_scores_may_be_large_and_of_either_sign(self):
         scene, numbers = filled(EmulatedBackend, SceneSizes(), (40, 500))
         for number in numbers:
-            scene.requests[number].q *= 300.0
+            scene.requests[number].rows[0].mul_(300.0)
         check(scene.step([(number, 1) for number in numbers]), 2e-4)
 
     @pytest.mark.parametrize("rotary", ["plain", "normed"])
@@ -115,7 +116,7 @@ class TestDecode:
         layout, (q, k, v) = scene.layout(plan, Padding()), scene.inputs(plan)
         wide = torch.zeros(len(q), q.shape[1], q.shape[2] + 1)
         wide[:, :, 1:] = q
-        out = scene.attend(layout, (wide[:, :, 1:], k, v), None, scene.sizes.params)
+        out = scene.attend(layout, (wide[:, :, 1:], k, v), None)
         outputs = scene.finish_step(plan, out)
         check([(a, scene.expected(number, 1)) for a, number in zip(outputs, numbers, strict=True)])
 
@@ -160,7 +161,7 @@ class TestPadding:
         scene, numbers = filled(EmulatedBackend, SceneSizes(), (30, 500))
         plan = [(number, 1) for number in numbers]
         layout, heads = scene.layout(plan, padding), scene.inputs(plan, padding.num_tokens)
-        out = scene.attend(layout, heads, None, scene.sizes.params)
+        out = scene.attend(layout, heads, None)
         assert not out[len(plan) :].any()
         outputs = scene.finish_step(plan, out)
         check([(a, scene.expected(number, 1)) for a, number in zip(outputs, numbers, strict=True)])
@@ -170,11 +171,11 @@ class TestPadding:
         layout = scene.layout([(numbers[0], 1)], Padding())
         q, k, v = (heads[:0] for heads in scene.inputs([(numbers[0], 1)]))
         layout.slot_mapping = layout.slot_mapping[:0]
-        assert scene.attend(layout, (q, k, v), None, scene.sizes.params).shape == q.shape
+        assert scene.attend(layout, (q, k, v), None).shape == q.shape
 
     def test_a_replayed_step_splits_by_its_new_lengths(self):
         scene, (a, b, c) = filled(EmulatedBackend, SceneSizes(), (150, 40, 5), num_more=8)
-        step = CapturedScene(scene, 4, 4)
+        step = CapturedStep(scene, 4, 4)
         check(step.step([(b, 1), (c, 1)]))
         check(step.step([(a, 1), (b, 1), (c, 1)]))
         check(step.step([(c, 1)]))
@@ -197,11 +198,8 @@ def test_layers_of_a_step_share_its_plan_and_not_their_caches():
     other[:] = torch.where(scene.kv_cache.isnan(), scene.kv_cache, -scene.kv_cache)
     scene.backend.forward(q, k, v, scene.kv_cache, metadata, params)
     out = scene.backend.forward(q, -k, -v, other, metadata, replace(params, scale=0.7))
-    request = scene.requests[number]
-    expected = reference_attention(
-        request.q[30:31].double(), -request.k[:31].double(), -request.v[:31].double(),
-        replace(params, scale=0.7),
-    )  # fmt: skip
+    q, k, v = (rows[:31].double() for rows in scene.requests[number].rows)
+    expected = reference_attention(q[30:], -k, -v, replace(params, scale=0.7))
     check([(out, expected)])
 
 
@@ -216,11 +214,11 @@ def test_the_workspace_is_what_is_allocated():
 
 def test_pages_that_are_not_aligned_to_vectors_are_refused():
     sizes = SceneSizes(num_kv_heads=2)
-    spec = full_attention_spec(sizes)
+    spec = sizes.spec
     raw = torch.zeros(3 * spec.page_bytes + 4, dtype=torch.uint8)[4:]
     with pytest.raises(RefusedError, match=r"needs an alignment of 16 bytes.*pages of scene"):
         CudaBackend.kv_view(raw, spec, 3)
-    spec = full_attention_spec(SceneSizes(num_kv_heads=2, head_dim=2))
+    spec = SceneSizes(num_kv_heads=2, head_dim=2).spec
     padded = torch.zeros(3, spec.page_bytes + 8, dtype=torch.uint8)[:, : spec.page_bytes]
     with pytest.raises(RefusedError, match=f"a stride of {spec.page_bytes + 8} bytes"):
         CudaBackend.kv_view(padded, spec, 3)

@@ -1,10 +1,6 @@
 """CUDA C++ is compiled by the available compiler and cached; errors have the compiler's output."""
 
 import shutil
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -169,13 +165,3 @@ class CompilerStub:
 
     def compile(self, source, options):
         return self.code
-
-
-def test_the_source_is_part_of_the_wheel(tmp_path):
-    root = Path(__file__).parents[4]
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        packed = archive.read("quire_attention_backends/cuda/paged_decode.cu")
-    assert packed.decode() == read_source()

@@ -8,7 +8,7 @@ import torch
 from quire.config import PluginSettings
 from quire.errors import RefusedError
 from quire.plugins.loading import load_plugins
-from quire.testing.attention.attention_sizes import Padding
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire.testing.mla import MLABackendContract
 from quire.testing.mla.mla_scene import SCALE, MLAScene, MLASizes
 from quire_attention_backends.mla import torch_mla

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.torch import held_context
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 
@@ -167,7 +168,7 @@ def test_what_was_written_from_outside_is_read():
     scene, (number,) = started([30])
     decode(scene, [number])
     request = scene.requests[number]
-    request.v[:16] *= 2
+    request.rows[2][:16] *= 2
     scene.kv_cache[request.block_ids[0], 1] *= 2
     scene.backend.forget_context()
     decode(scene, [number])

@@ -15,8 +15,9 @@ from quire.interfaces.kv_cache import KVLayer
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import first_seen, reference_attention
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.torch import torch_sdpa
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
@@ -158,13 +159,9 @@ def test_layers_of_one_step_see_as_far_as_each_does(lengths, sizes):
         layer = replace(scene.sizes.params, sliding_window=window, attention_chunk=chunk)
         out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
         for number, rows in zip(numbers, out.split(list(lengths)), strict=True):
-            request, end = scene.requests[number], 70 + lengths[number]
-            expected = reference_attention(
-                request.q[70:end].double(),
-                request.k[:end].double(),
-                request.v[:end].double(),
-                layer,
-            )
+            end = 70 + lengths[number]
+            q, k, v = (each[:end].double() for each in scene.requests[number].rows)
+            expected = reference_attention(q[70:], k, v, layer)
             limit = 3e-2 if "dtype" in sizes else 2e-5
             torch.testing.assert_close(rows.double(), expected, atol=limit, rtol=0)
 
@@ -173,7 +170,7 @@ def test_scores_of_16_bit_queries_are_kept_in_float32():
     """The scores are large, so that float16 would hold them to a thirtieth."""
     scene = AttentionScene(TorchSDPABackend, SceneSizes(dtype="float16", kv_dtype="float16"))
     number = scene.add(60)
-    scene.requests[number].q *= 16
+    scene.requests[number].rows[0].mul_(16)
     scene.step([(number, 58)])
     for _ in range(2):
         [(output, expected)] = scene.step([(number, 1)])

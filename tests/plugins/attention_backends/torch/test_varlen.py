@@ -12,8 +12,9 @@ from quire.interfaces.attention import AttentionLayerParams
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.shared.cache_rows import CacheRows
 from quire_attention_backends.torch import torch_sdpa
@@ -171,13 +172,11 @@ def test_layers_of_one_step_have_windows_of_their_own():
     scene, _ = scene_of(40, kv_dtype="bfloat16")
     scene.step([(0, 30)])
     metadata = scene.backend.prepare(scene.layout([(0, 10)], Padding()))
-    request, heads = scene.requests[0], scene.inputs([(0, 10)])
+    (q, k, v), heads = scene.requests[0].rows, scene.inputs([(0, 10)])
     for window in (None, 4, 17):
         layer = replace(scene.sizes.params, sliding_window=window)
         out = scene.backend.forward(*heads, scene.kv_cache, metadata, layer)
-        expected = reference_attention(
-            request.q[30:].double(), request.k.double(), request.v.double(), layer
-        )
+        expected = reference_attention(q[30:].double(), k.double(), v.double(), layer)
         torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=0)
 
 

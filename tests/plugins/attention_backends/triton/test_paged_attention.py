@@ -5,7 +5,8 @@ import torch
 from filled_scene import filled
 from kernel_device import DEVICE
 
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import SceneSizes
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.triton.triton_attention import TritonBackend
 
 

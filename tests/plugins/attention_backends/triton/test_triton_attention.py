@@ -1,6 +1,7 @@
 """The Triton backend passes the conformance kit, in the interpreter if there is no GPU."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import attention_launches
 import kernel_device
@@ -11,10 +12,10 @@ from dry_launch import SHARED_BYTES, compiled_in_child
 from quire.interfaces.attention import AttentionLayerParams, AttentionShape
 from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
-from quire.testing.attention.attention_cases import ROTARY_TOLERANCES
-from quire.testing.attention.attention_graphs import CapturedScene
 from quire.testing.attention.attention_scene import AttentionScene
-from quire.testing.attention.attention_sizes import Padding, SceneSizes
+from quire.testing.attention.attention_sizes import ROTARY_TOLERANCES, SceneSizes
+from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.shared import split_plan
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.triton.triton_attention import TritonBackend
@@ -38,6 +39,8 @@ class TestTriton(TritonContract):
     """A few cases of each kind; all of them take minutes in the interpreter."""
 
     num_cases = 2
+    # Single tokens, a few at a time, prompts of less than a tile and of more than a block.
+    chunked_lengths = MappingProxyType({1: 7, 2: 12, 7: 37, 40: 80})
 
     def test_the_declared_sizes_work(self, sizes):
         """Heads in groups of three, so that a block of rows has 21 queries, in pages of 64."""
@@ -54,15 +57,6 @@ class TestTriton(TritonContract):
     @pytest.mark.slow  # `test_rows_across_fixed_splits_have_the_same_bits...` is quicker
     def test_batch_invariant_outputs_are_bit_identical(self, invariant):
         super().test_batch_invariant_outputs_are_bit_identical(invariant)
-
-    @pytest.mark.parametrize("chunk", [1, 2, 7, 40])
-    def test_a_prompt_in_chunks_equals_the_whole(self, chunk):
-        """Single tokens, a few at a time, prompts of less than a tile and of more than a block."""
-        scene = self._scene(self._plain())
-        length = 80 if chunk == 40 else 5 * chunk + 2
-        number = scene.add(length)
-        for start in range(0, length, chunk):
-            self._check(scene, scene.step([(number, min(chunk, length - start))]))
 
 
 @pytest.fixture
@@ -171,14 +165,14 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
         assert per_request == [-(-n // queries) if n > short else 0 for _, n in plan] + [0] * 2
         assert (made.max_blocks == sum(per_request)) == bool(step.query_lens_host)
         assert made.max_blocks >= sum(per_request)
-        out = scene.attend(step, heads, positions, scene.sizes.params)
+        out = scene.attend(step, heads, positions)
         outputs.append(out[: sum(n for _, n in plan)])
     assert torch.equal(*outputs)
 
 
 def test_a_replayed_step_splits_by_its_new_lengths():
     scene, (a, b, c) = filled([170, 40, 5], num_more=8)
-    step = CapturedScene(scene, 4, 4)
+    step = CapturedStep(scene, 4, 4)
     check(step.step([(b, 1), (c, 1)]))
     lone = scene.add(60)
     check(step.step([(lone, 1), (a, 1), (c, 1)]))
@@ -273,17 +267,17 @@ def shape_of(**changes):
 def test_queries_beyond_float16_stay_finite_over_float8_caches():
     scene = AttentionScene(TritonBackend, sizes(dtype="bfloat16", kv_dtype="float8_e4m3fn"))
     number = scene.add(20)
-    scene.requests[number].q *= 1e6
+    scene.requests[number].rows[0].mul_(1e6)
     for plan in ([(number, 18)], [(number, 1)]):
         assert scene.outputs(plan)[0].isfinite().all()
-    scene.requests[number].q[19] = torch.inf
+    scene.requests[number].rows[0][19] = torch.inf
     assert not scene.outputs([(number, 1)])[0].isfinite().any()
 
 
 def test_small_values_of_int8_caches_keep_their_digits_in_float16():
     scene = AttentionScene(TritonBackend, sizes(dtype="float16", kv_dtype="int8"))
     number = scene.add(201)
-    scene.requests[number].v *= 1e-3
+    scene.requests[number].rows[2].mul_(1e-3)
     check(scene.step([(number, 200)]), 3e-6)
     check(scene.step([(number, 1)]), 3e-6)
 
@@ -291,7 +285,7 @@ def test_small_values_of_int8_caches_keep_their_digits_in_float16():
 def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     """As a step is captured, before any request is there."""
     scene, numbers = filled([5, 40])
-    step = CapturedScene(scene, 4, 4)
+    step = CapturedStep(scene, 4, 4)
     q, k, v = (torch.ones_like(heads) for heads in step._heads)
     before = scene.raw.clone()
     metadata = scene.backend.prepare(step._layout)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.interfaces.attention import StepLayout
-from quire.testing.attention.captured import refill, replayable, sync_refused
+from quire.testing.kv_backend.captured import refill, replayable, sync_refused
 
 NUMBERS = torch.tensor([3, 0, 2])
 MASK = NUMBERS > 0
