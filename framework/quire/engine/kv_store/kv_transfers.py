@@ -223,13 +223,10 @@ class KVTransfers:
         for transfer in self._open.values():
             self._open.end(transfer)
 
-    def abandon(self, request: Request) -> None:
-        """Remove a finished request from the requests that wait for a load."""
+    def remove(self, request: Request) -> None:
+        """Remove a finished request from those that wait for a load, and notify the store."""
         self._open.abandon(request)
         self._cancelled = [other for other in self._cancelled if other is not request]
-
-    def forget_request(self, request: Request) -> None:
-        """Notify the store that a request has finished."""
         self.store.forget_request(request.request_id)
 
     def reset(self) -> None:

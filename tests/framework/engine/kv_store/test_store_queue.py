@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from engine_parts import make_core, make_message, make_plan, make_request, run_to_end
+from engine_parts import make_core, make_message, make_plan, run_to_end
 
 from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
@@ -99,16 +99,6 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
-
-
-def test_without_a_store_no_request_waits():
-    kv = KVCacheManager(make_plan(10))
-    queue = StoreQueue(kv, None)
-    request = make_request("a", prompt=[1] * 20)
-    kv.prepare(request)
-    assert queue.try_defer(request, None, 0) is None
-    assert queue.pop_ready(0.0) == []
-    assert not queue.is_waiting
 
 
 def test_what_is_stored_is_loaded(queue):
