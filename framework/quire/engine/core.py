@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
-from quire.engine.results import failed_output
+from quire.engine.results import failed_output, report_of
 from quire.engine.scheduling.scheduler import Scheduler, has_work
 from quire.errors import (
     CapacityError,
@@ -81,8 +81,7 @@ class EngineCore:
         try:
             self.scheduler.add(request)  # first, so that an interrupted add can be aborted
         except RequestFailedError as error:
-            report = ErrorReport(error.code, str(error))
-            self._outbox.append(failed_output(message.request_id, report))
+            self._outbox.append(failed_output(message.request_id, report_of(error)))
             return
         if message.params.structured_outputs is not None:
             self._num_grammars += 1
@@ -269,7 +268,7 @@ class EngineCore:
             is_new = request_id in self._preparing
             self._preparing.discard(request_id)
             if error is not None:
-                self._fail(request_id, ErrorReport(error.code, str(error)))
+                self._fail(request_id, report_of(error))
             elif is_new:
                 self.scheduler.waiting.push(self.scheduler.requests[request_id])
 

@@ -11,6 +11,7 @@ from quire.engine.request import Request, Status
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk
+from quire.errors import QuireError
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
@@ -159,3 +160,8 @@ def _fresh_prompt_logprobs(request: Request, row: SlotResult) -> list[TokenLogpr
 def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
     """Return the last output of a request that failed."""
     return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)
+
+
+def report_of(error: QuireError) -> ErrorReport:
+    """Return the report of an error that was raised on purpose; its message is for the client."""
+    return ErrorReport(error.code, str(error))
