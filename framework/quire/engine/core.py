@@ -154,8 +154,9 @@ class EngineCore:
 
     def _only_polls(self, plan: StepPlan) -> bool:
         """Whether the plan only polls the KV store, and no step in flight computes anything."""
-        computes = any(launched.requests for launched in (plan, *self._in_flight))
-        return not (computes or plan.kv_loads or plan.kv_saves)
+        if plan.requests or plan.kv_loads or plan.kv_saves:
+            return False
+        return not any(launched.requests for launched in self._in_flight)
 
     def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan unless it is empty, and complete the steps that are due.

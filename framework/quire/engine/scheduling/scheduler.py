@@ -271,7 +271,7 @@ class Scheduler:
         """Allocate blocks for a running request, preempting others if necessary."""
         while (added := self.kv.grow(request, num_tokens)) is None:
             step.is_short = True
-            missing = self.kv.missing(request, num_tokens) - self.kv.pool.num_free
+            missing = sum(self.kv.missing(request, num_tokens)) - self.kv.pool.num_free
             if missing <= self._running.num_deferred_blocks:
                 return False  # they become free when the step in flight has completed
             victim = self._running.requests[self._policy.victim(self._running.requests)]

@@ -320,7 +320,7 @@ def test_what_is_evicted_again_and_again_is_loaded_so_many_times(queue):
 
 def test_a_request_that_waits_for_a_load_of_a_store_that_is_off_computes(queue):
     request = loading(queue)
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     assert queue.is_waiting, "it is to be queued again"
     assert queue.pop_ready(0.0) == [request]
     assert queue.pop_ready(0.0) == []
@@ -330,7 +330,7 @@ def test_a_request_that_waits_for_a_load_of_a_store_that_is_off_computes(queue):
 
 def test_a_finished_request_is_not_requeued_when_its_load_is_cancelled(queue):
     request = loading(queue)
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     queue.remove(request)
     assert queue.pop_ready(0.0) == []
 
@@ -345,7 +345,7 @@ def test_a_finished_request_is_not_requeued_when_its_load_ends(queue):
 def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queue):
     loading(queue)
     queue.transfers.plan_step()
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     assert queue.kv.pool.num_used == 3, "the worker side may still write them"
     planned = queue.transfers.plan_step()
     assert (planned.is_open, planned.is_stopped, planned.loads) == (True, True, ())
