@@ -149,7 +149,7 @@ class EngineCore:
         """Stop the workers, the KV store and the grammar process. May be called twice."""
         self.grammars.shutdown()
         if self.scheduler.transfers is not None:
-            self.scheduler.transfers.shutdown()
+            self.scheduler.transfers.store.shutdown()
         self.executor.shutdown()
 
     def _only_polls(self, plan: StepPlan) -> bool:

@@ -68,7 +68,6 @@ class KVTransfers:
         self.store = GuardedStore(store, name, self._end_unsent)
         self.kv = kv
         self.timeout_s = timeout_s
-        self.name = name
         self.num_hits = self.num_unsaved = self.num_resets = 0
         self._open = OpenTransfers(kv.pool, len(kv.specs))
         self._cancelled: list[Request] = []  # their loads were cancelled; queued again next step
@@ -168,7 +167,7 @@ class KVTransfers:
             for transfer_id in ids:
                 transfer = self._open.find(transfer_id)
                 if transfer is None:
-                    logger.warning("%s reports an unknown transfer; ignored", self.name)
+                    logger.warning("%s reports an unknown transfer; ignored", self.store.name)
                     continue
                 request = self._finish_transfer(transfer, has_failed)
                 ready += [] if request is None else [request]
@@ -190,7 +189,7 @@ class KVTransfers:
         if expired:
             logger.warning(
                 "%s did not load within %g s; computing the prefix instead",
-                self.name,
+                self.store.name,
                 self.timeout_s,
             )
         expired += self._cancelled
@@ -229,10 +228,6 @@ class KVTransfers:
         self._open.mark_stale()
         self.store.reset()
 
-    def shutdown(self) -> None:
-        """Shut the store down."""
-        self.store.shutdown()
-
     # -- internal --------------------------------------------------------------------------------
 
     def _limit_to_room(self, cross_blocks: list[CrossGroupBlock]) -> list[CrossGroupBlock]:
@@ -243,7 +238,7 @@ class KVTransfers:
             logger.log(
                 level,
                 "open transfers of %s hold their maximum of the KV pool; some blocks are not saved",
-                self.name,
+                self.store.name,
             )
             self.num_unsaved += len(cross_blocks) - room
         return cross_blocks[:room]

@@ -153,7 +153,7 @@ class StoreQueue:
         logger.log(
             logging.DEBUG if self._has_warned else logging.WARNING,
             "a lookup in %s had no result within %g s; computing the prefix instead",
-            self._transfers.name, self._transfers.timeout_s,
+            self._transfers.store.name, self._transfers.timeout_s,
         )  # fmt: skip
         self._has_warned = True
 
