@@ -22,7 +22,6 @@ from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError
 from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
 from quire.engine.grammar.grammar_wire import (
     Accept,
-    Drop,
     Failure,
     Fill,
     Setup,
@@ -158,8 +157,7 @@ class GrammarHost:
         if request in self._queue:
             self._queue.remove(request)
             return
-        self._pool[request.key].forget(request.matcher, Drop(request.matcher))
-        self._pool.release(request.key)
+        self._drop_matcher(request)
 
     def shutdown(self) -> None:
         """End all grammar processes and free the shared memory. May be called twice."""
@@ -223,12 +221,14 @@ class GrammarHost:
             self._apply_turn(key, self._pool[key].end_turn())
             return
         except LinkLostError as error:  # the host has all the state to restart it
-            logger.warning("%s; restarting it for requests %s", error, self._request_ids(key))
+            names = _request_ids(self._users(key))
+            logger.warning("%s; restarting it for requests %s", error, names)
         try:
             self._restart(key)
             self._apply_turn(key, self._pool[key].end_turn())
         except LinkLostError as error:
-            self._fail_all(key, error)
+            self._fail_all(self._users(key), error)
+            self._pool.remove(key)
 
     def _restart(self, key: bytes) -> None:
         """Restart a grammar's process and bring its matchers to their previous state.
@@ -248,8 +248,7 @@ class GrammarHost:
         for request in self._users(key):
             if request.matcher in done.failed:
                 self._fail(request, self._error_of(done.failed[request.matcher], [request]))
-                self._pool[key].forget(request.matcher, Drop(request.matcher))
-                self._pool.release(key)
+                self._drop_matcher(request)
 
     # --- compiling ---------------------------------------------------------------------------
 
@@ -260,8 +259,7 @@ class GrammarHost:
                 link = self._pool.acquire(request.key, request.params)
             except LinkLostError as error:
                 self._queue.remove(request)
-                logger.warning("%s; failing request %s", error, request.request_id)
-                self._fail(request, GrammarError(str(error)))
+                self._fail_all([request], error)
                 continue
             if link is not None:
                 self._queue.remove(request)
@@ -272,7 +270,8 @@ class GrammarHost:
         """Receive a grammar's compile result, and report it for all requests that wait for it."""
         error = self._pool[key].compile_error()
         if error is not None:
-            self._fail_all(key, error)
+            self._fail_all(self._users(key), error)
+            self._pool.remove(key)
         for request in self._users(key):
             self._make_ready(request)
         self._pool.evict_to_fit()
@@ -285,30 +284,32 @@ class GrammarHost:
         request.error = error
         self._outcomes.append((request.request_id, request.error))
 
-    def _fail_all(self, key: bytes, lost: LinkLostError) -> None:
+    def _fail_all(self, requests: Sequence[_Request], lost: LinkLostError) -> None:
+        """Fail the requests of a grammar whose process is lost or did not compile it."""
         failure = Failure(str(lost), not isinstance(lost, BackendFailedError))
-        users = self._users(key)
         if lost.__cause__ is not None:  # the process is gone; otherwise it reported the reason
-            logger.warning("%s; failing requests %s", lost, self._request_ids(key))
-        error = self._error_of(failure, users)
-        for request in users:
+            logger.warning("%s; failing requests %s", lost, _request_ids(requests))
+        error = self._error_of(failure, requests)
+        for request in requests:
             self._fail(request, error)
-        self._pool.remove(key)
+
+    def _drop_matcher(self, request: _Request) -> None:
+        """Remove a request from the users of its grammar."""
+        self._pool[request.key].drop(request.matcher)
+        self._pool.release(request.key)
 
     def _error_of(self, failure: Failure, requests: Sequence[_Request]) -> RequestError:
         """Return the error for clients; a plugin's unexpected error is logged, not sent to them."""
         if failure.is_for_client:
             return GrammarError(failure.message)
-        names = ", ".join(request.request_id for request in requests)
         logger.error(
-            "a structured-output backend failed for requests %s:\n%s", names, failure.message
+            "a structured-output backend failed for requests %s:\n%s",
+            _request_ids(requests),
+            failure.message,
         )
         return RequestFailedError(
             "the structured-output backend failed on this grammar; see the server's log"
         )
-
-    def _request_ids(self, key: bytes) -> str:
-        return ", ".join(request.request_id for request in self._users(key))
 
     def _users(self, key: bytes) -> list[_Request]:
         return [r for r in self._requests.values() if r.key == key and r.error is None]
@@ -337,6 +338,10 @@ class GrammarHost:
             fork_server = GrammarForkServer(setup, masks.fd)
             self._started = (GrammarPool(fork_server, self._backend, self._limits), masks)
         return self._started
+
+
+def _request_ids(requests: Sequence[_Request]) -> str:
+    return ", ".join(request.request_id for request in requests)
 
 
 def _message(params: StructuredOutputsParams) -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_wire import (
     Compiled,
+    Drop,
     Fill,
     Operation,
     Spawn,
@@ -133,10 +134,10 @@ class GrammarLink:
         """Add an operation to the next turn."""
         self._operations.append(operation)
 
-    def forget(self, matcher: int, drop: Operation) -> None:
-        """Replace all operations of a matcher in the next turn by `drop`."""
+    def drop(self, matcher: int) -> None:
+        """Remove a matcher with the next turn, in place of all other operations on it."""
         self._operations = [o for o in self._operations if o.matcher != matcher]
-        self._operations.append(drop)
+        self._operations.append(Drop(matcher))
 
     def begin_turn(self, fills: list[Fill]) -> None:
         """Send the added operations, then the fills. A lost process is reported by `end_turn`.

@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from typing import NoReturn
 
 import msgspec
@@ -50,10 +49,10 @@ from quire.interfaces.structured_output import (
 )
 from quire.plugins.loading import Registries, load_plugins
 from quire.process.stack_dump import enable_stack_dumps
+from quire.process.traceback_text import sendable, traceback_text
 from quire.process.watchdog import die_with, leave_to_parent
 
 REAP_INTERVAL_S = 1.0
-MAX_TRACEBACK_CHARACTERS = 8_000  # sent to the log
 _PR_SET_PDEATHSIG = 1
 
 
@@ -150,7 +149,7 @@ def _compile(
 ) -> CompiledGrammar | None:
     """Compile under an alarm, whose default action ends the process wherever it is."""
     signal.setitimer(signal.ITIMER_REAL, command.timeout_s)
-    num_bytes = _num_resident_bytes()
+    _, num_bytes = _memory_bytes()
     failure = None
     compiled = None
     try:
@@ -159,7 +158,7 @@ def _compile(
     except Exception as caught:  # noqa: BLE001 - the edge of a plugin: it ends one request
         failure = _failure_of(caught)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    num_added_bytes = max(0, _num_resident_bytes() - num_bytes)
+    num_added_bytes = max(0, _memory_bytes()[1] - num_bytes)
     send(connection, Compiled(os.getpid(), failure, num_added_bytes))
     return compiled
 
@@ -214,25 +213,24 @@ def _failure_of(error: Exception) -> Failure:
     if isinstance(error, MemoryError):
         return Failure("the grammar exceeds the memory limit of one grammar; make it simpler")
     if isinstance(error, QuireError):
-        return Failure(str(error))
-    formatted = "".join(traceback.format_exception(error))
-    return Failure(formatted[-MAX_TRACEBACK_CHARACTERS:], is_for_client=False)
+        return Failure(sendable(str(error)))
+    return Failure(traceback_text(error), is_for_client=False)
 
 
-def _num_resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not report it."""
+def _memory_bytes() -> tuple[int, int]:
+    """Return the virtual and resident memory of this process; 0 if the system tells neither."""
     if sys.platform != "linux":
-        return 0
+        return 0, 0
     with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+        virtual, resident, *_ = (int(pages) for pages in statm.read().split())
+    return virtual * resource.getpagesize(), resident * resource.getpagesize()
 
 
 def _limit_memory(memory_bytes: int) -> None:
     """Limit the growth of this process to `memory_bytes`, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[0]) * resource.getpagesize()
+    used, _ = _memory_bytes()
+    if used:
         resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
 
 

@@ -61,7 +61,7 @@ def test_of_a_matcher_that_is_dropped_nothing_else_is_sent(ends):
     link, _ = ends
     for operation in (Start(2), Start(1), Accept(2, [0])):
         link.add(operation)
-    link.forget(2, Drop(2))
+    link.drop(2)
     assert turn(ends) == [Start(1), Drop(2), FILL]
 
 

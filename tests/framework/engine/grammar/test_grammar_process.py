@@ -4,12 +4,14 @@ import mmap
 import socket
 import threading
 
+import msgspec
 import pytest
 
 from quire.engine.grammar.grammar_process import _failure_of, _MatcherServer
 from quire.engine.grammar.grammar_wire import (
     Accept,
     Drop,
+    Failure,
     Fill,
     Start,
     Turn,
@@ -115,6 +117,12 @@ def test_errors_of_ours_are_for_the_client_and_others_for_the_log():
     assert "exceeds the memory limit of one grammar" in _failure_of(MemoryError()).message
     assert _failure_of(MemoryError()).is_for_client
     assert not _failure_of(KeyError("x")).is_for_client
+
+
+@pytest.mark.parametrize("error", [GrammarError("odd \udc80"), KeyError("odd \udc80")])
+def test_an_error_whose_text_is_not_unicode_can_be_sent(error):
+    sent = msgspec.msgpack.encode(_failure_of(error))
+    assert "odd" in msgspec.msgpack.decode(sent, type=Failure).message
 
 
 def test_the_mask_of_the_end_allows_every_end_and_nothing_else():
