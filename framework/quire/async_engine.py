@@ -87,14 +87,14 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        text = self.frontend.render_chat(messages, tools)
+        text = self.frontend.chat_template.render(messages, tools)
         params = sampling_params or SamplingParams()
         prompt = {"prompt": text, "add_special_tokens": False}
         result = await self.frontend.generate_whole(
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
         for output in result.outputs:
-            parser = self.frontend.make_completion_parser(text, with_tools=bool(tools))
+            parser = self.frontend.completion_parsers(text, with_tools=bool(tools))
             parse_completion(output, parser)
         return result
 

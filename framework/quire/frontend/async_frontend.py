@@ -7,13 +7,13 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any
 
 from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParser
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.dispatcher import Dispatch
@@ -24,7 +24,6 @@ from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.interfaces.tool_parsing import CallGrammar
 from quire.messages import AdapterRef, Control, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
@@ -36,24 +35,6 @@ STALL_LIMIT_S = 60.0  # a step that takes longer counts as hanging
 logger = logging.getLogger(__name__)
 
 
-class MakeCompletionParser(Protocol):
-    """Makes the parser of one completion, and the grammar of the model's tool calls."""
-
-    def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
-        """Return a parser; `prompt_text` may contain the start of the reasoning."""
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether there is a tool parser; without one, tool calls are not parsed."""
-
-    def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
-        """Return the grammar of completions that call `functions`; None if not supported.
-
-        Raises:
-            RequestError: The tool parser refuses the functions, or failed.
-        """
-
-
 class AsyncFrontend:
     """Serves prompts from an event loop, over an engine core that runs in a thread.
 
@@ -62,7 +43,7 @@ class AsyncFrontend:
         tokenizer: Tokenizer of the model.
         intake: Validation of requests.
         chat_template: Chat template of the model.
-        make_completion_parser: Factory of the parser of one completion; see `CompletionParsers`.
+        completion_parsers: Factory of the parser of one completion.
         model_name: Name that requests use for the model.
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
         max_model_len: Largest number of tokens, prompt and completion together.
@@ -78,7 +59,7 @@ class AsyncFrontend:
         tokenizer: Tokenizer,
         intake: Intake,
         chat_template: ChatTemplate,
-        make_completion_parser: MakeCompletionParser,
+        completion_parsers: CompletionParsers,
         model_name: str,
         adapters: dict[str, AdapterRef],
         max_model_len: int,
@@ -90,7 +71,7 @@ class AsyncFrontend:
         self.tokenizer = tokenizer
         self.intake = intake
         self.chat_template = chat_template
-        self.make_completion_parser = make_completion_parser
+        self.completion_parsers = completion_parsers
         self.model_name = model_name
         self.adapters = adapters
         self.max_model_len = max_model_len
@@ -106,7 +87,7 @@ class AsyncFrontend:
         prompt: Prompt | EncodedPrompt,
         params: SamplingParams,
         *,
-        adapter: str | None = None,
+        adapter: AdapterRef | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> DeltaStream:
@@ -115,7 +96,7 @@ class AsyncFrontend:
         Args:
             prompt: Text, token ids, or a dict as for `Intake.admit`; or a result of `encode`.
             params: Sampling parameters.
-            adapter: Name of a LoRA adapter; None or the model's own name for the base model.
+            adapter: LoRA adapter, a result of `resolve_adapter`.
             priority: Priority, smaller first; used if the scheduling policy reads it.
             timeout_s: Seconds that the request may take; the engine's limit may be shorter.
 
@@ -130,7 +111,7 @@ class AsyncFrontend:
         admission = self.intake.admit(
             encoded,
             params,
-            adapter=self.resolve_adapter(adapter),
+            adapter=adapter,
             priority=priority,
             timeout_s=timeout_s,
         )
@@ -148,11 +129,16 @@ class AsyncFrontend:
     ) -> AsyncIterator[Delta]:
         """Generate; the deltas of n completions are interleaved and identified by `index`.
 
+        The arguments are those of `submit`, but `adapter` is a name that `resolve_adapter` knows.
         Closing the iterator or cancelling its task aborts the unfinished completions. Raises what
         `submit` raises, and a `RequestError` if the request fails later.
         """
         stream = await self.submit(
-            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+            prompt,
+            params,
+            adapter=self.resolve_adapter(adapter),
+            priority=priority,
+            timeout_s=timeout_s,
         )
         async with stream:
             async for delta in stream:
@@ -169,7 +155,11 @@ class AsyncFrontend:
     ) -> RequestOutput:
         """Generate, and return all completions when they finished; raises as `generate` does."""
         stream = await self.submit(
-            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+            prompt,
+            params,
+            adapter=self.resolve_adapter(adapter),
+            priority=priority,
+            timeout_s=timeout_s,
         )
         async with stream:
             try:
@@ -182,22 +172,6 @@ class AsyncFrontend:
                     logger.exception("a completion of a failed request could not be decoded")
                 raise
             return stream.result()
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt of a conversation.
-
-        It contains its special tokens: generate from `{"prompt": text, "add_special_tokens":
-        False}`.
-
-        Raises:
-            RequestError: The conversation cannot be rendered.
-        """
-        return self.chat_template.render(messages, tools, template_kwargs)
 
     def abort(self, request_id: str) -> None:
         """Abort a request by the id of its stream; its reader gets a last delta per completion."""

@@ -85,7 +85,8 @@ def test_what_is_asked_of_a_request_reaches_the_engine(tokenizer):
     async def main():
         frontend = make(core, tokenizer, intake, finished_hooks=hearing(heard))
         asked = {"priority": -3, "timeout_s": 7.5, "adapter": "pirate"}
-        async with await frontend.submit("fox", WHOLE, **asked) as stream:
+        adapter = frontend.resolve_adapter("pirate")
+        async with await frontend.submit("fox", WHOLE, **asked | {"adapter": adapter}) as stream:
             async for _ in stream:
                 pass
         async for _ in frontend.generate("fox", WHOLE, **asked):
@@ -322,7 +323,7 @@ def test_invalid_requests_raise_before_they_are_queued(serve):
         with pytest.raises(InvalidRequestError):
             await anext(frontend.generate("", WHOLE))
         with pytest.raises(UnknownModelError, match="did you mean 'pirate'"):
-            await frontend.submit("fox", WHOLE, adapter="pirat")
+            await frontend.generate_whole("fox", WHOLE, adapter="pirat")
         for adapter in (None, "demo", "pirate"):
             await frontend.generate_whole("fox", WHOLE, adapter=adapter)
 
@@ -585,11 +586,11 @@ def test_an_idle_engine_does_not_step(serve):
 
 def test_chats_are_rendered_and_encoded(serve):
     async def test(frontend, core):
-        text = frontend.render_chat([{"role": "user", "content": "the fox"}])
+        text = frontend.chat_template.render([{"role": "user", "content": "the fox"}])
         assert text == "the fox"
         output = await frontend.generate_whole({"prompt": text, "add_special_tokens": False}, WHOLE)
         assert output.prompt == text
-        assert frontend.make_completion_parser(text, with_tools=True).read_whole("a").text == "a"
+        assert frontend.completion_parsers(text, with_tools=True).read_whole("a").text == "a"
 
     serve(test)
 

@@ -162,6 +162,10 @@ class CompletionParsers:
     Args:
         reasoning: Reasoning parser in use, if any.
         tools: Tool parser in use, if any.
+
+    Attributes:
+        reads_reasoning: Whether there is a reasoning parser.
+        reads_calls: Whether there is a tool parser; without one, tool calls are not parsed.
     """
 
     def __init__(
@@ -171,11 +175,8 @@ class CompletionParsers:
     ) -> None:
         self.reasoning = reasoning
         self.tools = tools
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether there is a tool parser; without one, tool calls are not parsed."""
-        return self.tools is not None
+        self.reads_reasoning = reasoning is not None
+        self.reads_calls = tools is not None
 
     def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
         """Return the grammar of completions that consist of calls of `functions`.

@@ -128,11 +128,9 @@ class CompletionState:
         )
 
     @property
-    def prompt_logprobs(self) -> PromptLogprobs | None:
+    def prompt_logprobs(self) -> Sequence[LogprobRow | None] | None:
         """Log probabilities of the prompt, as far as computed; None if not requested."""
-        if self.request.params.prompt_logprobs is None:
-            return None
-        return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
+        return None if self.request.params.prompt_logprobs is None else self._prompt_logprobs
 
     def _decode(self, num_hidden: int = 0) -> None:
         """Detokenize new tokens, except the last `num_hidden`; drop tokens after a stop string.
@@ -204,6 +202,7 @@ class PromptState:
             request.request_id: CompletionState(request, tokenizer)
             for request in admission.requests
         }
+        self._first = self._completions[admission.requests[0].request_id]
 
     @property
     def is_finished(self) -> bool:
@@ -239,18 +238,27 @@ class PromptState:
         """Abort the unfinished completions; return the last delta of each."""
         return [self._abort(self._completions[request_id]) for request_id in self.unfinished_ids]
 
-    def result(self) -> RequestOutput:
+    def outputs(self) -> list[CompletionOutput]:
         """Return all completions so far."""
-        completions = list(self._completions.values())
-        first = completions[0]
+        return [completion.output() for completion in self._completions.values()]
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Log probabilities of the prompt, as far as computed; None if not requested."""
+        rows = self._first.prompt_logprobs
+        return None if rows is None else list(rows)
+
+    def result(self) -> RequestOutput:
+        """Return all completions and log probabilities so far, as plain objects."""
+        first, rows = self._first, self._first.prompt_logprobs
         prompt, adapter = self.admission.prompt, self.admission.requests[0].adapter
         return RequestOutput(
             request_id=self.admission.request_id,
             prompt=prompt.text,
             prompt_token_ids=list(prompt.token_ids),
-            outputs=[completion.output() for completion in completions],
+            outputs=self.outputs(),
             finished=self.is_finished,
-            prompt_logprobs=first.prompt_logprobs,
+            prompt_logprobs=None if rows is None else [*map(_plain, rows)],
             num_cached_tokens=first.num_cached_tokens,
             lora_request=None if adapter is None else _lora_request(adapter),
         )
@@ -266,6 +274,10 @@ class PromptState:
     def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
         for source, hook in self._finished_hooks:
             _call_safely(source, hook, request, output)
+
+
+def _plain(row: LogprobRow | None) -> dict[int, Logprob] | None:
+    return None if row is None else row.as_dict()
 
 
 def _lora_request(adapter: AdapterRef) -> LoRARequest:

@@ -59,6 +59,10 @@ class Intake:
             `GrammarError`.
         thinking: The model's reasoning format, if it has one: constraints apply after it.
         has_priorities: Whether the scheduling policy reads priorities.
+
+    Attributes:
+        extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
+            of the body.
     """
 
     def __init__(
@@ -76,19 +80,15 @@ class Intake:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        known = SamplingParams.__struct_fields__
         self._fields = {field.name: field for field in fields}
+        self.extra_fields = {field.name: field for field in fields if field.name not in known}
         self._hooks = RequestHooks(hooks)
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
         # The last one that passed: the requests of a batch often share one.
         self._checked_constraint: StructuredOutputsParams | None = None
-
-    @property
-    def extra_fields(self) -> tuple[RequestField, ...]:
-        """Fields that plugins add to the request; over HTTP, additional fields of the body."""
-        known = SamplingParams.__struct_fields__
-        return tuple(field for field in self._fields.values() if field.name not in known)
 
     @property
     def failing_plugins(self) -> list[FailingPlugin]:
@@ -158,9 +158,6 @@ class Intake:
         text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
         if token_ids is None:
             token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
-        else:
-            check_token_ids(token_ids, self._vocab_size, "prompt")
-            token_ids = list(token_ids)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
         if len(token_ids) >= self._max_model_len:
@@ -169,7 +166,8 @@ class Intake:
                 f"model takes {self._max_model_len} tokens, prompt and completion together",
                 param="prompt",
             )
-        return EncodedPrompt(text, token_ids, parts.get("cache_salt"))
+        check_token_ids(token_ids, self._vocab_size, "prompt")
+        return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
 
     def _check_priority(self, priority: object) -> None:
         is_int = isinstance(priority, int) and not isinstance(priority, bool)
@@ -193,9 +191,7 @@ class Intake:
             raise InvalidRequestError(
                 f"the prompt is not valid Unicode: {error}", param="prompt"
             ) from error
-        token_ids = self._tokenizer.encode(text, add_special_tokens)
-        check_token_ids(token_ids, self._vocab_size, "prompt")
-        return token_ids
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         num_available = self._max_model_len - num_prompt_tokens
@@ -256,12 +252,11 @@ class Intake:
         return values
 
     def _check_extra_args(self, extra_args: Mapping[str, Any]) -> None:
-        offered = [field.name for field in self.extra_fields]
         for name in extra_args:
-            if name not in offered:
-                near = get_close_matches(str(name), offered, 1)
+            if name not in self.extra_fields:
+                near = get_close_matches(str(name), self.extra_fields, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                listed = ", ".join(offered) or "none"
+                listed = ", ".join(self.extra_fields) or "none"
                 raise InvalidRequestError(
                     f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
                     param=str(name),
