@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
-from quire.frontend.chat.completion_parser import parse_completion
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -93,9 +92,7 @@ class AsyncEngine:
         result = await self.frontend.generate_whole(
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
-        for output in result.outputs:
-            parser = self.frontend.completion_parsers(text, with_tools=bool(tools))
-            parse_completion(output, parser)
+        self.frontend.completion_parsers.split(result.outputs, text, tools)
         return result
 
     @property

@@ -7,7 +7,6 @@ from typing import Any, Literal, Self, TypeVar, overload
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.chat.completion_parser import parse_completion
 from quire.frontend.offline_frontend import MAX_IN_FLIGHT, Finish, OfflineFrontend, Outcome
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
@@ -210,10 +209,8 @@ class LLM:
             return {"prompt": text, "add_special_tokens": False}
 
         def split(index: int, result: RequestOutput) -> None:
-            for output in result.outputs:
-                with_tools = bool(each_tools[index])
-                parser = engine.completion_parsers(result.prompt or "", with_tools=with_tools)
-                parse_completion(output, parser)
+            prompt_text = result.prompt or ""
+            engine.completion_parsers.split(result.outputs, prompt_text, each_tools[index])
 
         return self._run(
             [_attempt(render, index) for index in range(len(conversations))],

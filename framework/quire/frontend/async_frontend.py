@@ -22,7 +22,7 @@ from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
 from quire.frontend.dispatch.throughput import Done
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook
+from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import AdapterRef, Control, EngineStats
 from quire.outputs import Delta, Prompt, RequestOutput
@@ -197,11 +197,6 @@ class AsyncFrontend:
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
         return self._dispatch.stalled_s > self._stall_limit_s
-
-    @property
-    def failing_plugins(self) -> list[FailingPlugin]:
-        """The plugins whose hooks fail on every request."""
-        return self.intake.failing_plugins
 
     def check_health(self) -> None:
         """Raise an error if the engine is dead.

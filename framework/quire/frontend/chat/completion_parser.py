@@ -1,11 +1,11 @@
 """Incremental parsing of completions: reasoning is split off first, then tool calls."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quire.errors import RequestError, RequestFailedError
+from quire.errors import RequestError
+from quire.frontend.plugin_failure import plugin_failure
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import (
     CallGrammar,
@@ -18,8 +18,6 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.outputs import CompletionOutput, ToolCall
 from quire.plugins.registry import Source
-
-logger = logging.getLogger(__name__)
 
 CompletionEvent = ReasoningDelta | ToolEvent
 P = TypeVar("P")
@@ -145,17 +143,6 @@ def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
     )
 
 
-def parse_completion(output: CompletionOutput, parser: CompletionParser) -> None:
-    """Move reasoning and tool calls of a whole completion out of its text, in place."""
-    parsed = parser.read_whole(output.text)
-    output.text = parsed.text
-    output.reasoning = parsed.reasoning
-    output.tool_calls = [
-        ToolCall(f"call_{index}", name, arguments)
-        for index, (name, arguments) in enumerate(parsed.calls)
-    ]
-
-
 class CompletionParsers:
     """Makes the parser of each completion.
 
@@ -217,6 +204,26 @@ class CompletionParsers:
             tool_source=None if tools is None else tools.source,
         )
 
+    def split(self, outputs: Iterable[CompletionOutput], prompt_text: str, tools: Any) -> None:
+        """Move reasoning and tool calls of whole completions out of their texts, in place.
+
+        Args:
+            outputs: Completions of one prompt.
+            prompt_text: Rendered prompt.
+            tools: Tools of the request; tool calls are parsed if there are any.
+
+        Raises:
+            RequestFailedError: A parser failed; the message names its plugin.
+        """
+        for output in outputs:
+            parsed = self(prompt_text, with_tools=bool(tools)).read_whole(output.text)
+            output.text = parsed.text
+            output.reasoning = parsed.reasoning
+            output.tool_calls = [
+                ToolCall(f"call_{index}", name, arguments)
+                for index, (name, arguments) in enumerate(parsed.calls)
+            ]
+
 
 def _build(choice: ParserChoice[P], *arguments: str) -> P:
     return _guard(lambda: choice.parser(*arguments), choice.source)
@@ -231,6 +238,5 @@ def _guard(
     except RequestError:
         raise
     except Exception as error:
-        parser_name = "the parser" if source is None else f"plugin {source}"
-        logger.exception("%s failed while %s", parser_name, action)
-        raise RequestFailedError(f"{parser_name} failed while {action}; see the log") from error
+        part = "the parser" if source is None else f"plugin {source}"
+        raise plugin_failure(error, part, f"while {action}") from error

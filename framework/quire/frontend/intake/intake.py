@@ -3,7 +3,6 @@
 One prompt becomes n requests that differ in `child` alone: same tokens, same seed.
 """
 
-import logging
 import secrets
 import time
 import uuid
@@ -19,18 +18,16 @@ from quire.errors import (
     InvalidRequestError,
     PromptTooLongError,
     RequestError,
-    RequestFailedError,
 )
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
-from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook, RequestHooks
+from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
+from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
 from quire.outputs import Prompt
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
-
-logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -83,7 +80,7 @@ class Intake:
         known = SamplingParams.__struct_fields__
         self._fields = {field.name: field for field in fields}
         self.extra_fields = {field.name: field for field in fields if field.name not in known}
-        self._hooks = RequestHooks(hooks)
+        self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
@@ -91,9 +88,9 @@ class Intake:
         self._checked_constraint: StructuredOutputsParams | None = None
 
     @property
-    def failing_plugins(self) -> list[FailingPlugin]:
-        """The plugins whose `request_received` fails on every request."""
-        return self._hooks.failing()
+    def failing_hooks(self) -> list[WatchedHook]:
+        """The `request_received` hooks that fail on every request."""
+        return [hook for hook in self._hooks if hook.is_failing]
 
     def admit(
         self,
@@ -144,7 +141,8 @@ class Intake:
         )
         requests = (first, *_sibling_requests(first, request_id))
         for request in requests:
-            self._hooks.received(request)
+            for hook in self._hooks:
+                hook.received(request)
         return AdmittedPrompt(request_id, encoded, requests)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
@@ -231,9 +229,11 @@ class Intake:
         except RequestError:
             raise
         except Exception as error:
-            logger.exception("the structured-output backend failed while checking a constraint")
-            raise RequestFailedError(
-                "the structured-output backend failed on this request's constraint; see the log"
+            raise plugin_failure(
+                error,
+                "the structured-output backend",
+                "while checking a constraint",
+                subject="on this request's constraint",
             ) from error
         self._checked_constraint = constraint
 
