@@ -3,6 +3,7 @@
 One prompt becomes n requests that differ in `child` alone: same tokens, same seed.
 """
 
+import math
 import secrets
 import time
 import uuid
@@ -27,7 +28,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
 from quire.outputs import Prompt
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.sampling_params import LIMITS, SamplingParams, StructuredOutputsParams
 
 SEED_BITS = 63
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -78,8 +79,8 @@ class Intake:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         known = SamplingParams.__struct_fields__
-        self._fields = {field.name: field for field in fields}
         self.extra_fields = {field.name: field for field in fields if field.name not in known}
+        self._narrower = [field for field in fields if field.name in known and _narrows(field)]
         self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
         self._thinking = thinking
@@ -127,8 +128,7 @@ class Intake:
         first = EngineRequest(
             request_id=f"{request_id}-0",
             token_ids=encoded.token_ids,
-            params=params,
-            fields=self._resolve_fields(params),
+            params=self._resolve_fields(params),
             max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
@@ -237,19 +237,18 @@ class Intake:
             ) from error
         self._checked_constraint = constraint
 
-    def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
-        """Return the sampler fields: from the parameters, else `extra_args`, else the default."""
-        known = SamplingParams.__struct_fields__
+    def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with every field that samplers add; all are checked."""
         self._check_extra_args(params.extra_args)
-        values = {}
-        for name, field in self._fields.items():
-            given = (
-                getattr(params, name)
-                if name in known
-                else params.extra_args.get(name, field.default)
-            )
-            values[name] = field.check(given)
-        return values
+        for field in self._narrower:
+            field.check(getattr(params, field.name))
+        if not self.extra_fields:
+            return params
+        extra_args = {
+            name: field.check(params.extra_args.get(name, field.default))
+            for name, field in self.extra_fields.items()
+        }
+        return msgspec.structs.replace(params, extra_args=extra_args)
 
     def _check_extra_args(self, extra_args: Mapping[str, Any]) -> None:
         for name in extra_args:
@@ -261,6 +260,13 @@ class Intake:
                     f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
                     param=str(name),
                 )
+
+
+def _narrows(field: RequestField) -> bool:
+    """Return whether a sampler's limits refuse values that `SamplingParams` accepts."""
+    low, high = LIMITS.get(field.name, (-math.inf, math.inf))
+    has_type = field.type is type(getattr(SamplingParams(), field.name))
+    return not has_type or field.minimum > low or field.maximum < high
 
 
 def _sibling_requests(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:

@@ -188,7 +188,7 @@ def test_reading_an_unknown_attribute_lists_the_known_ones(clock, caplog):
     fail(hooks, 1)
     (line,) = caplog.messages
     assert "EngineRequest has no 'prompt_token_ids'; did you mean 'token_ids'?" in line
-    assert "(it has request_id, token_ids, params, fields, max_tokens, seed, child," in line
+    assert "(it has request_id, token_ids, params, max_tokens, seed, child," in line
     assert "docs/hooks.md" in line
 
 
