@@ -93,10 +93,13 @@ def _check_places(trial: EngineTrial) -> None:
     preparing = {request.request_id for request in by_status[Status.WAITING_FOR_GRAMMAR]}
     assert preparing == core._preparing
     assert core._num_grammars == sum(r.has_grammar for r in scheduler.requests.values())
-    assert set(by_status[Status.WAITING_FOR_KV_LOOKUP]) == set(scheduler._store._pending_lookups)
+    store = scheduler._store
+    lookups = set() if store is None else set(store._pending_lookups)
+    assert set(by_status[Status.WAITING_FOR_KV_LOOKUP]) == lookups
     loading = [] if trial.transfers is None else _loading(trial.transfers)
     assert sorted(by_status[Status.WAITING_FOR_REMOTE_KV], key=id) == sorted(loading, key=id)
-    assert set(scheduler._store._lookup_results) <= set(scheduler.requests.values())
+    results = set() if store is None else set(store._lookup_results)
+    assert results <= set(scheduler.requests.values())
     assert sorted(map(id, trial.policy.running)) == sorted(map(id, scheduler.running))
 
 
@@ -233,7 +236,7 @@ def check_as_new(trial: EngineTrial) -> None:
     assert scheduler.is_quiescent
     assert not scheduler._sharing._leaders, "a promise is left"
     assert len(scheduler.waiting) == len(scheduler.running) == len(scheduler.requests) == 0
-    assert not scheduler._store.is_waiting
-    assert not scheduler._store._lookup_results
+    assert not scheduler.is_waiting_for_store
+    assert scheduler._store is None or not scheduler._store._lookup_results
     assert sorted(trial.grammars.released) == sorted(trial.grammars.submitted)
     assert trial.core._num_grammars == 0

@@ -56,4 +56,4 @@ def _must_pause(trial: EngineTrial, request: Request, num_left: int) -> bool:
     if request.num_computed_tokens >= request.last_computed:
         return True
     wanted = max(request.num_computed_tokens + 1, len(request.token_ids))
-    return trial.kv.missing(request, wanted) > trial.kv.pool.num_free
+    return sum(trial.kv.missing(request, wanted)) > trial.kv.pool.num_free

@@ -1,6 +1,5 @@
 """The engine loop: schedule, execute, sample, update."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
-from quire.engine.results import failed_output
+from quire.engine.results import failed_output, report_of
 from quire.engine.scheduling.scheduler import Scheduler, has_work
 from quire.errors import (
     CapacityError,
@@ -31,8 +30,6 @@ from quire.messages import (
 
 GRAMMAR_WAIT_S = 0.1
 STORE_POLL_S = 0.001
-
-logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -74,7 +71,8 @@ class EngineCore:
         """
         if message.request_id in self.scheduler.requests:  # first: no output may carry this id
             raise InvalidRequestError(f"request id {message.request_id!r} is in use")
-        request = Request(message, len(self.scheduler.kv.specs))
+        max_timeout_s = self.scheduler.settings.request_timeout_s
+        request = Request(message, len(self.scheduler.kv.specs), max_timeout_s)
         if (refusal := self._refusal(request)) is not None:
             self._outbox.append(failed_output(message.request_id, refusal))
             return
@@ -83,8 +81,7 @@ class EngineCore:
         try:
             self.scheduler.add(request)  # first, so that an interrupted add can be aborted
         except RequestFailedError as error:
-            report = ErrorReport(error.code, str(error))
-            self._outbox.append(failed_output(message.request_id, report))
+            self._outbox.append(failed_output(message.request_id, report_of(error)))
             return
         if message.params.structured_outputs is not None:
             self._num_grammars += 1
@@ -98,9 +95,7 @@ class EngineCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at any time; unknown ids are ignored, as they may have just finished."""
         for request_id in request_ids:
-            request = self.scheduler.remove(request_id)
-            if request is not None and request.has_grammar:
-                self._release_grammar(request_id)
+            self._remove(request_id)
         self._outbox = [output for output in self._outbox if output.request_id not in request_ids]
 
     def has_work(self) -> bool:
@@ -159,8 +154,9 @@ class EngineCore:
 
     def _only_polls(self, plan: StepPlan) -> bool:
         """Whether the plan only polls the KV store, and no step in flight computes anything."""
-        computes = any(launched.requests for launched in (plan, *self._in_flight))
-        return not (computes or plan.kv_loads or plan.kv_saves)
+        if plan.requests or plan.kv_loads or plan.kv_saves:
+            return False
+        return not any(launched.requests for launched in self._in_flight)
 
     def _advance(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
         """Launch a plan unless it is empty, and complete the steps that are due.
@@ -273,17 +269,21 @@ class EngineCore:
             is_new = request_id in self._preparing
             self._preparing.discard(request_id)
             if error is not None:
-                self._fail(request_id, ErrorReport(error.code, str(error)))
+                self._fail(request_id, report_of(error))
             elif is_new:
-                self.scheduler.make_ready(self.scheduler.requests[request_id])
+                self.scheduler.waiting.push(self.scheduler.requests[request_id])
 
     def _fail(self, request_id: str, report: ErrorReport) -> None:
         """End a request with an error; nothing happens if it was aborted meanwhile."""
-        request = self.scheduler.remove(request_id)
-        if request is not None:
-            if request.has_grammar:
-                self._release_grammar(request_id)
+        if self._remove(request_id) is not None:
             self._outbox.append(failed_output(request_id, report))
+
+    def _remove(self, request_id: str) -> Request | None:
+        """Remove a request and its grammar, and return it; None: it has ended already."""
+        request = self.scheduler.remove(request_id)
+        if request is not None and request.has_grammar:
+            self._release_grammar(request_id)
+        return request
 
     def _refusal(self, request: Request) -> ErrorReport | None:
         kv = self.scheduler.kv

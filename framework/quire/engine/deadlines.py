@@ -1,10 +1,11 @@
-"""Deadlines of requests: one check of the clock per step, and work only for expired requests.
+"""Deadlines of requests: one look at the clock per step, and work only for expired requests.
 
 Most requests finish long before their deadline. Entries hold weak references, so a finished request
 is freed from memory; its entry is removed when the number of entries has doubled.
 """
 
 import heapq
+import math
 import weakref
 
 from quire.engine.request import Request, Status
@@ -17,13 +18,12 @@ MIN_ENTRIES = 64  # up to which finished requests are not purged
 class Deadlines:
     """Requests with a deadline, the earliest first.
 
-    Args:
-        default_s: Timeout of requests that name none, and the maximum for all, in seconds; None: no
-            limit.
+    Attributes:
+        next_s: Earliest deadline, on the monotonic clock; infinity without one.
     """
 
-    def __init__(self, default_s: float | None) -> None:
-        self._default_s = default_s
+    def __init__(self) -> None:
+        self.next_s = math.inf
         self._heap: list[tuple[float, int, weakref.ref[Request]]] = []
         self._num_added = 0
         self._num_to_purge = MIN_ENTRIES
@@ -33,14 +33,13 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        """Record a request's deadline, if it has one."""
-        limits = [s for s in (request.message.timeout_s, self._default_s) if s is not None]
-        if limits:
-            self._num_added += 1
-            deadline = request.arrival_s + min(limits)
-            heapq.heappush(self._heap, (deadline, self._num_added, weakref.ref(request)))
-            if len(self._heap) > self._num_to_purge:
-                self._purge()
+        """Record a request's deadline."""
+        self._num_added += 1
+        entry = (request.deadline_s, self._num_added, weakref.ref(request))
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > self._num_to_purge:
+            self._purge()
+        self.next_s = self._heap[0][0]
 
     def pop_expired(self, now_s: float) -> list[Request]:
         """Remove and return the unfinished requests whose deadline has passed.
@@ -53,6 +52,7 @@ class Deadlines:
             request = _unfinished(heapq.heappop(self._heap)[2])
             if request is not None:
                 expired.append(request)
+        self.next_s = self._heap[0][0] if self._heap else math.inf
         return expired
 
     def _purge(self) -> None:

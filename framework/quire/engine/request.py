@@ -11,6 +11,7 @@ host receives them:
 A decoding request therefore always has exactly one token to compute next, known or expected.
 """
 
+import math
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -46,7 +47,14 @@ class AdmissionAttempt(NamedTuple):
 class Request:
     """A request in the engine.
 
+    Args:
+        message: Request of the caller.
+        num_groups: Number of KV groups.
+        max_timeout_s: Timeout of requests that name none, and the maximum for all, in seconds;
+            None: no limit.
+
     Attributes:
+        deadline_s: Time by which it must finish, on the monotonic clock; infinity without a limit.
         num_computed_tokens: Number of tokens whose KV is computed, or will be by a launched step.
         block_ids: Block table in each KV group; 0 where no block is needed.
         next_check: Number of computed tokens at which the scheduler next checks whether the request
@@ -63,6 +71,7 @@ class Request:
         "__weakref__",
         "awaited_hash",
         "block_ids",
+        "deadline_s",
         "draft_token_ids",
         "followers",
         "hashes",
@@ -94,13 +103,17 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: EngineRequest, num_groups: int) -> None:
+    def __init__(
+        self, message: EngineRequest, num_groups: int, max_timeout_s: float | None = None
+    ) -> None:
         self.message = message
         self.request_id = message.request_id
         self.token_ids = list(message.token_ids)
         self.num_prompt_tokens = len(message.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.stop_token_ids = message.stop_token_ids
+        limits = [s for s in (message.timeout_s, max_timeout_s) if s is not None]
+        self.deadline_s = message.arrival_s + min(limits) if limits else math.inf
         self.num_computed_tokens = 0
         self.num_tokens_in_flight = 0  # sampled by steps launched before a preemption
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]

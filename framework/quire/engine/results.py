@@ -1,4 +1,4 @@
-"""Results of a step: sampled tokens are appended to their requests and turned into outputs.
+"""Results of a step: sampled tokens become outputs, and blocks that are full are committed.
 
 Nearly every row is one token of a running request; it takes a short path, other rows a longer one.
 """
@@ -6,19 +6,23 @@ Nearly every row is one token of a running request; it takes a short path, other
 from collections.abc import Callable, Sequence
 
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
+from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
-from quire.engine.scheduling.block_commits import BlockCommits
+from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
+from quire.engine.scheduling.step_in_progress import Chunk
+from quire.errors import QuireError
 from quire.messages import EngineOutput, ErrorReport, SlotResult, TokenLogprobs
 
 
 class ResultProcessor:
-    """Turns the rows of a step into outputs.
+    """Applies the results of steps to their requests.
 
     Args:
         kv: Block tables of the requests.
         running: Running requests, by slot.
-        block_commits: Commits the blocks that have become full and computed.
+        sharing: Requests that wait for blocks of others.
+        transfers: Transfers of the external KV store, which saves full blocks, if there is one.
         remove: Removes a finished request from the scheduler.
     """
 
@@ -26,12 +30,14 @@ class ResultProcessor:
         self,
         kv: KVCacheManager,
         running: RunningSet,
-        block_commits: BlockCommits,
+        sharing: PromptSharing,
+        transfers: KVTransfers | None,
         remove: Callable[[str], Request | None],
     ) -> None:
         self._kv = kv
         self._running = running
-        self._block_commits = block_commits
+        self._sharing = sharing
+        self._transfers = transfers
         self._remove = remove
 
     def apply(self, rows: Sequence[SlotResult]) -> list[EngineOutput]:
@@ -59,7 +65,7 @@ class ResultProcessor:
             known = request.token_ids
             known.append(token_ids[0])
             if len(known) > request.next_block_end:
-                self._block_commits.commit(request, len(known) - 1)
+                self.commit(request, len(known) - 1)
             finish_reason = stop_reason = None
             if token_ids[0] in request.stop_token_ids or len(known) >= request.max_total_tokens:
                 finish_reason, stop_reason = request.end(token_ids[0])
@@ -76,6 +82,29 @@ class ResultProcessor:
                 )
             )
         return outputs
+
+    def commit_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Commit the blocks that the chunks of a completed step have filled."""
+        for chunk in chunks:
+            request = chunk.request
+            has_same_slot = request.status is Status.RUNNING and request.slot == chunk.slot
+            if has_same_slot and chunk.end > request.num_committed_blocks * self._kv.block_size:
+                self.commit(request, chunk.end)
+
+    def commit(self, request: Request, num_computed: int) -> None:
+        """Commit the first `num_computed` tokens of a running request.
+
+        Its full blocks are added to the prefix cache and offered to the store, blocks that it
+        needs no longer are freed, and requests that wait for its blocks are queued again.
+        """
+        fresh = self._kv.commit(request, num_computed)
+        if fresh and self._transfers is not None:
+            self._transfers.offer(request, fresh)
+        self._kv.free_unneeded(request, num_computed)
+        if request.promised_hashes:
+            self._sharing.release(request, self._kv.is_cached)
+            if num_computed >= request.num_prompt_tokens:
+                self._sharing.withdraw(request)
 
     def _apply_other(self, request: Request, row: SlotResult) -> list[EngineOutput]:
         """Apply a row with drafts, prompt logprobs or an error, or of a preempted request."""
@@ -98,7 +127,7 @@ class ResultProcessor:
         if finish_reason is not None:
             self._finish(request)
         elif taken and request.status is Status.RUNNING:
-            self._block_commits.commit(request, len(request.token_ids) - 1)
+            self.commit(request, len(request.token_ids) - 1)
         return [
             EngineOutput(
                 request_id=request.request_id,
@@ -113,7 +142,7 @@ class ResultProcessor:
 
     def _finish(self, request: Request) -> None:
         if request.status is Status.RUNNING:
-            self._block_commits.commit(request, len(request.token_ids) - 1)
+            self.commit(request, len(request.token_ids) - 1)
         self._remove(request.request_id)
 
 
@@ -131,3 +160,8 @@ def _fresh_prompt_logprobs(request: Request, row: SlotResult) -> list[TokenLogpr
 def failed_output(request_id: str, error: ErrorReport) -> EngineOutput:
     """Return the last output of a request that failed."""
     return EngineOutput(request_id=request_id, token_ids=[], finish_reason="error", error=error)
+
+
+def report_of(error: QuireError) -> ErrorReport:
+    """Return the report of an error that was raised on purpose; its message is for the client."""
+    return ErrorReport(error.code, str(error))

@@ -16,10 +16,9 @@ from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
-from quire.frontend.dispatch.dispatcher import Dispatch
+from quire.frontend.dispatch.dispatcher import Dispatch, Done
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
-from quire.frontend.dispatch.throughput import Done
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
@@ -80,7 +79,7 @@ class AsyncFrontend:
         self._is_draining = False
         self._dispatch = Dispatch(core, request_timeout_s)
         # Runs when this object is garbage-collected; that may be in any thread, so do not block.
-        weakref.finalize(self, self._dispatch.stop_soon).atexit = False
+        weakref.finalize(self, self._dispatch.thread.stop_soon).atexit = False
 
     async def submit(
         self,
@@ -186,17 +185,18 @@ class AsyncFrontend:
 
     @property
     def done(self) -> Done:
-        """Totals of the engine since its start."""
-        return self._dispatch.throughput.done
+        """Work of the engine since its start."""
+        return self._dispatch.done
 
     def is_ready(self) -> bool:
         """Return whether new requests are served."""
-        return self._dispatch.death is None and not self._is_draining and not self.is_stalled
+        is_alive = self._dispatch.thread.death is None
+        return is_alive and not self._is_draining and not self.is_stalled
 
     @property
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
-        return self._dispatch.stalled_s > self._stall_limit_s
+        return self._dispatch.thread.stalled_s > self._stall_limit_s
 
     def check_health(self) -> None:
         """Raise an error if the engine is dead.
@@ -204,16 +204,15 @@ class AsyncFrontend:
         Raises:
             EngineDeadError: The engine is dead.
         """
-        if self._dispatch.death is not None:
-            raise EngineDeadError(str(self._dispatch.death)) from self._dispatch.death
+        self._dispatch.thread.check_alive()
 
     async def control(self, command: Control) -> Any:
         """Run a control command between two steps; return or raise its outcome."""
-        return await self._dispatch.control(command)
+        return await self._dispatch.controls.call(command)
 
     async def wait_for_death(self) -> EngineDeadError:
         """Wait until the engine has stopped, also by a shutdown, and return the reason."""
-        return await self._dispatch.wait_for_death()
+        return await self._dispatch.controls.wait_for_death()
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
@@ -232,7 +231,7 @@ class AsyncFrontend:
             await asyncio.sleep(DRAIN_POLL_S)
         for stream in self._dispatch.streams():
             self._dispatch.end(stream)
-        await asyncio.to_thread(self._dispatch.stop, stop_timeout_s)
+        await asyncio.to_thread(self._dispatch.thread.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Tokenize prompts; in a thread if they are long in total.

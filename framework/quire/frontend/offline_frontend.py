@@ -6,7 +6,6 @@ each prompt has its output or its error. If a call ends early (Ctrl-C, the engin
 requests are aborted. Calls of several threads run one after another.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +15,9 @@ from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quire.errors import (
-    EngineDeadError,
-    InvalidRequestError,
-    PromptsError,
-    QuireError,
-    RequestFailedError,
-)
+from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
 from quire.frontend.completions.completion import PromptState
-from quire.frontend.dispatch.engine_client import EngineCoreClient
+from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
 from quire.frontend.dispatch.shared_core import SharedCore
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.request_hooks import RequestHook
@@ -47,9 +40,6 @@ MAX_LISTED = 8  # failures in one error message
 T = TypeVar("T")
 Outcome = RequestOutput | QuireError  # of one prompt
 Finish = Callable[[int, RequestOutput], None]  # postprocessing: a prompt's index and its output
-
-
-logger = logging.getLogger(__name__)
 
 
 class OfflineFrontend:
@@ -203,9 +193,8 @@ class _Task:
             return
         try:
             output = self.completions.result()
-        except Exception as error:  # an internal error, which must fail this prompt only
-            logger.exception("prompt %d failed: a completion could not be decoded", index)
-            self.fail(_decoding_failure(error))
+        except Exception as error:  # noqa: BLE001 - it fails this prompt only, and is logged
+            self.fail(failure_of(error, self.completions.admission.request_id))
             return
         try:
             if finish is not None:
@@ -278,24 +267,13 @@ class _BatchRun:
         """Apply the output of one completion; return whether it finished or failed."""
         try:
             completion = completions.apply(output)
-        except QuireError as error:
-            task.fail(error)
-            return True
-        except Exception as error:  # an internal error, which must fail this prompt only
-            logger.exception("request %s failed: it could not be decoded", output.request_id)
-            task.fail(_decoding_failure(error))
+        except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
+            task.fail(failure_of(error, output.request_id))
             self._core.abort([output.request_id])
             return True
         if completion.must_abort:
             self._core.abort([output.request_id])
         return completion.finish_reason is not None
-
-
-def _decoding_failure(error: Exception) -> RequestFailedError:
-    """Return the error of a completion that could not be detokenized."""
-    failure = RequestFailedError("the completion could not be decoded")
-    failure.__cause__ = error
-    return failure
 
 
 def _summary(

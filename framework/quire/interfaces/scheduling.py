@@ -13,7 +13,6 @@ token. Requests and lists that are passed to a policy are read-only.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,17 +70,20 @@ class ScheduledView(Protocol):
         """Name of the request's LoRA adapter, if any."""
 
 
-class SchedulingPolicy(ABC):
-    """Queue order, admission and preemption. One instance per engine; it may keep state."""
+class SchedulingPolicy:
+    """Queue order, admission and preemption. One instance per engine; it may keep state.
 
-    @abstractmethod
+    Every decision has a default; all together, requests are served in the order of their arrival.
+    """
+
     def order(self, request: ScheduledView) -> Any:
         """Return the request's sort key; the smallest goes first, ties go by arrival.
 
         A key must be None, a number (not NaN), text, bytes, or a tuple of these, so that any two
         keys can be compared. None sorts before numbers; then follow text, bytes and tuples. A
-        request keeps its key until it ends.
+        request keeps its key until it ends. The default is None for all requests.
         """
+        del request
 
     def admits(self, request: ScheduledView, running: Sequence[ScheduledView]) -> bool:
         """Return whether the first request of the queue may start beside the running requests.

@@ -5,7 +5,7 @@ import logging
 import time
 
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.frontend.dispatch.throughput import Done
+from quire.frontend.dispatch.dispatcher import Done
 from quire.messages import EngineStats
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,7 @@
 """First come, first served scheduling."""
 
-from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
+from quire.interfaces.scheduling import SchedulingPolicy
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """Order by arrival; the last request to arrive is preempted first."""
-
-    def order(self, request: ScheduledView) -> int:
-        """Return the same key for all requests: equal keys are ordered by arrival."""
-        del request
-        return 0
+    """Order by arrival; the last request to arrive is preempted first. These are the defaults."""

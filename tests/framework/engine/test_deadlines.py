@@ -1,4 +1,5 @@
 import gc
+import math
 import time
 import weakref
 from itertools import pairwise
@@ -11,30 +12,43 @@ from quire.engine.deadlines import MIN_ENTRIES, Deadlines, timeout_report
 from quire.engine.request import Request, Status
 
 
-def due(name, arrival_s, timeout_s=None):
-    message = make_message(name)
-    return Request(msgspec.structs.replace(message, arrival_s=arrival_s, timeout_s=timeout_s), 1)
+def due(name, arrival_s, timeout_s=None, max_timeout_s=None):
+    message = msgspec.structs.replace(make_message(name), arrival_s=arrival_s, timeout_s=timeout_s)
+    return Request(message, 1, max_timeout_s)
 
 
 @pytest.mark.parametrize(
-    ("default_s", "timeout_s", "limit_s"), [(None, 5.0, 5.0), (3.0, None, 3.0), (3.0, 5.0, 3.0)]
+    ("max_s", "timeout_s", "limit_s"), [(None, 5.0, 5.0), (3.0, None, 3.0), (3.0, 5.0, 3.0)]
 )
-def test_the_shorter_limit_counts(default_s, timeout_s, limit_s):
-    deadlines, request = Deadlines(default_s), due("a", 100.0, timeout_s)
+def test_the_shorter_limit_counts(max_s, timeout_s, limit_s):
+    deadlines, request = Deadlines(), due("a", 100.0, timeout_s, max_s)
     deadlines.add(request)
     assert deadlines.pop_expired(100.0 + limit_s - 0.01) == []
     assert deadlines.pop_expired(100.0 + limit_s) == [request]
     assert deadlines.pop_expired(1e9) == [], "a request is late once"
 
 
-def test_without_a_limit_no_request_expires():
-    deadlines = Deadlines(None)
-    deadlines.add(due("a", 0.0))
-    assert deadlines.pop_expired(1e9) == []
+def test_without_a_limit_no_deadline_is_recorded():
+    core, _, _ = make_core()
+    core.add(make_message("a"))
+    assert core.scheduler.requests["a"].deadline_s == math.inf
+    assert len(core.scheduler._deadlines) == 0
+
+
+def test_the_earliest_deadline_is_known_without_a_look_at_the_requests():
+    deadlines = Deadlines()
+    assert deadlines.next_s == math.inf
+    requests = [due("b", 0.0, 9.0), due("a", 0.0, 5.0), due("c", 0.0, 20.0)]
+    for request, next_s in zip(requests, (9.0, 5.0, 5.0), strict=True):
+        deadlines.add(request)
+        assert deadlines.next_s == next_s
+    for now_s, next_s in ((4.9, 5.0), (9.0, 20.0), (20.0, math.inf)):
+        deadlines.pop_expired(now_s)
+        assert deadlines.next_s == next_s
 
 
 def test_the_next_deadline_goes_first_and_finished_requests_are_left_out():
-    deadlines = Deadlines(None)
+    deadlines = Deadlines()
     last, over, first = (due(n, 0.0, t) for n, t in (("c", 9.0), ("b", 5.0), ("a", 1.0)))
     for request in (last, over, first):
         deadlines.add(request)
@@ -71,7 +85,7 @@ def test_a_late_request_fails_and_leaves_nothing_behind(async_scheduling):
 
 
 def test_a_finished_request_is_not_kept_until_its_deadline():
-    deadlines, request = Deadlines(3600.0), due("a", 0.0)
+    deadlines, request = Deadlines(), due("a", 0.0, 3600.0)
     deadlines.add(request)
     seen = weakref.ref(request)
     request.status = Status.FINISHED
@@ -82,12 +96,12 @@ def test_a_finished_request_is_not_kept_until_its_deadline():
 
 
 def test_notes_are_no_more_than_a_multiple_of_those_that_are_not_over():
-    deadlines, alive = Deadlines(3600.0), [due(f"r{i}", float(i)) for i in range(100)]
+    deadlines, alive = Deadlines(), [due(f"r{i}", float(i), 3600.0) for i in range(100)]
     for request in alive:
         deadlines.add(request)
     lengths = []
     for index in range(1000):
-        over = due(f"o{index}", 0.0)
+        over = due(f"o{index}", 0.0, 3600.0)
         deadlines.add(over)
         over.status = Status.FINISHED
         assert len(deadlines) <= 2 * len(alive) + MIN_ENTRIES

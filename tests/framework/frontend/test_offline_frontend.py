@@ -201,7 +201,7 @@ def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, i
     )
     assert len(core.aborted) == 1
     assert len(fine.outputs[0].token_ids) == 2
-    assert str(error) == "the completion could not be decoded"
+    assert str(error) == "the completion could not be decoded; see the log"
     assert error.__cause__ is not None
     assert not core.has_work()
 

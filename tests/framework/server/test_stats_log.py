@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from quire.frontend.dispatch.throughput import Done
+from quire.frontend.dispatch.dispatcher import Done
 from quire.messages import EngineStats
 from quire.sampling_params import SamplingParams
 from quire.server.stats_log import StatsLine, log_stats

@@ -100,31 +100,31 @@ class KVCacheManager:
 
     def needed_to_begin(self, request: Request, hit: PrefixHit | None) -> int:
         """Return the number of free blocks needed for all known tokens after a prefix hit."""
-        needed = 0 if hit is None else hit.num_unreferenced
-        for group, spec in enumerate(self.specs):
-            held = spec.max_blocks_held(len(request.token_ids), self.max_step_tokens)
-            found = 0 if hit is None else sum(1 for block in hit.block_ids[group] if block)
-            needed += max(0, held - found)
-        return needed
+        if hit is None:
+            return self._needed_beside(request, [0] * len(self.specs))
+        num_found = [sum(1 for block in table if block) for table in hit.block_ids]
+        return hit.num_unreferenced + self._needed_beside(request, num_found)
 
     def num_still_needed(self, request: Request) -> int:
         """Return the number of blocks a running request still needs for all its known tokens."""
+        tables = zip(request.block_ids, request.num_freed, strict=True)
+        num_held = [len(table) - num_freed for table, num_freed in tables]
+        return self._needed_beside(request, num_held)
+
+    def _needed_beside(self, request: Request, num_held: Sequence[int]) -> int:
+        """Return the number of blocks for all known tokens beside those held in each KV group."""
+        num_tokens, step = len(request.token_ids), self.max_step_tokens
         return sum(
-            max(0, spec.max_blocks_held(len(request.token_ids), self.max_step_tokens) - held)
-            for spec, held in zip(self.specs, self._num_held(request), strict=True)
+            max(0, spec.max_blocks_held(num_tokens, step) - held)
+            for spec, held in zip(self.specs, num_held, strict=True)
         )
 
-    def _num_held(self, request: Request) -> list[int]:
-        """Return the number of owned blocks in each group: table entries that were not freed."""
-        tables = zip(request.block_ids, request.num_freed, strict=True)
-        return [len(table) - num_freed for table, num_freed in tables]
-
-    def missing(self, request: Request, num_tokens: int) -> int:
-        """Return the number of blocks that its tables lack for `num_tokens` tokens."""
-        return sum(
+    def missing(self, request: Request, num_tokens: int) -> list[int]:
+        """Return the number of blocks that each of its tables lacks for `num_tokens` tokens."""
+        return [
             max(0, spec.blocks_needed(num_tokens) - len(table))
             for spec, table in zip(self.specs, request.block_ids, strict=True)
-        )
+        ]
 
     # -- prefix lookup ---------------------------------------------------------------------------
 
@@ -199,10 +199,7 @@ class KVCacheManager:
         Returns:
             The ids added to each group's table. None if the pool is short; nothing changes then.
         """
-        missing = [
-            max(0, spec.blocks_needed(num_tokens) - len(table))
-            for spec, table in zip(self.specs, request.block_ids, strict=True)
-        ]
+        missing = self.missing(request, num_tokens)
         if sum(missing) > self.pool.num_free:
             return None
         added = [self.pool.allocate(count) for count in missing]

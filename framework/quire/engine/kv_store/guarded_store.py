@@ -27,11 +27,13 @@ class GuardedStore:
         self._store = store
         self._when_off = when_off
 
-    def switch_off(self) -> None:
-        """Stop calling the store."""
-        if not self.is_off:
-            self.is_off = True
-            self._when_off()
+    def switch_off(self, why: str, error: Exception | None = None) -> None:
+        """Stop calling the store, and log why, as a predicate to its name."""
+        if self.is_off:
+            return
+        logger.error("%s %s and is switched off until a restart", self.name, why, exc_info=error)
+        self.is_off = True
+        self._when_off()
 
     def lookup(self, request_id: str, block_hashes: Sequence[bytes]) -> int | None:
         """Return the number of leading blocks that the store has; None: the lookup is pending."""
@@ -82,9 +84,8 @@ class GuardedStore:
             return default
         try:
             return call()
-        except Exception:  # the edge of a plugin
-            logger.exception("%s failed and is switched off until a restart", self.name)
-            self.switch_off()
+        except Exception as error:  # noqa: BLE001 - the edge of a plugin; it is logged
+            self.switch_off("failed", error)
             return default
 
 

@@ -181,13 +181,11 @@ class KVTransfers:
         """
         if not self.is_busy:
             return []
-        if self._is_silent(now_s) and not self.store.is_off:
-            logger.error(
-                "%s has ended none of %d open transfers for %g s and is switched off until a "
-                "restart",
-                self.name, len(self._open), self.timeout_s,
-            )  # fmt: skip
-            self.store.switch_off()
+        if self._is_silent(now_s):
+            num_open, timeout_s = len(self._open), self.timeout_s
+            self.store.switch_off(
+                f"has ended none of {num_open} open transfers for {timeout_s:g} s"
+            )
         expired = list(self._open.pop_expired(now_s))
         if expired:
             logger.warning(
@@ -207,13 +205,9 @@ class KVTransfers:
         After an interrupted step it is unknown which messages the worker side received and which
         transfers it ended. A load could be missing, or a save might never end.
         """
-        if self._open and not self.store.is_off:
-            logger.error(
-                "%s had %d open transfers when a step was interrupted, and is switched off until a "
-                "restart",
-                self.name, len(self._open),
-            )  # fmt: skip
-            self.store.switch_off()
+        if self._open:
+            num_open = len(self._open)
+            self.store.switch_off(f"had {num_open} open transfers when a step was interrupted,")
 
     def end_all(self) -> None:
         """End all open transfers: the worker side has stopped and writes to no block any more.
@@ -223,13 +217,10 @@ class KVTransfers:
         for transfer in self._open.values():
             self._open.end(transfer)
 
-    def abandon(self, request: Request) -> None:
-        """Remove a finished request from the requests that wait for a load."""
+    def remove(self, request: Request) -> None:
+        """Remove a finished request from those that wait for a load, and notify the store."""
         self._open.abandon(request)
         self._cancelled = [other for other in self._cancelled if other is not request]
-
-    def forget_request(self, request: Request) -> None:
-        """Notify the store that a request has finished."""
         self.store.forget_request(request.request_id)
 
     def reset(self) -> None:

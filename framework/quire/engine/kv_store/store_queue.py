@@ -48,10 +48,10 @@ class StoreQueue:
 
     Args:
         kv: Cache manager of the engine.
-        transfers: Transfers of the KV store, if there is one.
+        transfers: Transfers of the KV store.
     """
 
-    def __init__(self, kv: KVCacheManager, transfers: KVTransfers | None) -> None:
+    def __init__(self, kv: KVCacheManager, transfers: KVTransfers) -> None:
         self._kv = kv
         self._transfers = transfers
         self._pending_lookups: OrderedDict[Request, _PendingLookup] = OrderedDict()
@@ -62,8 +62,7 @@ class StoreQueue:
     @property
     def is_waiting(self) -> bool:
         """Whether a transfer or a lookup of the store is pending."""
-        is_busy = self._transfers is not None and self._transfers.is_busy
-        return is_busy or bool(self._pending_lookups)
+        return self._transfers.is_busy or bool(self._pending_lookups)
 
     def try_defer(self, request: Request, hit: PrefixHit | None, num_running: int) -> Status | None:
         """Make a request wait for the store, if the store has or may have missing blocks.
@@ -76,10 +75,8 @@ class StoreQueue:
         Returns:
             The new status of the request; None: it goes on without the store.
         """
-        if self._transfers is None or not (self._kv.has_cache and request.reads_cache):
-            return None
         num_hit_blocks = 0 if hit is None else hit.num_blocks
-        num_blocks = self._num_stored(self._transfers, request, num_hit_blocks)
+        num_blocks = self._num_stored(request, num_hit_blocks)
         if num_blocks is None:
             return Status.WAITING_FOR_KV_LOOKUP
         if not num_blocks or (num_running and self._cannot_start(request, hit, num_running)):
@@ -95,29 +92,24 @@ class StoreQueue:
         Their lookup has a result or timed out, or their load timed out or was cancelled.
         """
         self._num_pending = 0
-        if self._transfers is None:
-            return []
-        return self._transfers.pop_expired(now_s) + self._retry_lookups(self._transfers, now_s)
+        return self._transfers.pop_expired(now_s) + self._retry_lookups(now_s)
 
     def remove(self, request: Request) -> None:
         """Remove a finished request."""
         self._pending_lookups.pop(request, None)
         self._lookup_results.pop(request, None)
-        if self._transfers is not None:
-            self._transfers.abandon(request)
+        self._transfers.remove(request)
 
-    def _num_stored(
-        self, transfers: KVTransfers, request: Request, num_hit_blocks: int
-    ) -> int | None:
+    def _num_stored(self, request: Request, num_hit_blocks: int) -> int | None:
         """Return the number of blocks that the store has after a hit; None: lookup pending."""
-        if not transfers.may_have(request, num_hit_blocks):
+        if not self._transfers.may_have(request, num_hit_blocks):
             return 0
         now_s = time.monotonic()
         result = self._lookup_results.get(request)
         if result is not None and self._is_fresh(result, num_hit_blocks, now_s):
             return result.num_blocks
         is_at_limit = self._num_pending >= MAX_PENDING_LOOKUPS
-        num_blocks = None if is_at_limit else transfers.look_up(request, num_hit_blocks)
+        num_blocks = None if is_at_limit else self._transfers.look_up(request, num_hit_blocks)
         if num_blocks is None:
             self._num_pending += 1
             self._pending_lookups[request] = _PendingLookup(
@@ -131,54 +123,51 @@ class StoreQueue:
         """Whether the request does not fit beside the running ones, so a load would be evicted."""
         return self._kv.needed_to_begin(request, hit) + num_running > self._kv.pool.num_free
 
-    def _retry_lookups(self, transfers: KVTransfers, now_s: float) -> list[Request]:
+    def _retry_lookups(self, now_s: float) -> list[Request]:
         """Retry some pending lookups in turn, and return the requests that need no retry."""
         ready = []
         for request, lookup in list(islice(self._pending_lookups.items(), MAX_PENDING_LOOKUPS)):
-            if lookup.next_retry_s <= now_s and self._retry_lookup(
-                transfers, request, lookup, now_s
-            ):
+            if lookup.next_retry_s <= now_s and self._retry_lookup(request, lookup, now_s):
                 del self._pending_lookups[request]
                 ready.append(request)
             else:
                 self._pending_lookups.move_to_end(request)
         return ready
 
-    def _retry_lookup(
-        self, transfers: KVTransfers, request: Request, lookup: _PendingLookup, now_s: float
-    ) -> bool:
+    def _retry_lookup(self, request: Request, lookup: _PendingLookup, now_s: float) -> bool:
         """Retry a lookup; return whether it has a result or has timed out."""
-        num_blocks = transfers.look_up(request, lookup.num_hit_blocks)
+        num_blocks = self._transfers.look_up(request, lookup.num_hit_blocks)
         if num_blocks is not None:
             self._cache_result(request, lookup.num_hit_blocks, num_blocks, now_s)
             return True
         self._num_pending += 1
         waited_s = now_s - lookup.start_s
         lookup.next_retry_s = now_s + min(max(waited_s / 4, MIN_RETRY_S), MAX_RETRY_S)
-        if waited_s < transfers.timeout_s:
+        if waited_s < self._transfers.timeout_s:
             return False
-        self._give_up(transfers, request)
+        self._give_up(request)
         return True
 
-    def _give_up(self, transfers: KVTransfers, request: Request) -> None:
+    def _give_up(self, request: Request) -> None:
         request.num_loads = MAX_LOADS
         logger.log(
             logging.DEBUG if self._has_warned else logging.WARNING,
             "a lookup in %s had no result within %g s; computing the prefix instead",
-            transfers.name, transfers.timeout_s,
+            self._transfers.name, self._transfers.timeout_s,
         )  # fmt: skip
         self._has_warned = True
 
     def _is_fresh(self, result: _LookupResult, num_hit_blocks: int, now_s: float) -> bool:
-        num_resets = 0 if self._transfers is None else self._transfers.num_resets
-        is_same = result.num_hit_blocks == num_hit_blocks and result.num_resets == num_resets
-        return is_same and now_s - result.at_s < RESULT_TTL_S
+        is_same_hit = result.num_hit_blocks == num_hit_blocks
+        is_after_reset = result.num_resets == self._transfers.num_resets
+        return is_same_hit and is_after_reset and now_s - result.at_s < RESULT_TTL_S
 
     def _cache_result(
         self, request: Request, num_hit_blocks: int, num_blocks: int, now_s: float
     ) -> None:
-        num_resets = 0 if self._transfers is None else self._transfers.num_resets
-        self._lookup_results[request] = _LookupResult(num_hit_blocks, num_blocks, now_s, num_resets)
+        self._lookup_results[request] = _LookupResult(
+            num_hit_blocks, num_blocks, now_s, self._transfers.num_resets
+        )
         self._lookup_results.move_to_end(request)
         if len(self._lookup_results) > MAX_RESULTS:
             self._lookup_results.popitem(last=False)

@@ -5,9 +5,6 @@ requests bypass a request only if that does not delay it: while it waits for blo
 request computes or a KV store loads, for an adapter slot, or for its turn among partial prefills.
 """
 
-import time
-from collections.abc import Sequence
-
 from quire.config import SchedulerSettings
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
 from quire.engine.kv_cache.prefix_stats import PrefixStats
@@ -35,7 +32,7 @@ class Admission:
         waiting: WaitingQueue,
         running: RunningSet,
         sharing: PromptSharing,
-        store: StoreQueue,
+        store: StoreQueue | None,
     ) -> None:
         self.stats = PrefixStats()
         self._settings = settings
@@ -48,32 +45,23 @@ class Admission:
         self._num_steps = 0
         self._num_available_blocks = 0  # free, and not needed soon by running requests
         self._has_adapter_waiting = False
+        self._partial_prefills: PartialPrefills | None = None  # made when a request does not fit
 
-    def requeue_ready(self) -> None:
-        """Queue the requests again whose wait for a KV store is over."""
-        for request in self._store.pop_ready(time.monotonic()):
-            request.status = Status.WAITING
-            self._waiting.push(request)
-
-    def begin_step(self, prompts: Sequence[Request]) -> None:
-        """Begin a step: compute how many blocks are free beyond what running requests need soon.
-
-        Args:
-            prompts: Running requests with more than one pending token.
-        """
+    def begin_step(self, step: StepInProgress) -> None:
+        """Begin a step: compute how many blocks are free beyond what running requests need soon."""
         self._num_steps += 1
-        reserved = sum(self._kv.num_still_needed(request) for request in prompts)
+        reserved = sum(self._kv.num_still_needed(request) for request in step.prompts)
         reserved += len(self._kv.specs) * len(self._running)
         self._num_available_blocks = self._kv.pool.num_free - reserved
 
-    def tokens_to_reserve(self, prompts: Sequence[Request], step: StepInProgress) -> int:
+    def tokens_to_reserve(self, step: StepInProgress) -> int:
         """Return the number of tokens to reserve for waiting requests that could start now.
 
         All tokens that requests of a better rank than the last running prompt can use, and at most
         half of the budget for requests of the same rank.
         """
-        budget, last_rank = step.budget_left, prompts[-1].rank
-        allows_partial = len(prompts) < self._settings.max_num_partial_prefills
+        budget, last_rank = step.budget_left, step.prompts[-1].rank
+        allows_partial = len(step.prompts) < self._settings.max_num_partial_prefills
         urgent = others = 0
         for index in range(min(self._running.num_free_slots, len(self._waiting))):
             request = self._waiting[index]
@@ -86,14 +74,9 @@ class Admission:
                 others += pending
         return min(budget, urgent + min(others, budget // 2))
 
-    def admit(self, prompts: Sequence[Request], step: StepInProgress) -> None:
-        """Start waiting requests while the budgets allow.
-
-        Args:
-            prompts: Running requests with more than one pending token, in the policy's order.
-            step: Step that the started requests are added to.
-        """
-        limits = PartialPrefills(self._settings, prompts, step)
+    def admit(self, step: StepInProgress) -> None:
+        """Start waiting requests while the budgets allow, and add them to the step."""
+        self._partial_prefills = None
         self._has_adapter_waiting = False
         index = 0
         for _ in range(MAX_EXAMINED_PER_STEP):
@@ -101,13 +84,13 @@ class Admission:
             if index >= len(self._waiting) or is_full:
                 return
             request = self._waiting[index]
-            allows_bypass = self._try_admit(request, step, limits)
+            allows_bypass = self._try_admit(request, step)
             if request.status is Status.WAITING:
                 if not allows_bypass:
                     return
                 index += 1
 
-    def _try_admit(self, request: Request, step: StepInProgress, limits: PartialPrefills) -> bool:
+    def _try_admit(self, request: Request, step: StepInProgress) -> bool:
         """Start or defer a request. If it stays queued: return whether others may bypass it."""
         if request.num_tokens_in_flight:
             return False
@@ -115,31 +98,25 @@ class Admission:
             return True
         attempt = self._recent_attempt(request)
         if attempt is not None:  # do not repeat the prefix lookup
-            if not limits.first_chunk(
-                request, self._num_lacking(request, attempt.num_hit_blocks), step
-            ):
-                return limits.allows_bypass
+            if not self._first_chunk(request, attempt.num_hit_blocks, step):
+                return self._allows_bypass
             if self._lacks_blocks(request):
                 return False
         hit = self._kv.find_prefix(request)
         if self._try_defer(request, hit):
             return True
-        return self._try_admit_after_hit(hit, request, step, limits)
+        return self._try_admit_after_hit(hit, request, step)
 
     def _try_admit_after_hit(
-        self,
-        hit: PrefixHit | None,
-        request: Request,
-        step: StepInProgress,
-        limits: PartialPrefills,
+        self, hit: PrefixHit | None, request: Request, step: StepInProgress
     ) -> bool:
         """Start the request after a prefix hit, or record the attempt; returns as `_try_admit`."""
         num_hit_blocks = 0 if hit is None else hit.num_blocks
         needed = self._kv.needed_to_begin(request, hit)
         request.last_attempt = AdmissionAttempt(self._num_steps, num_hit_blocks, needed)
-        num_tokens = limits.first_chunk(request, self._num_lacking(request, num_hit_blocks), step)
+        num_tokens = self._first_chunk(request, num_hit_blocks, step)
         if not num_tokens:
-            return limits.allows_bypass
+            return self._allows_bypass
         running = self._running.requests
         if self._lacks_blocks(request) or (running and not self._policy.admits(request, running)):
             return False
@@ -170,8 +147,23 @@ class Admission:
         is_short = attempt is not None and attempt.num_needed_blocks > self._num_available_blocks
         return is_short and bool(len(self._running))
 
-    def _num_lacking(self, request: Request, num_hit_blocks: int) -> int:
-        return len(request.token_ids) - num_hit_blocks * self._kv.block_size
+    def _first_chunk(self, request: Request, num_hit_blocks: int, step: StepInProgress) -> int:
+        """Return the number of tokens to start a request with after a hit; 0: it must wait."""
+        pending = len(request.token_ids) - num_hit_blocks * self._kv.block_size
+        if pending <= step.budget_left:
+            return pending
+        if self._partial_prefills is None:
+            self._partial_prefills = PartialPrefills(self._settings, step)
+        return self._partial_prefills.first_chunk(request, pending, step)
+
+    @property
+    def _allows_bypass(self) -> bool:
+        """Whether prompts that fit the step may bypass a long prompt that has to wait.
+
+        With chunked prefill the long prompt waits only for running prompts, so it cannot starve.
+        Without, it waits for an empty step, and would starve.
+        """
+        return self._settings.enable_chunked_prefill
 
     def _start(self, request: Request, hit: PrefixHit | None, num_tokens: int) -> bool:
         """Allocate blocks and a slot; if the pool is short, return False and change nothing."""
@@ -192,7 +184,8 @@ class Admission:
             request.num_cached_tokens = num_hit_tokens
             self.stats.record(request.num_prompt_tokens, num_hit_tokens)
         num_hit_blocks = num_hit_tokens // self._kv.block_size
-        self._sharing.promise(request, self._kv.hashes_after(request, num_hit_blocks))
+        if hashes := self._kv.hashes_after(request, num_hit_blocks):
+            self._sharing.promise(request, hashes)
         return True
 
     def _try_defer(self, request: Request, hit: PrefixHit | None) -> bool:
@@ -200,8 +193,12 @@ class Admission:
         if not (self._kv.has_cache and request.reads_cache):
             return False
         lacking = self._kv.hashes_after(request, 0 if hit is None else hit.num_blocks)
-        status: Status | None = Status.WAITING_FOR_PREFIX
-        if not self._sharing.follow(request, lacking):
+        if not lacking:
+            return False
+        status: Status | None = None
+        if self._sharing.follow(request, lacking):
+            status = Status.WAITING_FOR_PREFIX
+        elif self._store is not None:
             status = self._store.try_defer(request, hit, len(self._running))
         if status is None:
             return False

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-from quire.engine.scheduling.sort_key import SortKey, sort_key
+from quire.engine.scheduling.sort_key import NO_KEY, SortKey, sort_key
 from quire.errors import RequestFailedError
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 
@@ -25,7 +25,8 @@ class GuardedPolicy(SchedulingPolicy):
             RequestFailedError: The policy failed; without a key the request cannot be queued.
         """
         try:
-            return sort_key(self._policy.order(request))
+            key = self._policy.order(request)
+            return NO_KEY if key is None else sort_key(key)
         except Exception as error:
             self._log()
             raise RequestFailedError(f"{self._name} failed: {type(error).__name__}") from error

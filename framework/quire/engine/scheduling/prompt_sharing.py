@@ -9,12 +9,18 @@ follows: it waits outside the queue until their last shared block is computed or
 from collections.abc import Callable, Sequence
 
 from quire.engine.request import Request
+from quire.engine.scheduling.waiting_queue import WaitingQueue
 
 
 class PromptSharing:
-    """Prompt blocks being computed, their leaders, and the followers that wait for them."""
+    """Prompt blocks being computed, their leaders, and the followers that wait for them.
 
-    def __init__(self) -> None:
+    Args:
+        waiting: Queue to which followers return.
+    """
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        self._waiting = waiting
         self._leaders: dict[bytes, Request] = {}  # by the promised block
 
     def promise(self, request: Request, hashes: Sequence[bytes]) -> None:
@@ -28,9 +34,9 @@ class PromptSharing:
 
         Args:
             request: Request that may wait.
-            hashes: Hashes of its missing blocks, in order.
+            hashes: Hashes of its missing blocks, in order; at least one.
         """
-        leader = self._leaders.get(hashes[0]) if hashes else None
+        leader = self._leaders.get(hashes[0])
         if leader is None:
             return False
         num_shared = self._num_shared(leader, hashes)
@@ -47,26 +53,19 @@ class PromptSharing:
             request.leader.followers.remove(request)
             request.leader = request.awaited_hash = None
 
-    def pop_ready(self, leader: Request, is_computed: Callable[[bytes], bool]) -> list[Request]:
-        """Detach and return the followers whose blocks are computed."""
-        ready = [
-            r
-            for r in leader.followers
-            if r.awaited_hash is not None and is_computed(r.awaited_hash)
-        ]
-        for request in ready:
-            self.unfollow(request)
-        return ready
+    def release(self, leader: Request, is_computed: Callable[[bytes], bool]) -> None:
+        """Queue the followers whose blocks are computed."""
+        for request in tuple(leader.followers):
+            if request.awaited_hash is not None and is_computed(request.awaited_hash):
+                self.unfollow(request)
+                self._waiting.push(request)
 
-    def withdraw(self, leader: Request) -> list[Request]:
-        """Withdraw a request's promises; detach and return its followers."""
+    def withdraw(self, leader: Request) -> None:
+        """Withdraw a request's promises, and queue its followers."""
         for name in leader.promised_hashes:
             del self._leaders[name]
         leader.promised_hashes = []
-        followers = list(leader.followers)
-        for request in followers:
-            self.unfollow(request)
-        return followers
+        self.release(leader, lambda _: True)
 
     def _num_shared(self, leader: Request, hashes: Sequence[bytes]) -> int:
         for index, name in enumerate(hashes):

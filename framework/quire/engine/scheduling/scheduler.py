@@ -13,6 +13,7 @@ is preempted or removed in the meantime keeps its slot and blocks until the last
 has completed. For a removed request, the tokens that such a step samples are dropped.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,14 +27,13 @@ from quire.engine.kv_store.store_queue import StoreQueue
 from quire.engine.request import Request, Status
 from quire.engine.results import ResultProcessor
 from quire.engine.scheduling.admission import Admission
-from quire.engine.scheduling.block_commits import BlockCommits
 from quire.engine.scheduling.fair_split import split_fairly
 from quire.engine.scheduling.guarded_policy import GuardedPolicy
 from quire.engine.scheduling.prompt_sharing import PromptSharing
 from quire.engine.scheduling.running_set import RunningSet
 from quire.engine.scheduling.step_in_progress import Chunk, StepInProgress
 from quire.engine.scheduling.waiting_queue import WaitingQueue
-from quire.errors import InvalidRequestError, RefusedError
+from quire.errors import RefusedError
 from quire.interfaces.scheduling import SchedulingPolicy
 from quire.messages import (
     EngineOutput,
@@ -77,14 +77,13 @@ class Scheduler:
         self._waiting = WaitingQueue(self._policy)
         self._running = RunningSet(kv, num_slots, settings.max_running, max_adapters)
         self._decode_entries = [ScheduledRequest(slot, 1, 1) for slot in range(num_slots)]
-        self._sharing = PromptSharing()
-        self._block_commits = BlockCommits(kv, self._waiting, self._sharing, transfers)
-        self._store = StoreQueue(kv, transfers)
+        self._sharing = PromptSharing(self._waiting)
+        self._store = None if transfers is None else StoreQueue(kv, transfers)
         self._admission = Admission(
             settings, kv, self._policy, self._waiting, self._running, self._sharing, self._store
         )
-        self._results = ResultProcessor(kv, self._running, self._block_commits, self.remove)
-        self._deadlines = Deadlines(settings.request_timeout_s)
+        self._results = ResultProcessor(kv, self._running, self._sharing, transfers, self.remove)
+        self._deadlines = Deadlines()
         self._in_flight: deque[list[Chunk]] = deque()
         self._last_plan_id = 0
         self._verifies_drafts = verifies_drafts
@@ -102,25 +101,18 @@ class Scheduler:
     # -- add and remove requests -----------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Add a request, and queue it unless it waits for its grammar.
+        """Add a request with a new id, and queue it unless it waits for its grammar.
 
         Raises:
-            InvalidRequestError: The request id is in use.
             RequestFailedError: The policy failed, or the request's adapter has no content hash.
         """
-        if request.request_id in self.requests:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         self._waiting.assign_key(request)
         self.kv.prepare(request)
-        self._deadlines.add(request)
+        if request.deadline_s < math.inf:
+            self._deadlines.add(request)
         self.requests[request.request_id] = request
         if request.status is Status.WAITING:
             self._waiting.push(request)
-
-    def make_ready(self, request: Request) -> None:
-        """Queue a request that was deferred or preempted, or whose grammar is ready."""
-        request.status = Status.WAITING
-        self._waiting.push(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Remove a request at any time; its slot and blocks are freed when no step uses them."""
@@ -133,15 +125,16 @@ class Scheduler:
             self._waiting.remove(request)
         elif request.status is Status.WAITING_FOR_PREFIX:
             self._sharing.unfollow(request)
-        self._store.remove(request)
+        if self._store is not None:
+            self._store.remove(request)
         request.status = Status.FINISHED
-        if self.transfers is not None:
-            self.transfers.forget_request(request)
         return request
 
     def pop_expired(self) -> list[tuple[Request, ErrorReport]]:
         """Return the requests whose deadline has passed, with their error reports."""
         now_s = time.monotonic()
+        if now_s < self._deadlines.next_s:
+            return []
         limit_s = self.settings.request_timeout_s
         expired = self._deadlines.pop_expired(now_s)
         return [(request, timeout_report(request, now_s, limit_s)) for request in expired]
@@ -165,14 +158,14 @@ class Scheduler:
     @property
     def is_waiting_for_store(self) -> bool:
         """Whether a transfer or a lookup of the KV store is pending."""
-        return self._store.is_waiting
+        return self._store is not None and self._store.is_waiting
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache and the KV store's index; running requests commit no blocks."""
         self.kv.reset()
         for request in self._running.requests:
             request.is_cacheable = False
-            self._block_commits.withdraw(request)  # its blocks will not be cached
+            self._sharing.withdraw(request)  # its blocks will not be cached
         if self.transfers is not None:
             self.transfers.reset()
 
@@ -222,10 +215,12 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step; a plan without work is not to be executed."""
         step = StepInProgress(self.settings.max_num_batched_tokens)
-        self._admission.requeue_ready()
-        prompts = self._schedule_decodes(step)
-        if prompts or self._waiting:
-            self._schedule_prompts(prompts, step)
+        if self._store is not None:
+            for request in self._store.pop_ready(time.monotonic()):
+                self._waiting.push(request)
+        step.prompts = self._schedule_decodes(step)
+        if step.prompts or self._waiting:
+            self._schedule_prompts(step)
         transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
         plan, chunks = step.finish(self._last_plan_id + 1, transfers)
         if has_work(plan):
@@ -276,7 +271,7 @@ class Scheduler:
         """Allocate blocks for a running request, preempting others if necessary."""
         while (added := self.kv.grow(request, num_tokens)) is None:
             step.is_short = True
-            missing = self.kv.missing(request, num_tokens) - self.kv.pool.num_free
+            missing = sum(self.kv.missing(request, num_tokens)) - self.kv.pool.num_free
             if missing <= self._running.num_deferred_blocks:
                 return False  # they become free when the step in flight has completed
             victim = self._running.requests[self._policy.victim(self._running.requests)]
@@ -288,18 +283,18 @@ class Scheduler:
         step.note_blocks(request, added)
         return True
 
-    def _schedule_prompts(self, prompts: list[Request], step: StepInProgress) -> None:
+    def _schedule_prompts(self, step: StepInProgress) -> None:
         """Split the rest of the budget among running prompts and waiting requests."""
-        self._admission.begin_step(prompts)
-        budget = step.budget_left
+        self._admission.begin_step(step)
+        prompts, budget = step.prompts, step.budget_left
         if prompts and not step.is_short:
-            budget = max(len(prompts), budget - self._admission.tokens_to_reserve(prompts, step))
+            budget = max(len(prompts), budget - self._admission.tokens_to_reserve(step))
         demands = [request.num_pending_tokens for request in prompts]
         for request, num_tokens in zip(prompts, _split(prompts, demands, budget), strict=True):
             if num_tokens and request.status is Status.RUNNING:
                 self._schedule_chunk(request, num_tokens, step)
         if not step.is_short:
-            self._admission.admit(prompts, step)
+            self._admission.admit(step)
         self._extend_chunks([request for request in prompts if request in step.chunks], step)
 
     def _schedule_chunk(self, request: Request, num_tokens: int, step: StepInProgress) -> None:
@@ -326,16 +321,21 @@ class Scheduler:
         step.undo(request)
         expected = request.num_expected_tokens
         request.num_tokens_in_flight = 1 if request.num_drafts_in_flight else expected
+        self._restart(request)
+        self.num_preemptions += 1
+
+    def _restart(self, request: Request) -> None:
+        """Queue a running request again, to be computed from its first token."""
         self._stop_running(request)
         request.reset_progress()
-        self.num_preemptions += 1
-        self.make_ready(request)
+        self._waiting.push(request)
 
     def _stop_running(self, request: Request) -> None:
         """Remove a request from the running set; its slot and blocks are freed when unused."""
         if not self._in_flight:
-            self._block_commits.commit(request, request.num_computed_tokens)
-        self._block_commits.withdraw(request)
+            self._results.commit(request, request.num_computed_tokens)
+        if request.promised_hashes:
+            self._sharing.withdraw(request)
         self._running.remove(request, self._last_plan_id if self._in_flight else None)
         self._policy.ended(request)
 
@@ -349,9 +349,7 @@ class Scheduler:
         self._running.complete_step(self._last_plan_id)
         for request in tuple(self._running.requests):
             request.is_cacheable = False
-            self._stop_running(request)
-            request.reset_progress()
-            self.make_ready(request)
+            self._restart(request)
         for request in self._waiting:
             request.num_tokens_in_flight = 0
         if self.transfers is not None:
@@ -363,21 +361,14 @@ class Scheduler:
         """Apply the results of the oldest step in flight, and remove the finished requests."""
         chunks = self._in_flight.popleft()
         outputs = self._results.apply(result.results)
-        self._commit_chunks(chunks)
+        self._results.commit_chunks(chunks)
         self._running.complete_step(plan.plan_id)
         if result.transfers is not None and self.transfers is not None:
             for request in self.transfers.apply_report(result.transfers):
-                self.make_ready(request)
+                self._waiting.push(request)
         if plan.stop_kv_store and self.transfers is not None:
             self.transfers.end_all()
         return outputs
-
-    def _commit_chunks(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            request = chunk.request
-            has_same_slot = request.status is Status.RUNNING and request.slot == chunk.slot
-            if has_same_slot and chunk.end > request.num_committed_blocks * self.kv.block_size:
-                self._block_commits.commit(request, chunk.end)
 
 
 def _split(prompts: Sequence[Request], demands: Sequence[int], budget: int) -> list[int]:

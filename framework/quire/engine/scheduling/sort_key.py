@@ -12,6 +12,8 @@ MAX_DEPTH = 8  # tuples in tuples
 
 SortKey = tuple[Any, ...]
 
+NO_KEY: SortKey = (0,)  # of None
+
 
 def sort_key(key: object, depth: int = 0) -> SortKey:
     """Return a sort key with the order of `key` that can be compared with every other one.
@@ -21,7 +23,7 @@ def sort_key(key: object, depth: int = 0) -> SortKey:
         ValueError: It contains NaN, or tuples nested too deeply.
     """
     if key is None:
-        return (0,)
+        return NO_KEY
     if isinstance(key, int):
         return (1, int(key))
     if isinstance(key, float):

@@ -20,6 +20,7 @@ class StepInProgress:
     """Scheduled tokens and the changes to send to the worker, collected for one plan.
 
     Attributes:
+        prompts: Running requests with more than one pending token, in the policy's order.
         decodes: Entries of one token; `num_computed_tokens` of their requests includes it already.
         chunks: Number of tokens of every other scheduled request; counted in `finish`.
         drafts: Draft tokens to verify, by request.
@@ -31,6 +32,7 @@ class StepInProgress:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._num_chunk_tokens = 0
+        self.prompts: list[Request] = []
         self.decodes: list[ScheduledRequest] = []
         self.chunks: dict[Request, int] = {}
         self.drafts: dict[Request, list[int]] = {}

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from quire.engine.request import Request
+from quire.engine.request import Request, Status
 from quire.engine.scheduling.guarded_policy import GuardedPolicy
 
 BY_KEY = attrgetter("key")
@@ -35,8 +35,9 @@ class WaitingQueue:
         request.key = (self._policy.order(request), self._num_placed)
 
     def push(self, request: Request) -> None:
-        """Insert a request that has a key."""
-        insort(self._requests, request, key=BY_KEY)
+        """Queue a request that has a key: a new one, or one that was deferred or preempted."""
+        request.status = Status.WAITING
+        insert_into(self._requests, request)
 
     def remove(self, request: Request) -> None:
         """Remove a request from the queue."""

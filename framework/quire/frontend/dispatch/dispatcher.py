@@ -7,29 +7,48 @@ found while the next step runs, and the tokens after it are dropped.
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from quire.errors import EngineDeadError, QuireError, RequestFailedError, RequestTimeoutError
+from quire.errors import EngineDeadError, QuireError, RequestTimeoutError
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.dispatch.control_calls import ControlCalls
-from quire.frontend.dispatch.engine_client import EngineCoreClient
-from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S, EngineThread
-from quire.frontend.dispatch.throughput import Throughput
-from quire.messages import Control, EngineOutput, EngineOutputs, EngineStats
+from quire.frontend.dispatch.engine_client import EngineCoreClient, failure_of
+from quire.frontend.dispatch.engine_thread import EngineThread
+from quire.messages import EngineOutput, EngineOutputs, EngineStats
 from quire.outputs import Delta
 
 OVERDUE_S = 1.0  # after a request's timeout, for the engine to report it first
 
-logger = logging.getLogger(__name__)
-
 Batch = list[tuple[DeltaStream, EngineOutput]]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Work of the engine since its start, at one moment.
+
+    Attributes:
+        num_steps: Number of steps that the engine ran.
+        num_computed_tokens: Number of tokens whose KV was computed, in prompts and completions.
+        num_generated_tokens: Number of generated tokens.
+    """
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def after(self, step: EngineOutputs) -> "Done":
+        """Return the work after one more step."""
+        return Done(
+            self.num_steps + 1,
+            self.num_computed_tokens + step.stats.num_scheduled_tokens,
+            self.num_generated_tokens + sum(len(output.token_ids) for output in step.outputs),
+        )
 
 
 class Dispatch:
@@ -41,28 +60,20 @@ class Dispatch:
 
     Attributes:
         stats: Statistics of the engine after the last step.
-        throughput: Totals of the engine since its start.
+        done: Work of the engine; replaced as a whole, so that no reader sees a partial update.
+        thread: Thread that owns the core.
+        controls: Control commands that wait for their turn in the thread.
     """
 
     def __init__(self, core: EngineCoreClient, request_timeout_s: float | None = None) -> None:
         self._request_timeout_s = request_timeout_s
         self.stats = EngineStats()
-        self.throughput = Throughput()
+        self.done = Done()
         self._streams: dict[str, DeltaStream] = {}  # by the engine's request id
         self._lock = threading.RLock()  # reentrant: a finalizer may run while it is held
-        self._thread = EngineThread(core, self._deliver, self._fail_all)
-        self._controls = ControlCalls(self._thread)
-        self._thread.start()
-
-    @property
-    def death(self) -> EngineDeadError | None:
-        """The reason why the engine stopped; None while it runs."""
-        return self._thread.death
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds since the engine last completed a step; 0 while it is idle."""
-        return self._thread.stalled_s
+        self.thread = EngineThread(core, self._deliver, self._fail_all)
+        self.controls = ControlCalls(self.thread)
+        self.thread.start()
 
     def streams(self) -> list[DeltaStream]:
         """Return the open streams."""
@@ -80,7 +91,7 @@ class Dispatch:
         with self._lock:
             self._streams.update({request.request_id: stream for request in requests})
         try:
-            self._thread.post(partial(self._add, stream))
+            self.thread.post(partial(self._add, stream))
         except EngineDeadError:
             self._forget(stream)
             raise
@@ -91,22 +102,6 @@ class Dispatch:
         """Abort a request from outside its reader; the reader gets the last deltas."""
         self._call(stream.loop, partial(self._abort_stream, stream))
 
-    async def control(self, command: Control) -> Any:
-        """Run a control command between two steps; return or raise its outcome."""
-        return await self._controls.call(command)
-
-    async def wait_for_death(self) -> EngineDeadError:
-        """Wait until the engine has stopped, and return the reason."""
-        return await self._controls.wait_for_death()
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the thread after the running step; wait for it at most `timeout_s`."""
-        self._thread.stop(timeout_s)
-
-    def stop_soon(self) -> None:
-        """Request the thread to end after the running step, without waiting for it."""
-        self._thread.stop_soon()
-
     # -- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, stream: DeltaStream, core: EngineCoreClient) -> None:
@@ -116,7 +111,7 @@ class Dispatch:
 
     def _deliver(self, outputs: EngineOutputs) -> None:
         self.stats = outputs.stats
-        self.throughput.add(outputs)
+        self.done = self.done.after(outputs)
         batches: dict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         with self._lock:
             for output in outputs.outputs:
@@ -130,7 +125,7 @@ class Dispatch:
         """Fail all open streams and pending control commands."""
         for stream in self.streams():
             self._call(stream.loop, partial(self._fail, stream, death))
-        self._controls.fail(death)
+        self.controls.fail(death)
 
     def _call(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         """Schedule a call on an event loop; if the loop is closed, drop its streams."""
@@ -168,14 +163,8 @@ class Dispatch:
         try:
             completion = stream.completions.apply(output)
             delta = completion.delta()
-        except QuireError as error:
-            self._fail(stream, error)
-            return False
-        except Exception as error:  # an internal error, which must fail this request only
-            logger.exception("request %s failed: it could not be decoded", output.request_id)
-            failure = RequestFailedError("the completion could not be decoded; see the log")
-            failure.__cause__ = error
-            self._fail(stream, failure)
+        except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
+            self._fail(stream, failure_of(error, output.request_id))
             return False
         if delta.finish_reason is not None:
             with self._lock:
@@ -209,4 +198,4 @@ class Dispatch:
     def _abort(self, request_ids: Sequence[str]) -> None:
         if request_ids:
             with contextlib.suppress(EngineDeadError):  # then there is nothing left to abort
-                self._thread.post(lambda core: core.abort(request_ids))
+                self.thread.post(lambda core: core.abort(request_ids))

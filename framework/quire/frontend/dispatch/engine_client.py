@@ -1,5 +1,6 @@
 """`EngineCoreClient`: the interface of an engine core, in this process or in another one."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,12 +14,15 @@ from quire.errors import (
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
+    QuireError,
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
     UnknownModelError,
 )
 from quire.messages import Control, EngineOutputs, EngineRequest, EngineStats, ErrorReport
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCoreClient(Protocol):
@@ -102,3 +106,17 @@ def error_of(report: ErrorReport) -> RequestError:
     error = _ERRORS.get(report.code, RequestFailedError)(report.message)
     error.__cause__ = None if report.cause is None else CauseError(report.cause)
     return error
+
+
+def failure_of(error: Exception, request_id: str) -> QuireError:
+    """Return the error that ends a request whose output could not be applied.
+
+    Any error but a `QuireError` is a defect, which must end this request only: it is logged, and
+    becomes the cause of the returned error.
+    """
+    if isinstance(error, QuireError):
+        return error
+    logger.error("request %s failed: it could not be decoded", request_id, exc_info=error)
+    failure = RequestFailedError("the completion could not be decoded; see the log")
+    failure.__cause__ = error
+    return failure

@@ -67,6 +67,15 @@ class EngineThread:
         """The reason why the engine stopped; None while it runs."""
         return self._death
 
+    def check_alive(self) -> None:
+        """Return if the engine runs.
+
+        Raises:
+            EngineDeadError: The engine stopped.
+        """
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death
+
     @property
     def stalled_s(self) -> float:
         """Seconds since the last step completed; 0 while the engine is idle."""
@@ -85,8 +94,7 @@ class EngineThread:
                 f"the engine belongs to process {self._owner_pid} and cannot be used in its forks"
             )
         with self._wake:
-            if self._death is not None:
-                raise EngineDeadError(str(self._death)) from self._death
+            self.check_alive()
             self._commands.append(command)
             self._wake.notify()
         self._core.wake()

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from quire.engine.core import EngineCore
-from quire.errors import InvalidRequestError, QuireError
+from quire.engine.results import failed_output, report_of
+from quire.errors import QuireError
 from quire.launch.engine_process.engine_wire import (
     Abort,
     Add,
@@ -25,7 +26,6 @@ from quire.messages import (
     Control,
     EngineOutput,
     EngineOutputs,
-    ErrorReport,
 )
 from quire.process.ipc import Channel, encode
 
@@ -89,11 +89,7 @@ class CoreServer:
         try:
             self._core.add(encoded.request())
         except QuireError as error:
-            report = ErrorReport(InvalidRequestError.code, str(error))
-            output = EngineOutput(
-                request_id=encoded.request_id, token_ids=[], finish_reason="error", error=report
-            )
-            self._refused.append(output)
+            self._refused.append(failed_output(encoded.request_id, report_of(error)))
 
     def _reply(self, call: Call) -> Reply:
         """Execute a call; a `QuireError` becomes its reply."""

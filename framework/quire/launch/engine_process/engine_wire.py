@@ -12,7 +12,7 @@ import msgspec
 import quire
 import quire.errors
 from quire.config import Settings
-from quire.errors import CauseError, QuireError, RequestError
+from quire.errors import CauseError, InvalidRequestError, QuireError, RequestError
 from quire.messages import (
     Control,
     EngineOutputs,
@@ -22,7 +22,7 @@ from quire.messages import (
     ResetPrefixCache,
     Started,
 )
-from quire.process.ipc import decode, encode
+from quire.process.ipc import UnreadableError, decode, encode
 from quire.process.traceback_text import cause_text, sendable
 
 _KINDS: dict[str, type[QuireError]] = {
@@ -96,17 +96,23 @@ class EncodedRequest(msgspec.Struct, frozen=True, array_like=True):
         """Encode a request.
 
         Raises:
-            QuireError: A value of the request cannot be encoded as msgpack.
+            InvalidRequestError: A value of the request cannot be encoded as msgpack.
         """
-        return cls(request.request_id, msgspec.Raw(encode(request)))
+        try:
+            return cls(request.request_id, msgspec.Raw(encode(request)))
+        except QuireError as error:
+            raise InvalidRequestError(str(error)) from error
 
     def request(self) -> EngineRequest:
         """Decode the request.
 
         Raises:
-            UnreadableError: The bytes are not a request.
+            InvalidRequestError: The bytes are not a request.
         """
-        return decode(self.body, EngineRequest)
+        try:
+            return decode(self.body, EngineRequest)
+        except UnreadableError as error:
+            raise InvalidRequestError(str(error)) from error
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from quire.config import ServerSettings
+from quire.engine.results import failed_output, report_of
 from quire.errors import EngineDeadError, InvalidRequestError, QuireError
 from quire.launch.composing import Composed
 from quire.launch.engine_process.engine_link import EXIT_GRACE_S, EngineLink
@@ -40,7 +41,6 @@ from quire.messages import (
     EngineOutputs,
     EngineRequest,
     EngineStats,
-    ErrorReport,
     Started,
 )
 from quire.process.child_process import ChildProcess, SocketFolder
@@ -111,8 +111,8 @@ class RemoteCore:
         self._open[request_id] = self._link.num_sent + 1
         try:
             self._unsent.append(EncodedRequest.of(request))
-        except QuireError as error:
-            self._refuse(request_id, ErrorReport(InvalidRequestError.code, str(error)))
+        except InvalidRequestError as error:
+            self._refuse(request_id, error)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; unknown ids are ignored."""
@@ -157,13 +157,23 @@ class RemoteCore:
         self._link.kill()
         return True
 
-    def control(self, command: Control) -> Any:
+    def control(self, command: Control | ReadStats) -> Any:
         """Execute a command in the engine between two steps; return its result or raise its error.
 
         Raises:
             EngineDeadError: The engine is dead.
         """
-        return self._call(command)
+        self._flush()
+        call_id = self._link.num_sent + 1
+        self._link.send(Call(call_id, command))
+        while True:
+            message = self._link.receive()
+            if isinstance(message, Reply) and message.call_id == call_id:
+                break
+            self._take(message)
+        if message.error is not None:
+            raise message.error.error()
+        return decode(message.value, REPLY_TYPES[type(command)])
 
     def stats(self) -> EngineStats:
         """Return the current statistics of the engine.
@@ -171,7 +181,7 @@ class RemoteCore:
         Raises:
             EngineDeadError: The engine is dead.
         """
-        stats: EngineStats = self._call(ReadStats())
+        stats: EngineStats = self.control(ReadStats())
         return stats
 
     def check_health(self) -> None:
@@ -194,24 +204,9 @@ class RemoteCore:
             unsent, self._unsent = self._unsent, []
             self._link.send(Add(unsent))
 
-    def _call(self, command: Control | ReadStats) -> Any:
-        self._flush()
-        call_id = self._link.num_sent + 1
-        self._link.send(Call(call_id, command))
-        while True:
-            message = self._link.receive()
-            if isinstance(message, Reply) and message.call_id == call_id:
-                break
-            self._take(message)
-        if message.error is not None:
-            raise message.error.error()
-        return decode(message.value, REPLY_TYPES[type(command)])
-
-    def _refuse(self, request_id: str, report: ErrorReport) -> None:
+    def _refuse(self, request_id: str, error: QuireError) -> None:
         """Fail a request with the next step, without sending it to the engine."""
-        output = EngineOutput(
-            request_id=request_id, token_ids=[], finish_reason="error", error=report
-        )
+        output = failed_output(request_id, report_of(error))
         num_taken = self._open[request_id]
         self._inbox.append(Stepped(EngineOutputs([output], self._stats), num_taken))
 

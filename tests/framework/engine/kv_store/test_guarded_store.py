@@ -83,8 +83,8 @@ def test_calls_and_results_pass_as_they_are():
 
 def test_a_store_that_is_off_is_asked_nothing_and_has_nothing():
     guard, store, switched = guarded()
-    guard.switch_off()
-    guard.switch_off()
+    guard.switch_off("failed")
+    guard.switch_off("failed")
     assert switched == ["off"], "once"
     assert ask_all(guard) == [0, None, 0, b"", None, None, None, None]
     assert store.calls == []

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from engine_parts import make_core, make_message, make_plan, make_request, run_to_end
+from engine_parts import make_core, make_message, make_plan, run_to_end
 
 from quire.engine.kv_cache.block_pool import BlockPool
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager, PrefixHit
@@ -99,16 +99,6 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
-
-
-def test_without_a_store_no_request_waits():
-    kv = KVCacheManager(make_plan(10))
-    queue = StoreQueue(kv, None)
-    request = make_request("a", prompt=[1] * 20)
-    kv.prepare(request)
-    assert queue.try_defer(request, None, 0) is None
-    assert queue.pop_ready(0.0) == []
-    assert not queue.is_waiting
 
 
 def test_what_is_stored_is_loaded(queue):
@@ -330,7 +320,7 @@ def test_what_is_evicted_again_and_again_is_loaded_so_many_times(queue):
 
 def test_a_request_that_waits_for_a_load_of_a_store_that_is_off_computes(queue):
     request = loading(queue)
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     assert queue.is_waiting, "it is to be queued again"
     assert queue.pop_ready(0.0) == [request]
     assert queue.pop_ready(0.0) == []
@@ -340,7 +330,7 @@ def test_a_request_that_waits_for_a_load_of_a_store_that_is_off_computes(queue):
 
 def test_a_finished_request_is_not_requeued_when_its_load_is_cancelled(queue):
     request = loading(queue)
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     queue.remove(request)
     assert queue.pop_ready(0.0) == []
 
@@ -355,7 +345,7 @@ def test_a_finished_request_is_not_requeued_when_its_load_ends(queue):
 def test_a_load_that_was_sent_keeps_its_blocks_until_the_worker_has_stopped(queue):
     loading(queue)
     queue.transfers.plan_step()
-    queue.transfers.store.switch_off()
+    queue.transfers.store.switch_off("failed")
     assert queue.kv.pool.num_used == 3, "the worker side may still write them"
     planned = queue.transfers.plan_step()
     assert (planned.is_open, planned.is_stopped, planned.loads) == (True, True, ())

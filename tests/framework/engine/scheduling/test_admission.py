@@ -12,7 +12,6 @@ from engine_parts import (
 
 from quire.engine.request import AdmissionAttempt, Request, Status
 from quire.engine.scheduling.admission import RETRY_INTERVAL_STEPS
-from quire.errors import InvalidRequestError
 from quire.messages import SlotResult, StepResult
 from quire_scheduling_policies.priority import PriorityFirst
 
@@ -225,15 +224,6 @@ def test_a_policy_decides_which_request_is_preempted():
     step(scheduler)
     assert names(scheduler.running) == ["b"]
     assert names(scheduler.waiting) == ["a"]
-
-
-def test_a_request_id_that_is_in_use_is_refused():
-    scheduler = make_scheduler()
-    scheduler.add(make_request("a"))
-    with pytest.raises(InvalidRequestError, match="request id 'a' is in use"):
-        scheduler.add(make_request("a"))
-    scheduler.remove("a")
-    scheduler.add(make_request("a"))
 
 
 def test_many_that_follow_one_prompt_are_looked_at_a_few_at_a_time():

@@ -1,4 +1,4 @@
-"""Number of tokens that a prompt may start with, beside other partial prefills."""
+"""Number of tokens that a prompt may start with if it does not fit the step."""
 
 import pytest
 from engine_parts import make_request
@@ -17,20 +17,13 @@ def prompt(length, rank=0):
 def first_chunk(pending, *running, budget=20, taken=0, rank=0, chunks=(), **settings):
     """What a prompt that lacks so many tokens may begin with."""
     step = StepInProgress(budget)
-    prompts = [prompt(length) for length in running]
-    for request, count in zip(prompts, chunks, strict=False):
+    step.prompts = [prompt(length) for length in running]
+    for request, count in zip(step.prompts, chunks, strict=False):
         step.add(request, count)
     if taken:
         step.add(prompt(taken), taken)
-    limits = PartialPrefills(SchedulerSettings(**settings), prompts, step)
+    limits = PartialPrefills(SchedulerSettings(**settings), step)
     return limits.first_chunk(prompt(pending, rank), pending, step)
-
-
-def test_a_prompt_that_fits_begins_whole_whatever_else_is_in_pieces():
-    for enable_chunked_prefill in (True, False):
-        options = {"enable_chunked_prefill": enable_chunked_prefill}
-        assert first_chunk(20, 100, 100, 100, max_num_partial_prefills=1, **options) == 20
-        assert first_chunk(15, taken=5, **options) == 15
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(1, 0), (2, 0), (3, 20)])
@@ -70,14 +63,9 @@ def test_without_chunks_a_prompt_waits_for_a_step_of_its_own():
     assert first_chunk(30, 50, enable_chunked_prefill=False, taken=1, rank=-1) == 0
 
 
-def test_one_that_waits_for_its_turn_may_be_passed_and_one_for_an_empty_step_not():
-    for is_chunked in (True, False):
-        settings = SchedulerSettings(enable_chunked_prefill=is_chunked)
-        assert PartialPrefills(settings, [], StepInProgress(9)).allows_bypass == is_chunked
-
-
 @pytest.mark.parametrize(("rank", "tokens"), [(4, 20), (5, 0), (6, 0)])
 def test_a_prompt_that_goes_before_the_last_that_runs_is_not_held_up(rank, tokens):
-    running, step = [prompt(50, rank=0), prompt(50, rank=5)], StepInProgress(20)
-    limits = PartialPrefills(SchedulerSettings(max_num_partial_prefills=1), running, step)
+    step = StepInProgress(20)
+    step.prompts = [prompt(50, rank=0), prompt(50, rank=5)]
+    limits = PartialPrefills(SchedulerSettings(max_num_partial_prefills=1), step)
     assert limits.first_chunk(prompt(21, rank), 21, step) == tokens

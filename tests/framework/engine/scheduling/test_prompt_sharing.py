@@ -3,7 +3,10 @@ import pytest
 from engine_parts import make_core, make_message, make_request, run_to_end
 
 from quire.engine.request import Status
+from quire.engine.scheduling.guarded_policy import GuardedPolicy
 from quire.engine.scheduling.prompt_sharing import PromptSharing
+from quire.engine.scheduling.waiting_queue import WaitingQueue
+from quire_scheduling_policies.fcfs import FirstComeFirstServed
 
 NAMES = [bytes([i]) for i in range(10)]
 
@@ -14,54 +17,63 @@ def leader_of(sharing, names=NAMES[:4]):
     return leader
 
 
-def test_a_request_that_lacks_promised_blocks_follows_to_the_last_common_block():
-    sharing = PromptSharing()
+@pytest.fixture
+def waiting():
+    return WaitingQueue(GuardedPolicy(FirstComeFirstServed()))
+
+
+@pytest.fixture
+def sharing(waiting):
+    return PromptSharing(waiting)
+
+
+def test_a_request_that_lacks_promised_blocks_follows_to_the_last_common_block(sharing, waiting):
     leader, follower = leader_of(sharing), make_request("follower")
     assert sharing.follow(follower, [*NAMES[:4], NAMES[8]])
     assert (follower.leader, follower.awaited_hash) == (leader, NAMES[3])
-    assert sharing.pop_ready(leader, lambda name: name in NAMES[:3]) == []
-    assert sharing.pop_ready(leader, lambda name: name in NAMES[:4]) == [follower]
+    sharing.release(leader, lambda name: name in NAMES[:3])
+    assert list(waiting) == []
+    sharing.release(leader, lambda name: name in NAMES[:4])
+    assert list(waiting) == [follower]
     assert follower.leader is None
 
 
-def test_half_is_enough_and_less_is_not():
-    sharing = PromptSharing()
+def test_half_is_enough_and_less_is_not(sharing):
     leader_of(sharing, NAMES[:2])
     assert sharing.follow(make_request("half"), [*NAMES[:2], *NAMES[5:7]])
     assert not sharing.follow(make_request("less"), [*NAMES[:2], *NAMES[5:8]])
     assert not sharing.follow(make_request("other"), NAMES[5:])
-    assert not sharing.follow(make_request("nothing"), [])
 
 
-def test_followers_are_free_when_their_leader_goes():
-    sharing = PromptSharing()
+def test_followers_are_free_when_their_leader_goes(sharing, waiting):
     leader, follower = leader_of(sharing), make_request("follower")
+    follower.status = Status.WAITING_FOR_PREFIX
     sharing.follow(follower, NAMES[:4])
-    assert sharing.withdraw(leader) == [follower]
+    sharing.withdraw(leader)
+    assert list(waiting) == [follower]
+    assert follower.status is Status.WAITING
     assert (follower.leader, follower.awaited_hash) == (None, None)
     assert (leader.followers, leader.promised_hashes) == ([], [])
     assert not sharing.follow(make_request("late"), NAMES[:4]), "nothing is promised any more"
 
 
-def test_a_follower_that_leaves_is_called_no_more():
-    sharing = PromptSharing()
+def test_a_follower_that_leaves_is_called_no_more(sharing, waiting):
     leader, follower = leader_of(sharing), make_request("follower")
     sharing.follow(follower, NAMES[:4])
     sharing.unfollow(follower)
     assert (follower.leader, follower.awaited_hash, leader.followers) == (None, None, [])
-    assert sharing.withdraw(leader) == []
+    sharing.withdraw(leader)
+    assert list(waiting) == []
     sharing.unfollow(follower)  # without a leader nothing changes
 
 
-def test_only_the_blocks_of_one_leader_count():
-    sharing = PromptSharing()
+def test_only_the_blocks_of_one_leader_count(sharing):
     leader_of(sharing, NAMES[:2])
     sharing.promise(make_request("second"), NAMES[2:6])
     assert not sharing.follow(make_request("follower"), NAMES[:6]), "two of six"
 
 
-def test_the_first_promise_of_a_block_counts():
-    sharing = PromptSharing()
+def test_the_first_promise_of_a_block_counts(sharing):
     leader = leader_of(sharing)
     second = make_request("second")
     sharing.promise(second, NAMES[2:6])

@@ -640,7 +640,7 @@ def test_a_preempted_request_that_finds_its_own_blocks_is_no_hit():
 
 def test_an_expired_request_reports_the_limit_that_it_met():
     scheduler = make_scheduler(request_timeout_s=5.0)
-    scheduler.add(make_request("a"))
+    scheduler.add(Request(make_message("a"), 1, 5.0))
     ((request, report),) = scheduler.pop_expired()
     assert request.request_id == "a"
     assert "request_timeout_s is 5 s" in report.message

@@ -10,8 +10,8 @@ from scripted_core import Reply, ScriptedCore, echo
 from quire.errors import EngineDeadError, RequestFailedError, RequestTimeoutError
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.dispatch import dispatcher as dispatch_module
-from quire.frontend.dispatch.dispatcher import Dispatch
-from quire.messages import EngineOutput, EngineOutputs, ErrorReport, ResetPrefixCache
+from quire.frontend.dispatch.dispatcher import Dispatch, Done
+from quire.messages import EngineOutput, EngineOutputs, EngineStats, ErrorReport, ResetPrefixCache
 from quire.plugins.registry import Source
 from quire.sampling_params import SamplingParams
 
@@ -43,7 +43,7 @@ def run(intake, tokenizer):
             try:
                 await asyncio.wait_for(test(dispatch, core, completions), 20)
             finally:
-                await asyncio.to_thread(dispatch.stop)
+                await asyncio.to_thread(dispatch.thread.stop)
             await asyncio.sleep(0)
             assert errors == []
 
@@ -78,8 +78,8 @@ def test_a_stream_is_open_until_it_is_over(run):
 def test_what_the_engine_said_and_did_is_counted(run):
     async def test(dispatch, core, completions):
         deltas = await read(dispatch.start(completions()))
-        await eventually(lambda: dispatch.throughput.done.num_steps == core.num_steps)
-        done = dispatch.throughput.done
+        await eventually(lambda: dispatch.done.num_steps == core.num_steps)
+        done = dispatch.done
         assert done.num_generated_tokens == sum(len(delta.token_ids) for delta in deltas)
         assert dispatch.stats == core.stats()
         core.step_s = 0.01
@@ -217,8 +217,8 @@ def test_a_dead_engine_ends_all_streams_and_gets_no_commands(run):
     async def test(dispatch, core, completions):
         waiting = dispatch.start(completions("the lazy dog jumps over the fox"))
         leaving = dispatch.start(completions("the lazy dog jumps over the fox"))
-        control = asyncio.create_task(dispatch.control(ResetPrefixCache()))
-        end = asyncio.create_task(dispatch.wait_for_death())
+        control = asyncio.create_task(dispatch.controls.call(ResetPrefixCache()))
+        end = asyncio.create_task(dispatch.controls.wait_for_death())
         await asyncio.sleep(0)
         core.is_dead = True
         core.control_error = RuntimeError("out of smoke")
@@ -228,7 +228,7 @@ def test_a_dead_engine_ends_all_streams_and_gets_no_commands(run):
             await read(waiting)
         await leaving.aclose()
         assert dispatch.streams() == []
-        assert dispatch.death is await end
+        assert dispatch.thread.death is await end
         with pytest.raises(EngineDeadError):
             dispatch.start(completions())
         assert not dispatch._streams
@@ -240,7 +240,7 @@ def test_leaving_a_dead_engine_is_no_error(run):
     async def test(dispatch, core, completions):
         stream = dispatch.start(completions("the lazy dog jumps over the fox"))
         await anext(stream)
-        dispatch._thread._die(EngineDeadError("it died"))
+        dispatch.thread._die(EngineDeadError("it died"))
         await stream.aclose()
 
     run(test, ScriptedCore(echo, step_s=0.01))
@@ -287,5 +287,22 @@ def test_outputs_for_two_loops_cross_to_each(intake, tokenizer):
         assert dispatch.streams() == []
 
     asyncio.run(main())
-    dispatch.stop()
+    dispatch.thread.stop()
     assert core.is_shut_down
+
+
+def step(num_computed, *completions):
+    outputs = [EngineOutput(request_id=str(i), token_ids=ids) for i, ids in enumerate(completions)]
+    return EngineOutputs(outputs, EngineStats(num_scheduled_tokens=num_computed))
+
+
+def test_work_adds_up_over_steps():
+    first = Done().after(step(10))
+    assert first == Done(1, 10, 0)
+    assert first.after(step(3, [1], [2, 3], [])) == Done(2, 13, 3)
+
+
+def test_tokens_are_counted_and_not_outputs():
+    done = Done().after(step(7, [1, 2, 3], []))
+    assert done == Done(1, 7, 3)
+    assert done.after(step(0)) == Done(2, 7, 3)

@@ -4,11 +4,17 @@ import pytest
 
 import quire.errors
 from quire.config import GROUPS, Settings
-from quire.errors import CheckpointCorruptError, GrammarError, QuireError, RequestError
+from quire.errors import (
+    CheckpointCorruptError,
+    GrammarError,
+    InvalidRequestError,
+    QuireError,
+    RequestError,
+)
 from quire.frontend.dispatch.engine_client import error_of
 from quire.launch.engine_process.engine_wire import EncodedRequest, EngineConfig, ErrorMessage
 from quire.messages import AdapterRef, EngineRequest, ErrorReport
-from quire.process.ipc import UnreadableError, decode, encode
+from quire.process.ipc import decode, encode
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 ERRORS = [
@@ -113,5 +119,5 @@ def test_a_request_of_the_wrong_shape_is_refused_when_it_is_unpacked():
     request = EngineRequest(
         request_id="r", token_ids=["x"], params=SamplingParams(), max_tokens=1, seed=0
     )
-    with pytest.raises(UnreadableError, match="token_ids"):
+    with pytest.raises(InvalidRequestError, match="token_ids"):
         cross(EncodedRequest.of(request)).request()

@@ -12,7 +12,13 @@ from processes import is_running
 from scripted_core import Reply, ScriptedCore, counting
 from served_core import serve_core
 
-from quire.errors import AdapterError, EngineDeadError, InvalidRequestError, QuireError
+from quire.errors import (
+    AdapterError,
+    CapacityError,
+    EngineDeadError,
+    InvalidRequestError,
+    QuireError,
+)
 from quire.launch.engine_process.engine_link import EngineLink
 from quire.launch.engine_process.engine_wire import Connected, FromEngine, ToEngine
 from quire.launch.engine_process.remote_core import RemoteCore
@@ -119,6 +125,16 @@ def test_a_request_that_the_engine_cannot_read_fails_and_no_other_does(start):
     assert outputs["bad"][-1].error.code == InvalidRequestError.code
     assert "token_ids" in outputs["bad"][-1].error.message
     assert outputs["good"][-1].token_ids == [13]
+
+
+def test_a_request_that_the_engine_refuses_has_the_code_of_its_error(start):
+    class Refusing(ScriptedCore):
+        def add(self, request):
+            raise CapacityError("there is no room")
+
+    core = start(Refusing(counting))
+    core.add(make_message("a"))
+    assert finish(core)["a"][-1].error == ErrorReport("out_of_capacity", "there is no room")
 
 
 def test_the_errors_of_the_engine_come_out_of_step_as_they_are(start):
