@@ -40,7 +40,7 @@ class AsyncEngine:
         """Largest number of tokens, prompt and completion together, that fits model and cache."""
         return self.frontend.max_model_len
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -63,11 +63,9 @@ class AsyncEngine:
             EngineDeadError: The engine stopped.
         """
         params = sampling_params or SamplingParams()
-        deltas = self.frontend.generate(
+        return self.frontend.generate(
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
-        async for delta in deltas:
-            yield delta
 
     async def chat(
         self,
@@ -98,7 +96,7 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """Statistics of the engine after its last step."""
-        return self.frontend.stats
+        return self.frontend.dispatch.stats
 
     async def reset_prefix_cache(self) -> None:
         """Clear the prefix cache; running requests continue, later prompts are computed.
@@ -106,7 +104,7 @@ class AsyncEngine:
         Raises:
             EngineDeadError: The engine stopped.
         """
-        await self.frontend.control(ResetPrefixCache())
+        await self.frontend.dispatch.controls.call(ResetPrefixCache())
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for running requests, abort the rest and stop the engine."""

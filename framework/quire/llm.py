@@ -240,7 +240,8 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return the current statistics of the engine."""
-        return self._batch.stats()
+        with self._batch.core.turn() as core:
+            return core.stats()
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache, so that every later prompt is computed.
@@ -248,7 +249,8 @@ class LLM:
         Raises:
             EngineDeadError: The engine was closed or has died.
         """
-        self._batch.control(ResetPrefixCache())
+        with self._batch.core.turn() as core:
+            core.control(ResetPrefixCache())
 
     def close(self) -> None:
         """Stop the engine and free its memory. May be called twice, from any thread.
@@ -257,7 +259,7 @@ class LLM:
         another thread fails with an EngineDeadError.
         """
         self._engine = None
-        self._batch.close()
+        self._batch.core.close()
 
     def __enter__(self) -> Self:
         return self
@@ -324,7 +326,8 @@ class LLM:
         """Resolve an adapter; one that a `LoRARequest` names for the first time is loaded."""
         ref = self._running.resolve_adapter(adapter)
         if ref is not None and ref not in self._known_adapters:
-            self._batch.control(LoadAdapter(ref))
+            with self._batch.core.turn() as core:
+                core.control(LoadAdapter(ref))
             self._known_adapters.add(ref)
         return ref
 

@@ -9,21 +9,20 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from difflib import get_close_matches
-from typing import Any
 
-from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
+from quire.errors import OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
-from quire.frontend.dispatch.dispatcher import Dispatch, Done
+from quire.frontend.dispatch.dispatcher import Dispatch
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.messages import AdapterRef, Control, EngineStats
+from quire.messages import AdapterRef
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -50,6 +49,9 @@ class AsyncFrontend:
         stall_limit_s: Seconds of a step after which the engine counts as stalled.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
             enforced here, because a step of the engine may hang.
+
+    Attributes:
+        dispatch: Open streams, and the thread, the control calls and the statistics of the engine.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class AsyncFrontend:
         self._finished_hooks = tuple(finished_hooks)
         self._stall_limit_s = stall_limit_s
         self._is_draining = False
-        self._dispatch = Dispatch(core, request_timeout_s)
+        self.dispatch = Dispatch(core, request_timeout_s)
         # Runs when this object is garbage-collected; that may be in any thread, so do not block.
-        weakref.finalize(self, self._dispatch.thread.stop_soon).atexit = False
+        weakref.finalize(self, self.dispatch.thread.stop_soon).atexit = False
 
     async def submit(
         self,
@@ -103,7 +105,7 @@ class AsyncFrontend:
             RequestError: The request is invalid; nothing was queued.
             EngineDeadError: The engine stopped.
         """
-        self.check_health()
+        self.dispatch.thread.check_alive()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
@@ -115,7 +117,7 @@ class AsyncFrontend:
             timeout_s=timeout_s,
         )
         completions = PromptState(admission, self.tokenizer, self._finished_hooks)
-        return self._dispatch.start(completions)
+        return self.dispatch.start(completions)
 
     async def generate(
         self,
@@ -174,45 +176,19 @@ class AsyncFrontend:
 
     def abort(self, request_id: str) -> None:
         """Abort a request by the id of its stream; its reader gets a last delta per completion."""
-        for stream in self._dispatch.streams():
+        for stream in self.dispatch.streams():
             if stream.request_id == request_id:
-                self._dispatch.end(stream)
-
-    @property
-    def stats(self) -> EngineStats:
-        """Statistics of the engine after the last step."""
-        return self._dispatch.stats
-
-    @property
-    def done(self) -> Done:
-        """Work of the engine since its start."""
-        return self._dispatch.done
+                self.dispatch.end(stream)
 
     def is_ready(self) -> bool:
         """Return whether new requests are served."""
-        is_alive = self._dispatch.thread.death is None
+        is_alive = self.dispatch.thread.death is None
         return is_alive and not self._is_draining and not self.is_stalled
 
     @property
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
-        return self._dispatch.thread.stalled_s > self._stall_limit_s
-
-    def check_health(self) -> None:
-        """Raise an error if the engine is dead.
-
-        Raises:
-            EngineDeadError: The engine is dead.
-        """
-        self._dispatch.thread.check_alive()
-
-    async def control(self, command: Control) -> Any:
-        """Run a control command between two steps; return or raise its outcome."""
-        return await self._dispatch.controls.call(command)
-
-    async def wait_for_death(self) -> EngineDeadError:
-        """Wait until the engine has stopped, also by a shutdown, and return the reason."""
-        return await self._dispatch.controls.wait_for_death()
+        return self.dispatch.thread.stalled_s > self._stall_limit_s
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
@@ -227,11 +203,11 @@ class AsyncFrontend:
         """
         self._is_draining = True
         deadline = time.monotonic() + timeout_s
-        while self._dispatch.streams() and time.monotonic() < deadline:
+        while self.dispatch.streams() and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        for stream in self._dispatch.streams():
-            self._dispatch.end(stream)
-        await asyncio.to_thread(self._dispatch.thread.stop, stop_timeout_s)
+        for stream in self.dispatch.streams():
+            self.dispatch.end(stream)
+        await asyncio.to_thread(self.dispatch.thread.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Tokenize prompts; in a thread if they are long in total.

@@ -8,11 +8,7 @@ from quire.server.wire.constraint import constraint_of
 from quire.server.wire.protocol import SamplingBody
 
 MAX_STOP_TOKEN_IDS = 256
-_CONVERTED = {
-    "max_tokens",
-    "prompt_logprobs",
-    "structured_outputs",
-}  # the routes or `constraint_of`
+_CONVERTED = {"max_tokens", "prompt_logprobs", "structured_outputs"}
 _SAME_NAME = tuple(
     name
     for name in SamplingParams.__struct_fields__
