@@ -124,7 +124,11 @@ class _Bench:
         self.llm = llm
         self.load = load
         self._rng = random.Random(1)
-        self._defaults = {each.name: each.default for each in llm.composition.sampler_fields}
+        self._extra_args = {
+            each.name: each.default
+            for each in llm.composition.sampler_fields
+            if each.name not in SamplingParams.__struct_fields__
+        }
 
     def warm_up(self) -> dict[str, Any]:
         """Let what is compiled at the first use be compiled, by prompts of several lengths."""
@@ -206,12 +210,13 @@ class _Bench:
         return steps
 
     def _request(self, index: int, num_in: int, num_out: int) -> EngineRequest:
-        params = SamplingParams(max_tokens=num_out, temperature=0, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=num_out, temperature=0, ignore_eos=True, extra_args=self._extra_args
+        )
         return EngineRequest(
             request_id=f"bench-{index}-{self._rng.random()}",
             token_ids=self._prompt(num_in),
             params=params,
-            fields=self._defaults | {"temperature": 0.0},
             max_tokens=num_out,
             seed=index,
         )

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from quire.config import DEFAULT_MODEL, Settings
-from quire.frontend.chat.completion_parser import parse_completion
 from quire.launch import Engine, start_engine
 from quire.messages import EngineStats, ResetPrefixCache
 from quire.outputs import Delta, Messages, Prompt, RequestOutput
@@ -41,7 +40,7 @@ class AsyncEngine:
         """Largest number of tokens, prompt and completion together, that fits model and cache."""
         return self.frontend.max_model_len
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -64,11 +63,9 @@ class AsyncEngine:
             EngineDeadError: The engine stopped.
         """
         params = sampling_params or SamplingParams()
-        deltas = self.frontend.generate(
+        return self.frontend.generate(
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
-        async for delta in deltas:
-            yield delta
 
     async def chat(
         self,
@@ -87,21 +84,19 @@ class AsyncEngine:
                 its `output` what was generated before.
             EngineDeadError: The engine stopped.
         """
-        text = self.frontend.render_chat(messages, tools)
+        text = self.frontend.chat_template.render(messages, tools)
         params = sampling_params or SamplingParams()
         prompt = {"prompt": text, "add_special_tokens": False}
         result = await self.frontend.generate_whole(
             prompt, params, adapter=lora_request, priority=priority, timeout_s=timeout_s
         )
-        for output in result.outputs:
-            parser = self.frontend.make_completion_parser(text, with_tools=bool(tools))
-            parse_completion(output, parser)
+        self.frontend.completion_parsers.split(result.outputs, text, tools)
         return result
 
     @property
     def stats(self) -> EngineStats:
         """Statistics of the engine after its last step."""
-        return self.frontend.stats
+        return self.frontend.dispatch.stats
 
     async def reset_prefix_cache(self) -> None:
         """Clear the prefix cache; running requests continue, later prompts are computed.
@@ -109,7 +104,7 @@ class AsyncEngine:
         Raises:
             EngineDeadError: The engine stopped.
         """
-        await self.frontend.control(ResetPrefixCache())
+        await self.frontend.dispatch.controls.call(ResetPrefixCache())
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for running requests, abort the rest and stop the engine."""

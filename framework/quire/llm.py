@@ -7,7 +7,6 @@ from typing import Any, Literal, Self, TypeVar, overload
 from quire.compose.composition import Composition
 from quire.config import DEFAULT_MODEL, Settings
 from quire.errors import EngineDeadError, InvalidRequestError, PromptsError, QuireError
-from quire.frontend.chat.completion_parser import parse_completion
 from quire.frontend.offline_frontend import MAX_IN_FLIGHT, Finish, OfflineFrontend, Outcome
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.launch import Engine, start_engine
@@ -210,10 +209,8 @@ class LLM:
             return {"prompt": text, "add_special_tokens": False}
 
         def split(index: int, result: RequestOutput) -> None:
-            for output in result.outputs:
-                with_tools = bool(each_tools[index])
-                parser = engine.completion_parsers(result.prompt or "", with_tools=with_tools)
-                parse_completion(output, parser)
+            prompt_text = result.prompt or ""
+            engine.completion_parsers.split(result.outputs, prompt_text, each_tools[index])
 
         return self._run(
             [_attempt(render, index) for index in range(len(conversations))],
@@ -243,7 +240,8 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return the current statistics of the engine."""
-        return self._batch.stats()
+        with self._batch.core.turn() as core:
+            return core.stats()
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache, so that every later prompt is computed.
@@ -251,7 +249,8 @@ class LLM:
         Raises:
             EngineDeadError: The engine was closed or has died.
         """
-        self._batch.control(ResetPrefixCache())
+        with self._batch.core.turn() as core:
+            core.control(ResetPrefixCache())
 
     def close(self) -> None:
         """Stop the engine and free its memory. May be called twice, from any thread.
@@ -260,7 +259,7 @@ class LLM:
         another thread fails with an EngineDeadError.
         """
         self._engine = None
-        self._batch.close()
+        self._batch.core.close()
 
     def __enter__(self) -> Self:
         return self
@@ -327,7 +326,8 @@ class LLM:
         """Resolve an adapter; one that a `LoRARequest` names for the first time is loaded."""
         ref = self._running.resolve_adapter(adapter)
         if ref is not None and ref not in self._known_adapters:
-            self._batch.control(LoadAdapter(ref))
+            with self._batch.core.turn() as core:
+                core.control(LoadAdapter(ref))
             self._known_adapters.add(ref)
         return ref
 

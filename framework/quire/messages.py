@@ -57,8 +57,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request_id: Internal id; an id that a client sends is not used inside the engine.
         token_ids: Token ids of the prompt. Generated tokens are in the outputs.
-        params: Sampling parameters that the caller gave.
-        fields: Every request field of the samplers in use, checked and resolved, by name.
+        params: Sampling parameters that the caller gave; `extra_args` has every field that the
+            samplers in use add, checked, with the defaults of those that the caller left out.
         max_tokens: Largest number of tokens to generate. Never None: prompt and completion fit the
             model's length.
         seed: Seed of all random numbers of this request, together with `child`; random if the
@@ -79,7 +79,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: list[int]
     params: SamplingParams
-    fields: dict[str, Any] = {}
     max_tokens: int
     seed: int
     child: int = 0

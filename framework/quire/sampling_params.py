@@ -11,6 +11,13 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 
+LIMITS: dict[str, tuple[float, float]] = {  # of the values that samplers read
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+}
+
 
 class SchemaPiece(msgspec.Struct, frozen=True):
     """A piece of a tool call that is JSON: any value that satisfies the schema."""
@@ -134,10 +141,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         msgspec.structs.force_setattr(self, "stop", stop)
         msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check_integer("n", self.n, 1, MAX_N)
-        _check_number("temperature", self.temperature, 0.0, 100.0)
-        _check_number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _check_integer("top_k", self.top_k, -1, 2**31 - 1)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("temperature", self.temperature)
+        _check_number("top_p", self.top_p, above=True)
+        _check_integer("top_k", self.top_k, *LIMITS["top_k"])
+        _check_number("min_p", self.min_p)
+        for name in ("temperature", "top_p", "min_p"):
+            msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
         if self.seed is not None:
             _check_integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         if self.max_tokens is not None:
@@ -157,16 +166,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
             )
 
+    @property
+    def sampler_fields(self) -> dict[str, Any]:
+        """Values that samplers can read, by name: numbers of every request, and `extra_args`."""
+        own = {name: getattr(self, name) for name in _SAMPLER_FIELDS}
+        return own | self.extra_args
 
-def _check_integer(name: str, value: object, low: int, high: int) -> None:
+
+_SAMPLER_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "include_stop_str_in_output",
+    "ignore_eos", "skip_special_tokens",
+)  # fmt: skip
+
+
+def _check_integer(name: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidRequestError(
             f"{name} must be a whole number from {low} to {high}, got {value!r}", param=name
         )
 
 
-def _check_number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """Check that a number is from `low` to `high`; with `above` it must be greater than `low`."""
+def _check_number(name: str, value: object, above: bool = False) -> None:
+    """Check that a number is within its limits; with `above` it must be greater than the lower."""
+    low, high = LIMITS[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:  # type: ignore[operator]
         raise InvalidRequestError(

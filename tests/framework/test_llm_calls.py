@@ -19,7 +19,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnknownModelError,
 )
-from quire.frontend.async_frontend import AsyncFrontend
+from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import ErrorReport, ResetPrefixCache
 from quire.testing.checkpoints import write_checkpoint
@@ -234,10 +234,10 @@ def test_a_chat_prompt_gets_no_special_tokens_but_the_templates(start, ids, monk
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_the_template_of_an_async_chat_is_given_its_tools(start, monkeypatch, tools):
     seen = []
-    render = AsyncFrontend.render_chat
+    render = ChatTemplate.render
     monkeypatch.setattr(
-        AsyncFrontend,
-        "render_chat",
+        ChatTemplate,
+        "render",
         lambda self, messages, given=None: seen.append(given) or render(self, messages, given),
     )
     asyncio.run(chat(start(AdaptingCore(echo), AsyncEngine), tools=tools))

@@ -54,6 +54,17 @@ def test_the_ends_of_each_range_are_taken(field, value):
     assert SamplingParams(**{field: value}) is not None
 
 
+def test_what_samplers_read_are_numbers_of_one_type():
+    params = SamplingParams(temperature=0, top_p=1, min_p=0, top_k=3, extra_args={"warmth": 2})
+    fields = params.sampler_fields
+    assert [type(fields[name]) for name in ("temperature", "top_p", "min_p")] == [float] * 3
+    assert fields == {
+        "n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 3, "min_p": 0.0, "min_tokens": 0,
+        "include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": True,
+        "warmth": 2,
+    }  # fmt: skip
+
+
 def test_more_tokens_at_least_than_at_most_is_a_contradiction():
     error = refused(min_tokens=17)
     assert error.param == "min_tokens"

@@ -227,7 +227,7 @@ FAULTS_PLUGIN = """
 
     @hookimpl
     def request_received(request):
-        if request.fields["fault_hook"]:
+        if request.params.extra_args["fault_hook"]:
             raise RuntimeError("the hook fails")
 
     @hookimpl

@@ -64,8 +64,8 @@ async def _stream_completion(
     engine: AsyncEngine, messages: list[dict[str, Any]], params: SamplingParams, adapter: str | None
 ) -> str:
     """Print a completion piece by piece; return its text without the reasoning."""
-    text = engine.frontend.render_chat(messages)
-    parser = engine.frontend.make_completion_parser(text, with_tools=False)
+    text = engine.frontend.chat_template.render(messages)
+    parser = engine.frontend.completion_parsers(text, with_tools=False)
     texts: list[str] = []
     prompt = {"prompt": text, "add_special_tokens": False}
     async for delta in engine.generate(prompt, params, lora_request=adapter):

@@ -222,7 +222,7 @@ class Request:
             num_computed_tokens=self.num_computed_tokens,
             block_ids=[list(ids) for ids in self.block_ids],
             num_prompt_tokens=self.num_prompt_tokens,
-            fields=message.fields,
+            fields=params.sampler_fields,
             seed=message.seed,
             child=message.child,
             num_logprobs=params.logprobs,

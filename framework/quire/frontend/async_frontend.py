@@ -7,24 +7,22 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from difflib import get_close_matches
-from typing import Any, Protocol
 
-from quire.errors import EngineDeadError, OverloadedError, RequestError, UnknownModelError
+from quire.errors import OverloadedError, RequestError, UnknownModelError
 from quire.frontend.chat.chat_template import ChatTemplate
-from quire.frontend.chat.completion_parser import CompletionParser
+from quire.frontend.chat.completion_parser import CompletionParsers
 from quire.frontend.completions.completion import PromptState
 from quire.frontend.completions.delta_stream import DeltaStream
-from quire.frontend.dispatch.dispatcher import Dispatch, Done
+from quire.frontend.dispatch.dispatcher import Dispatch
 from quire.frontend.dispatch.engine_client import EngineCoreClient
 from quire.frontend.dispatch.engine_thread import STOP_TIMEOUT_S
 from quire.frontend.intake.intake import Intake
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook
+from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.interfaces.tool_parsing import CallGrammar
-from quire.messages import AdapterRef, Control, EngineStats
+from quire.messages import AdapterRef
 from quire.outputs import Delta, Prompt, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -35,24 +33,6 @@ STALL_LIMIT_S = 60.0  # a step that takes longer counts as hanging
 logger = logging.getLogger(__name__)
 
 
-class MakeCompletionParser(Protocol):
-    """Makes the parser of one completion, and the grammar of the model's tool calls."""
-
-    def __call__(self, prompt_text: str, *, with_tools: bool) -> CompletionParser:
-        """Return a parser; `prompt_text` may contain the start of the reasoning."""
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether there is a tool parser; without one, tool calls are not parsed."""
-
-    def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
-        """Return the grammar of completions that call `functions`; None if not supported.
-
-        Raises:
-            RequestError: The tool parser refuses the functions, or failed.
-        """
-
-
 class AsyncFrontend:
     """Serves prompts from an event loop, over an engine core that runs in a thread.
 
@@ -61,7 +41,7 @@ class AsyncFrontend:
         tokenizer: Tokenizer of the model.
         intake: Validation of requests.
         chat_template: Chat template of the model.
-        make_completion_parser: Factory of the parser of one completion; see `CompletionParsers`.
+        completion_parsers: Factory of the parser of one completion.
         model_name: Name that requests use for the model.
         adapters: LoRA adapters by the name that requests use. May grow and shrink.
         max_model_len: Largest number of tokens, prompt and completion together.
@@ -69,6 +49,9 @@ class AsyncFrontend:
         stall_limit_s: Seconds of a step after which the engine counts as stalled.
         request_timeout_s: Default and upper limit of a request's timeout, as in the engine; also
             enforced here, because a step of the engine may hang.
+
+    Attributes:
+        dispatch: Open streams, and the thread, the control calls and the statistics of the engine.
     """
 
     def __init__(
@@ -77,7 +60,7 @@ class AsyncFrontend:
         tokenizer: Tokenizer,
         intake: Intake,
         chat_template: ChatTemplate,
-        make_completion_parser: MakeCompletionParser,
+        completion_parsers: CompletionParsers,
         model_name: str,
         adapters: dict[str, AdapterRef],
         max_model_len: int,
@@ -89,23 +72,23 @@ class AsyncFrontend:
         self.tokenizer = tokenizer
         self.intake = intake
         self.chat_template = chat_template
-        self.make_completion_parser = make_completion_parser
+        self.completion_parsers = completion_parsers
         self.model_name = model_name
         self.adapters = adapters
         self.max_model_len = max_model_len
         self._finished_hooks = tuple(finished_hooks)
         self._stall_limit_s = stall_limit_s
         self._is_draining = False
-        self._dispatch = Dispatch(core, request_timeout_s)
+        self.dispatch = Dispatch(core, request_timeout_s)
         # Runs when this object is garbage-collected; that may be in any thread, so do not block.
-        weakref.finalize(self, self._dispatch.thread.stop_soon).atexit = False
+        weakref.finalize(self, self.dispatch.thread.stop_soon).atexit = False
 
     async def submit(
         self,
         prompt: Prompt | EncodedPrompt,
         params: SamplingParams,
         *,
-        adapter: str | None = None,
+        adapter: AdapterRef | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> DeltaStream:
@@ -114,7 +97,7 @@ class AsyncFrontend:
         Args:
             prompt: Text, token ids, or a dict as for `Intake.admit`; or a result of `encode`.
             params: Sampling parameters.
-            adapter: Name of a LoRA adapter; None or the model's own name for the base model.
+            adapter: LoRA adapter, a result of `resolve_adapter`.
             priority: Priority, smaller first; used if the scheduling policy reads it.
             timeout_s: Seconds that the request may take; the engine's limit may be shorter.
 
@@ -122,19 +105,19 @@ class AsyncFrontend:
             RequestError: The request is invalid; nothing was queued.
             EngineDeadError: The engine stopped.
         """
-        self.check_health()
+        self.dispatch.thread.check_alive()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
         admission = self.intake.admit(
             encoded,
             params,
-            adapter=self.resolve_adapter(adapter),
+            adapter=adapter,
             priority=priority,
             timeout_s=timeout_s,
         )
         completions = PromptState(admission, self.tokenizer, self._finished_hooks)
-        return self._dispatch.start(completions)
+        return self.dispatch.start(completions)
 
     async def generate(
         self,
@@ -147,11 +130,16 @@ class AsyncFrontend:
     ) -> AsyncIterator[Delta]:
         """Generate; the deltas of n completions are interleaved and identified by `index`.
 
+        The arguments are those of `submit`, but `adapter` is a name that `resolve_adapter` knows.
         Closing the iterator or cancelling its task aborts the unfinished completions. Raises what
         `submit` raises, and a `RequestError` if the request fails later.
         """
         stream = await self.submit(
-            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+            prompt,
+            params,
+            adapter=self.resolve_adapter(adapter),
+            priority=priority,
+            timeout_s=timeout_s,
         )
         async with stream:
             async for delta in stream:
@@ -168,7 +156,11 @@ class AsyncFrontend:
     ) -> RequestOutput:
         """Generate, and return all completions when they finished; raises as `generate` does."""
         stream = await self.submit(
-            prompt, params, adapter=adapter, priority=priority, timeout_s=timeout_s
+            prompt,
+            params,
+            adapter=self.resolve_adapter(adapter),
+            priority=priority,
+            timeout_s=timeout_s,
         )
         async with stream:
             try:
@@ -182,68 +174,21 @@ class AsyncFrontend:
                 raise
             return stream.result()
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt of a conversation.
-
-        It contains its special tokens: generate from `{"prompt": text, "add_special_tokens":
-        False}`.
-
-        Raises:
-            RequestError: The conversation cannot be rendered.
-        """
-        return self.chat_template.render(messages, tools, template_kwargs)
-
     def abort(self, request_id: str) -> None:
         """Abort a request by the id of its stream; its reader gets a last delta per completion."""
-        for stream in self._dispatch.streams():
+        for stream in self.dispatch.streams():
             if stream.request_id == request_id:
-                self._dispatch.end(stream)
-
-    @property
-    def stats(self) -> EngineStats:
-        """Statistics of the engine after the last step."""
-        return self._dispatch.stats
-
-    @property
-    def done(self) -> Done:
-        """Work of the engine since its start."""
-        return self._dispatch.done
+                self.dispatch.end(stream)
 
     def is_ready(self) -> bool:
         """Return whether new requests are served."""
-        is_alive = self._dispatch.thread.death is None
+        is_alive = self.dispatch.thread.death is None
         return is_alive and not self._is_draining and not self.is_stalled
 
     @property
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
-        return self._dispatch.thread.stalled_s > self._stall_limit_s
-
-    @property
-    def failing_plugins(self) -> list[FailingPlugin]:
-        """The plugins whose hooks fail on every request."""
-        return self.intake.failing_plugins
-
-    def check_health(self) -> None:
-        """Raise an error if the engine is dead.
-
-        Raises:
-            EngineDeadError: The engine is dead.
-        """
-        self._dispatch.thread.check_alive()
-
-    async def control(self, command: Control) -> Any:
-        """Run a control command between two steps; return or raise its outcome."""
-        return await self._dispatch.controls.call(command)
-
-    async def wait_for_death(self) -> EngineDeadError:
-        """Wait until the engine has stopped, also by a shutdown, and return the reason."""
-        return await self._dispatch.controls.wait_for_death()
+        return self.dispatch.thread.stalled_s > self._stall_limit_s
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
@@ -258,11 +203,11 @@ class AsyncFrontend:
         """
         self._is_draining = True
         deadline = time.monotonic() + timeout_s
-        while self._dispatch.streams() and time.monotonic() < deadline:
+        while self.dispatch.streams() and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        for stream in self._dispatch.streams():
-            self._dispatch.end(stream)
-        await asyncio.to_thread(self._dispatch.thread.stop, stop_timeout_s)
+        for stream in self.dispatch.streams():
+            self.dispatch.end(stream)
+        await asyncio.to_thread(self.dispatch.thread.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Tokenize prompts; in a thread if they are long in total.

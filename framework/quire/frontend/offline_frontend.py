@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -24,11 +24,9 @@ from quire.frontend.intake.request_hooks import RequestHook
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import (
     AdapterRef,
-    Control,
     EngineOutput,
     EngineOutputs,
     EngineRequest,
-    EngineStats,
 )
 from quire.outputs import Prompt, RequestOutput
 from quire.process.traceback_text import with_cause
@@ -52,6 +50,9 @@ class OfflineFrontend:
         finished_hooks: `request_finished` hooks of the plugins.
         max_in_flight: Largest number of requests in the engine at the same time. Its queue must
             hold as many, since it refuses requests beyond that.
+
+    Attributes:
+        core: The engine core, shared by the threads that call.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class OfflineFrontend:
         finished_hooks: Sequence[RequestHook] = (),
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
-        self._core = SharedCore(core)
+        self.core = SharedCore(core)
         self._tokenizer = tokenizer
         self._intake = intake
         self._finished_hooks = tuple(finished_hooks)
@@ -109,7 +110,7 @@ class OfflineFrontend:
         arguments = zip(
             prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True
         )
-        with self._core.turn() as core:
+        with self.core.turn() as core:
             tasks = [self._admit(*each) for each in arguments]
             if return_errors or not any(task.error for task in tasks):
                 with _progress(len(prompts), use_progress) as progress:
@@ -120,24 +121,6 @@ class OfflineFrontend:
         if errors and not return_errors:
             raise _summary([task.output for task in tasks], errors) from next(iter(errors.values()))
         return [task.error or task.whole_output() for task in tasks]
-
-    def stats(self) -> EngineStats:
-        """Return the current statistics of the engine; waits for a running call.
-
-        Raises:
-            EngineDeadError: The engine was closed or has died.
-        """
-        with self._core.turn() as core:
-            return core.stats()
-
-    def control(self, command: Control) -> Any:
-        """Run a control command between two calls; return or raise its outcome."""
-        with self._core.turn() as core:
-            return core.control(command)
-
-    def close(self) -> None:
-        """End a running call after its step, and shut the engine down. May be called twice."""
-        self._core.close()
 
     def _admit(
         self,

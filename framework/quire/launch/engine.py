@@ -72,7 +72,7 @@ class Engine:
             tokenizer=self.tokenizer,
             intake=self.intake,
             chat_template=self.chat_template,
-            make_completion_parser=self.completion_parsers,
+            completion_parsers=self.completion_parsers,
             model_name=self.model_name,
             adapters=dict(self.adapters),
             max_model_len=self.composition.max_model_len,

@@ -56,6 +56,6 @@ async def log_stats(frontend: AsyncFrontend, interval_s: float = INTERVAL_S) -> 
     line = StatsLine(time.monotonic())
     while True:
         await asyncio.sleep(interval_s)
-        text = line.next(frontend.stats, frontend.done, time.monotonic())
+        text = line.next(frontend.dispatch.stats, frontend.dispatch.done, time.monotonic())
         if text is not None:
             logger.info(text)

@@ -34,7 +34,7 @@ async def in_order(engine, priorities):
         finished.append(priority)
 
     first = asyncio.create_task(generate(100, SamplingParams(max_tokens=40, ignore_eos=True)))
-    while engine.frontend.stats.num_running == 0:
+    while engine.frontend.dispatch.stats.num_running == 0:
         await asyncio.sleep(0.001)
     await asyncio.gather(first, *(generate(priority, SHORT) for priority in priorities))
     return finished
@@ -105,7 +105,7 @@ def test_one_that_waits_too_long_ends_and_the_others_go_on(folder):
         engine = AsyncEngine(folder, max_num_seqs=1)
         try:
             runs = asyncio.create_task(one(engine, LONG, None))
-            while engine.frontend.stats.num_running == 0:
+            while engine.frontend.dispatch.stats.num_running == 0:
                 await asyncio.sleep(0.001)
             with pytest.raises(RequestTimeoutError, match="had 0 of at most 4 tokens"):
                 await one(engine, SHORT, 0.01)

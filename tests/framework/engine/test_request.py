@@ -72,7 +72,8 @@ def test_an_assignment_has_all_that_a_worker_needs():
         "a", prompt=[1, 2, 3], adapter="one", logprobs=2, prompt_logprobs=5, min_tokens=2,
         stop_token_ids=(9,),
     )  # fmt: skip
-    message = msgspec.structs.replace(message, fields={"top_k": 3}, seed=77, child=4)
+    params = msgspec.structs.replace(message.params, top_k=3, extra_args={"warmth": 0.5})
+    message = msgspec.structs.replace(message, params=params, seed=77, child=4)
     request = Request(message, 2)
     request.append([7])
     request.slot, request.num_computed_tokens = 3, 2
@@ -83,7 +84,7 @@ def test_an_assignment_has_all_that_a_worker_needs():
         num_computed_tokens=2,
         block_ids=[[5], [0, 6]],
         num_prompt_tokens=3,
-        fields={"top_k": 3},
+        fields=params.sampler_fields,
         seed=77,
         child=4,
         num_logprobs=2,
@@ -92,6 +93,8 @@ def test_an_assignment_has_all_that_a_worker_needs():
         stop_token_ids=(EOS, 9),
         adapter=message.adapter,
     )
+    fields = request.assignment().fields
+    assert (fields["top_k"], fields["warmth"], fields["temperature"]) == (3, 0.5, 1.0)
 
 
 def test_a_preempted_request_may_be_kept_again_and_has_nothing_in_flight():

@@ -67,7 +67,7 @@ def test_after_a_reset_what_a_running_request_holds_is_not_found(client, real):
             after = client.completions.create(**fields, extra_body=salt)
             assert after.usage.prompt_tokens_details.cached_tokens == 0
             assert after.choices[0].text == fresh.choices[0].text
-        assert real.frontend.stats.num_running == 1
+        assert real.frontend.dispatch.stats.num_running == 1
         said = [line for line in events if line.startswith("data: ")]
     assert said[-1] == "data: [DONE]"
     assert "error" not in said[-2]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -199,8 +200,8 @@ def test_adapters_of_one_step_are_not_evicted_and_one_that_fails_is_not_computed
 
 def test_a_value_that_no_field_can_hold_fails_its_request_only(llm):
     core, intake = llm._running.core, llm._running.intake
-    (bad,) = intake.admit("a", GREEDY).requests
-    bad.fields["temperature"] = 1e300
+    (bad,) = intake.admit("a", SamplingParams(temperature=0)).requests
+    msgspec.structs.force_setattr(bad.params, "temperature", 1e300)
     (good,) = intake.admit("b", GREEDY).requests
     core.add(bad)
     core.add(good)

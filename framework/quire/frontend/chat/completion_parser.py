@@ -1,11 +1,11 @@
 """Incremental parsing of completions: reasoning is split off first, then tool calls."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from quire.errors import RequestError, RequestFailedError
+from quire.errors import RequestError
+from quire.frontend.plugin_failure import plugin_failure
 from quire.interfaces.reasoning import ReasoningDelta, ReasoningEvent, ReasoningParser
 from quire.interfaces.tool_parsing import (
     CallGrammar,
@@ -18,8 +18,6 @@ from quire.interfaces.tool_parsing import (
 )
 from quire.outputs import CompletionOutput, ToolCall
 from quire.plugins.registry import Source
-
-logger = logging.getLogger(__name__)
 
 CompletionEvent = ReasoningDelta | ToolEvent
 P = TypeVar("P")
@@ -145,23 +143,16 @@ def gather(events: Iterable[CompletionEvent]) -> ParsedCompletion:
     )
 
 
-def parse_completion(output: CompletionOutput, parser: CompletionParser) -> None:
-    """Move reasoning and tool calls of a whole completion out of its text, in place."""
-    parsed = parser.read_whole(output.text)
-    output.text = parsed.text
-    output.reasoning = parsed.reasoning
-    output.tool_calls = [
-        ToolCall(f"call_{index}", name, arguments)
-        for index, (name, arguments) in enumerate(parsed.calls)
-    ]
-
-
 class CompletionParsers:
     """Makes the parser of each completion.
 
     Args:
         reasoning: Reasoning parser in use, if any.
         tools: Tool parser in use, if any.
+
+    Attributes:
+        reads_reasoning: Whether there is a reasoning parser.
+        reads_calls: Whether there is a tool parser; without one, tool calls are not parsed.
     """
 
     def __init__(
@@ -171,11 +162,8 @@ class CompletionParsers:
     ) -> None:
         self.reasoning = reasoning
         self.tools = tools
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether there is a tool parser; without one, tool calls are not parsed."""
-        return self.tools is not None
+        self.reads_reasoning = reasoning is not None
+        self.reads_calls = tools is not None
 
     def call_grammar(self, functions: Sequence[dict[str, Any]]) -> CallGrammar | None:
         """Return the grammar of completions that consist of calls of `functions`.
@@ -216,6 +204,26 @@ class CompletionParsers:
             tool_source=None if tools is None else tools.source,
         )
 
+    def split(self, outputs: Iterable[CompletionOutput], prompt_text: str, tools: Any) -> None:
+        """Move reasoning and tool calls of whole completions out of their texts, in place.
+
+        Args:
+            outputs: Completions of one prompt.
+            prompt_text: Rendered prompt.
+            tools: Tools of the request; tool calls are parsed if there are any.
+
+        Raises:
+            RequestFailedError: A parser failed; the message names its plugin.
+        """
+        for output in outputs:
+            parsed = self(prompt_text, with_tools=bool(tools)).read_whole(output.text)
+            output.text = parsed.text
+            output.reasoning = parsed.reasoning
+            output.tool_calls = [
+                ToolCall(f"call_{index}", name, arguments)
+                for index, (name, arguments) in enumerate(parsed.calls)
+            ]
+
 
 def _build(choice: ParserChoice[P], *arguments: str) -> P:
     return _guard(lambda: choice.parser(*arguments), choice.source)
@@ -230,6 +238,5 @@ def _guard(
     except RequestError:
         raise
     except Exception as error:
-        parser_name = "the parser" if source is None else f"plugin {source}"
-        logger.exception("%s failed while %s", parser_name, action)
-        raise RequestFailedError(f"{parser_name} failed while {action}; see the log") from error
+        part = "the parser" if source is None else f"plugin {source}"
+        raise plugin_failure(error, part, f"while {action}") from error

@@ -1,13 +1,10 @@
 """The start of a structured-output constraint: at once, or after the model's reasoning."""
 
-import logging
-
-from quire.errors import GrammarError, RequestFailedError
+from quire.errors import GrammarError
 from quire.frontend.chat.completion_parser import ParserChoice
+from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.reasoning import ReasoningParser
-
-logger = logging.getLogger(__name__)
 
 NUM_LAST_TOKENS = 64  # of a prompt given as token ids, searched for the start of the reasoning
 
@@ -47,9 +44,11 @@ class Thinking:
         try:
             return self._parser.parser(text).is_thinking
         except Exception as error:
-            logger.exception("plugin %s failed while parsing a prompt", self._parser.source)
-            raise RequestFailedError(
-                f"plugin {self._parser.source} failed on this prompt; see the log"
+            raise plugin_failure(
+                error,
+                f"plugin {self._parser.source}",
+                "while parsing a prompt",
+                subject="on this prompt",
             ) from error
 
     def _marker_id(self) -> int:

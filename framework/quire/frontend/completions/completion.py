@@ -14,7 +14,8 @@ from quire.frontend.completions.logprob_row import LogprobRow
 from quire.frontend.dispatch.engine_client import error_of
 from quire.frontend.intake.intake import AdmittedPrompt
 from quire.frontend.intake.request_hooks import RequestHook
-from quire.frontend.text.detokenizer import Detokenizer
+from quire.frontend.text.stop_strings import StoppedStream
+from quire.frontend.text.text_stream import TextStream
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.messages import AdapterRef, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from quire.outputs import (
@@ -54,7 +55,13 @@ class CompletionState:
         self.must_abort = False
         self.num_cached_tokens = 0
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, request.token_ids, request.params)
+        params = request.params
+        self._stream: TextStream = tokenizer.text_stream(
+            request.token_ids, params.skip_special_tokens
+        )
+        self._stopped: StoppedStream | None = None  # the same stream, if there are stop strings
+        if params.stop:
+            self._stream = self._stopped = StoppedStream(self._stream, params)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._num_decoded = 0  # of `_token_ids`, including a hidden stop token
@@ -80,14 +87,14 @@ class CompletionState:
             self._add_prompt_logprobs(output)
         if output.finish_reason is not None:
             self._finish(output, output.finish_reason)
-        elif self._detokenizer.has_stops:
+        elif self._stopped is not None:
             self._decode()
             self.must_abort = self._ends_at_stop_string()
 
     def abort(self) -> None:
         """End the completion with reason "abort"; text held back is part of its last delta."""
         self._decode()
-        self._texts.append(self._detokenizer.close())
+        self._texts.append(self._stream.close())
         self.finish_reason = "abort"
 
     def delta(self) -> Delta:
@@ -121,11 +128,9 @@ class CompletionState:
         )
 
     @property
-    def prompt_logprobs(self) -> PromptLogprobs | None:
+    def prompt_logprobs(self) -> Sequence[LogprobRow | None] | None:
         """Log probabilities of the prompt, as far as computed; None if not requested."""
-        if self.request.params.prompt_logprobs is None:
-            return None
-        return [None if row is None else row.as_dict() for row in self._prompt_logprobs]
+        return None if self.request.params.prompt_logprobs is None else self._prompt_logprobs
 
     def _decode(self, num_hidden: int = 0) -> None:
         """Detokenize new tokens, except the last `num_hidden`; drop tokens after a stop string.
@@ -133,11 +138,11 @@ class CompletionState:
         A token that cannot be decoded is tried only once, so that the completion can still be
         ended.
         """
-        detokenizer = self._detokenizer
+        stopped = self._stopped
         first, self._num_decoded = self._num_decoded, len(self._token_ids)
         for index in range(first, len(self._token_ids) - num_hidden):
-            self._texts.append(detokenizer.feed(self._token_ids[index]))
-            if detokenizer.stop_string is not None:
+            self._texts.append(self._stream.feed(self._token_ids[index]))
+            if stopped is not None and stopped.stop_string is not None:
                 del self._token_ids[index + 1 :], self._logprobs[index + 1 :]
                 self._num_decoded = len(self._token_ids)
                 break
@@ -145,7 +150,7 @@ class CompletionState:
     def _finish(self, output: EngineOutput, reason: FinishReason) -> None:
         """Apply the engine's finish reason, unless a stop string ended the completion before."""
         self._decode(num_hidden=int(self._ends_with_hidden_stop(output)))
-        self._texts.append(self._detokenizer.close())
+        self._texts.append(self._stream.close())
         if self._ends_at_stop_string():
             return
         self.finish_reason = reason
@@ -155,7 +160,7 @@ class CompletionState:
 
     def _ends_at_stop_string(self) -> bool:
         """Return whether the text ended at a stop string; if so, set the finish reason."""
-        found = self._detokenizer.stop_string
+        found = None if self._stopped is None else self._stopped.stop_string
         if found is not None:
             self._stop_reason, self.finish_reason = found, "stop"
         return found is not None
@@ -197,6 +202,7 @@ class PromptState:
             request.request_id: CompletionState(request, tokenizer)
             for request in admission.requests
         }
+        self._first = self._completions[admission.requests[0].request_id]
 
     @property
     def is_finished(self) -> bool:
@@ -232,18 +238,27 @@ class PromptState:
         """Abort the unfinished completions; return the last delta of each."""
         return [self._abort(self._completions[request_id]) for request_id in self.unfinished_ids]
 
-    def result(self) -> RequestOutput:
+    def outputs(self) -> list[CompletionOutput]:
         """Return all completions so far."""
-        completions = list(self._completions.values())
-        first = completions[0]
+        return [completion.output() for completion in self._completions.values()]
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Log probabilities of the prompt, as far as computed; None if not requested."""
+        rows = self._first.prompt_logprobs
+        return None if rows is None else list(rows)
+
+    def result(self) -> RequestOutput:
+        """Return all completions and log probabilities so far, as plain objects."""
+        first, rows = self._first, self._first.prompt_logprobs
         prompt, adapter = self.admission.prompt, self.admission.requests[0].adapter
         return RequestOutput(
             request_id=self.admission.request_id,
             prompt=prompt.text,
             prompt_token_ids=list(prompt.token_ids),
-            outputs=[completion.output() for completion in completions],
+            outputs=self.outputs(),
             finished=self.is_finished,
-            prompt_logprobs=first.prompt_logprobs,
+            prompt_logprobs=None if rows is None else [*map(_plain, rows)],
             num_cached_tokens=first.num_cached_tokens,
             lora_request=None if adapter is None else _lora_request(adapter),
         )
@@ -259,6 +274,10 @@ class PromptState:
     def _run_hooks(self, request: EngineRequest, output: EngineOutput) -> None:
         for source, hook in self._finished_hooks:
             _call_safely(source, hook, request, output)
+
+
+def _plain(row: LogprobRow | None) -> dict[int, Logprob] | None:
+    return None if row is None else row.as_dict()
 
 
 def _lora_request(adapter: AdapterRef) -> LoRARequest:

@@ -3,7 +3,7 @@
 One prompt becomes n requests that differ in `child` alone: same tokens, same seed.
 """
 
-import logging
+import math
 import secrets
 import time
 import uuid
@@ -19,18 +19,16 @@ from quire.errors import (
     InvalidRequestError,
     PromptTooLongError,
     RequestError,
-    RequestFailedError,
 )
 from quire.frontend.chat.thinking import Thinking
 from quire.frontend.intake.prompt import EncodedPrompt, check_token_ids, prompt_parts
-from quire.frontend.intake.request_hooks import FailingPlugin, RequestHook, RequestHooks
+from quire.frontend.intake.request_hooks import RequestHook, WatchedHook
+from quire.frontend.plugin_failure import plugin_failure
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.interfaces.sampling import RequestField
 from quire.messages import AdapterRef, EngineRequest
 from quire.outputs import Prompt
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
-
-logger = logging.getLogger(__name__)
+from quire.sampling_params import LIMITS, SamplingParams, StructuredOutputsParams
 
 SEED_BITS = 63
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -59,6 +57,10 @@ class Intake:
             `GrammarError`.
         thinking: The model's reasoning format, if it has one: constraints apply after it.
         has_priorities: Whether the scheduling policy reads priorities.
+
+    Attributes:
+        extra_fields: Fields that plugins add to the request, by name; over HTTP, additional fields
+            of the body.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class Intake:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._fields = {field.name: field for field in fields}
-        self._hooks = RequestHooks(hooks)
+        known = SamplingParams.__struct_fields__
+        self.extra_fields = {field.name: field for field in fields if field.name not in known}
+        self._narrower = [field for field in fields if field.name in known and _narrows(field)]
+        self._hooks = [WatchedHook(source, call) for source, call in hooks]
         self._check_grammar = check_grammar
         self._thinking = thinking
         self._has_priorities = has_priorities
@@ -85,15 +89,9 @@ class Intake:
         self._checked_constraint: StructuredOutputsParams | None = None
 
     @property
-    def extra_fields(self) -> tuple[RequestField, ...]:
-        """Fields that plugins add to the request; over HTTP, additional fields of the body."""
-        known = SamplingParams.__struct_fields__
-        return tuple(field for field in self._fields.values() if field.name not in known)
-
-    @property
-    def failing_plugins(self) -> list[FailingPlugin]:
-        """The plugins whose `request_received` fails on every request."""
-        return self._hooks.failing()
+    def failing_hooks(self) -> list[WatchedHook]:
+        """The `request_received` hooks that fail on every request."""
+        return [hook for hook in self._hooks if hook.is_failing]
 
     def admit(
         self,
@@ -130,8 +128,7 @@ class Intake:
         first = EngineRequest(
             request_id=f"{request_id}-0",
             token_ids=encoded.token_ids,
-            params=params,
-            fields=self._resolve_fields(params),
+            params=self._resolve_fields(params),
             max_tokens=self._resolve_max_tokens(len(encoded.token_ids), params),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             stop_token_ids=self._resolve_stop_token_ids(params),
@@ -144,7 +141,8 @@ class Intake:
         )
         requests = (first, *_sibling_requests(first, request_id))
         for request in requests:
-            self._hooks.received(request)
+            for hook in self._hooks:
+                hook.received(request)
         return AdmittedPrompt(request_id, encoded, requests)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
@@ -158,9 +156,6 @@ class Intake:
         text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
         if token_ids is None:
             token_ids = self._encode_text(text, parts.get("add_special_tokens") is not False)
-        else:
-            check_token_ids(token_ids, self._vocab_size, "prompt")
-            token_ids = list(token_ids)
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", param="prompt")
         if len(token_ids) >= self._max_model_len:
@@ -169,7 +164,8 @@ class Intake:
                 f"model takes {self._max_model_len} tokens, prompt and completion together",
                 param="prompt",
             )
-        return EncodedPrompt(text, token_ids, parts.get("cache_salt"))
+        check_token_ids(token_ids, self._vocab_size, "prompt")
+        return EncodedPrompt(text, list(token_ids), parts.get("cache_salt"))
 
     def _check_priority(self, priority: object) -> None:
         is_int = isinstance(priority, int) and not isinstance(priority, bool)
@@ -193,9 +189,7 @@ class Intake:
             raise InvalidRequestError(
                 f"the prompt is not valid Unicode: {error}", param="prompt"
             ) from error
-        token_ids = self._tokenizer.encode(text, add_special_tokens)
-        check_token_ids(token_ids, self._vocab_size, "prompt")
-        return token_ids
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         num_available = self._max_model_len - num_prompt_tokens
@@ -235,37 +229,44 @@ class Intake:
         except RequestError:
             raise
         except Exception as error:
-            logger.exception("the structured-output backend failed while checking a constraint")
-            raise RequestFailedError(
-                "the structured-output backend failed on this request's constraint; see the log"
+            raise plugin_failure(
+                error,
+                "the structured-output backend",
+                "while checking a constraint",
+                subject="on this request's constraint",
             ) from error
         self._checked_constraint = constraint
 
-    def _resolve_fields(self, params: SamplingParams) -> dict[str, Any]:
-        """Return the sampler fields: from the parameters, else `extra_args`, else the default."""
-        known = SamplingParams.__struct_fields__
+    def _resolve_fields(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with every field that samplers add; all are checked."""
         self._check_extra_args(params.extra_args)
-        values = {}
-        for name, field in self._fields.items():
-            given = (
-                getattr(params, name)
-                if name in known
-                else params.extra_args.get(name, field.default)
-            )
-            values[name] = field.check(given)
-        return values
+        for field in self._narrower:
+            field.check(getattr(params, field.name))
+        if not self.extra_fields:
+            return params
+        extra_args = {
+            name: field.check(params.extra_args.get(name, field.default))
+            for name, field in self.extra_fields.items()
+        }
+        return msgspec.structs.replace(params, extra_args=extra_args)
 
     def _check_extra_args(self, extra_args: Mapping[str, Any]) -> None:
-        offered = [field.name for field in self.extra_fields]
         for name in extra_args:
-            if name not in offered:
-                near = get_close_matches(str(name), offered, 1)
+            if name not in self.extra_fields:
+                near = get_close_matches(str(name), self.extra_fields, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                listed = ", ".join(offered) or "none"
+                listed = ", ".join(self.extra_fields) or "none"
                 raise InvalidRequestError(
                     f"there is no request field {name!r}{hint} (the samplers in use add: {listed})",
                     param=str(name),
                 )
+
+
+def _narrows(field: RequestField) -> bool:
+    """Return whether a sampler's limits refuse values that `SamplingParams` accepts."""
+    low, high = LIMITS.get(field.name, (-math.inf, math.inf))
+    has_type = field.type is type(getattr(SamplingParams(), field.name))
+    return not has_type or field.minimum > low or field.maximum < high
 
 
 def _sibling_requests(first: EngineRequest, request_id: str) -> Iterator[EngineRequest]:

@@ -10,11 +10,11 @@ longer counts as failing, until it fails once more.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from quire.errors import RequestError, RequestFailedError
+from quire.errors import RequestError
+from quire.frontend.plugin_failure import plugin_failure
 from quire.messages import EngineRequest
 from quire.plugins.registry import Source
 
@@ -27,95 +27,80 @@ RETRY_AFTER_S = 30.0  # since the last failure, after which it no longer counts 
 RequestHook = tuple[Source, Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class FailingPlugin:
-    """A plugin whose hook has failed on every request for a while."""
-
-    source: Source
-    num_failures: int
-
-
-@dataclass(slots=True)
-class _HookState:
-    """A hook, and its failures since its last success."""
-
-    source: Source
-    call: Callable[..., Any]
-    num_failures: int = 0
-    first_failure_s: float = 0.0
-    last_failure_s: float = 0.0
-    is_failing: bool = False
-
-
-class RequestHooks:
-    """Calls every plugin's `request_received`.
+class WatchedHook:
+    """A plugin's `request_received`, with the plugin's failures since its last success.
 
     Args:
-        hooks: Hooks, each with its plugin.
+        source: Plugin.
+        call: Its hook.
         now: Clock, in seconds.
+
+    Attributes:
+        num_failures: Number of requests in a row on which it failed.
     """
 
     def __init__(
-        self, hooks: Sequence[RequestHook], now: Callable[[], float] = time.monotonic
+        self, source: Source, call: Callable[..., Any], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._hooks = [_HookState(source, call) for source, call in hooks]
+        self.source = source
+        self.num_failures = 0
+        self._call = call
         self._now = now
+        self._first_failure_s = 0.0
+        self._last_failure_s = 0.0
+        self._keeps_failing = False
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it has failed on every request for a while, also recently."""
+        return self._keeps_failing and self._last_failure_s > self._now() - RETRY_AFTER_S
 
     def received(self, request: EngineRequest) -> None:
-        """Call the hook of every plugin for a request.
+        """Call the hook for a request.
 
         Raises:
-            RequestError: A plugin refuses it.
-            RequestFailedError: A plugin failed.
+            RequestError: The plugin refuses it.
+            RequestFailedError: The plugin failed.
         """
-        for hook in self._hooks:
-            try:
-                hook.call(request=request)
-            except RequestError:
-                _record_success(hook)
-                raise
-            except Exception as error:
-                self._record_failure(hook, error, request)
-                raise RequestFailedError(
-                    f"plugin {hook.source} failed on this request; see the log"
-                ) from error
-            _record_success(hook)
+        try:
+            self._call(request=request)
+        except RequestError:
+            self._record_success()
+            raise
+        except Exception as error:
+            action = f"in request_received{_attributes_hint(error, request)}"
+            failure = plugin_failure(
+                error, f"plugin {self.source}", action, subject="on this request"
+            )
+            self._record_failure()
+            raise failure from error
+        self._record_success()
 
-    def failing(self) -> list[FailingPlugin]:
-        """Return the plugins that have failed on every request for a while, also recently."""
-        since_s = self._now() - RETRY_AFTER_S
-        return [
-            FailingPlugin(hook.source, hook.num_failures)
-            for hook in self._hooks
-            if hook.is_failing and hook.last_failure_s > since_s
-        ]
+    def _record_success(self) -> None:
+        if self._keeps_failing:
+            logger.warning(
+                "plugin %s works again, after %d failures", self.source, self.num_failures
+            )
+        self.num_failures = 0
+        self._keeps_failing = False
 
-    def _record_failure(self, hook: _HookState, error: Exception, request: EngineRequest) -> None:
-        hook.last_failure_s = self._now()
-        if hook.num_failures == 0:
-            hook.first_failure_s = hook.last_failure_s
-        hook.num_failures += 1
-        hint = _attributes_hint(error, request)
-        logger.exception("plugin %s failed in request_received%s", hook.source, hint)
-        duration_s = hook.last_failure_s - hook.first_failure_s
-        has_lasted = hook.num_failures >= MAX_FAILURES and duration_s >= MIN_FAILING_S
-        if has_lasted and not hook.is_failing:
-            hook.is_failing = True
+    def _record_failure(self) -> None:
+        self._last_failure_s = self._now()
+        if self.num_failures == 0:
+            self._first_failure_s = self._last_failure_s
+        self.num_failures += 1
+        duration_s = self._last_failure_s - self._first_failure_s
+        has_lasted = self.num_failures >= MAX_FAILURES and duration_s >= MIN_FAILING_S
+        if has_lasted and not self._keeps_failing:
+            self._keeps_failing = True
             logger.error(
                 "plugin %s failed in request_received on all of the last %d requests, for %.0f s; "
                 "fix the plugin, or leave it out with -p no:%s",
-                hook.source,
-                hook.num_failures,
+                self.source,
+                self.num_failures,
                 duration_s,
-                hook.source.plugin,
+                self.source.plugin,
             )
-
-
-def _record_success(hook: _HookState) -> None:
-    if hook.is_failing:
-        logger.warning("plugin %s works again, after %d failures", hook.source, hook.num_failures)
-    hook.num_failures = 0
-    hook.is_failing = False
 
 
 def _attributes_hint(error: Exception, payload: EngineRequest) -> str:

@@ -1,4 +1,4 @@
-"""Stop string matching in streamed text.
+"""Stop strings: a text stream that ends at one, and their search in a text that arrives in pieces.
 
 A text ends at the stop string that is complete first. If two are complete at the same character,
 the longer one counts. Text that may be the start of a stop string is held back. So the result
@@ -6,6 +6,41 @@ depends on the text alone, not on how it is split into tokens.
 """
 
 from collections.abc import Sequence
+
+from quire.frontend.text.text_stream import TextStream
+from quire.sampling_params import SamplingParams
+
+
+class StoppedStream:
+    """A text stream that ends at the first stop string.
+
+    Args:
+        stream: Incremental decoder.
+        params: Stop strings, and min_tokens, before which none is searched for.
+    """
+
+    def __init__(self, stream: TextStream, params: SamplingParams) -> None:
+        self._stream = stream
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._num_unchecked_tokens = max(0, params.min_tokens - 1)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    def feed(self, token_id: int) -> str:
+        """Add one token; return the text that is certain by now."""
+        text = self._stream.feed(token_id)
+        if self._num_unchecked_tokens:
+            self._num_unchecked_tokens -= 1
+            return text
+        return self._stops.feed(text)
+
+    def close(self) -> str:
+        """Return the text held back; a stop string may still be found in it."""
+        text = self._stops.feed(self._stream.close())
+        return text + self._stops.close()
 
 
 class StopStrings:

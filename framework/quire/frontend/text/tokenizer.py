@@ -16,8 +16,8 @@ import tokenizers
 
 from quire.errors import CheckpointCorruptError, CheckpointNotFoundError
 from quire.frontend.text.checkpoint_file import read_json_object
-from quire.frontend.text.decoding import Decoding
-from quire.frontend.text.text_stream import TextStream
+from quire.frontend.text.decoding import decoding_of
+from quire.frontend.text.text_stream import Decoding, TextStream
 from quire.frontend.text.tokenizer_backend import TokenizerBackend
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class Tokenizer:
 
     @cached_property
     def _decoding(self) -> Decoding:
-        return Decoding.of(self.backend)
+        return decoding_of(self.backend)
 
     def _bos_adjustment(self, add_bos_token: bool | None) -> Callable[[list[int]], list[int]]:
         """Return a function that applies `add_bos_token` of tokenizer_config.json to encoded ids.

@@ -1,14 +1,12 @@
-"""Builder of the pieces of one completion choice, and the full choice from its pieces."""
+"""Choices of /v1/completions: pieces of a stream, or a whole choice, which is one long piece."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from quire.errors import RequestFailedError
-from quire.outputs import Delta
+from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.server.routes.echo import Echo
-from quire.server.routes.generation import Generation
+from quire.server.routes.generation import Generation, end_of
 from quire.server.wire.openai_logprobs import completion_logprobs, joined
 from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, FinishReason
 
@@ -29,7 +27,7 @@ class ResponseOptions:
 
 
 class CompletionChoiceBuilder:
-    """Builds the pieces of one choice from deltas; it does not keep them.
+    """Builds one choice, from its deltas or from the whole completion; it keeps no text.
 
     Args:
         index: Index of the choice.
@@ -48,17 +46,36 @@ class CompletionChoiceBuilder:
 
     def read(self, delta: Delta) -> CompletionChoice | None:
         """Return the piece that a delta adds; None if it adds nothing visible."""
-        piece = CompletionChoice(
-            index=self.index,
-            text=self._echoed_prompt() + delta.text,
-            logprobs=self._logprobs(delta),
-            finish_reason=_public(delta),
-            stop_reason=delta.stop_reason,
-        )
-        if self._options.prompt_logprobs and delta.prompt_logprobs is not None:
-            piece.prompt_logprobs = delta.prompt_logprobs
+        piece = self._piece(delta, delta.prompt_logprobs, _public(delta))
         fields = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
         return None if fields == ("", None, None, UNSET) else piece
+
+    def read_whole(
+        self, output: CompletionOutput, prompt_logprobs: PromptLogprobs | None
+    ) -> CompletionChoice:
+        """Return the choice of a whole completion.
+
+        Raises:
+            RequestFailedError: The completion is incomplete.
+        """
+        return self._piece(output, prompt_logprobs, end_of(output))
+
+    def _piece(
+        self,
+        part: Delta | CompletionOutput,
+        prompt_logprobs: PromptLogprobs | None,
+        end: FinishReason | None,
+    ) -> CompletionChoice:
+        piece = CompletionChoice(
+            index=self.index,
+            text=self._echoed_prompt() + part.text,
+            logprobs=self._logprobs(part, prompt_logprobs),
+            finish_reason=end,
+            stop_reason=part.stop_reason,
+        )
+        if self._options.prompt_logprobs and prompt_logprobs is not None:
+            piece.prompt_logprobs = prompt_logprobs
+        return piece
 
     def _echoed_prompt(self) -> str:
         """Return the prompt's text for the first piece with `echo`, else an empty string."""
@@ -70,36 +87,21 @@ class CompletionChoiceBuilder:
         self._num_characters = len(self._echo.text)
         return self._echo.text
 
-    def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
-        if self._options.num_top_logprobs is None:
+    def _logprobs(
+        self, part: Delta | CompletionOutput, of_prompt: PromptLogprobs | None
+    ) -> CompletionLogprobs | None:
+        num_top = self._options.num_top_logprobs
+        if num_top is None:
             return None
-        shown, self._num_characters = completion_logprobs(
-            delta, self._options.num_top_logprobs, self._num_characters, self._tokenizer
-        )
-        if self._echo is None or delta.prompt_logprobs is None:
-            return shown
-        of_prompt = self._echo.logprobs(delta.prompt_logprobs)
-        return of_prompt if shown is None else joined([of_prompt, shown])
-
-
-def full_choice(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
-    """Return the full choice of some pieces.
-
-    Raises:
-        RequestFailedError: The choice is incomplete.
-    """
-    if not pieces or pieces[-1].finish_reason is None:
-        raise RequestFailedError("the completion ended without a finish reason")
-    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    of_prompt = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
-    return CompletionChoice(
-        index=pieces[-1].index,
-        text="".join(piece.text for piece in pieces),
-        logprobs=joined(logprobs) if logprobs else None,
-        finish_reason=pieces[-1].finish_reason,
-        stop_reason=pieces[-1].stop_reason,
-        prompt_logprobs=[row for rows in of_prompt for row in rows] if of_prompt else UNSET,
-    )
+        shown: list[CompletionLogprobs] = []
+        if self._echo is not None and of_prompt is not None:
+            shown.append(self._echo.logprobs(of_prompt))
+        if part.logprobs is not None:
+            own, self._num_characters = completion_logprobs(
+                part.logprobs, num_top, self._num_characters, self._tokenizer
+            )
+            shown.append(own)
+        return joined(shown) if shown else None
 
 
 def _public(delta: Delta) -> FinishReason | None:

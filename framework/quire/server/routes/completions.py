@@ -1,6 +1,5 @@
 """POST /v1/completions: completions of one or several prompts, as text or token ids."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,50 +10,20 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequestError, PromptTooLongError
+from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
-from quire.outputs import Delta
-from quire.sampling_params import StructuredOutputsParams
-from quire.server.http.event_stream import EventStream
-from quire.server.http.json_response import EncodedResponse, in_thread_if, json_of
+from quire.outputs import CompletionOutput, Delta
+from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.completion_choice import (
-    CompletionChoiceBuilder,
-    ResponseOptions,
-    full_choice,
-)
-from quire.server.routes.generation import Envelope, Generation
-from quire.server.routes.models import resolve_model
-from quire.server.wire.bodies import Body, read_body
-from quire.server.wire.fields import check_known, sampler_fields, sort_fields
-from quire.server.wire.params import (
-    constraint_field,
-    includes_usage,
-    one_constraint,
-    prompt_parts,
-    response_constraint,
-    sampling_params,
-)
+from quire.server.routes.completion_choice import CompletionChoiceBuilder, ResponseOptions
+from quire.server.routes.generation import Generation, envelope, respond
+from quire.server.wire.bodies import Body
+from quire.server.wire.params import includes_usage, prompt_with_options, sampling_params
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRun:
-    """One completion request, ready to run."""
-
-    generation: Generation
-    options: ResponseOptions
-    with_usage: bool
-    envelope: Envelope
-
-    def builders(self) -> list[CompletionChoiceBuilder]:
-        """Return a new builder for each choice."""
-        indexes = range(self.generation.num_choices)
-        return [CompletionChoiceBuilder(index, self.generation, self.options) for index in indexes]
 
 
 class CompletionRoute:
@@ -66,66 +35,39 @@ class CompletionRoute:
 
     async def create(self, request: Request) -> Response:
         """Return the completions of the prompts, in full or as a stream."""
-        body = await read_body(request, CompletionBody)
-        extras = sort_fields(body.raw, CompletionBody, sampler_fields(self._frontend))
-        if body.is_large:
-            run = await asyncio.to_thread(self._prepare, body, extras.for_samplers)
-        else:
-            run = self._prepare(body, extras.for_samplers)
-        headers, release = extras.headers(), run.generation.release
-        if body.typed.stream:
-            request_id = request.scope["quire_request_id"]
-            return EventStream(_events(run), headers, request_id, on_close=release)
-        return EncodedResponse(partial(_full_response, run), headers, release)
+        return await respond(request, self._frontend, CompletionBody, self._prepare)
 
-    def _prepare(self, body: Body[CompletionBody], extra_args: dict[str, Any]) -> CompletionRun:
-        typed = body.typed
-        check_known(
-            body.raw.get("structured_outputs"), StructuredOutputsParams, "structured_outputs"
-        )
-        resolved = resolve_model(self._frontend, typed.model)
-        is_prompt_only = bool(typed.echo) and typed.max_tokens == 0
+    async def _prepare(
+        self, body: Body[CompletionBody], extra_args: dict[str, Any]
+    ) -> "CompletionRun":
+        return await in_thread_if(body.is_large, partial(self._run, body.typed, extra_args))
+
+    def _run(self, body: CompletionBody, extra_args: dict[str, Any]) -> "CompletionRun":
+        adapter = self._frontend.resolve_adapter(body.model)
+        is_prompt_only = bool(body.echo) and body.max_tokens == 0
         params = sampling_params(
-            typed,
-            max_tokens=1 if is_prompt_only else _max_tokens(typed),
-            logprobs=typed.logprobs,
-            prompt_logprobs=_num_prompt_logprobs(typed),
-            structured_outputs=one_constraint(
-                response_constraint(typed.response_format), typed.structured_outputs
-            ),
+            body,
+            max_tokens=1 if is_prompt_only else _max_tokens(body),
+            logprobs=body.logprobs,
+            prompt_logprobs=_num_prompt_logprobs(body),
             extra_args=extra_args,
         )
-        _check_count(typed.prompt, params.n)
-        given = split_prompts(typed.prompt)
-        self._check_lengths(given)
-        prompts = [prompt_parts(prompt, typed, True) for prompt in given]
+        _check_count(body.prompt, params.n)
+        prompts = [prompt_with_options(prompt, body, True) for prompt in split_prompts(body.prompt)]
         return CompletionRun(
             Generation(
                 self._frontend,
                 self._budget,
                 prompts,
                 params,
-                resolved.adapter,
-                constraint_field(typed.response_format),
-                priority=typed.priority,
-                timeout_s=typed.timeout_s,
+                adapter,
+                body,
                 is_prompt_only=is_prompt_only,
             ),
-            ResponseOptions(typed.logprobs, bool(typed.echo), typed.prompt_logprobs is not None),
-            includes_usage(typed),
-            Envelope.fresh("cmpl", resolved.name),
+            ResponseOptions(body.logprobs, bool(body.echo), body.prompt_logprobs is not None),
+            includes_usage(body),
+            envelope("cmpl", self._frontend.model_name if adapter is None else adapter.name),
         )
-
-    def _check_lengths(self, prompts: list[str | list[int]]) -> None:
-        """Refuse lists of token ids that cannot fit, before each id is checked."""
-        limit = self._frontend.max_model_len
-        for prompt in prompts:
-            if isinstance(prompt, list) and len(prompt) >= limit:
-                raise PromptTooLongError(
-                    f"the prompt has {len(prompt)} tokens and leaves no room for a completion: "
-                    f"this model takes {limit} tokens, prompt and completion together",
-                    param="prompt",
-                )
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -147,57 +89,6 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     raise InvalidRequestError(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
         param="prompt",
-    )
-
-
-async def _full_response(run: CompletionRun) -> bytes:
-    builders = run.builders()
-    pieces: list[list[CompletionChoice]] = [[] for _ in builders]
-    async with aclosing(run.generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            read = partial(builders[index].read, delta)
-            piece = await in_thread_if(run.generation.is_large_delta(delta), read)
-            if piece is not None:
-                pieces[index].append(piece)
-    return await in_thread_if(run.generation.is_large, partial(_encode_full_response, run, pieces))
-
-
-def _encode_full_response(
-    run: CompletionRun, pieces: Sequence[Sequence[CompletionChoice]]
-) -> bytes:
-    return json_of(_completion(run, [*map(full_choice, pieces)], run.generation.usage()))
-
-
-async def _events(run: CompletionRun) -> AsyncGenerator[bytes]:
-    builders = run.builders()
-    usage = None if run.with_usage else UNSET
-    async with aclosing(run.generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            event = partial(_event, run, builders[index], delta, usage)
-            encoded = await in_thread_if(run.generation.is_large_delta(delta), event)
-            if encoded is not None:
-                yield encoded
-    if run.with_usage:
-        yield json_of(_completion(run, [], run.generation.usage()))
-
-
-def _event(
-    run: CompletionRun, builder: CompletionChoiceBuilder, delta: Delta, usage: UnsetType | None
-) -> bytes | None:
-    piece = builder.read(delta)
-    return None if piece is None else json_of(_completion(run, [piece], usage))
-
-
-def _completion(
-    run: CompletionRun, choices: list[CompletionChoice], usage: Usage | UnsetType | None
-) -> Completion:
-    envelope = run.envelope
-    return Completion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        choices=choices,
-        usage=usage,
     )
 
 
@@ -232,3 +123,47 @@ def _check_count(prompt: str | list[Any], n: int) -> None:
             f"{num_prompts} prompts of {n} completions",
             param="prompt",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRun:
+    """One completion request, ready to run."""
+
+    generation: Generation
+    options: ResponseOptions
+    with_usage: bool
+    envelope: dict[str, Any]
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        """Return the full response as JSON."""
+        choices = [
+            builder.read_whole(output, self.generation.prompt_logprobs(builder.index))
+            for builder, output in zip(self._builders(), outputs, strict=True)
+        ]
+        return json_of(self._completion(choices, self.generation.usage()))
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Generate; yield the pieces of a stream as JSON."""
+        builders = self._builders()
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                event = partial(self._event, builders[index], delta)
+                encoded = await in_thread_if(self.generation.is_large_delta(delta), event)
+                if encoded is not None:
+                    yield encoded
+        if self.with_usage:
+            yield json_of(self._completion([], self.generation.usage()))
+
+    def _builders(self) -> list[CompletionChoiceBuilder]:
+        indexes = range(self.generation.num_choices)
+        return [CompletionChoiceBuilder(index, self.generation, self.options) for index in indexes]
+
+    def _event(self, builder: CompletionChoiceBuilder, delta: Delta) -> bytes | None:
+        piece = builder.read(delta)
+        usage = None if self.with_usage else UNSET
+        return None if piece is None else json_of(self._completion([piece], usage))
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> Completion:
+        return Completion(**self.envelope, choices=choices, usage=usage)

@@ -1,43 +1,90 @@
-"""Generation for one HTTP request: `n` completions of each prompt, merged into one stream."""
+"""Generation for one HTTP request: its completions, and the response in full or as a stream."""
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.messages import FinishReason
-from quire.outputs import Delta
+from quire.messages import AdapterRef, FinishReason
+from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import SamplingParams
+from quire.server.http.event_stream import EventStream
+from quire.server.http.json_response import EncodedResponse, in_thread_if
 from quire.server.http.logprob_budget import LogprobBudget, LogprobReservation
+from quire.server.http.merged_streams import merged
+from quire.server.wire.bodies import Body, read_body
+from quire.server.wire.fields import sort_fields
 from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
-from quire.server.wire.protocol import CachedTokens, Usage
+from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
 
-T = TypeVar("T")
+LARGE = 1024  # tokens or candidates; more of them are processed in a thread
 
-LARGE = 1024  # candidates; more of them are processed in a thread
+B = TypeVar("B", bound=SamplingBody)
+Part = TypeVar("Part", Delta, CompletionOutput)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """Fields that are the same in all chunks of one response."""
+class Run(Protocol):
+    """One request, ready to run: what its route makes of the completions."""
 
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    @property
+    def generation(self) -> "Generation":
+        """The completions."""
 
-    @classmethod
-    def fresh(cls, prefix: str, model: str) -> "Envelope":
-        """Return an envelope with a new id."""
-        return cls(f"{prefix}-{secrets.token_hex(14)}", model)
+    def events(self) -> AsyncGenerator[bytes]:
+        """Generate; yield the events of a stream as JSON."""
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        """Return the full response as JSON, from the output of each choice."""
+
+
+async def respond(
+    request: Request,
+    frontend: AsyncFrontend,
+    kind: type[B],
+    prepare: Callable[[Body[B], dict[str, Any]], Awaitable[Run]],
+) -> Response:
+    """Read a request, and respond in full or as a stream.
+
+    Args:
+        request: HTTP request.
+        frontend: Frontend that serves it.
+        kind: Struct of its body.
+        prepare: Function that makes its run, from the body and the samplers' fields.
+    """
+    body = await read_body(request, kind)
+    for_samplers: dict[str, Any] = {}
+    headers: dict[str, str] = {}
+    if body.undeclared:
+        extras = sort_fields(body.undeclared, frontend.intake.extra_fields)
+        for_samplers, headers = extras.for_samplers, extras.headers()
+    run = await prepare(body, for_samplers)
+    release = run.generation.release
+    if body.typed.stream:
+        request_id = request.scope["quire_request_id"]
+        return EventStream(run.events(), headers, request_id, on_close=release)
+    return EncodedResponse(partial(_full_response, run), headers, release)
+
+
+async def _full_response(run: Run) -> bytes:
+    outputs = await run.generation.outputs()
+    return await in_thread_if(run.generation.is_large, partial(run.whole, outputs))
+
+
+def envelope(prefix: str, model: str) -> dict[str, Any]:
+    """Return the fields that are the same in all parts of one response, with a new id."""
+    new_id = f"{prefix}-{secrets.token_hex(14)}"
+    return {"id": new_id, "created": int(time.time()), "model": model}
 
 
 class Generation:
@@ -48,10 +95,8 @@ class Generation:
         budget: Budget of prompt log probabilities; a reservation is held until `release`.
         prompts: Prompts as `AsyncFrontend.submit` accepts them.
         params: Sampling parameters, with `n` completions per prompt.
-        adapter: Name of a LoRA adapter.
-        constraint_field: Field that set the constraint, for the error if it is refused.
-        priority: Scheduling priority; smaller goes first, if the policy reads it.
-        timeout_s: Number of seconds that each prompt may take.
+        adapter: LoRA adapter.
+        body: Body of the request, which has its priority and its timeout.
         is_prompt_only: True if the request is about the prompts, so completions are left out.
 
     Attributes:
@@ -64,11 +109,9 @@ class Generation:
         budget: LogprobBudget,
         prompts: Sequence[dict[str, Any]],
         params: SamplingParams,
-        adapter: str | None = None,
-        constraint_field: str = "structured_outputs",
+        adapter: AdapterRef | None,
+        body: SamplingBody,
         *,
-        priority: int | None = None,
-        timeout_s: float | None = None,
         is_prompt_only: bool = False,
     ) -> None:
         self.frontend = frontend
@@ -78,11 +121,10 @@ class Generation:
         self.n = params.n
         self._params = params
         self._adapter = adapter
-        self._constraint_field = constraint_field
-        self._priority = priority or 0
-        self._timeout_s = timeout_s
+        self._body = body
         self._is_prompt_only = is_prompt_only
         self.encoded: list[EncodedPrompt] = []
+        self._streams: list[DeltaStream] = []
         self._num_prompt_tokens = 0
         self._num_completion_tokens = 0
         self._num_cached_tokens = [0] * len(prompts)
@@ -104,24 +146,35 @@ class Generation:
         """
         num_running = self.num_choices
         async with AsyncExitStack() as stack:
-            streams = []
             self.encoded = await self.frontend.encode(self.prompts)
             self._reserve_logprobs()
             for encoded in self.encoded:
                 stream = await self._submit(encoded)
-                streams.append(await stack.enter_async_context(stream))
+                self._streams.append(await stack.enter_async_context(stream))
                 self._num_prompt_tokens += len(stream.prompt_token_ids)
                 await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
-            deltas = await stack.enter_async_context(aclosing(merged(streams)))
+            deltas = await stack.enter_async_context(aclosing(_numbered(self._streams)))
             async for prompt_index, delta in deltas:
                 _check_finish(delta.finish_reason)
                 num_running -= delta.finish_reason is not None
-                if self._is_prompt_only:
-                    delta = _without_completion(delta)
-                self._count(prompt_index, delta)
-                yield prompt_index * self.n + delta.index, delta
+                shown = _without_completion(delta) if self._is_prompt_only else delta
+                self._count(prompt_index, shown)
+                yield prompt_index * self.n + delta.index, shown
         if num_running:
             raise RequestFailedError("the engine ended the request before it was finished")
+
+    async def outputs(self) -> list[CompletionOutput]:
+        """Generate; return the completion of each choice, and raise what `deltas` raises."""
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        found = [output for stream in self._streams for output in stream.completions.outputs()]
+        return [_without_completion(output) for output in found] if self._is_prompt_only else found
+
+    def prompt_logprobs(self, choice: int) -> PromptLogprobs | None:
+        """Return all log probabilities of a choice's prompt; only the first of `n` has them."""
+        prompt, child = divmod(choice, self.n)
+        return self._streams[prompt].completions.prompt_logprobs if child == 0 else None
 
     async def _submit(self, prompt: EncodedPrompt) -> DeltaStream:
         try:
@@ -129,12 +182,12 @@ class Generation:
                 prompt,
                 self._params,
                 adapter=self._adapter,
-                priority=self._priority,
-                timeout_s=self._timeout_s,
+                priority=self._body.priority or 0,
+                timeout_s=self._body.timeout_s,
             )
         except GrammarError as error:
-            if error.param == "structured_outputs":
-                error.param = self._constraint_field
+            if error.param == "structured_outputs" and self._body.response_format is not None:
+                error.param = "response_format"
             raise
 
     def usage(self) -> Usage:
@@ -148,8 +201,10 @@ class Generation:
 
     @property
     def is_large(self) -> bool:
-        """Whether encoding the full response takes long."""
-        return self._reservation is not None and self._reservation.num > LARGE
+        """Whether making the full response takes long."""
+        num_reserved = 0 if self._reservation is None else self._reservation.num
+        num_logprobs = self._num_completion_tokens * ((self._params.logprobs or 0) + 1)
+        return max(num_reserved, num_logprobs) > LARGE
 
     def is_large_delta(self, delta: Delta) -> bool:
         """Whether processing a delta takes long."""
@@ -173,57 +228,38 @@ class Generation:
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Yield (stream index, item) as items come; closing it, or an error in one, stops all."""
+async def _numbered(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta]]:
+    """Yield (stream index, delta) as deltas come."""
     if len(streams) == 1:
-        async for only in streams[0]:
-            yield 0, only
+        async for delta in streams[0]:
+            yield 0, delta
         return
-    queue: asyncio.Queue[tuple[int, T] | _End] = asyncio.Queue(maxsize=2 * len(streams))
-    tasks = [asyncio.create_task(_feed(queue, i, stream)) for i, stream in enumerate(streams)]
-    try:
-        num_running = len(tasks)
-        while num_running:
-            item = await queue.get()
-            if not isinstance(item, _End):
-                yield item
-                continue
-            num_running -= 1
-            if item.error is not None:
-                raise item.error
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with aclosing(merged(streams)) as deltas:
+        async for numbered in deltas:
+            yield numbered
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: Exception | None = None
-
-
-async def _feed(
-    queue: "asyncio.Queue[tuple[int, T] | _End]", index: int, stream: AsyncIterator[T]
-) -> None:
-    end = _End()
-    try:
-        async for item in stream:
-            await queue.put((index, item))
-    except Exception as error:  # noqa: BLE001 - it is raised again by the reader of the queue
-        end = _End(error)
-    await queue.put(end)
-
-
-def _without_completion(delta: Delta) -> Delta:
-    """Return a delta without the one token that is generated even for a prompt alone."""
+def _without_completion(part: Part) -> Part:
+    """Leave out the one token that is generated even for a prompt alone."""
     return msgspec.structs.replace(
-        delta,
+        part,
         text="",
         token_ids=[],
-        logprobs=None if delta.logprobs is None else [],
-        finish_reason=None if delta.finish_reason is None else "length",
+        logprobs=None if part.logprobs is None else [],
+        finish_reason=None if part.finish_reason is None else "length",
         stop_reason=None,
     )
+
+
+def end_of(output: CompletionOutput) -> Literal["stop", "length"]:
+    """Return the finish reason of a whole completion.
+
+    Raises:
+        RequestFailedError: The completion is incomplete.
+    """
+    if output.finish_reason not in ("stop", "length"):
+        raise RequestFailedError("the completion ended without a finish reason")
+    return output.finish_reason
 
 
 def _check_finish(reason: FinishReason | None) -> None:

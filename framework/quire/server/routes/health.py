@@ -50,7 +50,7 @@ class HealthRoutes:
     async def readyz(self, request: Request) -> Response:
         """Return `health`, or 503 if a plugin fails every request, which no restart would fix."""
         health = await self.health(request)
-        failing = self._frontend.failing_plugins
+        failing = self._frontend.intake.failing_hooks
         if health.status_code != 200 or not failing:
             return health
         plugins = [

@@ -1,7 +1,6 @@
-"""Routes of the served model and its adapters, and resolution of a request's `model`."""
+"""Routes of the served model and its adapters."""
 
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -31,28 +30,6 @@ class ModelList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """The model or adapter that `model` of a request selects."""
-
-    name: str
-    adapter: str | None
-
-
-def resolve_model(frontend: AsyncFrontend, name: str | None) -> ResolvedModel:
-    """Return the model or adapter that a request's `model` selects; by default the model.
-
-    Raises:
-        UnknownModelError: No model or adapter is served under the name.
-    """
-    adapter = frontend.resolve_adapter(name)
-    return (
-        ResolvedModel(frontend.model_name, None)
-        if adapter is None
-        else ResolvedModel(adapter.name, adapter.name)
-    )
-
-
 class ModelRoutes:
     """GET /v1/models and /v1/models/{id}."""
 
@@ -67,7 +44,8 @@ class ModelRoutes:
 
     async def retrieve_model(self, request: Request) -> Response:
         """Return the served model or one adapter."""
-        name = resolve_model(self._frontend, request.path_params["model"]).name
+        name = request.path_params["model"]
+        self._frontend.resolve_adapter(name)  # raises if there is none
         return json_response(next(card for card in self._cards() if card.id == name))
 
     def _cards(self) -> list[ModelCard]:

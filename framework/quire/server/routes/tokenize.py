@@ -9,7 +9,6 @@ from starlette.responses import Response
 from quire.errors import InvalidRequestError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.server.http.json_response import json_response
-from quire.server.routes.models import resolve_model
 from quire.server.wire.bodies import read_body
 from quire.server.wire.protocol import DetokenizeBody, TokenizeBody
 
@@ -37,7 +36,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text."""
         body = await read_body(request, TokenizeBody)
-        resolve_model(self._frontend, body.typed.model)
+        self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
         encode, typed = self._frontend.tokenizer.encode, body.typed
         if body.is_large:
             tokens = await asyncio.to_thread(encode, typed.prompt, typed.add_special_tokens)
@@ -48,7 +47,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody)
-        resolve_model(self._frontend, body.typed.model)
+        self._frontend.resolve_adapter(body.typed.model)  # raises if there is none
         self._check(body.typed.tokens)
         decode = self._frontend.tokenizer.decode
         text = await asyncio.to_thread(decode, body.typed.tokens, False)

@@ -32,6 +32,9 @@ class ToolUse:
     allows_parallel: bool = True
 
 
+NO_TOOLS = ToolUse([])
+
+
 def tool_use(body: ChatBody, frontend: AsyncFrontend) -> ToolUse:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`.
 
@@ -43,7 +46,7 @@ def tool_use(body: ChatBody, frontend: AsyncFrontend) -> ToolUse:
     allows_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice or "auto"
     if choice == "none" or (choice == "auto" and not tools):
-        return ToolUse([])
+        return NO_TOOLS
     if choice == "auto":
         return ToolUse(tools, None, allows_parallel)
     if not tools:
@@ -103,7 +106,7 @@ def _named(choice: str | dict[str, Any]) -> str:
 def _forced(
     tools: list[dict[str, Any]], frontend: AsyncFrontend, allows_parallel: bool
 ) -> StructuredOutputsParams:
-    calls = frontend.make_completion_parser.call_grammar([tool["function"] for tool in tools])
+    calls = frontend.completion_parsers.call_grammar([tool["function"] for tool in tools])
     if calls is None:
         raise InvalidRequestError(
             "the tool-call parser of this model cannot force a call; send tool_choice auto",

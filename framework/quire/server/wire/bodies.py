@@ -11,6 +11,7 @@ from quire.errors import InvalidRequestError
 from quire.server.wire.http_errors import HTTPError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_DEPTH = 64
 MAX_BRACKETS = 100_000  # each may open an object; creating millions blocks every thread
@@ -19,11 +20,17 @@ LARGE_BYTES = 32 * 1024  # bodies from this size on are processed in a thread
 
 
 @dataclass(frozen=True, slots=True)
-class Body(Generic[T]):
-    """A request body, as a typed struct and as plain JSON data."""
+class Body(Generic[S]):
+    """A request body.
 
-    typed: T
-    raw: dict[str, Any]
+    Attributes:
+        typed: Body as its struct.
+        undeclared: Fields that the struct does not declare.
+        num_bytes: Size of the JSON text.
+    """
+
+    typed: S
+    undeclared: dict[str, Any]
     num_bytes: int
 
     @property
@@ -32,7 +39,7 @@ class Body(Generic[T]):
         return self.num_bytes >= LARGE_BYTES
 
 
-async def read_body(request: Request, kind: type[T]) -> Body[T]:
+async def read_body(request: Request, kind: type[S]) -> Body[S]:
     """Read and decode a request's JSON body.
 
     Raises:
@@ -65,7 +72,7 @@ def check_content_type(request: Request) -> None:
         raise HTTPError(415, message, code="unsupported_media_type")
 
 
-def decode(data: bytes, kind: type[T]) -> Body[T]:
+def decode(data: bytes, kind: type[S]) -> Body[S]:
     """Decode a JSON object.
 
     Raises:
@@ -84,7 +91,10 @@ def decode(data: bytes, kind: type[T]) -> Body[T]:
     if not isinstance(raw, dict):
         raise InvalidRequestError("the body must be a JSON object")
     check_depth(raw)
-    return Body(convert(raw, kind), raw, len(data))
+    typed = convert(raw, kind)
+    for name in kind.__struct_fields__:
+        raw.pop(name, None)
+    return Body(typed, raw, len(data))
 
 
 def check_depth(value: Any) -> None:

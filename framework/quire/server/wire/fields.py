@@ -7,14 +7,13 @@ response header names it.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from quire.errors import InvalidRequestError
-from quire.frontend.async_frontend import AsyncFrontend
 
 IGNORED_HEADER = "x-quire-ignored-fields"
 
@@ -83,31 +82,22 @@ class Extras:
         return {IGNORED_HEADER: ",".join(_shown(self.ignored))} if self.ignored else {}
 
 
-def sampler_fields(frontend: AsyncFrontend) -> frozenset[str]:
-    """Return the request fields that the sampler plugins of this engine declare."""
-    return frozenset(found.name for found in frontend.intake.extra_fields)
-
-
-def sort_fields(
-    raw: dict[str, Any], kind: type[msgspec.Struct], declared: Collection[str]
-) -> Extras:
-    """Classify each body field that `kind` does not declare.
+def sort_fields(undeclared: Mapping[str, Any], of_samplers: Collection[str]) -> Extras:
+    """Classify the body fields that the struct of the request does not declare.
 
     Args:
-        raw: Body as plain JSON data.
-        kind: Struct of the request.
-        declared: Fields that the samplers of this engine read.
+        undeclared: Fields with their values.
+        of_samplers: Names of the fields that the samplers of this engine add.
 
     Raises:
         InvalidRequestError: A field asks for something unsupported; `param` names it.
     """
-    known = {info.encode_name for info in msgspec.structs.fields(kind)}
     for_samplers: dict[str, Any] = {}
     ignored: list[str] = []
-    for name, value in raw.items():
-        if name in known or value is None:
+    for name, value in undeclared.items():
+        if value is None:
             continue
-        if name in declared:
+        if name in of_samplers:
             for_samplers[name] = value
         elif name in NEUTRAL:
             _check_neutral(name, value)
@@ -116,16 +106,15 @@ def sort_fields(
     return Extras(for_samplers, tuple(ignored))
 
 
-def check_known(value: Any, kind: type[msgspec.Struct], param: str) -> None:
+def check_known(value: Mapping[str, Any], kind: type[msgspec.Struct], param: str) -> None:
     """Check that an object has only fields that its struct declares.
 
     Raises:
         InvalidRequestError: It has another one; ignoring it would change the request.
     """
-    known = {info.encode_name for info in msgspec.structs.fields(kind)}
-    for name in value if isinstance(value, dict) else ():
-        if name not in known:
-            listed = ", ".join(sorted(known))
+    for name in value:
+        if name not in kind.__struct_fields__:
+            listed = ", ".join(sorted(kind.__struct_fields__))
             message = f"{param} has no field {name[:100]!r} (known: {listed})"
             raise InvalidRequestError(message, param=param)
 

@@ -8,35 +8,33 @@ lost.
 from collections.abc import Mapping, Sequence
 
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.outputs import Delta, Logprob
+from quire.outputs import Logprob
 from quire.server.wire.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
+Positions = Sequence[Mapping[int, Logprob]]  # the first entry of each is the chosen token
 
-def chat_logprobs(delta: Delta, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
-    """Return a delta's log probabilities in the format of /v1/chat/completions."""
-    if delta.logprobs is None:
-        return None
-    return ChatLogprobs([position_of(found, num_top, tokenizer) for found in delta.logprobs])
+
+def chat_logprobs(positions: Positions, num_top: int, tokenizer: Tokenizer) -> ChatLogprobs:
+    """Return log probabilities in the format of /v1/chat/completions."""
+    return ChatLogprobs([position_of(found, num_top, tokenizer) for found in positions])
 
 
 def completion_logprobs(
-    delta: Delta, num_top: int, offset: int, tokenizer: Tokenizer
-) -> tuple[CompletionLogprobs | None, int]:
-    """Return a delta's log probabilities in the format of /v1/completions.
+    positions: Positions, num_top: int, offset: int, tokenizer: Tokenizer
+) -> tuple[CompletionLogprobs, int]:
+    """Return log probabilities in the format of /v1/completions.
 
     Args:
-        delta: Delta of one choice.
+        positions: Next tokens of one choice.
         num_top: Number of candidates to show per position, beside the sampled one.
         offset: Number of characters of the choice's tokens so far.
         tokenizer: Tokenizer of the model.
 
     Returns:
-        The log probabilities, or None if none were requested, and the offset after them.
+        The log probabilities, and the offset after them.
     """
-    if delta.logprobs is None:
-        return None, offset
     shown = CompletionLogprobs([], [], [], [])
-    for found in delta.logprobs:
+    for found in positions:
         position = position_of(found, num_top, tokenizer)
         append_position(shown, position, offset)
         offset += num_characters(bytes(position.bytes or ()))
@@ -60,6 +58,8 @@ def num_characters(octets: bytes) -> int:
 
 def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     """Return the concatenated log probabilities of several pieces."""
+    if len(pieces) == 1:
+        return pieces[0]
     return CompletionLogprobs(
         [token for piece in pieces for token in piece.tokens],
         [logprob for piece in pieces for logprob in piece.token_logprobs],

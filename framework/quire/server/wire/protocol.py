@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.outputs import PromptLogprobs
-from quire.sampling_params import StructuredOutputsParams
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -38,7 +37,8 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: dict[str, Any] | None = None  # a StructuredOutputsParams
+    response_format: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -53,7 +53,6 @@ class CompletionBody(SamplingBody, kw_only=True):
     prompt: str | list[Any]  # text, texts, token ids, or lists of token ids
     logprobs: int | None = None
     echo: bool | None = None
-    response_format: dict[str, Any] | None = None
 
 
 class FunctionCall(msgspec.Struct):
@@ -89,7 +88,6 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None  # each a Tool; kept whole for the template
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 

@@ -9,7 +9,6 @@ from quire.frontend.chat.completion_parser import (
     ParsedCompletion,
     ParserChoice,
     gather,
-    parse_completion,
 )
 from quire.interfaces.reasoning import ContentDelta, ReasoningDelta, ReasoningParser
 from quire.interfaces.tool_parsing import (
@@ -256,7 +255,11 @@ def test_calls_of_a_whole_completion_are_joined_in_the_order_of_their_ends():
 
 def test_a_whole_output_is_split_in_place():
     output = CompletionOutput(index=0, text="hm-aBcD", token_ids=[1])
-    parse_completion(output, CompletionParser(DashThinking(), UpperCalls()))
+    plain = CompletionOutput(index=1, text="hm-aBcD", token_ids=[1])
+    parsers = CompletionParsers(ParserChoice(DashThinking, ACME), ParserChoice(UpperCalls, ACME))
+    parsers.split([output], "", [{}])
+    parsers.split([plain], "", None)
+    assert (plain.text, plain.reasoning, plain.tool_calls) == ("aBcD", "hm", [])
     assert (output.text, output.reasoning) == ("ac", "hm")
     assert [(call.id, call.name, call.arguments) for call in output.tool_calls] == [
         ("call_0", "B", "{}"), ("call_1", "D", "{}"),

@@ -45,13 +45,13 @@ def test_a_step_that_raises_is_a_typed_error_then_and_ever_after(tokenizer, inta
     core.script = echo
     for call in (
         lambda: frontend.generate(["fox"], WHOLE),
-        frontend.stats,
-        lambda: frontend.control(ResetPrefixCache()),
+        frontend.core.stats,
+        lambda: frontend.core.control(ResetPrefixCache()),
     ):
         with pytest.raises(EngineDeadError, match="out of smoke"):
             call()
     assert (core.num_steps, core.controls) == (num_steps, [])
-    frontend.close()
+    frontend.core.close()
     assert core.is_shut_down
 
 
@@ -68,7 +68,7 @@ def test_a_close_from_inside_a_call_ends_it_before_the_core_goes(tokenizer, inta
     was_shut_down = []
 
     def close(frontend):
-        frontend.close()
+        frontend.core.close()
         was_shut_down.append(core.is_shut_down)
 
     frontend, errors = with_hook(core, tokenizer, intake, close)
@@ -91,7 +91,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(tokenizer, inta
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
         child = os.fork()
     if child == 0:
-        frontend.close()
+        frontend.core.close()
         os._exit(7)
     deadline = time.monotonic() + 5
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:

@@ -162,10 +162,13 @@ def test_end_of_text_stops_unless_it_is_ignored(tokenizer, intake):
 def test_sampler_fields_are_resolved(tokenizer):
     intake = make(tokenizer, fields=FIELDS)
     params = SamplingParams(temperature=0.25, extra_args={"acme_bias": 1})
-    assert intake.admit("fox", params).requests[0].fields == {
-        "temperature": 0.25, "acme_bias": 1.0, "acme_on": False,
-    }  # fmt: skip
-    assert [field.name for field in intake.extra_fields] == ["acme_bias", "acme_on"]
+    resolved = intake.admit("fox", params).requests[0].params
+    assert resolved.extra_args == {"acme_bias": 1.0, "acme_on": False}
+    assert type(resolved.extra_args["acme_bias"]) is float
+    assert resolved.temperature == resolved.sampler_fields["temperature"] == 0.25
+    plain = make(tokenizer).admit("fox", SamplingParams(top_k=3)).requests[0].params
+    assert (plain.extra_args, plain.sampler_fields["top_k"]) == ({}, 3)
+    assert list(intake.extra_fields) == ["acme_bias", "acme_on"]
 
 
 @pytest.mark.parametrize(
@@ -350,6 +353,25 @@ def test_a_field_of_a_sampler_is_checked_wherever_it_comes_from(tokenizer):
     with pytest.raises(InvalidRequestError, match=r"from 0 to 1\.5") as caught:
         make(tokenizer, fields=fields).admit("fox", SamplingParams(temperature=2.0))
     assert caught.value.param == "temperature"
+    wide = make(tokenizer, fields=(RequestField("temperature", float, 1.0, 0.0, 100.0),))
+    assert wide.admit("fox", SamplingParams(temperature=2)).requests[0].params.temperature == 2.0
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        RequestField("temperature", float, 1.0, 0.5),
+        RequestField("top_k", int, 0, -1, 9),
+        RequestField("min_p", bool, False),
+        RequestField("min_tokens", int, 0, 3),
+        RequestField("seed", int, 0),
+    ],
+)
+def test_limits_of_a_sampler_that_are_narrower_than_the_parameters_are_checked(tokenizer, field):
+    params = SamplingParams(temperature=0.1, top_k=10, min_p=0.5)
+    with pytest.raises(InvalidRequestError, match=f"{field.name} must be a") as caught:
+        make(tokenizer, fields=(field,)).admit("fox", params)
+    assert caught.value.param == field.name
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), OSError("secret")])

@@ -6,8 +6,10 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models
 
-from quire.frontend.text.decoding import Decoding, PieceDecoding, WindowDecoding
+from quire.frontend.text.decoding import decoding_of
+from quire.frontend.text.pieces import PieceDecoding
 from quire.frontend.text.tokenizer import FastBackend, Tokenizer
+from quire.frontend.text.window import WindowDecoding
 
 REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 BYTES = {"type": "ByteFallback"}
@@ -53,20 +55,20 @@ NOT_FOLLOWED = [
 @pytest.mark.parametrize("steps", FOLLOWED)
 def test_what_a_stream_follows_is_decoded_by_it(steps):
     tokenizer = tokenizer_of(*steps)
-    assert type(Decoding.of(tokenizer.backend)) is PieceDecoding
+    assert type(decoding_of(tokenizer.backend)) is PieceDecoding
     check(tokenizer)
 
 
 @pytest.mark.parametrize("steps", NOT_FOLLOWED)
 def test_whatever_else_there_is_goes_through_a_window(steps):
     tokenizer = tokenizer_of(*steps)
-    assert type(Decoding.of(tokenizer.backend)) is WindowDecoding
+    assert type(decoding_of(tokenizer.backend)) is WindowDecoding
     check(tokenizer)
 
 
 def test_a_text_that_loses_its_end_cannot_be_streamed_exactly():
     tokenizer = tokenizer_of(REPLACE, BYTES, FUSE, STRIP | {"stop": 1})
-    assert type(Decoding.of(tokenizer.backend)) is WindowDecoding
+    assert type(decoding_of(tokenizer.backend)) is WindowDecoding
 
 
 def check(tokenizer):

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.text.decoding import ByteLevelDecoding, Decoding, PieceDecoding, WindowDecoding
+from quire.frontend.text.byte_level import ByteLevelDecoding
+from quire.frontend.text.decoding import decoding_of
+from quire.frontend.text.pieces import PieceDecoding
+from quire.frontend.text.window import WindowDecoding
 
 EXACT = {
     "byte_level": ByteLevelDecoding,
@@ -28,7 +31,7 @@ def stream_text(tokenizer, prompt, completion, skip=False):
 
 @pytest.mark.parametrize("family", EXACT)
 def test_the_decoder_is_read_from_the_description(families, family):
-    assert type(Decoding.of(families[family].backend)) is EXACT[family]
+    assert type(decoding_of(families[family].backend)) is EXACT[family]
 
 
 @pytest.mark.parametrize("family", EXACT)
@@ -130,7 +133,7 @@ def test_a_token_costs_the_same_at_any_length(families, family):
     """The work of one token is bounded: no stream looks at more than a few neighbours."""
     tokenizer = families[family]
     counter = CountingBackend(tokenizer.backend)
-    stream = Decoding.of(counter).stream([1, 2, 1], False)
+    stream = decoding_of(counter).stream([1, 2, 1], False)
     for token_id in [1, 2] * 1000:
         stream.feed(token_id)
     assert counter.max_decoded <= 25

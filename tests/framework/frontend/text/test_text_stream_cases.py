@@ -2,7 +2,9 @@
 
 import pytest
 
-from quire.frontend.text.text_stream import ByteLevelStream, PieceRules, PieceStream, WindowStream
+from quire.frontend.text.byte_level import ByteLevelStream
+from quire.frontend.text.pieces import PieceRules, PieceStream
+from quire.frontend.text.window import WindowStream
 
 PIECES = {
     1: "▁a",

@@ -17,7 +17,7 @@ from tokenizers import (
 
 from quire.errors import UnsupportedModelError
 from quire.frontend.text.byte_spelling import byte_level_bytes, single_byte
-from quire.frontend.text.decoding import Decoding
+from quire.frontend.text.decoding import decoding_of
 from quire.frontend.text.tokenizer import FastBackend
 from quire.frontend.text.vocabulary import parse_vocabulary, read_vocabulary
 
@@ -72,7 +72,7 @@ def test_the_tokens_of_a_text_spell_the_text(kind, request):
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
 def test_grammars_and_detokenizers_read_the_same_bytes(kind, request):
     tokenizer = request.getfixturevalue(kind)
-    decoding = Decoding.of(FastBackend(tokenizer))
+    decoding = decoding_of(FastBackend(tokenizer))
     tokens = spelled(read_vocabulary(tokenizer, [], tokenizer.get_vocab_size()))
     assert len(tokens) > 300
     for token_id, octets in tokens.items():

@@ -93,10 +93,11 @@ def test_a_request_crosses_unchanged():
         token_ids=[1, 2**31],
         params=SamplingParams(
             seed=2**63 - 1,
+            temperature=0.1 + 0.2,
+            extra_args={"odd": True},
             stop=("\n",),
             structured_outputs=StructuredOutputsParams(json={"a": [1, None, {"b": 1.5}]}),
         ),
-        fields={"temperature": 0.1 + 0.2, "odd": True},
         max_tokens=3,
         seed=2**63 - 1,
         stop_token_ids=(5, 6),

@@ -350,7 +350,7 @@ def test_sampling_fields_reach_the_engine(client, served):
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0, 0.5, 5, 0.1)
     assert (params.min_tokens, params.stop, params.stop_token_ids) == (2, ("script",), (7,))
     assert not params.skip_special_tokens
-    assert request.fields["warmth"] == 1.5
+    assert request.params.extra_args["warmth"] == 1.5
     assert request.cache_salt == "tenant-1"
     assert (request.priority, request.timeout_s) == (-3, 2.5)
 

@@ -1,4 +1,4 @@
-"""Deltas of one completion become pieces, and the pieces a full choice or an error."""
+"""Deltas of one completion become pieces, and a whole completion a full choice or an error."""
 
 import asyncio
 
@@ -7,29 +7,38 @@ from msgspec import UNSET
 
 from quire.errors import RequestFailedError
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.outputs import Delta, Logprob
+from quire.outputs import CompletionOutput, Delta, Logprob
 from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.completion_choice import (
     CompletionChoiceBuilder,
     ResponseOptions,
-    full_choice,
 )
 from quire.server.routes.generation import Generation
-from quire.server.wire.protocol import CompletionChoice
+from quire.server.wire.protocol import CompletionChoice, SamplingBody
 
 
 @pytest.fixture
-def read(frontend):
-    """Read deltas as the choice `index` of two prompts with n = 2."""
+def builder(frontend):
+    """Make the builder of the choice `index` of two prompts with n = 2."""
 
-    def run(*deltas, index=0, logprobs=None, echo=False, prompt_logprobs=False):
+    def make(index=0, logprobs=None, echo=False, prompt_logprobs=False):
         params = SamplingParams(n=2)
-        generation = Generation(frontend, LogprobBudget(), [{}, {}], params)
+        generation = Generation(frontend, LogprobBudget(), [{}, {}], params, None, SamplingBody())
         generation.encoded = [EncodedPrompt("ab", [300, 301]), EncodedPrompt("cde", [302])]
         options = ResponseOptions(logprobs, echo, prompt_logprobs)
-        builder = CompletionChoiceBuilder(index, generation, options)
-        return [builder.read(delta) for delta in deltas]
+        return CompletionChoiceBuilder(index, generation, options)
+
+    return make
+
+
+@pytest.fixture
+def read(builder):
+    """Read deltas as one choice."""
+
+    def run(*deltas, **fields):
+        reader = builder(**fields)
+        return [reader.read(delta) for delta in deltas]
 
     return run
 
@@ -88,42 +97,48 @@ def test_clients_get_two_finish_reasons(read, end, public):
     assert read(delta("x", end=end))[0].finish_reason == public
 
 
-def test_a_full_choice_is_its_pieces_joined(read):
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_full_choice_is_its_pieces_joined(builder, echo):
     own = {301: Logprob(-3.0, 9)}
-    pieces = read(
-        delta("x", rows=[None], logprobs=[ROW]),
-        delta("y", rows=[ROW], logprobs=[own]),
-        delta("z", end="stop", stop="!", logprobs=[]),
-        index=3, logprobs=0, prompt_logprobs=True,
+    fields = {"index": 3, "logprobs": 0, "prompt_logprobs": True, "echo": echo}
+    streamed = builder(**fields)
+    pieces = [
+        streamed.read(delta("x", rows=[None], logprobs=[ROW])),
+        streamed.read(delta("y", rows=[ROW], logprobs=[own])),
+        streamed.read(delta("z", end="stop", stop="!", logprobs=[])),
+    ]
+    output = CompletionOutput(
+        index=1, text="xyz", token_ids=[], logprobs=[ROW, own], finish_reason="stop",
+        stop_reason="!",
     )  # fmt: skip
-    whole = full_choice(pieces)
-    assert (whole.index, whole.text, whole.finish_reason, whole.stop_reason) == (
-        3, "xyz", "stop", "!",
-    )  # fmt: skip
-    assert whole.logprobs.token_logprobs == [-1.0, -3.0]
+    whole = builder(**fields).read_whole(output, [None, ROW])
+    assert (whole.index, whole.finish_reason, whole.stop_reason) == (3, "stop", "!")
+    assert whole.text == "".join(piece.text for piece in pieces) == "cde" * echo + "xyz"
+    shown = [piece.logprobs for piece in pieces]
+    logprobs = [logprob for each in shown for logprob in each.token_logprobs]
+    assert sorted(whole.logprobs.token_logprobs, key=str) == sorted(logprobs, key=str)
+    assert whole.logprobs.token_logprobs == [*[None, -1.0] * echo, -1.0, -3.0]
     assert whole.prompt_logprobs == [None, ROW]
-    plain = full_choice([CompletionChoice(index=0, text="x", finish_reason="length")])
-    assert (plain.logprobs, plain.prompt_logprobs, plain.stop_reason) == (None, UNSET, None)
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [],
-        [CompletionChoice(index=0, text="x")],
-        [
-            CompletionChoice(index=0, text="x", finish_reason="stop"),
-            CompletionChoice(index=0, text="y"),
-        ],
-    ],
-)
-def test_a_choice_without_an_end_is_an_error(pieces):
+def test_a_full_choice_has_what_was_asked_for(builder):
+    output = CompletionOutput(index=0, text="x", token_ids=[1], finish_reason="length")
+    plain = builder().read_whole(output, None)
+    assert plain == CompletionChoice(index=0, text="x", finish_reason="length")
+    assert plain.prompt_logprobs is UNSET
+
+
+@pytest.mark.parametrize("end", [None, "abort", "error"])
+def test_a_choice_without_an_end_is_an_error(builder, end):
+    output = CompletionOutput(index=0, text="x", token_ids=[1], finish_reason=end)
     with pytest.raises(RequestFailedError, match="without a finish reason"):
-        full_choice(pieces)
+        builder().read_whole(output, None)
 
 
 def test_a_generation_that_has_not_started_has_no_prompts(frontend):
-    generation = Generation(frontend, LogprobBudget(), [{"prompt": "x"}], SamplingParams())
+    generation = Generation(
+        frontend, LogprobBudget(), [{"prompt": "x"}], SamplingParams(), None, SamplingBody()
+    )
     assert generation.encoded == []
     assert asyncio.run(first(generation)) == ["x"]
 

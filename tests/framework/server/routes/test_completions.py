@@ -14,6 +14,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.echo import Echo
 from quire.server.routes.generation import Generation
+from quire.server.wire.protocol import SamplingBody
 
 
 def complete(client, prompt="Once", **fields):
@@ -249,7 +250,9 @@ def test_one_wrong_prompt_stops_the_others(client, served, wait_for):
 def test_many_short_prompts_leave_the_event_loop_alone(served):
     served.texts.by_prompt = {"": "x"}
     prompts = [{"prompt": "the " * 250}] * 256  # 256,000 characters
-    generation = Generation(served.frontend, LogprobBudget(), prompts, SamplingParams(max_tokens=1))
+    params = SamplingParams(max_tokens=1)
+    body = SamplingBody()
+    generation = Generation(served.frontend, LogprobBudget(), prompts, params, None, body)
 
     async def run():
         return [index async for index, _ in generation.deltas()]

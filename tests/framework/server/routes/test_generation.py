@@ -10,23 +10,25 @@ from server_parts import Texts, make_frontend
 from quire.errors import GrammarError, OverloadedError, RequestFailedError
 from quire.frontend.intake.intake import Intake
 from quire.messages import ErrorReport
-from quire.outputs import Delta
+from quire.outputs import CompletionOutput, Delta
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.generation import LARGE, Generation, merged
+from quire.server.routes.generation import LARGE, Generation, end_of
 from quire.server.wire.http_errors import HTTPError
+from quire.server.wire.protocol import SamplingBody
+
+BODY = SamplingBody()
 
 
 def prompts_of(*texts):
     return [{"prompt": text} for text in texts]
 
 
-def start(frontend, *texts, budget=None, n=1, max_tokens=None, **fields):
-    own = {
-        name: fields.pop(name) for name in ("constraint_field", "is_prompt_only") if name in fields
-    }
+def start(frontend, *texts, budget=None, n=1, max_tokens=None, body=BODY, **fields):
+    own = {"is_prompt_only": fields.pop("is_prompt_only", False)}
     params = SamplingParams(n=n, max_tokens=max_tokens, **fields)
-    return Generation(frontend, budget or LogprobBudget(), prompts_of(*texts), params, **own)
+    budget = budget or LogprobBudget()
+    return Generation(frontend, budget, prompts_of(*texts), params, None, body, **own)
 
 
 async def read(generation):
@@ -188,13 +190,59 @@ def test_many_candidates_are_worked_on_beside_the_event_loop(frontend, num, is_l
     prompt = {"prompt_token_ids": [300] * 64}
     width = 16 if num == LARGE else 17
     params = SamplingParams(max_tokens=1, prompt_logprobs=width - 1)
-    generation = Generation(frontend, LogprobBudget(), [prompt], params)
+    generation = Generation(frontend, LogprobBudget(), [prompt], params, None, BODY)
     asyncio.run(read(generation))
     assert generation.is_large is is_large
     rows = [None] * (num // width if num == LARGE else 61)
     delta = Delta(index=0, text="", token_ids=[], prompt_logprobs=rows)
     assert generation.is_large_delta(delta) is is_large
     assert not generation.is_large_delta(Delta(index=0, text="x" * 9999, token_ids=[1]))
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"is_prompt_only": True, "logprobs": 0}])
+def test_the_whole_outputs_are_the_deltas_joined(frontend, core, fields):
+    core.script.by_prompt = {"red": ["r0 and more", "r1"], "blue": ["", "b1"]}
+    texts, logprobs, ends = [""] * 4, [[] for _ in range(4)], [None] * 4
+    for index, delta in asyncio.run(read(start(frontend, "red", "blue", n=2, **fields))):
+        texts[index] += delta.text
+        logprobs[index] += delta.logprobs or []
+        ends[index] = delta.finish_reason
+    generation = start(frontend, "red", "blue", n=2, **fields)
+    outputs = asyncio.run(generation.outputs())
+    assert [output.text for output in outputs] == texts
+    assert [output.logprobs or [] for output in outputs] == logprobs
+    assert [output.finish_reason for output in outputs] == ends
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    assert generation.usage().completion_tokens == num_tokens
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_choice_of_a_prompt_has_its_log_probabilities(frontend, n):
+    generation = start(frontend, "red", "blue and green", n=n, prompt_logprobs=1)
+    asyncio.run(generation.outputs())
+    rows = [generation.prompt_logprobs(choice) for choice in range(2 * n)]
+    given = [None if each is None else len(each) for each in rows]
+    lengths = [len(frontend.tokenizer.encode(text)) for text in ("red", "blue and green")]
+    assert given == [value for length in lengths for value in (length, None)[:n]]
+    generation.release()
+    plain = start(frontend, "red")
+    asyncio.run(plain.outputs())
+    assert plain.prompt_logprobs(0) is None
+
+
+def test_a_long_completion_is_worked_on_beside_the_event_loop(frontend, core):
+    core.script.by_prompt = {"red": "word " * 30}
+    for fields, is_large in (({}, False), ({"logprobs": 20}, True)):
+        generation = start(frontend, "red", **fields)
+        asyncio.run(generation.outputs())
+        assert generation.is_large is is_large
+
+
+@pytest.mark.parametrize("end", [None, "abort", "error"])
+def test_a_completion_without_an_end_is_an_error(end):
+    output = CompletionOutput(index=0, text="half", token_ids=[1], finish_reason=end)
+    with pytest.raises(RequestFailedError, match="without a finish reason"):
+        end_of(output)
 
 
 def test_an_echo_alone_shows_and_costs_no_token(frontend):
@@ -222,7 +270,10 @@ def test_a_refused_constraint_names_the_field_that_set_it(tokenizer, param):
     frontend.intake = Intake(tokenizer, max_model_len=64, vocab_size=size, check_grammar=refuse)
     constraint = StructuredOutputsParams(regex="x")
     generation = start(
-        frontend, "red", structured_outputs=constraint, constraint_field="response_format"
+        frontend,
+        "red",
+        structured_outputs=constraint,
+        body=SamplingBody(response_format={"type": "json_object"}),
     )
     with pytest.raises(GrammarError) as caught:
         asyncio.run(read(generation))
@@ -240,64 +291,5 @@ def test_between_any_two_prompts_others_have_their_turn(frontend):
             seen.add(len(watched.streams))
             await asyncio.sleep(0)
         assert seen == set(range(51))
-
-    asyncio.run(main())
-
-
-async def items(*values, error=None, wait=False):
-    for value in values:
-        await asyncio.sleep(0)
-        yield value
-    if wait:
-        await asyncio.Event().wait()
-    if error is not None:
-        raise error
-
-
-def test_streams_are_merged_as_they_come():
-    async def main():
-        pairs = [pair async for pair in merged([items(1, 2), items(), items(3)])]
-        assert sorted(pairs) == [(0, 1), (0, 2), (2, 3)]
-        assert [pair async for pair in merged([items(1, 2)])] == [(0, 1), (0, 2)]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("num_others", [0, 2])
-def test_an_error_in_one_stream_is_raised_behind_its_items_and_ends_the_others(num_others):
-    async def main():
-        streams = [items(1, error=KeyError("x")), *(items(wait=True) for _ in range(num_others))]
-        pairs = merged(streams)
-        assert await anext(pairs) == (0, 1)
-        with pytest.raises(KeyError):
-            await anext(pairs)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-
-
-def test_a_reader_that_leaves_leaves_nothing_running():
-    async def main():
-        async with aclosing(merged([items(1, wait=True), items(2, wait=True)])) as pairs:
-            await anext(pairs)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-
-
-def test_a_slow_reader_holds_the_streams_up():
-    taken = []
-
-    async def endless():
-        for i in range(1000):
-            taken.append(i)
-            yield i
-
-    async def main():
-        async with aclosing(merged([endless(), endless()])) as pairs:
-            await anext(pairs)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert len(taken) < 20
 
     asyncio.run(main())

@@ -4,9 +4,7 @@ import pytest
 from asgi_parts import get, post
 
 from quire.config import ServerSettings
-from quire.errors import UnknownModelError
 from quire.server.app import create_app
-from quire.server.routes.models import ResolvedModel, resolve_model
 
 
 @pytest.fixture
@@ -37,17 +35,6 @@ def test_a_name_that_is_not_served_is_not_found(app):
     assert (wire.status, wire.error["code"], wire.error["param"]) == (
         404, "model_not_found", "model",
     )  # fmt: skip
-
-
-def test_a_request_gets_what_it_names(frontend):
-    assert (
-        resolve_model(frontend, None)
-        == resolve_model(frontend, "demo")
-        == ResolvedModel("demo", None)
-    )
-    assert resolve_model(frontend, "pirate") == ResolvedModel("pirate", "pirate")
-    with pytest.raises(UnknownModelError):
-        resolve_model(frontend, "")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])

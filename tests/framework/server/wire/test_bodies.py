@@ -66,7 +66,7 @@ def test_depth_is_looked_for_in_every_branch():
 
 def test_braces_and_brackets_are_counted_together(monkeypatch):
     monkeypatch.setattr(bodies, "MAX_BRACKETS", 5)
-    assert decode(b'{"a":[{},{},[]]}', Text).raw == {"a": [{}, {}, []]}
+    assert decode(b'{"a":[{},{},[]]}', Text).undeclared == {"a": [{}, {}, []]}
     for body in (b'{"a":[{},{},[],{}]}', b'{"a":[{},{},[],[]]}'):
         with pytest.raises(InvalidRequestError, match="more than 5 opening"):
             decode(body, Text)
@@ -89,7 +89,8 @@ def test_what_is_no_object_is_refused(body, said):
 
 def test_a_body_keeps_what_its_type_lacks_and_its_size():
     body = decode(b'{"text": "a", "more": 1}', Text)
-    assert (body.typed.text, body.raw, body.num_bytes) == ("a", {"text": "a", "more": 1}, 24)
+    assert (body.typed.text, body.undeclared, body.num_bytes) == ("a", {"more": 1}, 24)
+    assert decode(b"{}", Text).undeclared == {}
 
 
 @pytest.mark.parametrize(("num_bytes", "is_large"), [(LARGE_BYTES - 1, False), (LARGE_BYTES, True)])

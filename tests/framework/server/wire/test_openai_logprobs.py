@@ -1,6 +1,6 @@
 """Log probabilities lose no candidate, and their offsets are positions in the text."""
 
-from quire.outputs import Delta, Logprob
+from quire.outputs import Logprob
 from quire.server.wire.openai_logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -14,15 +14,14 @@ def token_of(tokenizer, octets):
     return next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == octets)
 
 
-def delta_of(*positions):
-    rows = [{i: Logprob(number, 1, "") for i, number in row.items()} for row in positions]
-    return Delta(index=0, text="", token_ids=[next(iter(row)) for row in rows], logprobs=rows)
+def rows_of(*positions):
+    return [{i: Logprob(number, 1, "") for i, number in row.items()} for row in positions]
 
 
 def test_parts_of_characters_are_told_apart_by_their_bytes(tokenizer):
     first, second, third = (token_of(tokenizer, octet) for octet in (b"\xf0", b"\xe2", b"\x9f"))
     shown, _ = completion_logprobs(
-        delta_of({first: -0.5, second: -1.0, third: -2.0}), 3, 0, tokenizer
+        rows_of({first: -0.5, second: -1.0, third: -2.0}), 3, 0, tokenizer
     )
     assert shown.tokens == [r"bytes:\xf0"]
     assert shown.top_logprobs == [{r"bytes:\xf0": -0.5, r"bytes:\xe2": -1.0, r"bytes:\x9f": -2.0}]
@@ -31,17 +30,15 @@ def test_parts_of_characters_are_told_apart_by_their_bytes(tokenizer):
 def test_offsets_count_the_characters_of_the_text(tokenizer):
     text = "a\U0001f327b"
     ids = [token_of(tokenizer, bytes([octet])) for octet in text.encode()]
-    shown, end = completion_logprobs(delta_of(*({i: -1.0} for i in ids)), 0, 5, tokenizer)
+    shown, end = completion_logprobs(rows_of(*({i: -1.0} for i in ids)), 0, 5, tokenizer)
     assert shown.tokens[0] == "a"
     assert shown.text_offset == [5, 6, 7, 7, 7, 7]  # a character is where its first byte is
     assert end == 5 + len(text)
-    silent = Delta(index=0, text="x", token_ids=[1])
-    assert completion_logprobs(silent, 0, 5, tokenizer) == (None, 5)
 
 
 def test_chats_have_the_bytes_beside_the_text(tokenizer):
     part = token_of(tokenizer, b"\xf0")
-    (position,) = chat_logprobs(delta_of({part: -0.5}), 1, tokenizer).content
+    (position,) = chat_logprobs(rows_of({part: -0.5}), 1, tokenizer).content
     assert (position.token, position.bytes) == ("\ufffd", [0xF0])
 
 
@@ -49,10 +46,10 @@ def test_the_chosen_token_is_shown_whether_or_not_it_is_likely(tokenizer):
     a, b, c = (token_of(tokenizer, octet) for octet in (b"a", b"b", b"c"))
     row = {a: -5.0, b: -1.0, c: -2.0}
     for num_top, top in ((0, {}), (1, {"b": -1.0}), (2, {"b": -1.0, "c": -2.0})):
-        shown, _ = completion_logprobs(delta_of(row), num_top, 0, tokenizer)
+        shown, _ = completion_logprobs(rows_of(row), num_top, 0, tokenizer)
         assert (shown.tokens, shown.token_logprobs) == (["a"], [-5.0])
         assert shown.top_logprobs == [top | {"a": -5.0}]
-        (position,) = chat_logprobs(delta_of(row), num_top, tokenizer).content
+        (position,) = chat_logprobs(rows_of(row), num_top, tokenizer).content
         assert (position.token, position.logprob) == ("a", -5.0)
         assert {found.token: found.logprob for found in position.top_logprobs} == top
 
@@ -65,7 +62,7 @@ def test_of_two_tokens_of_one_text_the_more_likely_is_shown(tokenizer):
             return {1: b"x", 2: b"x", 3: b"y"}[token_id]
 
     row = {3: -9.0, 1: -1.0, 2: -2.0}
-    shown, _ = completion_logprobs(delta_of(row), 3, 0, Same())
+    shown, _ = completion_logprobs(rows_of(row), 3, 0, Same())
     assert shown.top_logprobs == [{"x": -1.0, "y": -9.0}]
 
 
@@ -78,8 +75,8 @@ def test_characters_are_counted_where_they_begin():
 
 def test_pieces_are_joined_in_their_order(tokenizer):
     a, b = (token_of(tokenizer, octet) for octet in (b"a", b"b"))
-    first, offset = completion_logprobs(delta_of({a: -1.0}), 0, 5, tokenizer)
-    second, _ = completion_logprobs(delta_of({b: -2.0}, {a: -3.0}), 0, offset, tokenizer)
+    first, offset = completion_logprobs(rows_of({a: -1.0}), 0, 5, tokenizer)
+    second, _ = completion_logprobs(rows_of({b: -2.0}, {a: -3.0}), 0, offset, tokenizer)
     whole = joined([first, second])
     assert whole.tokens == ["a", "b", "a"]
     assert whole.token_logprobs == [-1.0, -2.0, -3.0]

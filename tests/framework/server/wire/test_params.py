@@ -6,18 +6,14 @@ from quire.errors import InvalidRequestError
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.wire.params import (
     MAX_STOP_TOKEN_IDS,
-    constraint_field,
     includes_usage,
-    one_constraint,
-    prompt_parts,
-    response_constraint,
+    prompt_with_options,
     sampling_params,
 )
 from quire.server.wire.protocol import SamplingBody, StreamOptions
 
 NOTHING = {
-    "max_tokens": None, "logprobs": None, "prompt_logprobs": None, "structured_outputs": None,
-    "extra_args": {},
+    "max_tokens": None, "logprobs": None, "prompt_logprobs": None, "extra_args": {},
 }  # fmt: skip
 
 
@@ -53,12 +49,21 @@ def test_each_field_arrives_by_itself(name, value):
 
 
 def test_what_the_routes_work_out_arrives_too():
-    constraint = StructuredOutputsParams(regex="x")
-    given = {
-        "max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "structured_outputs": constraint,
-        "extra_args": {"warmth": 1},
-    }  # fmt: skip
+    given = {"max_tokens": 5, "logprobs": 0, "prompt_logprobs": 3, "extra_args": {"warmth": 1}}
     assert sampling_params(SamplingBody(), **given) == SamplingParams(**given)
+
+
+def test_one_constraint_arrives_whichever_field_sets_it():
+    call = StructuredOutputsParams(regex="call")
+    forced = sampling_params(SamplingBody(), **NOTHING, forced_call=call)
+    assert forced.structured_outputs is call
+    assert params(structured_outputs={"regex": "x"}).structured_outputs.regex == "x"
+    assert params(response_format={"type": "json_object"}).structured_outputs.json_object
+    plain = SamplingBody(response_format={"type": "text"})
+    assert sampling_params(plain, **NOTHING, forced_call=call).structured_outputs is call
+    for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {}}):
+        with pytest.raises(InvalidRequestError):
+            sampling_params(SamplingBody(**fields), **NOTHING, forced_call=call)
 
 
 def test_so_many_stop_ids_are_taken_and_no_more():
@@ -70,61 +75,15 @@ def test_so_many_stop_ids_are_taken_and_no_more():
 
 @pytest.mark.parametrize("adds", [True, False])
 def test_a_prompt_has_its_salt_and_a_text_its_special_tokens(adds):
-    assert prompt_parts("x", SamplingBody(), adds) == {"prompt": "x", "add_special_tokens": adds}
+    assert prompt_with_options("x", SamplingBody(), adds) == {
+        "prompt": "x",
+        "add_special_tokens": adds,
+    }
     salted = SamplingBody(cache_salt="")
-    assert prompt_parts([1, 2], salted, adds) == {"prompt_token_ids": [1, 2], "cache_salt": ""}
-
-
-@pytest.mark.parametrize(
-    ("asked", "constraint"),
-    [
-        (None, None),
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, StructuredOutputsParams(json_object=True)),
-        ({"type": "json_schema", "json_schema": {"schema": {}}}, StructuredOutputsParams(json={})),
-        (
-            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}},
-            StructuredOutputsParams(json={"type": "null"}),
-        ),
-    ],
-)
-def test_a_response_format_is_a_constraint(asked, constraint):
-    assert response_constraint(asked) == constraint
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({}, "response_format.type"),
-        ({"type": "xml"}, "response_format.type"),
-        ({"type": "json_schema"}, "response_format.json_schema"),
-        ({"type": "json_schema", "json_schema": []}, "response_format.json_schema"),
-        ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema"),
-        (
-            {"type": "json_schema", "json_schema": {"schema": None}},
-            "response_format.json_schema.schema",
-        ),
-    ],
-)
-def test_a_response_format_that_is_none_is_named(asked, param):
-    with pytest.raises(InvalidRequestError) as caught:
-        response_constraint(asked)
-    assert caught.value.param == param
-
-
-def test_constraints_exclude_each_other():
-    one, other = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="b")
-    assert one_constraint() is one_constraint(None, None) is None
-    assert one_constraint(None, one, None) is one
-    for several in ((one, other), (one, None, other), (one, one, other)):
-        with pytest.raises(InvalidRequestError, match="exclude each other") as caught:
-            one_constraint(*several)
-        assert caught.value.param == "response_format"
-
-
-def test_a_constraint_error_names_the_field_that_is_there():
-    assert constraint_field(None) == "structured_outputs"
-    assert constraint_field({"type": "text"}) == constraint_field({}) == "response_format"
+    assert prompt_with_options([1, 2], salted, adds) == {
+        "prompt_token_ids": [1, 2],
+        "cache_salt": "",
+    }
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [(True, True), (False, False), (None, False)])
