@@ -97,8 +97,7 @@ class Meter:
 
 def parts_of(llm: LLM) -> list[Part]:
     """Return the functions of a step, each with the name of its part."""
-    worker = llm._engine.core.executor._worker  # type: ignore[union-attr]
-    runner: ModelRunner = worker._runner
+    runner: ModelRunner = llm._engine.core.runner  # type: ignore[union-attr]
     return [
         Part(_BatchRun, "_apply_outputs", "outputs"),
         Part(EngineCore, "step", "loop"),

@@ -24,11 +24,23 @@ FRAGILE = """
     class Fragile(InProcessExecutor):
         num_steps = 0
 
-        def execute(self, plan):
-            self.num_steps += 1
-            if self.num_steps == 3:
-                raise RuntimeError("out of smoke")
-            super().execute(plan)
+        def start(self):
+            worker = super().start()
+            allocate = worker.allocate
+            worker.allocate = lambda plan: self.fragile(allocate(plan))
+            return worker
+
+        def fragile(self, runner):
+            execute = runner.execute
+
+            def execute_twice(plan):
+                self.num_steps += 1
+                if self.num_steps == 3:
+                    raise RuntimeError("out of smoke")
+                execute(plan)
+
+            runner.execute = execute_twice
+            return runner
 
     @hookimpl
     def register_executors(registry):

@@ -10,8 +10,7 @@ from kv_contents import KVContents
 from kv_memory import KVMemory
 
 from quire.engine.kv_cache.block_pool import BlockPool
-from quire.interfaces.executor import Executor, WorkerLaunch
-from quire.interfaces.kv_cache import KVPlan
+from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
 from quire.messages import (
     ErrorReport,
     RowBitmask,
@@ -22,7 +21,6 @@ from quire.messages import (
     StepResult,
     TokenLogprobs,
     WorkerControl,
-    WorkerInfo,
 )
 
 CURSED = 9  # a token that the model cannot compute
@@ -57,7 +55,7 @@ class Flight:
     written: set[int] = field(default_factory=set)
 
 
-class CheckingExecutor(Executor):
+class CheckingExecutor(Executor, StepRunner):
     """One worker whose model draws what `KVContents` says, and that trusts no plan.
 
     Args:
@@ -95,10 +93,8 @@ class CheckingExecutor(Executor):
         self.bound: set[int] = set()
         self._unmasked: set[int] = set()
 
-    def start(self) -> WorkerInfo:
-        return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
-
-    def allocate(self, plan: KVPlan) -> None: ...
+    def start(self) -> Worker:
+        raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:
         self._may_be_interrupted("execute")

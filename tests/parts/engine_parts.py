@@ -12,7 +12,7 @@ from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import GrammarError
-from quire.interfaces.executor import Executor, WorkerLaunch
+from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
 from quire.interfaces.kv_cache import KVLayer, KVPlan
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import (
@@ -24,7 +24,6 @@ from quire.messages import (
     StepPlan,
     StepResult,
     WorkerControl,
-    WorkerInfo,
 )
 from quire.sampling_params import SamplingParams
 from quire.testing.whole_context import WholeContext
@@ -38,7 +37,7 @@ def make_plan(num_blocks: int, block_size: int = BLOCK_SIZE, num_layers: int = 2
     return fixed_plan([WholeContext(layer, block_size, "float32") for layer in layers], num_blocks)
 
 
-class CountingExecutor(Executor):
+class CountingExecutor(Executor, StepRunner):
     """Workers that sample `last known token + 1` and check every plan against their own state."""
 
     def __init__(self, vocab_size: int = 1000, fail_on: int | None = None) -> None:
@@ -55,10 +54,8 @@ class CountingExecutor(Executor):
         self.num_checks = 0
         self.is_shut_down = False
 
-    def start(self) -> WorkerInfo:
-        return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
-
-    def allocate(self, plan: KVPlan) -> None: ...
+    def start(self) -> Worker:
+        raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:
         for given in plan.assignments:
@@ -194,7 +191,7 @@ def make_core(
     executor, grammars = CountingExecutor(fail_on=fail_on), ScriptedGrammars()
     scheduler = make_scheduler(num_blocks, **settings)
     return (
-        EngineCore(scheduler, executor, grammars, async_scheduling=async_scheduling),
+        EngineCore(scheduler, executor, executor, grammars, async_scheduling=async_scheduling),
         executor,
         grammars,
     )

@@ -79,7 +79,11 @@ class EngineTrial:
         self.executor = CheckingExecutor(memory, kv.pool, worker)
         self.grammars = CountingGrammars()
         self.core = EngineCore(
-            self.scheduler, self.executor, self.grammars, async_scheduling=scene.async_scheduling
+            self.scheduler,
+            self.executor,
+            self.executor,
+            self.grammars,
+            async_scheduling=scene.async_scheduling,
         )
         self.completions: dict[str, CompletionState] = {}
         self.versions: Counter[str] = Counter()

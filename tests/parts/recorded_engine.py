@@ -18,7 +18,7 @@ AS_ON_A_GPU = {
 
 
 def runner_of(llm: LLM) -> ModelRunner:
-    return llm._running.core.executor._worker._ready_runner()
+    return llm._running.core.runner
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def record(llm: LLM, sizes: list[int]) -> RecordedRuns:
 
 def capture(llm: LLM, sizes: list[int], capturer: StepCapture) -> None:
     runner = runner_of(llm)
-    vocab_size = llm._running.core.executor._worker.composition.description.vocab_size
+    vocab_size = llm._running.core.runner.description.vocab_size
     graphs = DecodeGraphs(
         runner.device_inputs,
         runner.pipeline,

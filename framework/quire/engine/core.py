@@ -9,13 +9,14 @@ from quire.engine.grammar.grammars import Grammars
 from quire.engine.request import Request, Status
 from quire.engine.results import failed_output, report_of
 from quire.engine.scheduling.scheduler import Scheduler
+from quire.engine.stopped_runner import StoppedRunner
 from quire.errors import (
     CapacityError,
     InvalidRequestError,
     OverloadedError,
     RequestFailedError,
 )
-from quire.interfaces.executor import Executor
+from quire.interfaces.executor import Executor, StepRunner
 from quire.messages import (
     Control,
     EngineOutput,
@@ -33,14 +34,15 @@ STORE_POLL_S = 0.001
 
 
 class EngineCore:
-    """One scheduler and one executor, driven by four methods: add, abort, step, control.
+    """One scheduler and one runner of steps, driven by four methods: add, abort, step, control.
 
-    Not thread-safe: one thread calls it. The executor hides whether the workers run in this process
+    Not thread-safe: one thread calls it. The runner hides whether the workers run in this process
     or in others.
 
     Args:
         scheduler: Scheduler that plans the steps.
-        executor: Executor that runs the plans.
+        executor: Executor that has started the workers.
+        runner: Runner of the workers' steps.
         grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
             device never waits for the host. Outputs then come one step later.
@@ -50,12 +52,14 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         executor: Executor,
+        runner: StepRunner,
         grammars: Grammars,
         *,
         async_scheduling: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self.runner = runner
         self.grammars = grammars
         self._max_in_flight = 1 if async_scheduling else 0
         self._in_flight: deque[StepPlan] = deque()  # launched, results not collected yet
@@ -124,7 +128,7 @@ class EngineCore:
         if isinstance(message, ResetPrefixCache):
             self.scheduler.reset_prefix_cache()
             return None
-        return self.executor.control(message)
+        return self.runner.control(message)
 
     def stats(self) -> EngineStats:
         """Return the current statistics."""
@@ -150,6 +154,7 @@ class EngineCore:
         self.grammars.shutdown()
         if self.scheduler.transfers is not None:
             self.scheduler.transfers.store.shutdown()
+        self.runner = StoppedRunner()
         self.executor.shutdown()
 
     def _only_polls(self, plan: StepPlan) -> bool:
@@ -184,23 +189,23 @@ class EngineCore:
         """
         masks: Sequence[RowBitmask] = ()
         if not self._num_grammars:
-            self.executor.execute(plan)
+            self.runner.execute(plan)
         elif not self._in_flight:
             has_masks = self._request_masks(plan)
-            self.executor.execute(plan)
+            self.runner.execute(plan)
             masks = self._collect_masks() if has_masks else ()
         else:
-            self.executor.execute(plan)
+            self.runner.execute(plan)
             while self._in_flight:
                 self._complete_step(outputs)
             masks = self._collect_masks() if self._request_masks(plan) else ()
-        self.executor.sample(plan.plan_id, masks)
+        self.runner.sample(plan.plan_id, masks)
         self._in_flight.append(plan)
 
     def _complete_step(self, outputs: list[EngineOutput]) -> None:
         """Wait for the tokens of the oldest step in flight and apply them."""
         plan = self._in_flight.popleft()
-        result = self.executor.collect(plan.plan_id)
+        result = self.runner.collect(plan.plan_id)
         constrained = self._requests_with_grammar(plan) if self._num_grammars else {}
         fresh = self.scheduler.update(plan, result)
         outputs += fresh

@@ -1,9 +1,10 @@
-"""The interface of an executor, which starts workers and sends them steps.
+"""The interface of an executor, which starts workers; quire implements the workers themselves.
 
-An executor starts workers and carries messages; quire implements the worker itself. A step has
-three phases: `execute` launches the forward pass, `sample` launches sampling, and `collect` waits
-for the sampled tokens. So grammar masks can be computed while the model runs, and the next step can
-be launched before the tokens of this one have reached the host.
+An executor starts workers and returns them as one. A worker loads the weights and allocates the KV
+cache, which returns the runner of its steps. A step has three phases: `execute` launches the
+forward pass, `sample` launches sampling, and `collect` waits for the sampled tokens. So grammar
+masks can be computed while the model runs, and the next step can be launched before the tokens of
+this one have reached the host.
 """
 
 from __future__ import annotations
@@ -25,16 +26,8 @@ class ExecutorCapabilities:
     max_tensor_parallel_size: int = 1
 
 
-class Worker(ABC):
-    """One device's shard of the model. Implemented by quire and called by an executor."""
-
-    @abstractmethod
-    def load(self) -> WorkerInfo:
-        """Build the model and load its weights."""
-
-    @abstractmethod
-    def allocate(self, plan: KVPlan) -> None:
-        """Allocate the KV cache, and prepare for steps."""
+class StepRunner(ABC):
+    """Runs the steps of a worker whose KV cache is allocated; all calls come from one thread."""
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> None:
@@ -51,6 +44,27 @@ class Worker(ABC):
     @abstractmethod
     def control(self, command: WorkerControl) -> Any:
         """Run a command between two steps, and return its result."""
+
+
+class Worker(ABC):
+    """One device's shard of the model, or several workers that an executor returns as one."""
+
+    @abstractmethod
+    def load(self) -> WorkerInfo:
+        """Build the model and load its weights.
+
+        Returns:
+            For several workers, the smallest memory of all of them.
+        """
+
+    @abstractmethod
+    def allocate(self, plan: KVPlan) -> StepRunner:
+        """Allocate the KV cache, and prepare for steps.
+
+        Returns:
+            The runner of the steps. For several workers, its calls reach each of them, and results
+            are those of rank 0.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -83,46 +97,25 @@ class WorkerLaunch:
 
 
 class Executor(ABC):
-    """Starts workers and forwards calls to them."""
+    """Starts workers, checks that they are alive, and stops them."""
 
     def __init__(self, launch: WorkerLaunch) -> None:
         self.launch = launch
 
     @abstractmethod
-    def start(self) -> WorkerInfo:
-        """Start the workers and load the weights.
+    def start(self) -> Worker:
+        """Start the workers, and return them as one.
 
-        Returns:
-            The smallest memory of all workers, and the parts that failed to load on any of them.
-            A part that failed on one worker is disabled on all workers.
+        Raises:
+            EngineDeadError: They are running already.
         """
-
-    @abstractmethod
-    def allocate(self, plan: KVPlan) -> None:
-        """Allocate the KV cache on every worker."""
-
-    @abstractmethod
-    def execute(self, plan: StepPlan) -> None:
-        """Launch the forward pass of a step on every worker."""
-
-    @abstractmethod
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the sampling of a step whose forward pass was launched."""
-
-    @abstractmethod
-    def collect(self, plan_id: int) -> StepResult:
-        """Wait for the sampled tokens of a step; steps are collected in launch order."""
-
-    @abstractmethod
-    def control(self, command: WorkerControl) -> Any:
-        """Run a command on every worker between two steps; return the first worker's result."""
 
     @abstractmethod
     def check_health(self) -> None:
         """Check that every worker is alive. Called while the engine is idle; never blocks.
 
         Raises:
-            EngineDeadError: A worker is dead.
+            EngineDeadError: A worker is dead, or none is running.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import SettingsError
-from quire.interfaces.executor import Executor, Worker, WorkerGrid, WorkerLaunch
+from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerGrid, WorkerLaunch
 from quire.interfaces.kv_cache import KVPlan
 from quire.launch.cache_root import cache_root
 from quire.launch.composing import Composed
@@ -33,25 +33,28 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     check_store_options(composed)  # before the weights, which take long to load
     executor = _make_executor(settings, composition, composed.plugins)
     try:
-        info = executor.start()
-        plan = _allocate(composed, executor, info.available_kv_bytes)
+        worker = executor.start()
+        info = worker.load()
+        plan, runner = _allocate(composed, worker, info.available_kv_bytes)
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
         scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
-        core = EngineCore(scheduler, executor, grammars, async_scheduling=async_scheduling)
+        core = EngineCore(scheduler, executor, runner, grammars, async_scheduling=async_scheduling)
     except BaseException:
         executor.shutdown()
         raise
     return core, Started(plan.max_model_len)
 
 
-def _allocate(composed: Composed, executor: Executor, available_bytes: int) -> KVPlan:
+def _allocate(
+    composed: Composed, worker: Worker, available_bytes: int
+) -> tuple[KVPlan, StepRunner]:
     """Plan and allocate the KV cache in the memory that the weights leave free."""
     settings, composition = composed.settings, composed.composition
     plan = plan_memory(settings, composition, composed.plugins.registries, available_bytes)
-    executor.allocate(plan)
+    runner = worker.allocate(plan)
     log_memory(plan)
-    return plan
+    return plan, runner
 
 
 def _make_scheduler(composed: Composed, plan: KVPlan) -> Scheduler:

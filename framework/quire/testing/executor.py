@@ -13,7 +13,7 @@ that it may run in another thread or process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from quire.errors import EngineDeadError, RefusedError
 from quire.interfaces.executor import (
     Executor,
     ExecutorCapabilities,
+    StepRunner,
     Worker,
     WorkerGrid,
     WorkerLaunch,
@@ -44,22 +45,14 @@ from quire.messages import (
 NUM_BLOCKS = 9
 COMMAND = LoadAdapter(AdapterRef("an adapter", "a/folder"))
 MASKS = (RowBitmask(0, 0, b"\x03\x00\x00\x00"), RowBitmask(2, 0, b"\xff\x00\x00\x00"))
-VERBS: dict[str, Callable[[Executor], Any]] = {
-    "allocate": lambda executor: executor.allocate(_kv_plan()),
-    "execute": lambda executor: executor.execute(_step_plan(1)),
-    "sample": lambda executor: executor.sample(1, []),
-    "collect": lambda executor: executor.collect(1),
-    "control": lambda executor: executor.control(COMMAND),
-    "check_health": lambda executor: executor.check_health(),
-}
 
 
 class WorkerFaultError(RuntimeError):
     """Error of a worker of the kit."""
 
 
-class NotingWorker(Worker):
-    """A worker without a model. Its tokens are the ids of its plans.
+class NotingWorker(Worker, StepRunner):
+    """A worker without a model, which runs its own steps. Its tokens are the ids of its plans.
 
     Args:
         rank: Index of the worker; rank r has `100 - r` bytes left for the KV cache.
@@ -82,9 +75,10 @@ class NotingWorker(Worker):
             device="cpu", dtype="float32", weight_bytes=3, available_kv_bytes=100 - self.rank
         )
 
-    def allocate(self, plan: KVPlan) -> None:
+    def allocate(self, plan: KVPlan) -> StepRunner:
         """Note the number of blocks."""
         self._note("allocate", plan.num_blocks)
+        return self
 
     def execute(self, plan: StepPlan) -> None:
         """Record the slots of the plan."""
@@ -148,12 +142,11 @@ class ExecutorContract:
 
     def test_calls_reach_every_worker_in_order(self, tmp_path: Path, tp_size: int) -> None:
         """Each worker is built once, loaded once, and sees each call once, in order."""
-        with self._started(tmp_path, tp_size=tp_size) as executor:
-            executor.allocate(_kv_plan())
-            executor.execute(_step_plan(1, slots=(0, 2)))
-            executor.sample(1, MASKS)
-            executor.collect(1)
-            executor.control(COMMAND)
+        with self._ready(tmp_path, tp_size=tp_size) as runner:
+            runner.execute(_step_plan(1, slots=(0, 2)))
+            runner.sample(1, MASKS)
+            runner.collect(1)
+            runner.control(COMMAND)
         expected: list[list[Any]] = [
             ["built"],
             ["load"],
@@ -175,21 +168,21 @@ class ExecutorContract:
         """All workers allocate the same plan, so the smallest memory is reported."""
         executor = self._executor(tmp_path, tp_size=tp_size)
         try:
-            info = executor.start()
+            info = executor.start().load()
         finally:
             executor.shutdown()
         smallest = 100 - (tp_size - 1)
         assert info.available_kv_bytes == smallest, (
-            f"start() reports {info.available_kv_bytes} bytes for the KV cache; expected "
+            f"load() reports {info.available_kv_bytes} bytes for the KV cache; expected "
             f"{smallest}, the smallest of all workers"
         )
 
     def test_a_result_is_that_of_its_step(self, tmp_path: Path, tp_size: int) -> None:
         """Tokens, slots and masks of a step are passed unchanged."""
-        with self._started(tmp_path, tp_size=tp_size) as executor:
-            executor.execute(_step_plan(7, slots=(0, 1, 2)))
-            executor.sample(7, MASKS)
-            result = executor.collect(7)
+        with self._ready(tmp_path, tp_size=tp_size) as runner:
+            runner.execute(_step_plan(7, slots=(0, 1, 2)))
+            runner.sample(7, MASKS)
+            result = runner.collect(7)
         found = {row.slot: row.token_ids for row in result.results}
         assert (result.plan_id, found) == (7, {0: [1007], 1: [7], 2: [1007]}), (
             f"the result of plan 7 is {result}"
@@ -199,17 +192,17 @@ class ExecutorContract:
         self, tmp_path: Path, tp_size: int
     ) -> None:
         """Async scheduling has two steps in flight; they are collected in the order of launch."""
-        with self._started(tmp_path, tp_size=tp_size) as executor:
+        with self._ready(tmp_path, tp_size=tp_size) as runner:
             for plan_id in (1, 2):
-                executor.execute(_step_plan(plan_id))
-                executor.sample(plan_id, [])
-            ids = [executor.collect(plan_id).plan_id for plan_id in (1, 2)]
+                runner.execute(_step_plan(plan_id))
+                runner.sample(plan_id, [])
+            ids = [runner.collect(plan_id).plan_id for plan_id in (1, 2)]
         assert ids == [1, 2], f"plans 1 and 2 were collected; the results are of plans {ids}"
 
     def test_the_result_of_a_control_is_returned(self, tmp_path: Path, tp_size: int) -> None:
         """`control` returns the result of rank 0."""
-        with self._started(tmp_path, tp_size=tp_size) as executor:
-            result = executor.control(COMMAND)
+        with self._ready(tmp_path, tp_size=tp_size) as runner:
+            result = runner.control(COMMAND)
         assert result == "an adapter of rank 0", f"control() returned {result!r}"
 
     @pytest.mark.parametrize(
@@ -224,16 +217,15 @@ class ExecutorContract:
         finally:
             executor.shutdown()
 
-    @pytest.mark.parametrize("verb", VERBS)
-    def test_a_call_without_workers_is_an_error(self, tmp_path: Path, verb: str) -> None:
-        """Before the start and after the shutdown, a call raises an `EngineDeadError`."""
+    def test_without_workers_nothing_is_healthy(self, tmp_path: Path) -> None:
+        """Before the start and after the shutdown, `check_health` raises an `EngineDeadError`."""
         executor = self._executor(tmp_path)
         with pytest.raises(EngineDeadError):
-            VERBS[verb](executor)
+            executor.check_health()
         executor.start()
         executor.shutdown()
         with pytest.raises(EngineDeadError):
-            VERBS[verb](executor)
+            executor.check_health()
 
     def test_running_workers_are_healthy(self, tmp_path: Path, tp_size: int) -> None:
         """`check_health` passes while the workers run; an idle engine calls it twice a second."""
@@ -271,6 +263,14 @@ class ExecutorContract:
         return self.executor_class(self.launch(notes, tp_size=tp_size, fault=fault))
 
     @contextmanager
+    def _ready(self, notes: Path, *, tp_size: int = 1) -> Iterator[StepRunner]:
+        executor = self._executor(notes, tp_size=tp_size)
+        try:
+            yield _runner_of(executor.start())
+        finally:
+            executor.shutdown()
+
+    @contextmanager
     def _started(self, notes: Path, *, tp_size: int = 1) -> Iterator[Executor]:
         executor = self._executor(notes, tp_size=tp_size)
         try:
@@ -285,13 +285,17 @@ def _notes(folder: Path, rank: int) -> list[list[Any]]:
     return [json.loads(line) for line in (folder / f"rank{rank}").read_text("utf-8").splitlines()]
 
 
+def _runner_of(worker: Worker) -> StepRunner:
+    worker.load()
+    return worker.allocate(_kv_plan())
+
+
 def _use_every_verb(executor: Executor) -> None:
-    executor.start()
-    executor.allocate(_kv_plan())
-    executor.control(COMMAND)
-    executor.execute(_step_plan(1))
-    executor.sample(1, [])
-    executor.collect(1)
+    runner = _runner_of(executor.start())
+    runner.control(COMMAND)
+    runner.execute(_step_plan(1))
+    runner.sample(1, [])
+    runner.collect(1)
 
 
 def _kv_plan() -> KVPlan:

@@ -16,12 +16,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import AdapterError
+from quire.errors import AdapterError, SettingsError
 from quire.interfaces.attention import KVBackend
+from quire.interfaces.executor import StepRunner
 from quire.interfaces.lora import AdapterBatch
 from quire.interfaces.model import ForwardBatch, Model, ModelDescription
 from quire.layers.returned import check_returned
@@ -32,6 +34,7 @@ from quire.messages import (
     ScheduledRequest,
     StepPlan,
     StepResult,
+    WorkerControl,
 )
 from quire.worker.batch.slots import SlotTables
 from quire.worker.batch.step_inputs import StepInputs, build_inputs
@@ -39,6 +42,7 @@ from quire.worker.batch.step_results import LaunchedStep, failure
 from quire.worker.device.copies import HostCopier, upload
 from quire.worker.device.device_faults import end_if_device_failed
 from quire.worker.graphs.cpu_graphs import CPUGraphs
+from quire.worker.kv_store_host import KVStoreHost
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
@@ -75,7 +79,7 @@ class _Pending:
     errors: dict[int, ErrorReport]
 
 
-class ModelRunner:
+class ModelRunner(StepRunner):
     """Runs one model on one device, with the slot tables of its requests.
 
     Args:
@@ -91,6 +95,7 @@ class ModelRunner:
     Attributes:
         graphs: Captured decode steps, if there are any; they need `device_inputs`.
         cpu_graphs: Traced decode steps on a CPU; None if steps are not traced.
+        kv_store: Worker side of the KV store; None if there is none.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = None
         self.cpu_graphs: CPUGraphs | None = None
+        self.kv_store: KVStoreHost | None = None
         self.description = description
         self.computed_by = computed_by
         self.device_inputs = device_inputs
@@ -122,7 +128,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
-        """Apply the changes of a plan to the tables, and launch its forward pass."""
+        """Apply the changes of a plan to the tables, and launch its forward pass.
+
+        The transfers of a KV store start before it and run beside it.
+        """
+        if self.kv_store is not None:
+            self.kv_store.begin_step(plan)
         errors = self._apply_changes(plan)
         errors |= self._load_adapters(plan)
         requests: Sequence[ScheduledRequest] = plan.requests
@@ -165,10 +176,26 @@ class ModelRunner:
         launched = self._launched.popleft() if self._launched else None
         if launched is None or launched.plan_id != plan_id:
             raise RuntimeError(f"plan {plan_id} is not the one to collect")
-        return launched.read()
+        result = launched.read()
+        if self.kv_store is None:
+            return result
+        return msgspec.structs.replace(result, transfers=self.kv_store.report())
+
+    def control(self, command: WorkerControl) -> None:
+        """Load an adapter.
+
+        Raises:
+            SettingsError: LoRA is off.
+            AdapterError: The adapter cannot be used.
+        """
+        if self.adapters is None:
+            raise SettingsError("LoRA is off; start with --enable-lora")
+        self.adapters.load(command.adapter, frozenset())
 
     def shutdown(self) -> None:
-        """Drop all graphs; captured steps and the runner reference each other."""
+        """Stop the KV store, and drop all graphs: captured steps reference the runner."""
+        if self.kv_store is not None:
+            self.kv_store.shutdown()
         if self.graphs is not None:
             self.graphs.clear()
         self.graphs = self.cpu_graphs = None

@@ -2,33 +2,25 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
 import torch
 
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
-from quire.errors import CapacityError, SettingsError
-from quire.interfaces.attention import KVBackend
+from quire.errors import CapacityError
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
 from quire.layers.context import LayerContext
 from quire.layers.linear.prepacked import Prepacked
 from quire.layers.parallel import TensorParallelGroup
-from quire.messages import (
-    RowBitmask,
-    StepPlan,
-    StepResult,
-    WorkerControl,
-    WorkerInfo,
-)
+from quire.messages import WorkerInfo
 from quire.worker.batch.slots import SlotTables
 from quire.worker.device.threads import THREADS
 from quire.worker.first_steps import STEPS, STEPS_WITH_KERNELS, run_warm_up_steps
-from quire.worker.kv_store_host import KVStoreHost, build_kv_store
+from quire.worker.kv_store_host import build_kv_store
 from quire.worker.loading.kv_cache_binding import LayerBinding
 from quire.worker.loading.progress import loading_progress
 from quire.worker.loading.weight_loading import held_weight_bytes, init_dummy_weights, load_weights
@@ -81,7 +73,6 @@ class ModelWorker(Worker):
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
         self._adapters: AdapterManager | None = None
-        self._kv_store: KVStoreHost | None = None
 
     def load(self) -> WorkerInfo:
         """Build the model and load its weights."""
@@ -109,61 +100,31 @@ class ModelWorker(Worker):
             is_asynchronous=self.device.type == "cuda",
         )
 
-    def allocate(self, plan: KVPlan) -> None:
-        """Allocate the KV cache, bind it to the layers, and build the slot tables."""
+    def allocate(self, plan: KVPlan) -> ModelRunner:
+        """Allocate the KV cache, bind it to the layers, and build the runner of the steps."""
         if self._model is None:
             raise RuntimeError("allocate before load")
         memory = self._allocate_tensors(plan)
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
-            backends = self._build_runner(self._model, plan, memory)
-        self._warm_up_and_capture(plan)
+            runner = self._runner = self._build_runner(self._model, plan, memory)
+        self._warm_up_and_capture(runner, plan)
         if (choice := self.composition.kv_store) is not None:
             options = self.settings.cache.store_options
-            self._kv_store = build_kv_store(choice, options, plan, memory, backends)
-
-    def execute(self, plan: StepPlan) -> None:
-        """Launch the forward pass of a step, and the KV store transfers that run beside it."""
-        if self._kv_store is not None:
-            self._kv_store.begin_step(plan)
-        self._ready_runner().execute(plan)
-
-    def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
-        """Launch the sampling of a launched step's tokens."""
-        self._ready_runner().sample(plan_id, masks)
-
-    def collect(self, plan_id: int) -> StepResult:
-        """Wait for the tokens of a step."""
-        result = self._ready_runner().collect(plan_id)
-        if self._kv_store is None:
-            return result
-        return msgspec.structs.replace(result, transfers=self._kv_store.report())
-
-    def control(self, command: WorkerControl) -> None:
-        """Execute a control command between two steps.
-
-        Raises:
-            SettingsError: LoRA is off.
-            AdapterError: The adapter to load cannot be used.
-        """
-        if self._adapters is None:
-            raise SettingsError("LoRA is off; start with --enable-lora")
-        self._adapters.load(command.adapter, frozenset())
+            runner.kv_store = build_kv_store(choice, options, plan, memory, runner.backends)
+        return runner
 
     def shutdown(self) -> None:
         """Drop the model, the KV cache and the captured graphs, and free their memory."""
-        if self._kv_store is not None:
-            self._kv_store.shutdown()
         if self._runner is not None:
             self._runner.shutdown()
-        self._kv_store = None
         self._runner = self._model = self._adapters = None
         free_unused_memory(self.device)
 
     def _build_runner(
         self, model: Model, plan: KVPlan, memory: Mapping[str, torch.Tensor]
-    ) -> list[KVBackend]:
-        """Bind the layers, build the model runner, and return the attention backends."""
+    ) -> ModelRunner:
+        """Bind the layers, and build the model runner."""
         binding = LayerBinding(self.settings, self.parts, self.device, self.dtype)
         backends, backend_groups = binding.bind(model, plan, memory)
         tables = SlotTables(
@@ -178,7 +139,7 @@ class ModelWorker(Worker):
         if self.device.type == "cpu":
             keep_freed_memory()
         pipeline = build_pipeline(self.parts, tables)
-        self._runner = build_runner(
+        return build_runner(
             model,
             backends,
             tables,
@@ -187,26 +148,19 @@ class ModelWorker(Worker):
             self.composition,
             self.settings.scheduler.max_num_batched_tokens,
         )
-        return backends
 
-    def _warm_up_and_capture(self, plan: KVPlan) -> None:
+    def _warm_up_and_capture(self, runner: ModelRunner, plan: KVPlan) -> None:
         """Run warm-up steps and capture CUDA graphs, before the first request.
 
         Raises:
             RefusedError: A part fails in a warm-up step.
         """
-        runner = self._ready_runner()
         longest = min(self.settings.scheduler.max_num_batched_tokens // 2, plan.max_model_len)
         with enough_memory("a warm-up step", self.device, "lower gpu_memory_utilization"):
             steps = STEPS_WITH_KERNELS if self.device.type == "cuda" else STEPS
             run_warm_up_steps(runner, max(1, longest), steps)
         is_required = self.settings.model.max_cuda_graph_size is not None
         capture_graphs(runner, self.composition, is_required=is_required)
-
-    def _ready_runner(self) -> ModelRunner:
-        if self._runner is None:
-            raise RuntimeError("the worker has no KV cache: not allocated yet, or shut down")
-        return self._runner
 
     def _loaded(self, model: Model) -> LoadedModel:
         return LoadedModel(

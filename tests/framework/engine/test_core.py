@@ -15,13 +15,14 @@ from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
 from quire.engine.request import Request, Status
-from quire.errors import GrammarError, InvalidRequestError
+from quire.errors import EngineDeadError, GrammarError, InvalidRequestError
 from quire.messages import (
     AdapterRef,
     ErrorReport,
     LoadAdapter,
     ResetPrefixCache,
     SlotResult,
+    StepPlan,
     StepResult,
     TokenLogprobs,
 )
@@ -119,7 +120,8 @@ def test_a_request_that_fails_in_a_chunk_releases_its_grammar():
             return StepResult(plan_id=plan_id, results=[SlotResult(slot, [], None, report)])
 
     grammars = ScriptedGrammars()
-    core = EngineCore(make_scheduler(max_num_batched_tokens=4), FailsAtOnce(), grammars)
+    executor = FailsAtOnce()
+    core = EngineCore(make_scheduler(max_num_batched_tokens=4), executor, executor, grammars)
     core.add(make_message("bound", prompt=range(1, 11), structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
     (output,) = core.step().outputs
@@ -222,8 +224,9 @@ class Interrupted(CountingExecutor):
 @pytest.mark.parametrize("verb", ["execute", "sample", "collect"])
 def test_after_an_interrupt_all_completions_are_the_same(verb, call, async_scheduling):
     scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=7)
+    executor = Interrupted(verb, call)
     core = EngineCore(
-        scheduler, Interrupted(verb, call), ScriptedGrammars(), async_scheduling=async_scheduling
+        scheduler, executor, executor, ScriptedGrammars(), async_scheduling=async_scheduling
     )
     for index in range(3):
         prompt = range(100 * index + 1, 100 * index + 7)
@@ -246,7 +249,8 @@ def test_after_an_interrupt_all_completions_are_the_same(verb, call, async_sched
 
 
 def test_what_was_to_be_said_before_an_interrupt_is_said_after_it():
-    core = EngineCore(make_scheduler(num_blocks=9), Interrupted("execute", 1), ScriptedGrammars())
+    executor = Interrupted("execute", 1)
+    core = EngineCore(make_scheduler(num_blocks=9), executor, executor, ScriptedGrammars())
     core.add(make_message("a"))
     core.add(make_message("big", max_tokens=10_000))
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +263,7 @@ def test_what_was_to_be_said_before_an_interrupt_is_said_after_it():
 
 def test_a_token_that_was_taken_in_before_an_interrupt_is_said_after_it():
     executor, grammars = Interrupted("sample", 2), ScriptedGrammars()
-    core = EngineCore(make_scheduler(), executor, grammars, async_scheduling=True)
+    core = EngineCore(make_scheduler(), executor, executor, grammars, async_scheduling=True)
     core.add(make_message("bound", prompt=[20], max_tokens=3, structured_outputs=CHOICE))
     grammars.ready = [("bound", None)]
     core.step()
@@ -327,6 +331,21 @@ def test_workers_are_asked_for_their_health_and_stopped():
     core.shutdown()
     assert executor.is_shut_down
     assert grammars.is_shut_down
+
+
+def test_an_engine_that_was_shut_down_holds_no_runner_and_refuses_calls():
+    core, executor, _ = make_core()
+    core.shutdown()
+    core.shutdown()
+    assert core.runner is not executor
+    for call in (
+        lambda runner: runner.execute(StepPlan(plan_id=1, requests=[])),
+        lambda runner: runner.sample(1, ()),
+        lambda runner: runner.collect(1),
+        lambda runner: runner.control(LoadAdapter(AdapterRef("an adapter", "a/folder"))),
+    ):
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            call(core.runner)
 
 
 def test_the_kv_store_is_shut_down_with_the_engine():

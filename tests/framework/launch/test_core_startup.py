@@ -5,6 +5,7 @@ from engine_parts import CountingExecutor
 
 from quire.config import Settings
 from quire.errors import CapacityError, SettingsError
+from quire.interfaces.executor import Worker
 from quire.launch import core_startup as core
 from quire.launch.composing import compose_engine
 from quire.messages import WorkerInfo
@@ -12,7 +13,7 @@ from quire.plugins.loading import load_plugins
 from quire.testing.checkpoints import write_checkpoint
 
 
-class Executor(CountingExecutor):
+class Executor(CountingExecutor, Worker):
     """Workers that are started, but load nothing."""
 
     available_kv_bytes = 10**7
@@ -24,6 +25,10 @@ class Executor(CountingExecutor):
 
     def start(self):
         self.events.append("start")
+        return self
+
+    def load(self):
+        self.events.append("load")
         return WorkerInfo(
             device="cpu",
             dtype="float32",
@@ -34,6 +39,7 @@ class Executor(CountingExecutor):
 
     def allocate(self, plan):
         self.events.append(plan.max_model_len)
+        return self
 
     def shutdown(self):
         self.events.append("shutdown")
@@ -59,10 +65,10 @@ def composed(folder, **options):
 def test_the_cache_is_allocated_and_its_length_is_returned(folder, executor):
     _, started = core.start_core(composed(folder, num_kv_blocks=5))
     assert started.max_model_len == 4 * 16 + 1
-    assert executor.events == ["start", 65]
+    assert executor.events == ["start", "load", 65]
 
 
-@pytest.mark.parametrize("broken", ["start", "allocate"])
+@pytest.mark.parametrize("broken", ["start", "load", "allocate"])
 def test_a_core_that_cannot_start_shuts_its_workers_down(folder, executor, monkeypatch, broken):
     def fail(*_):
         raise KeyboardInterrupt
@@ -76,7 +82,7 @@ def test_a_core_that_cannot_start_shuts_its_workers_down(folder, executor, monke
 def test_a_cache_that_is_too_small_shuts_the_workers_down(folder, executor):
     with pytest.raises(CapacityError, match="max_model_len"):
         core.start_core(composed(folder, num_kv_blocks=3, max_model_len=100))
-    assert executor.events == ["start", "shutdown"]
+    assert executor.events == ["start", "load", "shutdown"]
 
 
 @pytest.mark.parametrize(

@@ -5,37 +5,26 @@ from collections import deque
 import pytest
 
 from quire.errors import EngineDeadError, RefusedError
-from quire.interfaces.executor import Executor, ExecutorCapabilities
-from quire.messages import StepResult, WorkerInfo
+from quire.interfaces.executor import Executor, ExecutorCapabilities, StepRunner, Worker
+from quire.messages import StepResult
 from quire.testing.executor import ExecutorContract
 
 
-class Two(Executor):
-    """Up to two workers in this process."""
+class Group(Worker, StepRunner):
+    """Workers as one."""
 
-    max_size = 2
-
-    def __init__(self, launch):
-        super().__init__(launch)
-        size = launch.grid.tp_size * launch.grid.pp_size
-        if launch.grid.pp_size > 1 or size > self.max_size:
-            raise RefusedError(f"{size} workers")
-        self.size, self.workers = size, []
-
-    def start(self):
-        if self.workers:
-            raise EngineDeadError("running")
-        self.workers = [self.launch.make(rank) for rank in range(self.size)]
-        infos = [worker.load() for worker in self.workers]
-        return min(infos, key=lambda info: info.available_kv_bytes)
+    def __init__(self, workers):
+        self.workers = workers
 
     def each(self, verb, *arguments):
-        if not self.workers:
-            raise EngineDeadError("not running")
         return [getattr(worker, verb)(*arguments) for worker in self.workers]
+
+    def load(self):
+        return min(self.each("load"), key=lambda info: info.available_kv_bytes)
 
     def allocate(self, plan):
         self.each("allocate", plan)
+        return self
 
     def execute(self, plan):
         self.each("execute", plan)
@@ -49,14 +38,37 @@ class Two(Executor):
     def control(self, command):
         return self.each("control", command)[0]
 
+    def shutdown(self):
+        self.each("shutdown")
+
+
+class Two(Executor):
+    """Up to two workers in this process."""
+
+    max_size = 2
+    group_class = Group
+
+    def __init__(self, launch):
+        super().__init__(launch)
+        size = launch.grid.tp_size * launch.grid.pp_size
+        if launch.grid.pp_size > 1 or size > self.max_size:
+            raise RefusedError(f"{size} workers")
+        self.size, self.group = size, None
+
+    def start(self):
+        if self.group is not None:
+            raise EngineDeadError("running")
+        self.group = self.group_class([self.launch.make(rank) for rank in range(self.size)])
+        return self.group
+
     def check_health(self):
-        if not self.workers:
+        if self.group is None:
             raise EngineDeadError("not running")
 
     def shutdown(self):
-        workers, self.workers = self.workers, []
-        for worker in workers:
-            worker.shutdown()
+        group, self.group = self.group, None
+        if group is not None:
+            group.shutdown()
 
 
 class TestTwo(ExecutorContract):
@@ -66,31 +78,33 @@ class TestTwo(ExecutorContract):
     capabilities = ExecutorCapabilities(max_tensor_parallel_size=2)
 
 
-class FirstOnly(Two):
+class FirstOnly(Group):
     def allocate(self, plan):
         self.workers[0].allocate(plan)
+        return self
 
 
-class LargestMemory(Two):
-    def start(self):
-        super().start()
-        return WorkerInfo(device="cpu", dtype="float32", weight_bytes=3, available_kv_bytes=100)
+class LargestMemory(Group):
+    def load(self):
+        return max(self.each("load"), key=lambda info: info.available_kv_bytes)
 
 
-class NoMasks(Two):
+class NoMasks(Group):
     def sample(self, plan_id, masks):
         super().sample(plan_id, [])
 
 
-class OneAtATime(Two):
+class OneAtATime(Group):
+    is_busy = False
+
     def execute(self, plan):
-        if getattr(self, "busy", False):
+        if self.is_busy:
             raise EngineDeadError("one step at a time")
-        self.busy = True
+        self.is_busy = True
         super().execute(plan)
 
 
-class WrongStep(Two):
+class WrongStep(Group):
     def execute(self, plan):
         self.__dict__.setdefault("plans", deque()).append(plan.plan_id)
         super().execute(plan)
@@ -99,24 +113,26 @@ class WrongStep(Two):
         return super().collect(self.plans.pop())
 
 
-class LastResult(Two):
+class LastResult(Group):
     def control(self, command):
         return self.each("control", command)[-1]
 
 
-class Swallows(Two):
+class Swallows(Group):
+    has_failed = False
+
     def execute(self, plan):
         try:
             super().execute(plan)
         except RuntimeError:
-            self.failed = True
+            self.has_failed = True
 
     def sample(self, plan_id, masks):
-        if not getattr(self, "failed", False):
+        if not self.has_failed:
             super().sample(plan_id, masks)
 
     def collect(self, plan_id):
-        if getattr(self, "failed", False):
+        if self.has_failed:
             return StepResult(plan_id=plan_id, results=[])
         return super().collect(plan_id)
 
@@ -128,14 +144,14 @@ class AlwaysHealthy(Two):
 
 class StartsTwice(Two):
     def start(self):
-        self.workers = []
+        self.group = None
         return super().start()
 
 
 class ShutsDownTwice(Two):
     def shutdown(self):
-        for worker in self.workers:
-            worker.shutdown()
+        if self.group is not None:
+            self.group.shutdown()
 
 
 class TakesAny(Two):
@@ -143,7 +159,7 @@ class TakesAny(Two):
 
 
 @pytest.mark.parametrize(
-    ("executor", "test", "arguments"),
+    ("wrong", "test", "arguments"),
     [
         (FirstOnly, "calls_reach_every_worker_in_order", {"tp_size": 2}),
         (LargestMemory, "the_smallest_memory_is_reported", {"tp_size": 2}),
@@ -152,15 +168,18 @@ class TakesAny(Two):
         (WrongStep, "a_step_can_be_launched_before_the_last_one_is_collected", {"tp_size": 1}),
         (LastResult, "the_result_of_a_control_is_returned", {"tp_size": 2}),
         (Swallows, "an_error_of_a_worker_is_raised", {"verb": "execute"}),
-        (AlwaysHealthy, "a_call_without_workers_is_an_error", {"verb": "check_health"}),
+        (AlwaysHealthy, "without_workers_nothing_is_healthy", {}),
         (StartsTwice, "starting_twice_is_an_error", {}),
         (ShutsDownTwice, "shutting_down_reaches_each_worker_once", {"tp_size": 1}),
         (TakesAny, "more_workers_than_declared_are_refused", {"stages": False}),
     ],
 )
-def test_a_wrong_executor_fails(executor, test, arguments, tmp_path):
+def test_a_wrong_executor_fails(wrong, test, arguments, tmp_path):
+    class WithGroup(Two):
+        group_class = wrong
+
     class Wrong(ExecutorContract):
-        executor_class = executor
+        executor_class = wrong if issubclass(wrong, Two) else WithGroup
         capabilities = ExecutorCapabilities(max_tensor_parallel_size=2)
 
     with pytest.raises((AssertionError, EngineDeadError, pytest.fail.Exception)):

@@ -40,7 +40,7 @@ def llm(request, tmp_path):
 
 
 def runner_of(llm: LLM) -> ModelRunner:
-    return llm._running.core.executor._worker._ready_runner()
+    return llm._running.core.runner
 
 
 def run(llm: LLM, params: list[SamplingParams]) -> dict[int, str]:

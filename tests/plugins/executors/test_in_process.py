@@ -4,6 +4,7 @@ import pytest
 
 from quire.errors import EngineDeadError, RefusedError
 from quire.interfaces.executor import WorkerGrid, WorkerLaunch
+from quire.interfaces.kv_cache import KVPlan
 from quire.plugins.loading import load_plugins
 from quire.testing.executor import ExecutorContract, NotingWorker, WorkerFaultError
 from quire_executors.in_process import InProcessExecutor
@@ -19,10 +20,11 @@ def executor(tmp_path):
     return InProcessExecutor(WorkerLaunch(lambda rank: NotingWorker(rank, tmp_path, "sample")))
 
 
-def test_the_error_of_the_worker_is_not_changed(executor):
-    executor.start()
+def test_the_worker_is_called_directly(executor):
+    worker = executor.start()
+    assert isinstance(worker, NotingWorker)
     with pytest.raises(WorkerFaultError, match="sample fails on rank 0"):
-        executor.sample(7, [])
+        worker.allocate(KVPlan(num_blocks=2, groups=())).sample(7, [])
 
 
 def test_errors_name_the_state_of_the_worker(executor):
@@ -35,7 +37,7 @@ def test_errors_name_the_state_of_the_worker(executor):
 
 def test_it_can_be_started_again_after_a_shutdown(executor):
     for _ in range(2):
-        assert executor.start().available_kv_bytes == 100
+        assert executor.start().load().available_kv_bytes == 100
         executor.check_health()
         executor.shutdown()
 

@@ -15,7 +15,7 @@ from quire.cli.bench.interval import Figure
 from quire.cli.bench.null_engine import (
     BLOCK_SIZE,
     EngineParts,
-    IdleExecutor,
+    IdleRunner,
     Workload,
     compute,
     make_core,
@@ -92,11 +92,11 @@ def measure_workload(parts: EngineParts, workload: Workload, rounds: int) -> dic
         CapacityError: The pool is too small for so many rounds.
     """
     workload = replace(workload, num_steps=(rounds + WARM_UP_ROUNDS + 1) * BLOCK_SIZE)
-    core, executor = make_core(parts, workload)
+    core, runner = make_core(parts, workload)
     start_decoding(core, workload)
     samples = cost_of_steps(core.step, rounds + WARM_UP_ROUNDS)[WARM_UP_ROUNDS:]
     step = Figure.of(samples, US)
-    idle = Figure.of(cost_of_executor(executor, rounds), US)
+    idle = Figure.of(cost_of_runner(runner, rounds), US)
     net = step.less(idle.median)
     return {
         **asdict(workload),
@@ -120,20 +120,20 @@ def cost_of_steps(step: Callable[[], object], rounds: int) -> list[float]:
     return samples
 
 
-def cost_of_executor(executor: IdleExecutor, rounds: int) -> list[float]:
+def cost_of_runner(runner: IdleRunner, rounds: int) -> list[float]:
     """Return the CPU seconds of the workers alone per step, with the plan that they ran last.
 
     Raises:
         RuntimeError: They have run no plan.
     """
-    plan = executor.last_plan
+    plan = runner.last_plan
     if plan is None:
         raise RuntimeError("the workers have computed nothing yet")
 
     def idle() -> None:
-        executor.execute(plan)
-        executor.sample(plan.plan_id, ())
-        executor.collect(plan.plan_id)
+        runner.execute(plan)
+        runner.sample(plan.plan_id, ())
+        runner.collect(plan.plan_id)
 
     return cost_of_steps(idle, rounds)
 

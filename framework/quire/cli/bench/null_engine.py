@@ -1,13 +1,12 @@
-"""A real engine with an executor that does almost nothing, to measure the engine's own cost.
+"""A real engine with a runner that does almost nothing, to measure the engine's own cost.
 
 The scheduler, KV cache, KV cache spec and policy are those that serve a model with full attention.
-Only the executor is replaced, by one that returns prepared results.
+Only the workers are replaced, by a runner that returns prepared results.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from quire.config import DEFAULT_SCHEDULING_POLICY, PluginSettings, SchedulerSettings
 from quire.engine.core import EngineCore
@@ -16,7 +15,7 @@ from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_cache.kv_plan import NULL_BLOCKS, fixed_plan
 from quire.engine.scheduling.scheduler import Scheduler
 from quire.errors import CapacityError
-from quire.interfaces.executor import Executor, Worker, WorkerLaunch
+from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
 from quire.interfaces.kv_cache import KVCacheSpec, KVLayer, KVPlan
 from quire.interfaces.scheduling import SchedulingPolicy
 from quire.messages import (
@@ -25,7 +24,7 @@ from quire.messages import (
     SlotResult,
     StepPlan,
     StepResult,
-    WorkerInfo,
+    WorkerControl,
 )
 from quire.plugins.loading import load_plugins
 from quire.sampling_params import SamplingParams
@@ -95,20 +94,29 @@ class EngineParts:
 
 
 class IdleExecutor(Executor):
-    """Executor that returns prepared results: the same token for every request that samples."""
+    """Executor without workers."""
+
+    def __init__(self) -> None:
+        super().__init__(WorkerLaunch(make=_no_worker))
+
+    def start(self) -> Worker:
+        """Raise an error: there is no worker to start."""
+        return _no_worker(0)
+
+    def check_health(self) -> None:
+        """Do nothing: no process can die."""
+
+    def shutdown(self) -> None:
+        """Do nothing: no process runs."""
+
+
+class IdleRunner(StepRunner):
+    """Runner that returns prepared results: the same token for every request that samples."""
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__(WorkerLaunch(make=_no_worker))
         self.last_plan: StepPlan | None = None
         self._rows = [SlotResult(slot, [SAMPLED_TOKEN]) for slot in range(num_slots)]
         self._launched: deque[StepPlan] = deque()
-
-    def start(self) -> WorkerInfo:
-        """Return the facts of a device without memory."""
-        return WorkerInfo(device="none", dtype="none", weight_bytes=0, available_kv_bytes=0)
-
-    def allocate(self, plan: KVPlan) -> None:
-        """Do nothing: no memory is allocated."""
 
     def execute(self, plan: StepPlan) -> None:
         """Queue the plan."""
@@ -124,17 +132,11 @@ class IdleExecutor(Executor):
         sampled = [rows[scheduled.slot] for scheduled in plan.requests if scheduled.num_samples]
         return StepResult(plan_id=plan_id, results=sampled)
 
-    def control(self, message: Any) -> Any:
+    def control(self, command: WorkerControl) -> None:
         """Do nothing: there are no workers."""
 
-    def check_health(self) -> None:
-        """Do nothing: no process can die."""
 
-    def shutdown(self) -> None:
-        """Do nothing: no process runs."""
-
-
-def make_core(parts: EngineParts, workload: Workload) -> tuple[EngineCore, IdleExecutor]:
+def make_core(parts: EngineParts, workload: Workload) -> tuple[EngineCore, IdleRunner]:
     """Build the engine for a workload; no request is added yet.
 
     Raises:
@@ -148,11 +150,15 @@ def make_core(parts: EngineParts, workload: Workload) -> tuple[EngineCore, IdleE
     )
     plan = _plan(parts, workload)
     kv = KVCacheManager(plan, enable_prefix_caching=True, root=b"bench", max_step_tokens=budget)
-    executor = IdleExecutor(workload.num_running)
-    scheduler = Scheduler(settings, kv, parts.policy())
-    return EngineCore(
-        scheduler, executor, NoGrammars(), async_scheduling=workload.async_scheduling
-    ), executor
+    runner = IdleRunner(workload.num_running)
+    core = EngineCore(
+        Scheduler(settings, kv, parts.policy()),
+        IdleExecutor(),
+        runner,
+        NoGrammars(),
+        async_scheduling=workload.async_scheduling,
+    )
+    return core, runner
 
 
 def start_decoding(core: EngineCore, workload: Workload) -> None:

@@ -29,7 +29,7 @@ def test_a_finished_request_is_not_rejected():
 
 def test_an_engine_without_structured_output_rejects_a_grammar_and_serves_the_rest():
     parts, executor, _ = make_core()
-    core = EngineCore(parts.scheduler, executor, NoGrammars())
+    core = EngineCore(parts.scheduler, executor, executor, NoGrammars())
     core.add(make_message("bound", structured_outputs=FORM))
     core.add(make_message("free", max_tokens=1))
     outputs = {output.request_id: output for output in core.step().outputs}

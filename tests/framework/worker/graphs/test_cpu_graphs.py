@@ -31,7 +31,7 @@ COUNTS = (7, 1, 4, 12, 9)  # tokens of the completions, so the number of request
 
 
 def runner_of(llm: LLM) -> ModelRunner:
-    return llm._running.core.executor._worker._ready_runner()
+    return llm._running.core.runner
 
 
 def completions(folder, **options: Any) -> tuple[list[Any], dict[int, Any]]:

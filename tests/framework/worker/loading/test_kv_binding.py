@@ -114,7 +114,7 @@ class Run:
         self.free = (torch.randperm(plan.num_blocks - 1, generator=rng) + 1).tolist()
         self.tables = [[[] for _ in plan.groups] for _ in range(2)]
         self.computed = [0, 0]
-        worker.allocate(plan)
+        self.runner = worker.allocate(plan)
 
     def start(self, prompts: list[list[int]]) -> None:
         assignments = [
@@ -143,7 +143,7 @@ class Run:
                 added.append(NewBlocks(slot, group, ids))
         self.plan_id += 1
         requests = [ScheduledRequest(slot, count, 0) for slot, count in scheduled]
-        self.worker.execute(
+        self.runner.execute(
             StepPlan(
                 plan_id=self.plan_id,
                 requests=requests,
@@ -151,8 +151,8 @@ class Run:
                 new_blocks=added,
             )
         )
-        self.worker.sample(self.plan_id, [])
-        assert self.worker.collect(self.plan_id).results == []
+        self.runner.sample(self.plan_id, [])
+        assert self.runner.collect(self.plan_id).results == []
         return self.worker._model.seen[-1] if scheduled else torch.empty(0)
 
 
@@ -186,8 +186,7 @@ def test_shared_and_padded_memory_changes_no_output(worker):
 
 def test_a_group_has_a_backend_for_each_shape_of_its_heads(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
-    worker.allocate(plan)
-    runner = worker._ready_runner()
+    runner = worker.allocate(plan)
     # full.0 has 2 heads of 4 and full.1 one; window.0 and window.2 differ too; window.1 is alone.
     assert runner.tables.backend_groups == (0, 0, 1, 1, 2)
     # The longest page has 512 bytes; whole rows of 16 and of 48 bytes fit into 528.
@@ -199,7 +198,7 @@ def test_a_group_has_a_backend_for_each_shape_of_its_heads(worker):
 def test_layers_of_one_tensor_see_the_same_bytes(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
     worker.allocate(plan)
-    model = worker._ready_runner().model
+    model = worker._runner.model
     caches = {name: model.get_submodule(name)._kv_cache for name in LAYERS}
     for cache in caches.values():
         cache.zero_()
@@ -215,7 +214,7 @@ def test_layers_of_one_tensor_see_the_same_bytes(worker):
 def test_a_table_is_as_long_as_the_request_even_where_windows_are_freed(worker):
     plan = with_length(fixed_plan([spec_of(name) for name in LAYERS], 20))
     worker.allocate(plan)
-    tables = worker._ready_runner().tables
+    tables = worker._runner.tables
     assert [table.shape[1] for table in tables.block_tables] == [64 // BLOCK] * 3
 
 
@@ -226,7 +225,7 @@ def test_a_stage_without_layers_of_a_group_binds_the_others(worker):
     assert [group.layer_names for group in last.groups] == [("full.1",), ("window.2",), ()]
     worker._model.stage = names[3:]
     worker.allocate(last)
-    assert worker._ready_runner().tables.backend_groups == (0, 1)
+    assert worker._runner.tables.backend_groups == (0, 1)
 
 
 def test_a_model_that_keeps_nothing_needs_no_memory(worker):
