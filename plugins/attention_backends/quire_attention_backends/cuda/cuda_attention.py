@@ -94,7 +94,7 @@ class CudaBackend(PagedBackend):
         if not len(q):
             return out
         q = q if _is_in_vectors(q) else q.contiguous()
-        plan = self._plan(metadata, AttentionBounds(layer.sliding_window, layer.attention_chunk))
+        plan = self._plan(metadata, AttentionBounds.of(layer))
         step, variant = self._decode_step(q, out, pages, metadata.step, plan, layer), self._variant
         head_groups = -(-step.group // variant.block_heads)
         num_blocks = len(plan.items) * step.num_kv_heads * head_groups

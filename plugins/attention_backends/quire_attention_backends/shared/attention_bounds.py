@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from quire.interfaces.attention import AttentionLayerParams
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBounds:
@@ -23,6 +25,11 @@ class AttentionBounds:
 
     window: int | None = None
     chunk: int | None = None
+
+    @classmethod
+    def of(cls, layer: AttentionLayerParams) -> AttentionBounds:
+        """Return the bounds of a layer."""
+        return cls(layer.sliding_window, layer.attention_chunk)
 
     def first_key(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first position that each query attends to, given the queries' positions."""

@@ -99,7 +99,7 @@ class StepMetadata:
         held_batch: The held batch of this step; None if its context is not held.
         written_rows: `[2 * T * K]` int64, rows of the cache to write: all of K, then all of V;
             built by the first layer.
-        step_batches: Batches by window and chunk, built by the first layer that has them.
+        step_batches: Batches by attention bounds, built by the first layer that has them.
         varlens: Arguments of the varlen kernel by window, built by the first layer that has it;
             None: the kernel is not used.
     """
@@ -107,7 +107,7 @@ class StepMetadata:
     step: StepLayout
     held_batch: HeldBatch | None
     written_rows: Tensor | None = None
-    step_batches: dict[tuple[int | None, int | None], StepBatches] = field(default_factory=dict)
+    step_batches: dict[AttentionBounds, StepBatches] = field(default_factory=dict)
     varlens: dict[int | None, VarlenBatch | None] = field(default_factory=dict)
 
 
@@ -229,11 +229,11 @@ class TorchSDPABackend(PagesBackend):
     def _attend_in_batches(
         self, q: Tensor, pages: Pages, metadata: StepMetadata, layer: AttentionLayerParams
     ) -> Tensor:  # [T, H, D]
-        key = (layer.sliding_window, layer.attention_chunk)
-        prepared = metadata.step_batches.get(key)
+        bounds = AttentionBounds.of(layer)
+        prepared = metadata.step_batches.get(bounds)
         if prepared is None:
-            prepared = self._build_step(metadata.step, AttentionBounds(*key), pages)
-            metadata.step_batches[key] = prepared
+            prepared = self._build_step(metadata.step, bounds, pages)
+            metadata.step_batches[bounds] = prepared
         if not prepared.batches:  # a step with only padding
             return torch.empty_like(q)
         outputs = [

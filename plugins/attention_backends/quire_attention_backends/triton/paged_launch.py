@@ -91,7 +91,7 @@ class LayerLaunch:
             score_factor, cap_factor = cap_factor, score_factor
         return cls(
             layer,
-            AttentionBounds(layer.sliding_window, layer.attention_chunk),
+            AttentionBounds.of(layer),
             score_factor,
             cap_factor,
             1 / V_LIFT if kind_of(shape.kv_dtype) == "int8" else v_unit,

@@ -18,6 +18,7 @@ from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import first_seen, reference_attention
 from quire.testing.kv_backend.pool_sizes import Padding
+from quire_attention_backends.shared.attention_bounds import AttentionBounds
 from quire_attention_backends.torch import torch_sdpa
 from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
 from quire_kv_cache_specs.full_attention import FullAttentionSpec
@@ -182,7 +183,7 @@ def plan_of(scene, numbers):
     metadata = scene.backend.prepare(layout)
     q, k, v = scene.inputs([(number, 1) for number in numbers])
     scene.backend.forward(q, k, v, scene.kv_cache.clone(), metadata, scene.sizes.params)
-    return metadata.step_batches[None, None].batches
+    return metadata.step_batches[AttentionBounds()].batches
 
 
 def count_opcodes(run):
