@@ -12,6 +12,7 @@ import random
 
 import pytest
 import torch
+from transformers_model import greedy_tokens, transformers_model
 
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -38,10 +39,7 @@ def checkpoint(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(checkpoint):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
-    return model.eval()
+    return transformers_model(checkpoint.folder)
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +49,6 @@ def prompts(checkpoint):
     return [[rng.randrange(3, vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
 
 
-@torch.inference_mode()
-def greedy(model, prompt, num_tokens):
-    token_ids = torch.tensor([prompt])
-    out = model.generate(
-        token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
-
-
 def engine(checkpoint, **options):
     return LLM(str(checkpoint.folder), max_model_len=512, max_num_seqs=8, **options)
 
@@ -72,9 +56,7 @@ def engine(checkpoint, **options):
 @pytest.fixture(scope="module")
 def rounded(checkpoint):
     """The reference with weights as bfloat16 holds them, computing in float32."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
+    model = transformers_model(checkpoint.folder)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     return model
@@ -91,7 +73,7 @@ def test_in_float32_the_tokens_are_those_of_transformers(
         "few blocks": {"num_kv_blocks": 16},
         "async": {"async_scheduling": True},
     }[name]
-    expected = [greedy(reference, prompt, NUM_TOKENS) for prompt in prompts]
+    expected = [greedy_tokens(reference, prompt, NUM_TOKENS) for prompt in prompts]
     with engine(checkpoint, dtype="float32", **{**on_device, **options}) as llm:
         outputs = llm.generate(prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == expected

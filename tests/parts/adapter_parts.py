@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers_model import transformers_model
 
 from quire.testing.checkpoints import WrittenCheckpoint
 
@@ -14,9 +15,8 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def peft_model(written: WrittenCheckpoint, name: str, **options: Any) -> Any:
     """The checkpoint in transformers, with one random adapter of peft."""
     from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
+    base = transformers_model(written.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft calls what transformers deprecates
         model = get_peft_model(base, _config(options), adapter_name=name).eval()

@@ -60,11 +60,6 @@ class BlockIndex:
         return len(self._free_slots) + self._end - self._first_unused
 
     @property
-    def num_idle(self) -> int:
-        """Number of stored blocks in no transfer."""
-        return len(self._idle)
-
-    @property
     def num_moving(self) -> int:
         """Number of slots in a transfer."""
         return len(self._cross_blocks) - len(self._idle) + len(self._forgotten_slots)

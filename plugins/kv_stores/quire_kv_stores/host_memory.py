@@ -23,14 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
-    """An open load."""
-
-    cross_blocks: tuple[StoredBlock, ...]
-    is_lost: bool = False  # a block was evicted after the lookup
-
-
-@dataclass(frozen=True, slots=True)
 class _Save:
     """An open save, and counts of the offered blocks that it does not write."""
 
@@ -60,7 +52,7 @@ class HostMemoryScheduler(KVStoreScheduler):
         self.index = BlockIndex(chosen.num_slots(plan))
         self.cross_group_block_bytes = cross_group_block_bytes(plan)
         self._block_size = plan.block_size
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, tuple[StoredBlock, ...]] = {}  # none where one was evicted
         self._saves: dict[int, _Save] = {}
         self._orders = StepOrders()
         logger.info(
@@ -103,11 +95,11 @@ class HostMemoryScheduler(KVStoreScheduler):
                 "computed again",
                 transfer_id,
             )
-            self._loads[transfer_id] = _Load((), is_lost=True)
+            self._loads[transfer_id] = ()
             self._orders.lost.append(transfer_id)
             return
         self.index.begin_reading(stored)
-        self._loads[transfer_id] = _Load(stored)
+        self._loads[transfer_id] = stored
         self._orders.loads.append(_order(transfer_id, stored, cross_blocks))
 
     def start_save(self, transfer_id: int, cross_blocks: Sequence[CrossGroupBlock]) -> int:
@@ -155,14 +147,16 @@ class HostMemoryScheduler(KVStoreScheduler):
         """Remove all content."""
         self.index.forget_all()
 
-    def _finish_load(self, transfer_id: int, load: _Load, has_failed: bool) -> None:
+    def _finish_load(
+        self, transfer_id: int, cross_blocks: tuple[StoredBlock, ...], has_failed: bool
+    ) -> None:
         if has_failed:
             self.counts.num_failed += 1
-            self.index.forget(load.cross_blocks)
+            self.index.forget(cross_blocks)
         else:
-            self.counts.loaded_bytes += len(load.cross_blocks) * self.cross_group_block_bytes
-        self.index.end_reading(load.cross_blocks)
-        num_tokens = len(load.cross_blocks) * self._block_size
+            self.counts.loaded_bytes += len(cross_blocks) * self.cross_group_block_bytes
+        self.index.end_reading(cross_blocks)
+        num_tokens = len(cross_blocks) * self._block_size
         end = "failed" if has_failed else "done"
         logger.debug("host_memory: load %d: %d tokens, %s", transfer_id, num_tokens, end)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_options import BY_EITHER, TORCH
+from transformers_model import transformers_model
 
 from quire import LLM, SamplingParams
 from quire.engine.kv_cache.kv_plan import blocks_held, fixed_plan
@@ -46,14 +47,11 @@ class Subject:
     """A checkpoint, prompts, and the completion by transformers for each."""
 
     def __init__(self, folder: Path, config: dict[str, Any], block_size: int) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.block_size = block_size
         self.checkpoint = write_checkpoint(folder, "Gemma3ForCausalLM", seed=5, **config)
         rng = random.Random(5)
         self.prompts = [[rng.randrange(3, 320) for _ in range(n)] for n in PROMPT_LENGTHS]
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model = model.eval()
+        self._model = transformers_model(folder)
         self.expected = [self.run_transformers(prompt) for prompt in self.prompts]
 
     def llm(self, **options: Any) -> LLM:

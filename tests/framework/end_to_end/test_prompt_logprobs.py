@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from transformers_model import transformers_model
 
 from quire import LLM, SamplingParams
 from quire.testing.checkpoints import write_checkpoint
@@ -28,10 +29,7 @@ class Subject:
 
     @torch.inference_mode()
     def _run_transformers(self):
-        from transformers import AutoModelForCausalLM
-
-        folder = self.checkpoint.folder
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = transformers_model(self.checkpoint.folder)
         return [model(torch.tensor([ids])).logits[0].log_softmax(-1) for ids in self.prompts]
 
     def check(self, outputs):

@@ -13,6 +13,7 @@ import torch
 from adapter_parts import peft_model, save_adapter
 from cpp_compilers import NEEDS_COMPILER
 from kernel_options import BY_EITHER, NATIVE, OWN_BACKEND, TORCH
+from transformers_model import greedy_tokens, transformers_model
 
 from quire import LLM, SamplingParams
 from quire.outputs import LoRARequest
@@ -67,25 +68,8 @@ class Subject:
         return LLM(str(self.checkpoint.folder), dtype="float32", max_model_len=160, **options)
 
     def _run_transformers(self):
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(self.checkpoint.folder, dtype=torch.float32)
-        return [greedy(model.eval(), prompt) for prompt in self.prompts]
-
-
-@torch.inference_mode()
-def greedy(model, prompt):
-    """The completion by a model of transformers."""
-    token_ids = torch.tensor([prompt])
-    out = model.generate(
-        input_ids=token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
+        model = transformers_model(self.checkpoint.folder)
+        return [greedy_tokens(model, prompt, NUM_TOKENS) for prompt in self.prompts]
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +203,7 @@ def test_adapters_generate_like_peft_beside_requests_without(one_subject, tmp_pa
     adapter = LoRARequest("first", 1, str(save_adapter(model, "first", tmp_path)))
     some = range(2, len(PROMPT_LENGTHS), 3)
     expected = [
-        greedy(model, prompt) if index in some else one_subject.expected[index]
+        greedy_tokens(model, prompt, NUM_TOKENS) if index in some else one_subject.expected[index]
         for index, prompt in enumerate(one_subject.prompts)
     ]
     assert all(expected[index] != one_subject.expected[index] for index in some)
@@ -231,12 +215,10 @@ def test_adapters_generate_like_peft_beside_requests_without(one_subject, tmp_pa
 
 @BY_EITHER
 def test_logprobs_are_those_of_transformers(one_subject, mode):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(one_subject.checkpoint.folder, dtype=torch.float32)
+    model = transformers_model(one_subject.checkpoint.folder)
     prompt, completion = one_subject.prompts[7], one_subject.expected[7]
     with torch.inference_mode():
-        logits = model.eval()(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
     with one_subject.llm(**mode) as llm:

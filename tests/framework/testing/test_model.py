@@ -1,7 +1,10 @@
 """The kit of models notices a model that is wrong: a model is wrong if its reference is another."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from transformers_model import transformers_model
 
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.model import ModelContract, _greedy
@@ -13,8 +16,10 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(folder, "Qwen3ForCausalLM", seed=4, num_hidden_layers=1)
 
 
-@pytest.fixture
-def contract(checkpoint):
+@pytest.fixture(scope="module")
+def contract_class(checkpoint):
+    theirs = transformers_model(checkpoint.folder)
+
     class Contract(ModelContract):
         architecture = "Qwen3ForCausalLM"
         config = checkpoint.config
@@ -23,18 +28,26 @@ def contract(checkpoint):
             return checkpoint.weights
 
         def reference(self, config, weights, token_ids):
-            from transformers import AutoModelForCausalLM
+            return theirs(token_ids.unsqueeze(0)).logits[0]
 
-            model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
-            return model.eval()(token_ids.unsqueeze(0)).logits[0]
-
-    return Contract()
+    return Contract
 
 
 @pytest.fixture
-def alone(contract, checkpoint):
+def contract(contract_class):
+    return contract_class()
+
+
+@pytest.fixture(scope="module")
+def generated(contract_class, checkpoint):
+    contract = contract_class()
     with contract._llm(checkpoint.folder) as llm:
         return llm.generate(contract._prompts(), _greedy())
+
+
+@pytest.fixture
+def alone(generated):
+    return deepcopy(generated)  # a test changes it
 
 
 def test_a_right_model_passes(contract, alone):

@@ -13,7 +13,7 @@ def stored(index, *names):
 
 
 def count(index):
-    return index.num_free, index.num_idle, index.num_moving
+    return index.num_free, len(index._idle), index.num_moving
 
 
 def test_a_block_is_found_when_it_is_written():

@@ -95,7 +95,7 @@ class HostMemoryMachine(RuleBasedStateMachine):
     @invariant()
     def every_slot_is_accounted_for(self):
         index = self.index
-        assert index.num_free + index.num_idle + index.num_moving == index.num_slots
+        assert index.num_free + len(index._idle) + index.num_moving == index.num_slots
         assert index.num_slots == self.num_slots
         assert index.num_moving <= sum(len(t.cross_blocks) for t in self.scene.open.values())
 

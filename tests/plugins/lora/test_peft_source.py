@@ -53,23 +53,23 @@ def case(request, tmp_path_factory):
         name: AdapterRef(name, str(save_adapter(theirs, name, folder / "adapters")))
         for name in VARIANTS
     }
-    return AdapterManager(model, PeftSource(), 3, 8), theirs, refs
+    return model, AdapterManager(model, PeftSource(), 3, 8), theirs, refs
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_an_adapter_gives_the_output_of_peft(case, name):
-    manager, theirs, refs = case
+    model, manager, theirs, refs = case
     token_ids = random_tokens(30)
     index = manager.load(refs[name])
-    ours = logits_of(manager.model, token_ids, adapters=manager.batch([index], [30]))
-    base = logits_of(manager.model, token_ids)
+    ours = logits_of(model, token_ids, adapters=manager.batch([index], [30]))
+    base = logits_of(model, token_ids)
     assert difference(ours, peft_logits(theirs, name, token_ids)) < TOLERANCE
     assert difference(base, peft_logits(theirs, name, token_ids)) > 30 * TOLERANCE
 
 
 def test_different_adapters_and_none_in_one_batch(case):
     """Rows of one dense request attend to each other, so only the first layer's input differs."""
-    manager, _, refs = case
+    _, manager, _, refs = case
     layer = manager.targets["model.layers.0.mlp.gate_proj"].layer
     x = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     first, second = (manager.load(refs[name]) for name in ("all", "rslora"))

@@ -1,7 +1,7 @@
 """The kit of models, on the families that ship; transformers is the reference."""
 
 import pytest
-import torch
+from transformers_model import transformers_model
 
 from quire.testing.checkpoints import write_checkpoint
 from quire.testing.model import ModelContract
@@ -17,15 +17,13 @@ class Family(ModelContract):
         cls.checkpoint = write_checkpoint(folder, cls.architecture, seed=2, num_hidden_layers=2)
         cls.config = cls.checkpoint.config
 
+        cls.theirs = transformers_model(folder)
+
     def weights(self, config):
         return self.checkpoint.weights
 
     def reference(self, config, weights, token_ids):
-        from transformers import AutoModelForCausalLM
-
-        folder = self.checkpoint.folder
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        return model(token_ids.unsqueeze(0)).logits[0]
+        return self.theirs(token_ids.unsqueeze(0)).logits[0]
 
 
 class TestLlama(Family):

@@ -17,6 +17,7 @@ from model_parts import (
     written_model,
 )
 from torch import Tensor
+from transformers_model import transformers_model
 
 from quire.interfaces.model import Model
 from quire.layers import Attention, QKNorm, RMSNorm, SiluAndMul
@@ -39,11 +40,7 @@ def _one_thread():
 
 
 def reference_logits(folder: Path, token_ids: Tensor) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    reference = transformers_model(folder, attn_implementation="eager")
     with torch.inference_mode():
         logits: Tensor = reference(token_ids.unsqueeze(0)).logits[0]
     return logits

@@ -59,7 +59,6 @@ class AdapterManager:
         sources: Mapping[str, LoRASource] | None = None,
         base: BaseModel | None = None,
     ) -> None:
-        self.model = model
         self.source = source
         self._sources = sources or {}
         self._base = base
@@ -95,14 +94,6 @@ class AdapterManager:
             self._indexes[key] = index
         self._indexes.move_to_end(key)
         return self._indexes[key]
-
-    def drop(self, ref: AdapterRef) -> bool:
-        """Unload an adapter that no request uses, and return whether it was loaded."""
-        index = self._indexes.pop(_key(ref), None)
-        if index is None:
-            return False
-        self._clear(index)
-        return True
 
     def batch(self, indexes: Sequence[int], query_lens: Sequence[int]) -> AdapterBatch | None:
         """Return the rows of a step that use each adapter; None if no row uses any.

@@ -6,19 +6,14 @@ import signal
 import time
 
 import pytest
+from grammar_hosts import WORDS, mask, ready, wait_for_outcome
 from installed import write_distribution
 from processes import workers_of
 
 from quire.engine.grammar import grammar_host as grammar_module
-from quire.engine.grammar.grammar_host import GrammarHost
-from quire.engine.grammar.grammar_pool import GrammarLimits
 from quire.errors import GrammarError, RequestFailedError
-from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams as Params
 
-EOS = 256
-VOCABULARY = Vocabulary({bytes([byte]): [byte] for byte in range(256)}, (EOS,), EOS + 1)
-WORDS = Params(regex="(?:[a-c]{1,4}-){2,40}end")
 FAULTY = {
     "faulty_plugin": """
         from quire import hookimpl
@@ -73,40 +68,6 @@ FAULTY = {
                 return False
     """,
 }
-
-
-@pytest.fixture
-def make_host():
-    hosts = []
-
-    def make(**limits):
-        hosts.append(GrammarHost(lambda: VOCABULARY, max_rows=8, limits=GrammarLimits(**limits)))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host.shutdown()
-
-
-def wait_for_outcome(host, request_id, within_s=30.0):
-    until = time.monotonic() + within_s
-    outcomes = {}
-    while request_id not in outcomes:
-        assert time.monotonic() < until
-        host.wait_for_compile(0.1)
-        outcomes.update(host.poll())
-    return outcomes[request_id]
-
-
-def ready(host, request_id, params):
-    host.submit(request_id, params)
-    assert wait_for_outcome(host, request_id) is None
-
-
-def mask(host, request_id):
-    host.request_masks([(0, request_id)])
-    [row] = host.collect_masks()
-    return {v for v in range(8 * len(row.words)) if row.words[v // 8] >> v % 8 & 1}
 
 
 def nursery_of(host):

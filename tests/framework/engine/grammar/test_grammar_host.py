@@ -10,6 +10,7 @@ import signal
 import time
 
 import pytest
+from grammar_hosts import allowed, mask, ready, wait_for_outcomes
 from installed import write_distribution
 from processes import workers_of
 
@@ -104,33 +105,6 @@ def strict_host():
     host.shutdown()
 
 
-def wait_for_outcome(host, *request_ids, within_s=30.0):
-    """Poll until these requests have an outcome; return it by id."""
-    outcomes = {}
-    until = time.monotonic() + within_s
-    while not outcomes.keys() >= set(request_ids):
-        assert time.monotonic() < until, f"no outcome of {set(request_ids) - outcomes.keys()}"
-        host.wait_for_compile(0.1)
-        outcomes.update(host.poll())
-    return outcomes
-
-
-def ready(host, request_id, params):
-    host.submit(request_id, params)
-    assert wait_for_outcome(host, request_id)[request_id] is None
-
-
-def mask(host, request_id, slot=0):
-    host.request_masks([(slot, request_id)])
-    [row] = host.collect_masks()
-    assert row.slot == slot
-    return allowed(row.words)
-
-
-def allowed(words):
-    return {v for v in range(8 * len(words)) if words[v // 8] >> v % 8 & 1}
-
-
 def sample(host, request_id, rng):
     """Draw one token from a request's mask and accept it; None is the end."""
     token_id = rng.choice(sorted(mask(host, request_id)))
@@ -180,7 +154,7 @@ def test_a_grammar_that_is_compiled_already_is_ready_at_once(host):
 
 def test_a_request_that_still_thinks_has_no_mask(host):
     host.submit("a", WORDS, is_active=False)
-    assert wait_for_outcome(host, "a") == {"a": None}
+    assert wait_for_outcomes(host, "a") == {"a": None}
     host.accept("a", [1, 2, 3])
     host.request_masks([(0, "a")])
     assert host.collect_masks() == []
@@ -212,7 +186,7 @@ def test_a_token_that_the_grammar_forbids_ends_its_request_only(host):
 )
 def test_what_cannot_be_compiled_is_an_error_of_its_request(host, params, reason):
     host.submit("a", params)
-    error = wait_for_outcome(host, "a")["a"]
+    error = wait_for_outcomes(host, "a")["a"]
     assert isinstance(error, GrammarError)
     assert reason in str(error)
     host.accept("a", [1])  # nothing follows of what is said to it now
@@ -250,7 +224,7 @@ def test_more_grammars_than_may_compile_wait_for_their_turn(host):
     for i in range(6):
         host.release(f"evil {i}")  # a release frees a place: no request waits for their timeouts
     start = time.monotonic()
-    assert wait_for_outcome(host, "good") == {"good": None}
+    assert wait_for_outcomes(host, "good") == {"good": None}
     assert time.monotonic() - start < 5
 
 
@@ -262,7 +236,7 @@ def test_grammars_beyond_the_limit_wait_until_others_are_released():
     host.submit("c", Params(choice=("c",)))
     assert not host.wait_for_compile(0.05)
     host.release("a")
-    assert wait_for_outcome(host, "c") == {"c": None}
+    assert wait_for_outcomes(host, "c") == {"c": None}
     assert mask(host, "c") == {ord("c")}
     assert mask(host, "b") == {ord("b")}
     host.shutdown()

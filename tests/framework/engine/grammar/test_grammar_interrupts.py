@@ -14,6 +14,7 @@ import time
 from collections import Counter
 
 import pytest
+from grammar_hosts import allowed
 from processes import eventually, is_running, workers_of
 
 from quire.engine.grammar.grammar_host import GrammarHost
@@ -97,10 +98,6 @@ def step(host, order=("digits", "letters")):
     slots = {"digits": 0, "letters": 1}
     host.request_masks([(slots[request_id], request_id) for request_id in order])
     return {row.slot: allowed(row.words) for row in host.collect_masks()}
-
-
-def allowed(words):
-    return {v for v in range(8 * len(words)) if words[v // 8] >> v % 8 & 1}
 
 
 def accept(host):

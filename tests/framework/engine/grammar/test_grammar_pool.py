@@ -6,43 +6,16 @@ import subprocess
 import time
 
 import pytest
+from grammar_hosts import EOS, WORDS, mask, wait_for_outcome
 from processes import descendants, eventually, is_running, workers_of
 
 from quire.engine.grammar import fork_server_client as grammar_nursery
-from quire.engine.grammar.grammar_host import GrammarHost
 from quire.engine.grammar.grammar_link import START_TIMEOUT_S
 from quire.engine.grammar.grammar_pool import GrammarLimits
 from quire.errors import GrammarError
-from quire.interfaces.structured_output import Vocabulary
 from quire.sampling_params import StructuredOutputsParams as Params
 
-EOS = 256
-VOCABULARY = Vocabulary({bytes([byte]): [byte] for byte in range(256)}, (EOS,), EOS + 1)
-WORDS = Params(regex="(?:[a-c]{1,4}-){2,40}end")
 SLOW = [Params(regex=f"[ab]*a[ab]{{24}}{index}") for index in range(3)]  # never within its time
-
-
-@pytest.fixture
-def make_host():
-    hosts = []
-
-    def make(**limits):
-        hosts.append(GrammarHost(lambda: VOCABULARY, max_rows=4, limits=GrammarLimits(**limits)))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host.shutdown()
-
-
-def wait_for_outcome(host, request_id, within_s=10.0):
-    until = time.monotonic() + within_s
-    outcomes = {}
-    while request_id not in outcomes:
-        assert time.monotonic() < until, f"no outcome of {request_id}"
-        host.wait_for_compile(0.1)
-        outcomes.update(host.poll())
-    return outcomes[request_id]
 
 
 def ready(host, request_id, word):
@@ -53,13 +26,6 @@ def ready(host, request_id, word):
 def is_ready_at_once(host, request_id, word):
     host.submit(request_id, Params(choice=(word,)))
     return host.poll() == [(request_id, None)]
-
-
-def mask(host, request_id):
-    host.request_masks([(0, request_id)])
-    [row] = host.collect_masks()
-    assert host.collect_masks() == [], "a mask is collected once"
-    return {v for v in range(8 * len(row.words)) if row.words[v // 8] >> v % 8 & 1}
 
 
 def nursery_of(host):

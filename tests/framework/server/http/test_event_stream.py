@@ -6,31 +6,13 @@ import time
 
 import httpx
 import pytest
+from asgi_parts import Wire
 
 from quire.errors import OverloadedError
 from quire.server.http.disconnect import run_while_connected
 from quire.server.http.event_stream import EventStream
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-class Wire:
-    """The two ends of an ASGI connection, as a server would hold them."""
-
-    def __init__(self):
-        self.sent = []
-        self.gone = asyncio.Event()
-
-    async def receive(self):
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message):
-        self.sent.append(message)
-
-    @property
-    def text(self):
-        return b"".join(message.get("body", b"") for message in self.sent).decode()
 
 
 def run(stream, wire):
@@ -45,7 +27,7 @@ def test_events_are_data_lines_and_done_is_the_last():
     async def main():
         wire = Wire()
         await run(EventStream(events(), {"x-more": "1"}, "req-1"), wire)
-        assert wire.text == 'data: {"a":1}\n\ndata: {"a":2}\n\ndata: [DONE]\n\n'
+        assert wire.body == b'data: {"a":1}\n\ndata: {"a":2}\n\ndata: [DONE]\n\n'
         headers = dict(wire.sent[0]["headers"])
         assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
         assert headers[b"x-more"] == b"1"
@@ -63,8 +45,8 @@ def test_an_error_before_the_first_event_has_a_status():
     async def main():
         wire = Wire()
         await run(EventStream(events(), {}, "req-1"), wire)
-        assert wire.sent[0]["status"] == 503
-        assert json.loads(wire.text)["error"]["code"] == "overloaded"
+        assert wire.status == 503
+        assert wire.error["code"] == "overloaded"
 
     asyncio.run(main())
 
@@ -77,10 +59,10 @@ def test_an_error_after_it_is_an_event():
     async def main():
         wire = Wire()
         await run(EventStream(events(), {}, "req-1"), wire)
-        first, error, done, end = wire.text.split("\n\n")
+        first, error, done, end = wire.body.decode().split("\n\n")
         assert (first, done, end) == ("data: {}", "data: [DONE]", "")
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
-        assert "secret" not in wire.text
+        assert b"secret" not in wire.body
 
     asyncio.run(main())
 
@@ -95,10 +77,10 @@ def test_long_silences_are_broken_by_comments():
     async def main():
         wire = Wire()
         await run(EventStream(events(), {}, "req-1", keep_alive_s=0.1), wire)
-        assert wire.text.count(": keep-alive\n\n") == 4
-        assert wire.text.startswith(": keep-alive")
-        assert wire.sent[0]["status"] == 200
-        assert sum(message["type"] == "http.response.start" for message in wire.sent) == 1
+        assert wire.body.count(b": keep-alive\n\n") == 4
+        assert wire.body.startswith(b": keep-alive")
+        assert wire.status == 200
+        assert wire.num_responses == 1
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from asgi_parts import Wire
 from starlette.requests import ClientDisconnect
 
 from quire.errors import RequestFailedError
@@ -19,24 +20,6 @@ from quire.server.http.json_response import (
 )
 
 BODY = bytes(range(256)) * (PIECE_BYTES // 256 * 2) + b"end"
-
-
-class Wire:
-    """An ASGI connection; its client reads `num_read` messages and then nothing."""
-
-    def __init__(self, num_read=1000):
-        self.num_read = num_read
-        self.sent = []
-        self.gone = asyncio.Event()
-
-    async def receive(self):
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message):
-        if len(self.sent) == self.num_read:
-            await asyncio.Event().wait()
-        self.sent.append(message)
 
 
 class Case:

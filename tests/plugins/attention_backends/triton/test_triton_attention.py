@@ -286,7 +286,7 @@ def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     """As a step is captured, before any request is there."""
     scene, numbers = filled([5, 40])
     step = CapturedStep(scene, 4, 4)
-    q, k, v = (torch.ones_like(heads) for heads in step._heads)
+    q, k, v = (torch.ones_like(heads) for heads in step._rows)
     before = scene.raw.clone()
     metadata = scene.backend.prepare(step._layout)
     scene.backend.forward(q, k, v, scene.kv_cache, metadata, AttentionLayerParams(0.3))
