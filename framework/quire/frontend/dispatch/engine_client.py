@@ -1,4 +1,4 @@
-"""`EngineCoreClient`: the interface of an engine core, in this process or in another one."""
+"""The interface of an engine core, in this process or in another one, and its errors."""
 
 import logging
 from collections.abc import Callable, Sequence
