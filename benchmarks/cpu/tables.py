@@ -141,7 +141,7 @@ def _ratio_row(
     aim_text = "" if aim is None else f"{aim:g}"
     start = [load_name(stage["load"]), ours.name or "default"]
     if ratio is None:
-        why = f"{MISSING}: not installed" if rival.engine in stage.get("absent", ()) else MISSING
+        why = f"{MISSING}: absent" if rival.engine in stage.get("absent", ()) else MISSING
         return [*start, rival.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]
     return [
         *start,

@@ -30,7 +30,7 @@ def rounds_of(*pairs):
     return [{"figures": {"quire": {"tok_s": a}, "peer": {"tok_s": b}}} for a, b in pairs]
 
 
-def test_turns_begin_one_further_and_every_second_round_goes_backwards(benchmark):
+def test_turns_begin_one_later_and_every_second_round_is_reversed(benchmark):
     seen = []
 
     def turn(label):
@@ -45,7 +45,7 @@ def test_turns_begin_one_further_and_every_second_round_goes_backwards(benchmark
 
 
 @given(st.integers(2, 12), st.integers(1, 40))
-def test_nobody_runs_twice_without_another_in_between(count, rounds):
+def test_no_engine_runs_twice_in_a_row(count, rounds):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         order = importlib.import_module("turns").order
@@ -106,17 +106,17 @@ def test_an_interval_goes_between_samples_and_says_how_often_it_holds(
     assert 100 * found["coverage"] == pytest.approx(percent, abs=0.05)
 
 
-def test_the_coverage_is_what_drawing_finds(benchmark):
-    draw = random.Random(0)
+def test_the_coverage_is_what_random_samples_show(benchmark):
+    rng = random.Random(0)
     summary = benchmark("figures").summary
     held = 0
     for _ in range(2000):
-        low, high = summary([draw.expovariate(1) for _ in range(9)])["interval"]
+        low, high = summary([rng.expovariate(1) for _ in range(9)])["interval"]
         held += low <= math.log(2) <= high
     assert held / 2000 == pytest.approx(0.961, abs=0.015)
 
 
-def test_answers_are_compared_up_to_the_first_other_token(benchmark):
+def test_completions_are_compared_up_to_the_first_difference(benchmark):
     agreement = benchmark("figures").agreement
     assert agreement([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1
     assert agreement([[1, 2, 3, 4], [5, 6]], [[1, 9, 3, 4], [5, 6]]) == 0.5
@@ -153,13 +153,13 @@ def test_tiny_sizes_have_no_verdict(benchmark):
     assert verdict_of(benchmark, *[(4, 1)] * 7, is_quick=True) == "tiny sizes"
 
 
-def test_engines_whose_answers_begin_unlike_have_no_verdict(benchmark):
+def test_engines_whose_completions_start_differently_have_no_verdict(benchmark):
     engines = [{"label": "peer", "disagrees": True}]
     verdict = verdict_of(benchmark, *[(4, 1)] * 7, engines=engines)
     assert verdict == "none: completions start differently"
 
 
-def test_no_aim_is_reached_beside_a_peer_some_of_whose_ways_are_untried(benchmark):
+def test_no_aim_is_reached_against_a_peer_with_untried_configurations(benchmark):
     late = {"rival": "vllm", "is_open": True}
     verdict = verdict_of(benchmark, *[(4, 1)] * 7, trials=[late])
     assert verdict == "not all of its configurations were tried"
@@ -184,9 +184,9 @@ def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
         {"way": "bf16", "rows": 16, "share_of_bandwidth": 0.2, "share_of_peak": 0.7},
         {"way": "F.linear bf16", "rows": 1, "share_of_bandwidth": 1, "share_of_peak": 1},
     ]
-    told = tables.linear_aims(linear)
-    assert "read bandwidth: 1 of 2 reach the aim of 75%; minimum 60%, median 70%" in told
-    assert "FMA peak: 1 of 1 reach the aim of 70%" in told
+    text = tables.linear_aims(linear)
+    assert "read bandwidth: 1 of 2 reach the aim of 75%; minimum 60%, median 70%" in text
+    assert "FMA peak: 1 of 1 reach the aim of 70%" in text
     attention = [
         {"backend": "cpu", "new": 1, "of_limit": 0.5},
         {"backend": "torch_sdpa", "new": 1, "of_limit": 0.9},
@@ -194,7 +194,7 @@ def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
     assert "decode, of the read bandwidth: 0 of 1" in tables.attention_aims(attention)
 
 
-def test_what_a_stage_told_grows_unless_it_replaces(benchmark):
+def test_results_of_a_stage_grow_unless_they_replace(benchmark):
     stages, found = benchmark("stages"), {}
     replaced = benchmark("race").Replaced
     for piece in (
@@ -210,7 +210,7 @@ def test_folders_of_the_machine_are_not_in_the_report(benchmark):
     assert without_paths("no /srv/models/x.gguf here, 3/4") == "no PATH/x.gguf here, 3/4"
 
 
-def test_an_engine_stands_still_while_others_run_and_tells_its_errors(benchmark, tmp_path):
+def test_an_engine_is_stopped_while_others_run_and_reports_its_errors(benchmark, tmp_path):
     processes, contests = benchmark("engine_process"), benchmark("contests")
     files = benchmark("checkpoint_files")
     files.write(tmp_path, files.TINY)
@@ -219,8 +219,8 @@ def test_an_engine_stands_still_while_others_run_and_tells_its_errors(benchmark,
     with processes.EngineProcess(way, sys.executable, "native") as process:
         with pytest.raises(processes.EngineFailedError, match="no model was loaded"):
             process.run(prompts, 2, 1, contests.RUN_S)
-        told = process.load(tmp_path, contests.LOAD_S)
-        assert told["parts"]["kernels"] == "torch"
+        loaded = process.load(tmp_path, contests.LOAD_S)
+        assert loaded["parts"]["kernels"] == "torch"
         _, first = process.run(prompts, 6, 1, contests.RUN_S)
         assert [len(each) for each in first] == [6, 6]
         process.pause()
@@ -241,7 +241,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_an_engine_that_stands_still_ends_with_its_parent(benchmark):
+def test_a_stopped_engine_ends_with_its_parent(benchmark):
     done = subprocess.run(
         [sys.executable, "-c", STARTS_AND_DIES, FOLDER], capture_output=True, text=True, check=False
     )
@@ -301,27 +301,27 @@ def tried(benchmark, tmp_path):
     return run
 
 
-def test_the_fastest_way_of_a_peer_is_found(tried):
+def test_the_fastest_configuration_of_a_peer_is_found(tried):
     best, records = tried(("one", 2.0, {}), ("other", 1.0, {}), ("hopeless", 9.0, {}))
     assert best == {"other"}
     assert [len(records[name]["samples"]) for name in ("one", "other", "hopeless")] == [3, 2, 1]
     assert {record["rival"] for record in records.values()} == {"its name"}
 
 
-def test_a_way_whose_answers_are_another_models_is_none(tried):
+def test_a_configuration_whose_completions_are_another_models_is_rejected(tried):
     best, records = tried(("one", 2.0, {}), ("wrong", 0.1, {"first": 7}))
     assert best == {"one"}
     assert "start differently" in records["wrong"]["error"]
 
 
-def test_a_way_that_fails_while_another_is_tried_stays_open(tried):
+def test_a_configuration_that_fails_while_another_is_tried_stays_open(tried):
     best, records = tried(("mortal", 1.0, {"runs": 5}), ("slower", 1.2, {}))
     assert best == {"slower"}
     assert records["mortal"]["is_open"]
     assert "it has ended" in records["mortal"]["error"]
 
 
-def test_ways_for_which_there_was_no_time_stay_open(tried):
+def test_configurations_for_which_there_was_no_time_stay_open(tried):
     best, records = tried(("one", 1.0, {}), trial_s=0.0)
     assert best == set()
     assert records["one"]["is_open"]
@@ -352,7 +352,7 @@ def test_a_build_for_other_instructions_is_refused(benchmark, uses_avx512, isa, 
     assert (limits.wrong_build(uses_avx512, isa, flags) is not None) == is_wrong
 
 
-def test_an_engine_tells_which_instructions_it_uses(benchmark):
+def test_an_engine_reports_its_instruction_set(benchmark):
     uses = benchmark("instruction_limits").uses_avx512
     assert uses("llama.cpp", {"instruction_set": "AVX2 = 1 | AVX512 = 1 | "}, [])
     assert not uses("llama.cpp", {"instruction_set": "AVX2 = 1 | "}, [])
@@ -371,17 +371,17 @@ def test_every_eight_requests_have_the_same_lengths(benchmark):
 
 def test_a_wait_that_the_end_cuts_off_counts(benchmark):
     served = benchmark("served_requests")
-    told = [
+    requests = [
         served.SentRequest(0.0, 3, times=[1.0, 2.0, 3.0], tokens=[1, 1, 1]),
         served.SentRequest(1.5, 2, times=[4.0, 12.0], tokens=[1, 1]),
         served.SentRequest(3.5, 2),
         served.SentRequest(10.5, 2, times=[10.6], tokens=[1]),
     ]
-    found = served._waits(told, 2.5, 10.0)
+    found = served._waits(requests, 2.5, 10.0)
     assert found["first_token_s"] == {"least": 2.5, "median": 4.5, "most": 6.5}
     assert found["longest_wait_s"] == 6.5
     assert found["requests"] == 2
-    assert served._tokens_between(told, 2.5, 10.0) == 2
+    assert served._tokens_between(requests, 2.5, 10.0) == 2
 
 
 def test_a_checkpoint_whose_writing_fails_is_not_there(benchmark, tmp_path):

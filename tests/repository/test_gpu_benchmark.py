@@ -39,7 +39,7 @@ def test_limits_are_those_that_were_worked_out_by_hand(
     assert 8192 / cost.prefill_s(rates, 8192) == pytest.approx(prefill, rel=0.01)
     lengths = figures.Load().mixed_lengths()
     num_out = sum(length for _, length in lengths)
-    assert num_out == 133_966, "the published benchmark's number of answer tokens"
+    assert num_out == 133_966, "the published benchmark's number of output tokens"
     assert num_out / cost.mixed_s(rates, lengths, 256) == pytest.approx(mixed, rel=0.01)
 
 
@@ -51,7 +51,7 @@ def test_uneven_contexts_hold_as_many_tokens_as_even_ones(benchmark):
         assert batch == 1 or max(uneven) > 2 * min(uneven)
 
 
-def test_what_a_stage_told_before_it_failed_is_kept(benchmark):
+def test_results_of_a_stage_before_its_failure_are_kept(benchmark):
     merge, found = benchmark("run").merge, {}
     for piece in ({"rows": [1], "a": 1}, {"rows": [2]}, {"a": 3}):
         merge(found, piece)

@@ -240,6 +240,6 @@ def test_the_changes_make_a_changelog():
     assert built.stdout.count("\n- ") == len(texts), "an issue's number or a kind is missing"
 
 
-def test_there_are_no_drawers_for_odds_and_ends():
+def test_no_module_is_named_utils_or_the_like():
     names = {path.stem for path in PRODUCT}
     assert not names & {"utils", "util", "helpers", "common", "misc", "legacy", "v2"}

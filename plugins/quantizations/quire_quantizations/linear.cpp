@@ -25,17 +25,17 @@ struct Weight {
 
 namespace {
 
-constexpr int FEW_ROWS = 4;               // at most so many rows: several panels at once
-constexpr long CHUNK = 16;                // consecutive inputs of a row of x in memory
-constexpr long KEPT_NUMBERS = 64 * 1024;  // elements of x in the L2 cache: panels are read whole
-constexpr long SHORT = 2 * BLOCK;         // largest number of inputs per block, for more of x
-constexpr long SHORT_NUMBERS = 96 * 1024;  // elements of x in the L2 cache for such blocks
-constexpr long TILES_OF_A_THREAD = 8;     // with so many tiles per thread, threads split rows
-constexpr long AHEAD = 16 * 1024;         // prefetch distance in a panel, in bytes
-constexpr long AHEAD_OF_FEW = 4096;       // the same if several panels are read at once
-constexpr long PACKED_BYTES = 32 * 1024;  // bytes of a panel in the L1 cache for all tiles
+constexpr int FEW_ROWS = 4;                    // at most so many rows: several panels at once
+constexpr long CHUNK = 16;                     // consecutive inputs of a row of x in memory
+constexpr long CACHED_ELEMENTS = 64 * 1024;    // of x in the L2 cache: panels are read whole
+constexpr long SHORT = 2 * BLOCK;              // largest number of inputs per block, for more of x
+constexpr long SHORT_ELEMENTS = 96 * 1024;     // of x in the L2 cache for such blocks
+constexpr long TILES_OF_A_THREAD = 8;          // with so many tiles per thread, threads split rows
+constexpr long PREFETCH_DISTANCE = 16 * 1024;  // bytes in a panel
+constexpr long PREFETCH_DISTANCE_OF_FEW = 4096;  // the same if several panels are read at once
+constexpr long PACKED_BYTES = 32 * 1024;       // bytes of a panel in the L1 cache for all tiles
 constexpr long LINE = 64;
-constexpr long SPAN_BYTES = 64 * 1024;    // least work of a thread: less is slower with another
+constexpr long SPAN_BYTES = 64 * 1024;         // least work of a thread
 constexpr long SPAN_PRODUCTS = 256 * 1024;
 
 // Number of panels at once: as many as keep accumulators, words and elements of x in registers. A
@@ -90,26 +90,26 @@ INLINE void add_one(
     vf (&acc)[ROWS][VECTORS], const float* a, typename Codes::Words (&words)[VECTORS], int j
 ) {
     if constexpr (ROWS < VECTORS) {
-        vf number[ROWS];
+        vf value[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) number[r] = set1(a[r * CHUNK]);
+        for (int r = 0; r < ROWS; r++) value[r] = set1(a[r * CHUNK]);
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; v++) {
-            vf column = Codes::number(words[v], j);
+            vf column = Codes::value(words[v], j);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++)
-                acc[r][v] = add_product(Codes(), number[r], column, acc[r][v]);
+                acc[r][v] = add_product(Codes(), value[r], column, acc[r][v]);
         }
     } else {
         vf column[VECTORS];
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; v++) column[v] = Codes::number(words[v], j);
+        for (int v = 0; v < VECTORS; v++) column[v] = Codes::value(words[v], j);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
-            vf number = set1(a[r * CHUNK]);
+            vf value = set1(a[r * CHUNK]);
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++)
-                acc[r][v] = add_product(Codes(), number, column[v], acc[r][v]);
+                acc[r][v] = add_product(Codes(), value, column[v], acc[r][v]);
         }
     }
 }
@@ -130,12 +130,12 @@ INLINE void add_products(
                 __builtin_prefetch(next + line);
         long count = size - k < CHUNK ? size - k : CHUNK;
         const long others = begin + k < tile.turn ? 0 : (PANELS - 1) * tile.panel_bytes;
-        const long ahead = others + AHEAD_OF_FEW;
+        const long distance = others + PREFETCH_DISTANCE_OF_FEW;
         for (long i = 0; i < count; i += Codes::STEP, codes += At::STEP_BYTES) {
             if constexpr (PANELS > 1)  // too many lines to prefetch them all at once
                 for (int p = 0; p < PANELS; p++)
                     for (long line = 0; line < At::STEP_BYTES; line += LINE)
-                        __builtin_prefetch(codes + p * tile.panel_bytes + ahead + line);
+                        __builtin_prefetch(codes + p * tile.panel_bytes + distance + line);
             typename Codes::Words words[VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++) {
@@ -210,17 +210,17 @@ Kernel some_panels(long rows) {
 }
 
 // Scratch memory of the calling thread; it only grows.
-float* scratch(long numbers) {
+float* scratch(long elements) {
     struct Free {
         void operator()(float* p) const { std::free(p); }
     };
     static thread_local std::unique_ptr<float, Free> memory;
     static thread_local long size = 0;
-    if (size < numbers) {
-        long bytes = round_up(numbers * 4, ALIGNMENT);
+    if (size < elements) {
+        long bytes = round_up(elements * 4, ALIGNMENT);
         memory.reset((float*)std::aligned_alloc(ALIGNMENT, bytes));
         if (!memory) std::abort();  // no memory for a megabyte: nothing else would work either
-        size = numbers;
+        size = elements;
     }
     return memory.get();
 }
@@ -228,7 +228,7 @@ float* scratch(long numbers) {
 struct Range {
     long begin, end;
 };
-Range share(long count, long part, long parts) {
+Range part_of(long count, long part, long parts) {
     return {count * part / parts, count * (part + 1) / parts};
 }
 
@@ -248,11 +248,11 @@ struct Linear {
     long panels = divided(outputs, PANEL);
     long height = divided(rows, divided(rows, (long)TILE_ROWS));  // rows of a tile, almost equal
     long tiles = divided(rows, height);
-    bool shares_rows = tiles >= threads * TILES_OF_A_THREAD;  // otherwise panels
+    bool splits_rows = tiles >= threads * TILES_OF_A_THREAD;  // otherwise panels
 
     long useful_threads() const {
         long spans = panels * panel_bytes / SPAN_BYTES + rows * inputs * outputs / SPAN_PRODUCTS;
-        long shared = shares_rows ? tiles : panels, most = spans < shared ? spans : shared;
+        long shared = splits_rows ? tiles : panels, most = spans < shared ? spans : shared;
         return threads < most ? threads : most < 1 ? 1 : most;
     }
 
@@ -261,7 +261,7 @@ struct Linear {
         tile.packed = packed + panel * panel_bytes + k / F::GROUP * Layout<F>::GROUP_BYTES;
         tile.panel_bytes = panel_bytes;
         tile.size = size;
-        tile.next = tile.packed + AHEAD;
+        tile.next = tile.packed + PREFETCH_DISTANCE;
         tile.next_bytes = CHUNK / F::STEP * Layout<F>::STEP_BYTES;
         tile.out = out + row * outputs + panel * PANEL;
         tile.out_row = outputs;
@@ -299,8 +299,8 @@ struct Linear {
             bool fits = panel + step <= mine.end;
             Tile next = tile(panel, 0, 0, padded);
             next.a = a;
-            next.next = next.packed + AHEAD_OF_FEW;
-            next.turn = padded - AHEAD_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
+            next.next = next.packed + PREFETCH_DISTANCE_OF_FEW;
+            next.turn = padded - PREFETCH_DISTANCE_OF_FEW / Layout<F>::STEP_BYTES * F::STEP;
             (fits ? some : one)(next);
             panel += fits ? step : 1;
         }
@@ -310,7 +310,7 @@ struct Linear {
     // the L2 cache, each panel is read to its end; otherwise all panels of one block of inputs.
     void many(Range mine, Range these) const {
         long count = these.end - these.begin, stride = round_up(padded, CHUNK);
-        if (count * stride > KEPT_NUMBERS) return blockwise(mine, these);
+        if (count * stride > CACHED_ELEMENTS) return blockwise(mine, these);
         float* a = scratch(count * stride);
         arrange(a, these, 0, padded, stride);
         long step = PACKED_BYTES / Layout<F>::STEP_BYTES * F::STEP;
@@ -325,7 +325,7 @@ struct Linear {
         constexpr long NEAR = PACKED_BYTES / Layout<F>::STEP_BYTES * F::STEP;
         constexpr long size_of_block = NEAR < SHORT ? NEAR : SHORT;
         static_assert(size_of_block % F::GROUP == 0, "");
-        long rows_at_a_time = SHORT_NUMBERS / size_of_block / height * height;
+        long rows_at_a_time = SHORT_ELEMENTS / size_of_block / height * height;
         float* a = scratch(rows_at_a_time * size_of_block);
         for (long row = these.begin; row < these.end; row += rows_at_a_time) {
             long end = row + rows_at_a_time;
@@ -358,12 +358,12 @@ struct Linear {
     void run() const {
         in_parts(useful_threads(), [&](long part, long parts) {
             Range mine = {0, panels}, these = {0, rows};
-            if (shares_rows) {
-                these = share(tiles, part, parts);
+            if (splits_rows) {
+                these = part_of(tiles, part, parts);
                 these = {these.begin * height, these.end * height};
                 if (these.end > rows) these.end = rows;
             } else {
-                mine = share(panels, part, parts);
+                mine = part_of(panels, part, parts);
             }
             rows <= FEW_ROWS ? few(mine) : many(mine, these);
         });

@@ -37,8 +37,8 @@ INLINE vu bf16_words(vf v) {
 }
 
 template <class F>
-INLINE vf add_product(F, vf number, vf column, vf sum) {
-    return fma(number, column, sum);
+INLINE vf add_product(F, vf value, vf column, vf sum) {
+    return fma(value, column, sum);
 }
 
 struct Float32 {
@@ -47,7 +47,7 @@ struct Float32 {
     static constexpr bool SCALED = false;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
-    INLINE vf number(Words words, int) { return words; }
+    INLINE vf value(Words words, int) { return words; }
     static float read(const uint8_t* word, int) {
         float x;
         std::memcpy(&x, word, sizeof x);
@@ -62,7 +62,7 @@ struct BFloat16 {
     static constexpr bool SCALED = false;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
-    INLINE vf number(Words words, int j) { return (vf)(j ? words & 0xffff0000u : words << 16); }
+    INLINE vf value(Words words, int j) { return (vf)(j ? words & 0xffff0000u : words << 16); }
     static float read(const uint8_t* word, int j) {
         return from_bf16((uint16_t)(load_word(word) >> (16 * j)));
     }
@@ -81,13 +81,13 @@ struct BFloat16Pairs {
     static constexpr bool SCALED = false;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load((const float*)p); }
-    INLINE vf number(Words words, int) { return words; }
+    INLINE vf value(Words words, int) { return words; }
 };
 // Bits of two adjacent elements in one word: half as many words.
 typedef uint64_t vu_two __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu_half __attribute__((vector_size(LANES * 2)));
-INLINE vu_half pairs(vf numbers) {
-    vu_two words = (vu_two)bf16_words(numbers);
+INLINE vu_half pairs(vf values) {
+    vu_two words = (vu_two)bf16_words(values);
     return __builtin_convertvector(words | words >> 16, vu_half);
 }
 INLINE vf join(vu_half first, vu_half second) {
@@ -95,8 +95,8 @@ INLINE vf join(vu_half first, vu_half second) {
     return (vf)_mm512_inserti64x4(both, (__m256i)second, 1);
 }
 // Assembly, so that the compiler does not use this instruction anywhere else.
-INLINE vf add_product(BFloat16Pairs, vf number, vf column, vf sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(number), "v"(column));
+INLINE vf add_product(BFloat16Pairs, vf value, vf column, vf sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(value), "v"(column));
     return sum;
 }
 #endif
@@ -107,7 +107,7 @@ struct Int8 {
     static constexpr bool SCALED = true;
     typedef vf Words;
     INLINE Words load_codes(const uint8_t* p) { return load_i8((const int8_t*)p); }
-    INLINE vf number(Words words, int) { return words; }
+    INLINE vf value(Words words, int) { return words; }
     static float read(const uint8_t* word, int) { return (float)(int8_t)*word; }
     INLINE void write(uint8_t* words, const float* x) {
         for (int i = 0; i < LANES; i++) words[i] = (uint8_t)(int8_t)x[i];
@@ -120,7 +120,7 @@ struct Int4 {
     static constexpr bool SCALED = true;
     typedef vu Words;
     INLINE Words load_codes(const uint8_t* p) { return load_words(p); }
-    INLINE vf number(Words words, int j) {
+    INLINE vf value(Words words, int j) {
 #if defined(QUIRE_AVX512)  // the lookup uses the lowest four bits
         const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
         return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * j)), codes);

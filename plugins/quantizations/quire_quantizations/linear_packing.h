@@ -5,23 +5,23 @@
 
 // A dense weight, [outputs, inputs].
 struct Dense {
-    const void* numbers;
+    const void* values;
     bool is_bf16;
     long inputs, outputs;
 
     // A group of inputs of one panel: [size, PANEL], zeros beyond the last output.
     void read(float* to, long first_output, long k, long size) const {
         for (long lane = 0; lane < PANEL; lane++) {
-            long output = first_output + lane, place = output * inputs + k;
+            long output = first_output + lane, start = output * inputs + k;
             float* column = to + lane;
             if (output >= outputs)
                 for (long i = 0; i < size; i++) column[i * PANEL] = 0.0f;
             else if (is_bf16)
                 for (long i = 0; i < size; i++)
-                    column[i * PANEL] = from_bf16(((const uint16_t*)numbers)[place + i]);
+                    column[i * PANEL] = from_bf16(((const uint16_t*)values)[start + i]);
             else
                 for (long i = 0; i < size; i++)
-                    column[i * PANEL] = ((const float*)numbers)[place + i];
+                    column[i * PANEL] = ((const float*)values)[start + i];
         }
     }
 };
@@ -35,15 +35,15 @@ INLINE vf inverse(vf scale) {
     vf zeros = zero(), found = set1(1.0f) / scale;
     return max(found, -found) == set1(INFINITY) ? zeros : found;
 }
-INLINE vf code(vf number, vf inverse_scale, float lowest, float highest) {
-    return round_to_integer(min(max(number * inverse_scale, set1(lowest)), set1(highest)));
+INLINE vf code(vf value, vf inverse_scale, float lowest, float highest) {
+    return round_to_integer(min(max(value * inverse_scale, set1(lowest)), set1(highest)));
 }
 
 // Value with the largest magnitude, with its sign; NaN if there is a NaN.
-INLINE vf extreme(const float* numbers, long size) {
+INLINE vf extreme(const float* values, long size) {
     vf found = zero(), furthest = zero();
     for (long i = 0; i < size; i++) {
-        vf v = load(numbers + i * PANEL), distance = max(v, -v);
+        vf v = load(values + i * PANEL), distance = max(v, -v);
         distance = v != v ? v : distance;
         vi is_further = (vi)(distance > furthest) | (vi)(v != v);
         found = is_further ? v : found;
@@ -55,12 +55,12 @@ INLINE vf extreme(const float* numbers, long size) {
 // Each `quantize` replaces the values of LANES outputs by codes, and returns their scales.
 
 // The extreme value has the code 127 or -127.
-INLINE vf quantize(Int8, float* numbers, long size) {
-    vf furthest = extreme(numbers, size);
+INLINE vf quantize(Int8, float* values, long size) {
+    vf furthest = extreme(values, size);
     furthest = furthest < zero() ? -furthest : furthest;
     vf scale = nearest_bf16(furthest / set1(127.0f)), factor = inverse(scale);
     for (long i = 0; i < size; i++)
-        store(numbers + i * PANEL, code(load(numbers + i * PANEL), factor, -127.0f, 127.0f));
+        store(values + i * PANEL, code(load(values + i * PANEL), factor, -127.0f, 127.0f));
     return scale;
 }
 
@@ -69,10 +69,10 @@ INLINE vf quantize(Int8, float* numbers, long size) {
 struct Trial {
     vf factor, scale, gain;
 };
-INLINE Trial try_scale(const float* numbers, long size, vf scale) {
+INLINE Trial try_scale(const float* values, long size, vf scale) {
     vf factor = inverse(scale), products = zero(), squares = zero(), zeros = zero();
     for (long i = 0; i < size; i++) {
-        vf v = load(numbers + i * PANEL), c = code(v, factor, -8.0f, 7.0f);
+        vf v = load(values + i * PANEL), c = code(v, factor, -8.0f, 7.0f);
         products = products + v * c;
         squares = squares + c * c;
     }
@@ -85,28 +85,28 @@ INLINE Trial try_scale(const float* numbers, long size, vf scale) {
 
 // The extreme value has a code from -6 to -9.5 (clamped to -8), the one with the largest gain.
 constexpr int TRIALS = 8;
-INLINE vf quantize(Int4, float* numbers, long size) {
-    vf furthest = extreme(numbers, size);
-    Trial best = try_scale(numbers, size, nearest_bf16(furthest / set1(-6.0f)));
+INLINE vf quantize(Int4, float* values, long size) {
+    vf furthest = extreme(values, size);
+    Trial best = try_scale(values, size, nearest_bf16(furthest / set1(-6.0f)));
     for (int i = 1; i < TRIALS; i++) {
         float divisor = -6.0f - 0.5f * (float)i;
-        Trial other = try_scale(numbers, size, nearest_bf16(furthest / set1(divisor)));
+        Trial other = try_scale(values, size, nearest_bf16(furthest / set1(divisor)));
         vi is_better = other.gain > best.gain;
         best.factor = is_better ? other.factor : best.factor;
         best.scale = is_better ? other.scale : best.scale;
         best.gain = is_better ? other.gain : best.gain;
     }
     for (long i = 0; i < size; i++)
-        store(numbers + i * PANEL, code(load(numbers + i * PANEL), best.factor, -8.0f, 7.0f));
+        store(values + i * PANEL, code(load(values + i * PANEL), best.factor, -8.0f, 7.0f));
     return furthest != furthest ? furthest : best.scale;
 }
 
 template <class F>
-void pack_group(uint8_t* panel, float* numbers, long k, long size) {
+void pack_group(uint8_t* panel, float* values, long k, long size) {
     if constexpr (F::SCALED) {
         uint8_t* scales = panel + Layout<F>::word(k, 0) - Layout<F>::SCALE_BYTES;
         for (long lane = 0; lane < PANEL; lane += LANES) {
-            vf scale = quantize(F(), numbers + lane, size);
+            vf scale = quantize(F(), values + lane, size);
             for (int i = 0; i < LANES; i++) {
                 uint16_t half = to_bf16(scale[i]);
                 std::memcpy(scales + (lane + i) * 2, &half, 2);
@@ -115,7 +115,7 @@ void pack_group(uint8_t* panel, float* numbers, long k, long size) {
     }
     for (long i = 0; i < size; i += F::STEP)
         for (long lane = 0; lane < PANEL; lane += LANES)
-            F::write(panel + Layout<F>::word(k + i, lane), numbers + i * PANEL + lane);
+            F::write(panel + Layout<F>::word(k + i, lane), values + i * PANEL + lane);
 }
 
 template <class F>
@@ -123,12 +123,12 @@ void pack_panels(uint8_t* packed, const Dense& from, long threads) {
     long panels = divided(from.outputs, PANEL), bytes = Layout<F>::panel_bytes(from.inputs);
     share_evenly(panels, threads, [&](long p) {
         uint8_t* panel = packed + p * bytes;
-        float numbers[F::GROUP * PANEL];
+        float values[F::GROUP * PANEL];
         for (long k = 0; k < from.inputs; k += F::GROUP) {
             long rest = from.inputs - k, size = rest < F::GROUP ? rest : F::GROUP;
-            if (size % F::STEP) std::memset(numbers, 0, sizeof numbers);
-            from.read(numbers, p * PANEL, k, size);
-            pack_group<F>(panel, numbers, k, size);
+            if (size % F::STEP) std::memset(values, 0, sizeof values);
+            from.read(values, p * PANEL, k, size);
+            pack_group<F>(panel, values, k, size);
         }
     });
 }
@@ -144,14 +144,14 @@ void read_rows(
         const uint8_t* panel = packed + ids[i] / PANEL * bytes;
         long lane = ids[i] % PANEL;
         for (long k = 0; k < inputs; k++) {
-            float number = F::read(panel + Layout<F>::word(k, lane), (int)(k % F::STEP));
+            float value = F::read(panel + Layout<F>::word(k, lane), (int)(k % F::STEP));
             if constexpr (F::SCALED) {
                 uint16_t half;
                 long group = k / F::GROUP * Layout<F>::GROUP_BYTES;
                 std::memcpy(&half, panel + group + lane * 2, 2);
-                number *= from_bf16(half);
+                value *= from_bf16(half);
             }
-            out[i * inputs + k] = number;
+            out[i * inputs + k] = value;
         }
     });
 }

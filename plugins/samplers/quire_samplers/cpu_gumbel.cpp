@@ -19,9 +19,9 @@ namespace {
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 
 constexpr float INF = INFINITY;
-constexpr long NUMBERS_PER_THREAD = 1 << 17;  // least work of a thread: less is faster alone
-constexpr long DRAWN_PER_THREAD = 1 << 14;    // the same with noise or weights
-constexpr float MIN_TEMPERATURE = 1e-5f;      // as in `temperature`
+constexpr long ELEMENTS_PER_THREAD = 1 << 17;    // least work of a thread: less is faster alone
+constexpr long SAMPLED_PER_THREAD = 1 << 14;     // the same with noise or weights
+constexpr float MIN_TEMPERATURE = 1e-5f;         // as in `temperature`
 constexpr float TINY = 1.1754943508222875e-38f;  // one token is always kept
 constexpr long SAMPLE = 256;
 constexpr long MANY = 32;                   // from so many sampled tokens on, the range is bounded
@@ -126,27 +126,27 @@ INLINE vf most_noise(vf u) {
 }
 
 // Search for the token with the largest score.
-struct Contest {
+struct TokenSearch {
     const Hash hash;
     const float divisor;  // the temperature
     const float lowest;   // lowest scaled logit that is kept
     float best = -INF;
     uint32_t token = 0;
-    float reach_above, reach_below;  // x / divisor is below the larger product with these
+    float factor_above, factor_below;  // the larger product of x with these bounds x / divisor
 
-    Contest(Hash hash, float divisor, float lowest)
+    TokenSearch(Hash hash, float divisor, float lowest)
         : hash(hash), divisor(divisor), lowest(lowest),
-          reach_above((1 + 4e-7f) / divisor), reach_below((1 - 4e-7f) / divisor) {}
+          factor_above((1 + 4e-7f) / divisor), factor_below((1 - 4e-7f) / divisor) {}
 
-    __attribute__((always_inline)) inline void enter(vf x, vu token_ids) {
-        vf reach = max(x * set1(reach_above), x * set1(reach_below)), nothing = set1(-INF);
-        reach = reach < set1(lowest) ? nothing : reach;
-        if (!any_exceeds(reach + set1(MOST_NOISE), set1(best))) return;
+    __attribute__((always_inline)) inline void consider(vf x, vu token_ids) {
+        vf bound = max(x * set1(factor_above), x * set1(factor_below)), nothing = set1(-INF);
+        bound = bound < set1(lowest) ? nothing : bound;
+        if (!any_exceeds(bound + set1(MOST_NOISE), set1(best))) return;
         vf u = hash.of(token_ids);
-        if (any_exceeds(reach + most_noise(u), set1(best))) settle(x, token_ids, u);
+        if (any_exceeds(bound + most_noise(u), set1(best))) score_exactly(x, token_ids, u);
     }
 
-    __attribute__((noinline)) void settle(vf x, vu token_ids, vf u) {
+    __attribute__((noinline)) void score_exactly(vf x, vu token_ids, vf u) {
         const vf infinity = set1(INF), nothing = -infinity;
         vf scaled = x / set1(divisor);
         vf score = scaled + noise(u);
@@ -204,11 +204,11 @@ Likeliest find_likeliest(const float* x, long size) {
     return found;
 }
 
-long draw_from(Contest contest, const float* x, long size) {
+long sample_from(TokenSearch search, const float* x, long size) {
     vu token_ids = lanes_from(0);
     for (long i = 0; i < size; i += LANES, token_ids += (uint32_t)LANES)
-        contest.enter(load_until(x + i, size - i), token_ids);
-    return contest.token;
+        search.consider(load_until(x + i, size - i), token_ids);
+    return search.token;
 }
 
 // Filters of a row.
@@ -321,9 +321,9 @@ struct End {
     double weight_above;
 };
 
-// The lowest logit with fewer than `limit` tokens above it, of a weight below `share`: a selection
+// The lowest logit with fewer than `limit` tokens above it, of a total weight below `mass`: a selection
 // (Hoare, "Algorithm 65: Find", 1961) by weight as well as by rank.
-End find_end(const Collected& found, long limit, double share) {
+End find_end(const Collected& found, long limit, double mass) {
     End end = {INF, 0, 0};
     long count_above = 0;
     double weight_above = found.weight_above;
@@ -341,7 +341,7 @@ End find_end(const Collected& found, long limit, double share) {
         double weight = 0;
         for (Weighted* each = first; each < equal; each++) weight += each->weight;
         const long above = count_above + (equal - first);
-        if (above < limit && weight_above + weight < share) {
+        if (above < limit && weight_above + weight < mass) {
             end = {pivot, above, weight_above + weight};
             Weighted* below =
                 std::partition(equal, last, [=](const Weighted& w) { return w.x == pivot; });
@@ -357,12 +357,12 @@ End find_end(const Collected& found, long limit, double share) {
 }
 
 // The lowest logit that top-k, and then top-p, keep.
-float lowest_of_first(
+float lowest_of_top_k(
     const float* x, long size, const Filters& filters, Range range, Collected& found
 ) {
     collect<false>(x, size, filters, range, found);
     if (found.count < filters.limit && !range.is_whole()) {
-        return lowest_of_first(x, size, filters, WHOLE, found);
+        return lowest_of_top_k(x, size, filters, WHOLE, found);
     }
     End end = find_end(found, filters.limit, INF);
     if (filters.top_p >= 1) return end.lowest;
@@ -376,63 +376,65 @@ float lowest_of_first(
 }
 
 // The lowest logit that top-p keeps.
-float lowest_of_share(
+float lowest_of_top_p(
     const float* x, long size, const Filters& filters, Range range, Collected& found
 ) {
     collect<true>(x, size, filters, range, found);
-    const double share = std::max(filters.top_p, TINY) * found.total;
-    const bool is_inside = found.weight_above < share && found.weight_above + found.weight >= share;
-    if (!is_inside && !range.is_whole()) return lowest_of_share(x, size, filters, WHOLE, found);
-    return find_end(found, size, share).lowest;
+    const double mass = std::max(filters.top_p, TINY) * found.total;
+    const bool is_inside = found.weight_above < mass && found.weight_above + found.weight >= mass;
+    if (!is_inside && !range.is_whole()) return lowest_of_top_p(x, size, filters, WHOLE, found);
+    return find_end(found, size, mass).lowest;
 }
 
-long draw_among(Contest contest, const Collected& found) {
+long sample_among(TokenSearch search, const Collected& found) {
     for (long i = 0; i < found.count; i += LANES) {
         vu token_ids = {};
         std::memcpy(&token_ids, found.token_ids + i,
                     std::min<long>(LANES, found.count - i) * sizeof(int32_t));
-        contest.enter(load_until(found.x + i, found.count - i), token_ids);
+        search.consider(load_until(found.x + i, found.count - i), token_ids);
     }
-    return contest.token;
+    return search.token;
 }
 
-long draw_filtered(
+long sample_filtered(
     const float* x, long size, Hash hash, Filters filters, float min_p, float* room
 ) {
     filters.top = find_likeliest(x, size).value / filters.divisor;
     if (!std::isfinite(filters.top)) {  // an infinite or NaN logit wins, or all are -inf
-        return draw_from(Contest(hash, filters.divisor, -INF), x, size);
+        return sample_from(TokenSearch(hash, filters.divisor, -INF), x, size);
     }
     filters.floor = min_p > 0 ? filters.top + std::log(min_p) : -INF;
     if (!filters.is_limited(size) && filters.top_p >= 1) {
-        return draw_from(Contest(hash, filters.divisor, filters.floor), x, size);
+        return sample_from(TokenSearch(hash, filters.divisor, filters.floor), x, size);
     }
     Collected found = {room, (int32_t*)(room + size), (Weighted*)(room + 2 * size), 0, 0, 0, 0};
     const Range range = suggested(x, size, filters);
-    float lowest = filters.is_limited(size) ? lowest_of_first(x, size, filters, range, found)
-                                            : lowest_of_share(x, size, filters, range, found);
-    if (found.weight_above > 0) return draw_from(Contest(hash, filters.divisor, lowest), x, size);
-    return draw_among(Contest(hash, 1.0f, lowest), found);
+    float lowest = filters.is_limited(size) ? lowest_of_top_k(x, size, filters, range, found)
+                                            : lowest_of_top_p(x, size, filters, range, found);
+    if (found.weight_above > 0) {
+        return sample_from(TokenSearch(hash, filters.divisor, lowest), x, size);
+    }
+    return sample_among(TokenSearch(hash, 1.0f, lowest), found);
 }
 
-int useful_threads(long rows, long numbers, long per_thread, int threads) {
-    return (int)std::max<long>(1, std::min<long>({threads, rows, numbers / per_thread}));
+int useful_threads(long rows, long elements, long per_thread, int threads) {
+    return (int)std::max<long>(1, std::min<long>({threads, rows, elements / per_thread}));
 }
 
 }  // namespace
 
 // The most likely token of each row of logits [rows, size], `stride` elements apart.
 EXPORT void likeliest_tokens(
-    const float* logits, long stride, long rows, long size, int64_t* drawn, int threads
+    const float* logits, long stride, long rows, long size, int64_t* sampled, int threads
 ) {
-    threads = useful_threads(rows, rows * size, NUMBERS_PER_THREAD, threads);
+    threads = useful_threads(rows, rows * size, ELEMENTS_PER_THREAD, threads);
     share_evenly(rows, threads, [&](long row) {
-        drawn[row] = find_likeliest(logits + row * stride, size).token;
+        sampled[row] = find_likeliest(logits + row * stride, size).token;
     });
 }
 
 // Request fields, by slot.
-struct Columns {
+struct SlotFields {
     const int64_t *seeds, *children;
     const float* temperatures;
     const int64_t* top_ks;
@@ -443,30 +445,30 @@ struct Columns {
 // elements per thread if filters are fused, or null for noise alone.
 EXPORT void sample_tokens(
     const float* logits, long stride, long rows, long size,
-    const int64_t* slots, const int64_t* positions, const Columns* columns, float* room,
-    int64_t* drawn, int threads
+    const int64_t* slots, const int64_t* positions, const SlotFields* fields, float* room,
+    int64_t* sampled, int threads
 ) {
-    const Columns of = *columns;
-    auto draw = [=](long row, float* own_room) -> long {
+    const SlotFields of = *fields;
+    auto sample = [=](long row, float* own_room) -> long {
         const float* x = logits + row * stride;
         const int64_t slot = slots[row];
         const float temperature = of.temperatures[slot];
         if (!(temperature > 0)) return find_likeliest(x, size).token;
         const Hash hash(of.seeds[slot], of.children[slot], positions[row]);
-        if (own_room == nullptr) return draw_from(Contest(hash, 1.0f, -INF), x, size);
+        if (own_room == nullptr) return sample_from(TokenSearch(hash, 1.0f, -INF), x, size);
         const float divisor = std::max(temperature, MIN_TEMPERATURE), min_p = of.min_ps[slot];
         const int64_t top_k = of.top_ks[slot];
         const long limit = top_k > 0 && top_k < size ? (long)top_k : size;
         if (limit == size && of.top_ps[slot] >= 1 && !(min_p > 0)) {
-            return draw_from(Contest(hash, divisor, -INF), x, size);
+            return sample_from(TokenSearch(hash, divisor, -INF), x, size);
         }
         const Filters filters = {divisor, 0, -INF, limit, of.top_ps[slot]};
-        return draw_filtered(x, size, hash, filters, min_p, own_room);
+        return sample_filtered(x, size, hash, filters, min_p, own_room);
     };
-    threads = useful_threads(rows, rows * size, DRAWN_PER_THREAD, threads);
+    threads = useful_threads(rows, rows * size, SAMPLED_PER_THREAD, threads);
     std::atomic<long> next{0};
     in_parts(threads, [&](long part, long) {
         float* own_room = room ? room + 4 * size * part : nullptr;
-        for (long row; (row = next.fetch_add(1)) < rows;) drawn[row] = draw(row, own_room);
+        for (long row; (row = next.fetch_add(1)) < rows;) sampled[row] = sample(row, own_room);
     });
 }

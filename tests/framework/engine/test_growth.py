@@ -26,7 +26,7 @@ from quire.engine.request import Request
 from quire.interfaces.kv_cache import KVLayer
 
 PARTS = EngineParts.load()
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["in step", "ahead"])
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 EVERY_KIND = [
     FULL_ATTENTION,
     KVLayer("layers.1", "sliding_window", 1, 16, (("window", 64),)),

@@ -89,7 +89,7 @@ def test_a_cache_that_is_too_small_shuts_the_workers_down(folder, executor):
     ("asked", "is_asynchronous", "num_in_flight"),
     [(None, False, 0), (None, True, 1), (True, False, 1), (False, True, 0)],
 )
-def test_steps_are_planned_ahead_as_asked_or_as_the_device_allows(
+def test_async_scheduling_follows_the_option_or_the_device(
     folder, executor, asked, is_asynchronous, num_in_flight
 ):
     executor.is_asynchronous = is_asynchronous

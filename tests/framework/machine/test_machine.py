@@ -118,7 +118,7 @@ def test_a_gpu_that_is_hidden_is_not_there(tmp_path):
     assert asked(code=GPU_THERE + ASK, **environment).startswith("None False")
 
 
-def test_the_checkpoints_own_type_is_nobodys_choice():
+def test_the_checkpoints_own_type_is_not_a_choice():
     assert OLD.dtype("auto", "float32", "cpu") == ("float32", "the checkpoint's own")
     assert GPU.dtype("auto", "float16", "cuda") == ("float16", "the checkpoint's own")
     assert OLD.dtype("float16", "bfloat16", "cpu") == ("float16", "asked for")

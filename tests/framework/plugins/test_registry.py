@@ -174,7 +174,7 @@ def test_a_contested_name_hurts_no_other_name():
     assert callable(registry.get("pear"))
 
 
-def test_the_users_preference_settles_a_contested_name():
+def test_the_users_preference_decides_a_contested_name():
     registry = registry_of(offered(ONE, "apple"), offered(TWO, "apple"))
     registry.prefer("apple", "two")
     assert registry.entry("apple").source == TWO

@@ -29,8 +29,8 @@ INLINE void tile_product(
         vf column[VECTORS];
         for (int v = 0; v < VECTORS; v++) column[v] = load(b + k * b_k + v * LANES);
         for (int r = 0; r < ROWS; r++) {
-            vf number = set1(a[r * a_row + k * a_k]);
-            for (int v = 0; v < VECTORS; v++) acc[r][v] = fma(number, column[v], acc[r][v]);
+            vf value = set1(a[r * a_row + k * a_k]);
+            for (int v = 0; v < VECTORS; v++) acc[r][v] = fma(value, column[v], acc[r][v]);
         }
     }
 }

@@ -8,7 +8,7 @@
 namespace {
 
 // Fewer elements per thread take less time than passing them to a thread that is awake.
-constexpr long NUMBERS_PER_THREAD = 1 << 12;
+constexpr long ELEMENTS_PER_THREAD = 1 << 12;
 
 constexpr int CHAINS = 4;  // independent partial sums
 
@@ -115,7 +115,7 @@ void gate_row(const float* gate, float* out, long size) {
 
 template <class Activation>
 void gate_rows(const float* gate_up, float* out, long rows, long size, int threads) {
-    for_each_row(rows, rows * size, NUMBERS_PER_THREAD, threads, [=](long row) {
+    for_each_row(rows, rows * size, ELEMENTS_PER_THREAD, threads, [=](long row) {
         gate_row<Activation>(gate_up + row * 2 * size, out + row * size, size);
     });
 }
@@ -133,7 +133,7 @@ struct Norm {
 // out = norm(x) * weight; both [rows, size].
 EXPORT void rms_norm(const Norm* norm, const float* x, float* out, long rows) {
     const Norm of = *norm;
-    for_each_row(rows, rows * of.size, NUMBERS_PER_THREAD, of.threads, [=](long row) {
+    for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
         const long at = row * of.size;
         norm_row<false>(x + at, nullptr, of.weight, out + at, nullptr, of.size, of.eps);
     });
@@ -142,7 +142,7 @@ EXPORT void rms_norm(const Norm* norm, const float* x, float* out, long rows) {
 // The same for x + residual, in place: x becomes the norm, and residual becomes the sum.
 EXPORT void add_rms_norm(const Norm* norm, float* x, float* residual, long rows) {
     const Norm of = *norm;
-    for_each_row(rows, rows * of.size, NUMBERS_PER_THREAD, of.threads, [=](long row) {
+    for_each_row(rows, rows * of.size, ELEMENTS_PER_THREAD, of.threads, [=](long row) {
         float *own = x + row * of.size, *total = residual + row * of.size;
         norm_row<true>(own, total, of.weight, own, total, of.size, of.eps);
     });
@@ -154,12 +154,12 @@ EXPORT void head_rms_norm(
     const float* x, long stride, const float* weight, float* out,
     long tokens, long heads, long size, float eps, int threads
 ) {
-    const long numbers = heads * size;
-    for_each_row(tokens, tokens * numbers, NUMBERS_PER_THREAD, threads, [=](long token) {
-        for (long at = 0; at < numbers; at += size) {
+    const long elements = heads * size;
+    for_each_row(tokens, tokens * elements, ELEMENTS_PER_THREAD, threads, [=](long token) {
+        for (long at = 0; at < elements; at += size) {
             const float* head = x + token * stride + at;
             norm_row<false>(
-                head, nullptr, weight + at, out + token * numbers + at, nullptr, size, eps
+                head, nullptr, weight + at, out + token * elements + at, nullptr, size, eps
             );
         }
     });
@@ -181,7 +181,7 @@ EXPORT void mask_logits(
     float* logits, long stride, long size, const int64_t* rows, long masks,
     const uint32_t* words, long words_stride, int threads
 ) {
-    for_each_row(masks, masks * size, NUMBERS_PER_THREAD, threads, [=](long mask) {
+    for_each_row(masks, masks * size, ELEMENTS_PER_THREAD, threads, [=](long mask) {
         float* row = logits + rows[mask] * stride;
         for (long first = 0; first < size; first += 32) {
             const uint32_t word = words[mask * words_stride + first / 32];

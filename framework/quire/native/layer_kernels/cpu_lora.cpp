@@ -74,12 +74,12 @@ EXPORT void add_lora(
     const long outputs = of.outputs[of.slices];
     const long products = tokens * of.rows * (of.inputs + outputs / of.slices);
     for_each_row(tokens, products, PRODUCTS_PER_THREAD, threads, [=](long token) {
-        const long place = index[token];
-        if (place < 0) return;
-        const int32_t* span = of.spans + place * (of.slices + 1);
+        const long adapter = index[token];
+        if (adapter < 0) return;
+        const int32_t* span = of.spans + adapter * (of.slices + 1);
         float* own = hidden + token * of.rows;
-        const float* b = of.b + place * of.max_rank * outputs;
-        shrink(x + token * of.inputs, of.a + place * of.rows * of.inputs, span[of.slices],
+        const float* b = of.b + adapter * of.max_rank * outputs;
+        shrink(x + token * of.inputs, of.a + adapter * of.rows * of.inputs, span[of.slices],
                of.inputs, own);
         for (long s = 0; s < of.slices; s++) {
             const long start = of.outputs[s];

@@ -7,10 +7,10 @@
 
 namespace {
 
-// Uses one thread per `per_thread` of all `numbers`: fewer take less time than waking a thread.
+// Uses one thread per `per_thread` of all `elements`: fewer take less time than waking a thread.
 template <class Row>
-INLINE void for_each_row(long rows, long numbers, long per_thread, int threads, Row compute) {
-    long useful = numbers / per_thread;
+INLINE void for_each_row(long rows, long elements, long per_thread, int threads, Row compute) {
+    long useful = elements / per_thread;
     if (useful < threads) threads = (int)useful;
     share_evenly(rows, threads < 1 ? 1 : threads, compute);
 }

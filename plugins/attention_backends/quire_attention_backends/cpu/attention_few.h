@@ -28,21 +28,21 @@ static_assert(LANES <= 16 && MAX_AHEAD % VALUE_KEYS == 0, "");
 // padded to FEW_KEYS with their last row.
 template <class Kind>
 struct Stream {
-    typedef typename Kind::Number Number;
-    const Number* const* rows;
-    const Number* const* next;
+    typedef typename Kind::Element Element;
+    const Element* const* rows;
+    const Element* const* next;
     long head, next_head;  // offset of the head's rows from those of the item's first head
     long count, ahead;  // rows
 
     // The rows to prefetch when rows are read from j on.
-    const Number* const* fetched(long j) const {
+    const Element* const* fetched(long j) const {
         return j + ahead < count ? rows + j + ahead : next + j + ahead - count;
     }
     long fetched_head(long j) const { return j + ahead < count ? head : next_head; }
 };
 
 template <class Kind>
-constexpr int SLOT_BYTES = LANES * (int)sizeof(typename Kind::Number);
+constexpr int SLOT_BYTES = LANES * (int)sizeof(typename Kind::Element);
 template <class Kind>
 constexpr int SLOTS_A_LINE = SLOT_BYTES<Kind> < LINE_BYTES ? LINE_BYTES / SLOT_BYTES<Kind> : 1;
 
@@ -50,25 +50,25 @@ constexpr int SLOTS_A_LINE = SLOT_BYTES<Kind> < LINE_BYTES ? LINE_BYTES / SLOT_B
 template <class Kind, int ROWS>
 INLINE void multiply_keys(vf (&products)[LANES], int first, const float* q, const Sizes& sizes,
                           const Stream<Kind>& keys, long at) {
-    typedef typename Kind::Number Number;
+    typedef typename Kind::Element Element;
     constexpr int KEYS = CHAINS / ROWS;
-    const Number* const* fetched_rows = keys.fetched(at);
+    const Element* const* fetched_rows = keys.fetched(at);
     const long fetched_head = keys.fetched_head(at), row = sizes.row;
-    const Number *key[KEYS], *fetched[KEYS];
+    const Element *key[KEYS], *fetched[KEYS];
     for (int i = 0; i < KEYS; i++) {
         key[i] = keys.rows[at + i] + keys.head;
         fetched[i] = fetched_rows[i] + fetched_head;
     }
     vf found[ROWS][KEYS] = {};
     auto add = [&](const float* queries, long offset) __attribute__((always_inline)) {
-        vf number[KEYS];
+        vf value[KEYS];
 #pragma GCC unroll 8
-        for (int i = 0; i < KEYS; i++) number[i] = Kind::read(key[i] + offset);
+        for (int i = 0; i < KEYS; i++) value[i] = Kind::read(key[i] + offset);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             vf query = load(queries + r * row);
 #pragma GCC unroll 8
-            for (int i = 0; i < KEYS; i++) found[r][i] = fma(number[i], query, found[r][i]);
+            for (int i = 0; i < KEYS; i++) found[r][i] = fma(value[i], query, found[r][i]);
         }
     };
     const long whole = sizes.D / LANES * LANES;
@@ -99,8 +99,8 @@ void score_few(float* scores, const float* q, const Sizes& sizes, const Stream<K
 }
 
 // Keeps an address in one register; the instructions that use it add constant offsets.
-template <class Number>
-INLINE void one_address(const Number*& address) {
+template <class Element>
+INLINE void one_address(const Element*& address) {
     asm("" : "+r"(address));
 }
 
@@ -115,18 +115,18 @@ INLINE void add_slots(float* sum, const float* factors, const float* weights, co
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < WIDTH; i++)
             sums[r][i] = load(out + r * row + i * LANES) * set1(factors[r]);
-    const typename Kind::Number* const* fetched_rows = values.fetched(begin);
+    const typename Kind::Element* const* fetched_rows = values.fetched(begin);
     const long fetched_at = values.fetched_head(begin) + offset;
     for (long j = begin; j < end; j++) {
-        const typename Kind::Number *numbers = values.rows[j] + values.head,
-                                    *from = numbers + offset,
-                                    *fetched = fetched_rows[j - begin] + fetched_at;
+        const typename Kind::Element *elements = values.rows[j] + values.head,
+                                     *from = elements + offset,
+                                     *fetched = fetched_rows[j - begin] + fetched_at;
         one_address(from), one_address(fetched);
         vf value[WIDTH];
 #pragma GCC unroll 16
         for (int i = 0; i < WIDTH; i++) {
             if (i % SLOTS_A_LINE<Kind> == 0) __builtin_prefetch(fetched + i * LANES);
-            value[i] = Kind::read(i < WIDTH - 1 ? from + i * LANES : numbers + last);
+            value[i] = Kind::read(i < WIDTH - 1 ? from + i * LANES : elements + last);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
@@ -231,7 +231,7 @@ struct FewTile {
 
 // Computes ROWS rows of one head; `row` is an index among the rows of all heads of the item.
 template <class Kind, int ROWS>
-void attend_few_rows(const Work& work, const Scratch& scratch, const Answer& answer,
+void attend_few_rows(const Work& work, const Scratch& scratch, const State& state,
                      const Item& item, long row, const FewTile<Kind>& tile,
                      const Stream<Kind>& keys, const Stream<Kind>& values) {
     const Sizes& sizes = work.sizes;
@@ -242,26 +242,26 @@ void attend_few_rows(const Work& work, const Scratch& scratch, const Answer& ans
         factors[r] = weigh_few<Kind>(
             scratch.scores + r * FEW_KEYS, work.layer, tile.keys.scales, tile.values.scales,
             tile.count, work.first_key(position) - tile.at,
-            std::min(position + 1 - tile.at, tile.count), answer.largest[row + r],
-            answer.total[row + r]);
+            std::min(position + 1 - tile.at, tile.count), state.largest[row + r],
+            state.total[row + r]);
     }
-    add_values<Kind, ROWS>(answer.sum + row * sizes.row, factors, scratch.scores, sizes, values);
+    add_values<Kind, ROWS>(state.sum + row * sizes.row, factors, scratch.scores, sizes, values);
 }
 
 // Computes all rows of one head.
 template <class Kind>
-void attend_few_head(const Work& work, const Scratch& scratch, const Answer& answer,
+void attend_few_head(const Work& work, const Scratch& scratch, const State& state,
                      const Item& item, long head, const FewTile<Kind>& tile, Stream<Kind> keys,
                      Stream<Kind> values) {
     long row = head * item.num_rows, end = row + item.num_rows;
     while (row < end) {
         long left = end - row;
         if (left >= 4)
-            attend_few_rows<Kind, 4>(work, scratch, answer, item, row, tile, keys, values);
+            attend_few_rows<Kind, 4>(work, scratch, state, item, row, tile, keys, values);
         else if (left >= 2)
-            attend_few_rows<Kind, 2>(work, scratch, answer, item, row, tile, keys, values);
+            attend_few_rows<Kind, 2>(work, scratch, state, item, row, tile, keys, values);
         else
-            attend_few_rows<Kind, 1>(work, scratch, answer, item, row, tile, keys, values);
+            attend_few_rows<Kind, 1>(work, scratch, state, item, row, tile, keys, values);
         row += left >= 4 ? 4 : left >= 2 ? 2 : 1;
         keys.next = keys.rows, keys.next_head = keys.head;  // already prefetched
         values.next = values.rows, values.next_head = values.head;
@@ -269,29 +269,29 @@ void attend_few_head(const Work& work, const Scratch& scratch, const Answer& ans
 }
 
 template <class Kind>
-void attend_few(const Work& work, const Scratch& scratch, const Answer& answer, const Item& item) {
+void attend_few(const Work& work, const Scratch& scratch, const State& state, const Item& item) {
     const Pages<Kind> pages(work);
     const int32_t* table = work.table(item);
-    const long row_bytes = pages.D * (long)sizeof(typename Kind::Number);
+    const long row_bytes = pages.D * (long)sizeof(typename Kind::Element);
     const long ahead =
         std::min(MAX_AHEAD, rounded_up(std::max(1L, AHEAD_BYTES / row_bytes), VALUE_KEYS));
     const long distance = pages.block_size * pages.D;  // between heads
     FewTile<Kind> tiles[2];
     take_few(scratch.q, work, item);
     tiles[0].find(pages, table, item, item.begin);
-    for (int number = 0; tiles[number].count > 0; number ^= 1) {
-        FewTile<Kind>&tile = tiles[number], &after = tiles[number ^ 1];
+    for (int index = 0; tiles[index].count > 0; index ^= 1) {
+        FewTile<Kind>&tile = tiles[index], &after = tiles[index ^ 1];
         after.find(pages, table, item, tile.at + tile.count);
-        const auto* after_rows = after.count > 0 ? after.keys.numbers : tile.keys.numbers;
+        const auto* after_rows = after.count > 0 ? after.keys.elements : tile.keys.elements;
         for (long head = 0; head < item.num_heads; head++) {
             bool is_last = head + 1 == item.num_heads;
             long here = head * distance;
             tile.find_scales(head);
-            Stream<Kind> keys = {tile.keys.numbers, tile.values.numbers, here, here, tile.count,
+            Stream<Kind> keys = {tile.keys.elements, tile.values.elements, here, here, tile.count,
                                  ahead};
-            Stream<Kind> values = {tile.values.numbers, is_last ? after_rows : tile.keys.numbers,
+            Stream<Kind> values = {tile.values.elements, is_last ? after_rows : tile.keys.elements,
                                    here, is_last ? 0 : here + distance, tile.count, ahead};
-            attend_few_head<Kind>(work, scratch, answer, item, head, tile, keys, values);
+            attend_few_head<Kind>(work, scratch, state, item, head, tile, keys, values);
         }
     }
 }

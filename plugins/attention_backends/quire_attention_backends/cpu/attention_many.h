@@ -25,7 +25,7 @@ void pack_keys(float* out, const Rows<Kind>& keys, const Sizes& sizes, long coun
             long offset = sizes.offset(slot);
             vf square[LANES] = {};
             for (int i = 0; i < LANES && j < count; i++) {
-                square[i] = Kind::read(keys.numbers[j + i] + offset);
+                square[i] = Kind::read(keys.elements[j + i] + offset);
                 if (Kind::HAS_ROW_SCALES) square[i] = square[i] * set1(keys.scales[j + i]);
             }
             transpose(square);
@@ -41,7 +41,7 @@ void pack_values(float* out, const Rows<Kind>& values, const Sizes& sizes, long 
         float row[LANES];
         for (long slot = 0; slot < sizes.slots; slot++) {
             long offset = sizes.offset(slot), skipped = slot * LANES - offset;
-            vf value = Kind::read(values.numbers[j] + offset);
+            vf value = Kind::read(values.elements[j] + offset);
             if (Kind::HAS_ROW_SCALES) value = value * set1(values.scales[j]);
             float* at = out + (slot * LANES / COLUMNS * MANY_KEYS + j) * COLUMNS
                 + slot * LANES % COLUMNS;
@@ -149,7 +149,7 @@ inline void take_many(float* out, const Work& work, const Item& item, long num_r
 }
 
 template <class Kind>
-void attend_many(const Work& work, const Scratch& scratch, const Answer& answer, const Item& item) {
+void attend_many(const Work& work, const Scratch& scratch, const State& state, const Item& item) {
     const Pages<Kind> pages(work);
     const Sizes& sizes = work.sizes;
     const int32_t* table = work.table(item);
@@ -170,8 +170,8 @@ void attend_many(const Work& work, const Scratch& scratch, const Answer& answer,
             Span seen = span_of(work, item, row, at, count), tile = spans[row / TILE_ROWS];
             scratch.factors[row] =
                 weigh_many(scratch.scores + row * MANY_KEYS, work.layer, seen, tile,
-                           answer.largest[row], answer.total[row]);
+                           state.largest[row], state.total[row]);
         }
-        add_many(answer.sum, scratch.factors, scratch.scores, scratch.v, sizes, spans, num_rows);
+        add_many(state.sum, scratch.factors, scratch.scores, scratch.v, sizes, spans, num_rows);
     }
 }

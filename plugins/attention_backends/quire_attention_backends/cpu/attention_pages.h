@@ -1,13 +1,13 @@
 // Rows of K and V in their pages: writing of new rows, and lookup of rows by position.
 #pragma once
 
-#include "attention_numbers.h"
+#include "attention_elements.h"
 #include "attention_work.h"
 
 // Addresses of rows in the pages; side 0 is K, side 1 is V.
 template <class Kind>
 struct Pages {
-    typedef typename Kind::Number Number;
+    typedef typename Kind::Element Element;
     uint8_t* pages;
     long page_bytes, num_kv_heads, block_size, D;
 
@@ -16,8 +16,8 @@ struct Pages {
           num_kv_heads(work.heads.num_kv_heads), block_size(work.heads.block_size),
           D(work.heads.head_dim) {}
     long row(long side, long head) const { return (side * num_kv_heads + head) * block_size; }
-    Number* numbers(long block, long row) const {
-        return reinterpret_cast<Number*>(pages + block * page_bytes) + row * D;
+    Element* elements(long block, long row) const {
+        return reinterpret_cast<Element*>(pages + block * page_bytes) + row * D;
     }
     float* scale(long block, long row) const {
         uint8_t* behind = pages + block * page_bytes + 2 * num_kv_heads * block_size * D;
@@ -25,7 +25,7 @@ struct Pages {
     }
     void write(long side, long head, long slot, const float* x, float layer_scale) const {
         long at = row(side, head) + slot % block_size, block = slot / block_size;
-        float of_row = Kind::keep(numbers(block, at), x, D, layer_scale);
+        float of_row = Kind::convert(elements(block, at), x, D, layer_scale);
         if (Kind::HAS_ROW_SCALES) *scale(block, at) = of_row;
     }
 };
@@ -34,10 +34,10 @@ struct Pages {
 // a vector are copied and padded with zeros.
 template <class Kind>
 struct Rows {
-    typedef typename Kind::Number Number;
-    const Number* numbers[MANY_KEYS];
+    typedef typename Kind::Element Element;
+    const Element* elements[MANY_KEYS];
     float scales[MANY_KEYS];  // if rows have scales
-    Number copies[MANY_KEYS][LANES];
+    Element copies[MANY_KEYS][LANES];
 
     void find(const Pages<Kind>& pages, const int32_t* table, long side, long head, long first,
               long count) {
@@ -52,14 +52,14 @@ struct Rows {
         block_size = pages.block_size, num_runs = 0;
         for (long at = 0; at < count; block++, offset = 0) {
             long run = std::min(block_size - offset, count - at);
-            const Number* start = pages.numbers(*block, row + offset);
-            for (long i = 0; i < run; i++) numbers[at + i] = start + i * pages.D;
+            const Element* start = pages.elements(*block, row + offset);
+            for (long i = 0; i < run; i++) elements[at + i] = start + i * pages.D;
             if (Kind::HAS_ROW_SCALES)
                 runs[num_runs++] = {pages.scale(*block, row + offset), run * (long)sizeof(float)};
             at += run;
         }
         if (pages.D < LANES) copy(pages.D, count);
-        for (long at = count; at % unit; at++) numbers[at] = numbers[count - 1];
+        for (long at = count; at % unit; at++) elements[at] = elements[count - 1];
     }
 
     // Finds the scales of the head that is `heads_after` heads after that of `find_numbers`.
@@ -80,9 +80,9 @@ private:
 
     void copy(long D, long count) {
         for (long i = 0; i < count; i++) {
-            std::fill(copies[i], copies[i] + LANES, Number());
-            std::memcpy(copies[i], numbers[i], D * sizeof(Number));
-            numbers[i] = copies[i];
+            std::fill(copies[i], copies[i] + LANES, Element());
+            std::memcpy(copies[i], elements[i], D * sizeof(Element));
+            elements[i] = copies[i];
         }
     }
 };

@@ -36,9 +36,9 @@ INLINE vf tanh_of(vf v) {
 }
 
 INLINE vi lane_numbers() {
-    vi numbers;
-    for (int i = 0; i < LANES; i++) numbers[i] = i;
-    return numbers;
+    vi lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    return lanes;
 }
 
 // The scores of a row with -inf for keys outside [first, last).

@@ -90,7 +90,7 @@ struct Sizes {
 
 // State of the online softmax of a tile of rows: the weighted sum of the values, the largest score,
 // and the sum of the weights relative to it.
-struct Answer {
+struct State {
     float *sum, *largest, *total;  // [rows, row], [rows], [rows]
     void clear(long rows, long row) {
         std::fill(sum, sum + rows * row, 0.0f);
@@ -101,7 +101,7 @@ struct Answer {
 
 struct Scratch {
     float *q, *scores, *k, *v, *factors;
-    Answer answer;  // sized for MANY_ROWS rows
+    State state;  // sized for MANY_ROWS rows
     Scratch(float* at, const Sizes& sizes) {
         auto take = [&](long size) {
             float* taken = at;
@@ -109,20 +109,20 @@ struct Scratch {
             return taken;
         };
         q = take(MANY_ROWS * sizes.row);
-        answer.sum = take(MANY_ROWS * sizes.row);
+        state.sum = take(MANY_ROWS * sizes.row);
         scores = take(MANY_ROWS * MANY_KEYS);
         k = take(MANY_KEYS * sizes.row);
         v = take(MANY_KEYS * sizes.row);
-        answer.largest = take(MANY_ROWS);
-        answer.total = take(MANY_ROWS);
+        state.largest = take(MANY_ROWS);
+        state.total = take(MANY_ROWS);
         factors = take(MANY_ROWS);
     }
 };
 
 // Partial output of a cut item of a piece: a piece has one for the item that began in an earlier
 // piece, and one for the item that goes on in the next.
-inline Answer partial_answer(float* scratch, const Sizes& sizes, long threads, long piece,
-                             bool goes_on) {
+inline State partial_state(float* scratch, const Sizes& sizes, long threads, long piece,
+                           bool goes_on) {
     float* at = scratch + threads * sizes.thread_floats()
         + (2 * piece + goes_on) * sizes.partial_floats();
     return {at, at + MANY_ROWS * sizes.row, at + MANY_ROWS * (sizes.row + 1)};
@@ -138,7 +138,7 @@ struct Item {
 
 // The rows and keys of a request.
 struct Request {
-    long number, first_token, num_tokens, seq_len;
+    long index, first_token, num_tokens, seq_len;
 };
 
 class Work {
@@ -174,7 +174,7 @@ public:
     const float* query(const Item& item, long row) const {
         return inputs.q + token(item, row) * inputs.q_stride + head(item, row) * sizes.D;
     }
-    float* answer(const Item& item, long row) const {
+    float* output(const Item& item, long row) const {
         return inputs.out + (token(item, row) * heads.num_heads + head(item, row)) * sizes.D;
     }
     // The query head of a row, indexed among all rows of an item.
@@ -187,7 +187,7 @@ public:
         return step.query_start[item.request] + at / group;
     }
     long num_rows(const Request& request) const { return request.num_tokens * group; }
-    // Number of key/value heads per item of a request; the last item may have fewer. It is 1 for
+    // Element of key/value heads per item of a request; the last item may have fewer. It is 1 for
     // rows shorter than a vector, because the copied rows are those of a single head.
     long heads_of_item(const Request& request) const {
         long rows = num_rows(request);
@@ -203,7 +203,7 @@ public:
         long begin = first_key(position(request, first_row));
         long end = position(request, first_row + count - 1) + 1;
         long num_heads = std::min(heads_of_item(request), heads.num_kv_heads - head);
-        return {request.number, head, num_heads, first_row, count, begin, end, is_few};
+        return {request.index, head, num_heads, first_row, count, begin, end, is_few};
     }
     static long cost_of_key(const Item& item) {
         return item.num_heads * (item.num_rows + ROW_COST);

@@ -22,7 +22,7 @@ struct Pieces {
 };
 
 // Writes the output of a row: the weighted sum divided by the sum of the weights, sink included.
-void write_answer(const Work& work, const Item& item, long row, const float* sum, float largest,
+void write_output(const Work& work, const Item& item, long row, const float* sum, float largest,
                   float total) {
     const Layer& layer = work.layer;
     float factor = layer.v_scale / total;
@@ -32,21 +32,21 @@ void write_answer(const Work& work, const Item& item, long row, const float* sum
         factor = layer.v_scale * mine / (total * mine + power_of_two(sink - most));
     }
     const Sizes& sizes = work.sizes;
-    float* out = work.answer(item, row);
+    float* out = work.output(item, row);
     const long whole = item.is_few ? sizes.D / LANES * LANES : sizes.D;
     for (long i = 0; i < whole; i++) out[i] = sum[i] * factor;
     const float* last = sum + whole - sizes.offset(whole / LANES);  // with few rows, in slots
     for (long i = whole; i < sizes.D; i++) out[i] = last[i] * factor;
 }
 
-void write_answers(const Work& work, const Item& item, const Answer& answer) {
+void write_outputs(const Work& work, const Item& item, const State& state) {
     for (long row = 0; row < item.all_rows(); row++)
-        write_answer(work, item, row, answer.sum + row * work.sizes.row, answer.largest[row],
-                     answer.total[row]);
+        write_output(work, item, row, state.sum + row * work.sizes.row, state.largest[row],
+                     state.total[row]);
 }
 
 // Merges the partial output of other keys into `all`.
-void add_answer(const Answer& all, const Answer& part, long num_rows, const Sizes& sizes) {
+void merge_state(const State& all, const State& part, long num_rows, const Sizes& sizes) {
     for (long r = 0; r < num_rows; r++) {
         float most = std::max(all.largest[r], part.largest[r]);
         float one = rescaling(all.largest[r], most), other = rescaling(part.largest[r], most);
@@ -64,15 +64,15 @@ void attend_piece(const Work& work, const Pieces& pieces, long piece, long threa
     Scratch scratch(heads.scratch + thread * sizes.thread_floats(), sizes);
     work.walk(pieces.begin(piece), pieces.begin(piece + 1), [&](Item part, const Item& whole) {
         bool is_whole = part.begin == whole.begin && part.end == whole.end;
-        Answer answer = is_whole ? scratch.answer
-                                 : partial_answer(heads.scratch, sizes, heads.threads, piece,
-                                                  part.begin == whole.begin);
-        answer.clear(rounded_up(part.all_rows(), TILE_ROWS), sizes.row);
+        State state = is_whole ? scratch.state
+                               : partial_state(heads.scratch, sizes, heads.threads, piece,
+                                               part.begin == whole.begin);
+        state.clear(rounded_up(part.all_rows(), TILE_ROWS), sizes.row);
         if (part.is_few)
-            attend_few<Kind>(work, scratch, answer, part);
+            attend_few<Kind>(work, scratch, state, part);
         else
-            attend_many<Kind>(work, scratch, answer, part);
-        if (is_whole) write_answers(work, part, answer);
+            attend_many<Kind>(work, scratch, state, part);
+        if (is_whole) write_outputs(work, part, state);
         return true;
     });
 }
@@ -89,20 +89,20 @@ void merge_from(const Work& work, const Pieces& pieces, long piece) {
                   return true;
               });
     if (!is_cut) return;
-    auto answer_of = [&](long number, bool goes_on) {
-        return partial_answer(heads.scratch, work.sizes, heads.threads, number, goes_on);
+    auto state_of = [&](long index, bool goes_on) {
+        return partial_state(heads.scratch, work.sizes, heads.threads, index, goes_on);
     };
-    Answer all = answer_of(piece, true);
+    State all = state_of(piece, true);
     for (bool is_done = false; !is_done;) {
         piece++;
         work.walk(pieces.begin(piece), pieces.begin(piece + 1),
                   [&](const Item& part, const Item& whole) {
-                      add_answer(all, answer_of(piece, false), part.all_rows(), work.sizes);
+                      merge_state(all, state_of(piece, false), part.all_rows(), work.sizes);
                       is_done = part.end == whole.end;
                       return false;
                   });
     }
-    write_answers(work, cut, all);
+    write_outputs(work, cut, all);
 }
 
 template <class Kind>

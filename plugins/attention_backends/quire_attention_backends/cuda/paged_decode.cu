@@ -67,7 +67,7 @@ constexpr int PER_VECTOR = 16 / STORED_BYTES;  // elements
 constexpr int ROW_VECTORS = D / PER_VECTOR;
 constexpr int THREADS = smaller(32, power_of_two(ROW_VECTORS));  // per thread group
 constexpr int VECTORS = (ROW_VECTORS + THREADS - 1) / THREADS;   // of a row, per thread
-constexpr int NUMBERS = VECTORS * PER_VECTOR;
+constexpr int ELEMENTS = VECTORS * PER_VECTOR;
 constexpr int ROWS = 32 / THREADS;  // read by a warp at a time
 constexpr int LOADS = smaller(TILE_HEADS == 4 ? 4 : 8, PAGE_TILE / ROWS) / VECTORS;
 constexpr int TILE = ROWS * LOADS;  // keys of a warp's tile
@@ -77,7 +77,7 @@ constexpr int TWINS = larger(1, THREADS / SCORES);          // threads that end 
 // Queries and sums take most of a thread's registers. This is the number of blocks without spills.
 constexpr bool FILLS_GROUPS = ROW_VECTORS == THREADS * VECTORS;
 constexpr int BLOCKS_A_MULTIPROCESSOR =
-    TILE_HEADS < 4 && D <= 128 ? (FILLS_GROUPS ? 4 : 3) : TILE_HEADS > 1 && NUMBERS > 8 ? 2 : 3;
+    TILE_HEADS < 4 && D <= 128 ? (FILLS_GROUPS ? 4 : 3) : TILE_HEADS > 1 && ELEMENTS > 8 ? 2 : 3;
 
 static_assert(D % PER_VECTOR == 0, "rows are whole vectors");
 static_assert(OWN_SCORES <= LOADS, "a thread's own scores are of one head");
@@ -201,7 +201,7 @@ struct Seen {
     int end;
 };
 
-struct Place {
+struct Thread {
     int lane;       // in the warp
     int member;     // in the thread group
     int row;        // which of the warp's thread groups
@@ -209,7 +209,7 @@ struct Place {
     int head_warp;  // index of the warp's tile of heads
 };
 
-__device__ __forceinline__ Place place_of_thread() {
+__device__ __forceinline__ Thread this_thread() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     return {lane, lane % THREADS, lane / THREADS, warp / HEAD_WARPS, warp % HEAD_WARPS};
 }
@@ -239,7 +239,7 @@ struct Tile {
 };
 
 // The tile to load next.
-struct Ahead {
+struct TileRows {
     const char *rows;
     int begin;  // its first key
 };
@@ -252,11 +252,11 @@ __device__ __forceinline__ int pages_of_chunk(
 }
 
 // The first key of a warp in each chunk, and the distance between its tiles.
-__device__ __forceinline__ int first_tile(const Place &place) { return place.key_warp * TILE; }
+__device__ __forceinline__ int first_tile(const Thread &thread) { return thread.key_warp * TILE; }
 constexpr int NEXT_TILE = KEY_WARPS * TILE;
 
 // Returns the tile of K or V from key `begin` on. All threads of the warp must call it.
-__device__ __forceinline__ Ahead find_tile(const Rows &rows, const char *base, int begin) {
+__device__ __forceinline__ TileRows find_tile(const Rows &rows, const char *base, int begin) {
     const int page = __shfl_sync(
         0xFFFFFFFFu, rows.page, ((begin >> rows.page_shift) - rows.first_page) & 31);
     const int row = begin & ((1 << rows.page_shift) - 1);
@@ -265,43 +265,43 @@ __device__ __forceinline__ Ahead find_tile(const Rows &rows, const char *base, i
 
 // Loads this thread's part of one row of a tile; zeros for a hidden key, which is not read.
 __device__ __forceinline__ void load_row(
-    const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile
+    const TileRows &next, const Seen &seen, const Thread &thread, int load, Tile *tile
 ) {
-    const int row = load * ROWS + place.row, key = ahead.begin + row;
+    const int row = load * ROWS + thread.row, key = next.begin + row;
     const bool is_seen = key >= seen.begin && key < seen.end;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        const int vector = j * THREADS + place.member;
+        const int vector = j * THREADS + thread.member;
         tile->vectors[load][j] = make_uint4(0, 0, 0, 0);
         if (is_seen && vector < ROW_VECTORS) {
-            const uint4 *at = (const uint4 *)(ahead.rows + row * (D * STORED_BYTES)) + vector;
+            const uint4 *at = (const uint4 *)(next.rows + row * (D * STORED_BYTES)) + vector;
             tile->vectors[load][j] = __ldg(at);
         }
     }
 }
 
-// Converts a loaded row, and reuses its registers to load the same row of `ahead`.
+// Converts a loaded row, and reuses its registers to load the same row of `next`.
 __device__ __forceinline__ void take_row(
-    const Ahead &ahead, const Seen &seen, const Place &place, int load, Tile *tile,
-    float (&numbers)[NUMBERS]
+    const TileRows &next, const Seen &seen, const Thread &thread, int load, Tile *tile,
+    float (&elements)[ELEMENTS]
 ) {
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        floats_of<STORED>(tile->vectors[load][j], numbers + j * PER_VECTOR);
+        floats_of<STORED>(tile->vectors[load][j], elements + j * PER_VECTOR);
     }
-    load_row(ahead, seen, place, load, tile);
+    load_row(next, seen, thread, load, tile);
 }
 
-// Elements of a query from `number` on, as many as in one load or one vector of K. If K is wider
+// Elements of a query from `first` on, as many as in one load or one vector of K. If K is wider
 // than q, a vector of K is half a load.
 constexpr int PER_LOAD = 16 / QUERY_BYTES;
 constexpr int PER_PIECE = smaller(PER_LOAD, PER_VECTOR);
 
-__device__ __forceinline__ void load_piece(const char *row, int number, float *out) {
-    const uint4 loaded = __ldg((const uint4 *)(row + QUERY_BYTES * (number / PER_LOAD * PER_LOAD)));
+__device__ __forceinline__ void load_piece(const char *row, int first, float *out) {
+    const uint4 loaded = __ldg((const uint4 *)(row + QUERY_BYTES * (first / PER_LOAD * PER_LOAD)));
     float all[PER_LOAD];
     floats_of<QUERY>(loaded, all);
-    const bool is_second = number % PER_LOAD != 0;
+    const bool is_second = first % PER_LOAD != 0;
 #pragma unroll
     for (int i = 0; i < PER_PIECE; ++i) {
         out[i] = (is_second ? all[PER_LOAD - PER_PIECE + i] : all[i]);
@@ -310,8 +310,8 @@ __device__ __forceinline__ void load_piece(const char *row, int number, float *o
 
 // Loads the queries of a warp's heads; each thread gets the same elements that it has of a key.
 __device__ __forceinline__ void load_queries(
-    const DecodeStep &step, int token, int kv_head, int first_head, const Place &place,
-    float (&q)[TILE_HEADS][NUMBERS]
+    const DecodeStep &step, int token, int kv_head, int first_head, const Thread &thread,
+    float (&q)[TILE_HEADS][ELEMENTS]
 ) {
 #pragma unroll
     for (int h = 0; h < TILE_HEADS; ++h) {
@@ -319,8 +319,8 @@ __device__ __forceinline__ void load_queries(
         const char *row = (const char *)step.q + QUERY_BYTES * (
             token * step.q_token_stride + (kv_head * step.group + head) * step.q_head_stride);
 #pragma unroll
-        for (int i = 0; i < NUMBERS; i += PER_PIECE) {
-            const int vector = i / PER_VECTOR * THREADS + place.member;
+        for (int i = 0; i < ELEMENTS; i += PER_PIECE) {
+            const int vector = i / PER_VECTOR * THREADS + thread.member;
 #pragma unroll
             for (int j = 0; j < PER_PIECE; ++j) q[h][i + j] = 0.0f;
             if (head < step.group && vector < ROW_VECTORS) {
@@ -328,7 +328,7 @@ __device__ __forceinline__ void load_queries(
             }
         }
 #pragma unroll
-        for (int i = 0; i < NUMBERS; ++i) q[h][i] *= step.q_factor;
+        for (int i = 0; i < ELEMENTS; ++i) q[h][i] *= step.q_factor;
     }
 }
 
@@ -359,46 +359,46 @@ __device__ __forceinline__ void fold(float (&sums)[SCORES], int member) {
 // thread's own scores. Afterwards the warp's first tile of V is in flight.
 __device__ __forceinline__ float score_chunk(
     const DecodeStep &step, const Seen &seen, int chunk_begin, const Rows &rows,
-    const Place &place, const float (&q)[TILE_HEADS][NUMBERS],
+    const Thread &thread, const float (&q)[TILE_HEADS][ELEMENTS],
     float (*scores)[BLOCK_HEADS],  // [CHUNK, BLOCK_HEADS], shared
     Tile *tile
 ) {
-    const int own = place.member / TWINS * OWN_SCORES;  // the first of this thread's own scores
-    const int head = place.head_warp * TILE_HEADS + own / LOADS;
-    const int first = first_tile(place), end = smaller(CHUNK, seen.end - chunk_begin);
+    const int own = thread.member / TWINS * OWN_SCORES;  // the first of this thread's own scores
+    const int head = thread.head_warp * TILE_HEADS + own / LOADS;
+    const int first = first_tile(thread), end = smaller(CHUNK, seen.end - chunk_begin);
     float largest = NOTHING;
     if (first < end) {
-        const Ahead ahead = find_tile(rows, rows.keys, chunk_begin + first);
+        const TileRows next = find_tile(rows, rows.keys, chunk_begin + first);
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) load_row(ahead, seen, place, i, tile);
+        for (int i = 0; i < LOADS; ++i) load_row(next, seen, thread, i, tile);
     }
     for (int at = first; at < end; at += NEXT_TILE) {
         const int tile_begin = chunk_begin + at;
         const bool is_last = at + NEXT_TILE >= end;
-        const Ahead ahead = find_tile(
+        const TileRows next = find_tile(
             rows, is_last ? rows.values : rows.keys,
             chunk_begin + (is_last ? first : at + NEXT_TILE));
         float sums[SCORES];
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
-            float k[NUMBERS];
-            take_row(ahead, seen, place, i, tile, k);
+            float k[ELEMENTS];
+            take_row(next, seen, thread, i, tile, k);
 #pragma unroll
             for (int h = 0; h < TILE_HEADS; ++h) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int n = 0; n < NUMBERS; ++n) sum = fmaf(q[h][n], k[n], sum);
+                for (int n = 0; n < ELEMENTS; ++n) sum = fmaf(q[h][n], k[n], sum);
                 sums[h * LOADS + i] = sum;
             }
         }
-        fold(sums, place.member);
+        fold(sums, thread.member);
 #pragma unroll
         for (int i = 0; i < OWN_SCORES; ++i) {
-            const int row = (own % LOADS + i) * ROWS + place.row, key = tile_begin + row;
+            const int row = (own % LOADS + i) * ROWS + thread.row, key = tile_begin + row;
             float score = sums[i];
             if (step.soft_cap > 0.0f) score = step.soft_cap * tanhf(score);
             if (key < seen.begin || key >= seen.end) score = NOTHING;
-            if (place.member % TWINS == 0) scores[at + row][head] = score;
+            if (thread.member % TWINS == 0) scores[at + row][head] = score;
             largest = fmaxf(largest, score);
         }
     }
@@ -407,29 +407,30 @@ __device__ __forceinline__ float score_chunk(
 
 // Adds weight * value of the warp's keys of a chunk to its sums; the first tile is in flight.
 __device__ __forceinline__ void add_values(
-    const Seen &seen, int chunk_begin, const Rows &rows, const Place &place,
-    const float (*weights)[BLOCK_HEADS], float (&sums)[TILE_HEADS][NUMBERS], Tile *tile
+    const Seen &seen, int chunk_begin, const Rows &rows, const Thread &thread,
+    const float (*weights)[BLOCK_HEADS], float (&sums)[TILE_HEADS][ELEMENTS], Tile *tile
 ) {
     const int end = smaller(CHUNK, seen.end - chunk_begin);
-    for (int at = first_tile(place); at < end; at += NEXT_TILE) {
-        const bool is_last = at + NEXT_TILE >= end;  // then all keys of `ahead` are hidden
-        const Ahead ahead = find_tile(
+    for (int at = first_tile(thread); at < end; at += NEXT_TILE) {
+        const bool is_last = at + NEXT_TILE >= end;  // then all keys of `next` are hidden
+        const TileRows next = find_tile(
             rows, rows.values, is_last ? seen.end : chunk_begin + at + NEXT_TILE);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
-            const float *of_key = weights[at + i * ROWS + place.row] + place.head_warp * TILE_HEADS;
-            float weight[TILE_HEADS], v[NUMBERS];
+            const float *of_key =
+                weights[at + i * ROWS + thread.row] + thread.head_warp * TILE_HEADS;
+            float weight[TILE_HEADS], v[ELEMENTS];
             if constexpr (TILE_HEADS == 4) {
                 *(float4 *)weight = *(const float4 *)of_key;
             } else {
 #pragma unroll
                 for (int h = 0; h < TILE_HEADS; ++h) weight[h] = of_key[h];
             }
-            take_row(ahead, seen, place, i, tile, v);
+            take_row(next, seen, thread, i, tile, v);
 #pragma unroll
             for (int h = 0; h < TILE_HEADS; ++h) {
 #pragma unroll
-                for (int n = 0; n < NUMBERS; ++n) sums[h][n] = fmaf(weight[h], v[n], sums[h][n]);
+                for (int n = 0; n < ELEMENTS; ++n) sums[h][n] = fmaf(weight[h], v[n], sums[h][n]);
             }
         }
     }
@@ -457,15 +458,15 @@ struct __align__(16) Shared {
 
 // Writes the largest score of each of the warp's heads to shared memory.
 __device__ __forceinline__ void share_largest(
-    float largest, const Place &place, float (*warp_largest)[BLOCK_HEADS]
+    float largest, const Thread &thread, float (*warp_largest)[BLOCK_HEADS]
 ) {
     // Threads of one head differ in the lowest bits of their index in the group, and in the group.
     constexpr int HEAD_THREADS = larger(1, THREADS / TILE_HEADS);
     largest = largest_over(largest, 1, HEAD_THREADS / 2);
     largest = largest_over(largest, THREADS, 16);
-    const int tile_head = place.member / HEAD_THREADS;
-    if (place.row == 0 && place.member % HEAD_THREADS == 0 && tile_head < TILE_HEADS) {
-        warp_largest[place.key_warp][place.head_warp * TILE_HEADS + tile_head] = largest;
+    const int tile_head = thread.member / HEAD_THREADS;
+    if (thread.row == 0 && thread.member % HEAD_THREADS == 0 && tile_head < TILE_HEADS) {
+        warp_largest[thread.key_warp][thread.head_warp * TILE_HEADS + tile_head] = largest;
     }
 }
 
@@ -550,26 +551,26 @@ paged_decode(const DecodeStep step) {
     const int kv_head = slice / head_groups;
     const int first_head = slice % head_groups * BLOCK_HEADS;  // in the group of the KV head
     if (threadIdx.x == 0) shared.to = {part.slot, token, kv_head, first_head};
-    const Place place = place_of_thread();
+    const Thread thread = this_thread();
     const int page_shift = step.page_shift, raised_head = threadIdx.x % BLOCK_HEADS;
     const long long side = ((long long)D * STORED_BYTES) << page_shift;  // of one head in a page
     const int *table = step.block_table + part.request * step.table_stride;
 
-    float q[TILE_HEADS][NUMBERS], sums[TILE_HEADS][NUMBERS] = {};
-    load_queries(step, token, kv_head, first_head + place.head_warp * TILE_HEADS, place, q);
+    float q[TILE_HEADS][ELEMENTS], sums[TILE_HEADS][ELEMENTS] = {};
+    load_queries(step, token, kv_head, first_head + thread.head_warp * TILE_HEADS, thread, q);
     float tile_largest[TILE_HEADS], raised_largest = NOTHING, weights = 0.0f;
 #pragma unroll
     for (int h = 0; h < TILE_HEADS; ++h) tile_largest[h] = NOTHING;
 
     for (int chunk = part.begin; chunk < part.end; chunk += CHUNK) {
-        const int page = pages_of_chunk(table, chunk, part.end, page_shift, place.lane);
+        const int page = pages_of_chunk(table, chunk, part.end, page_shift, thread.lane);
         const char *keys = step.pages + kv_head * side, *values = keys + step.num_kv_heads * side;
         const Rows rows = {keys, values, step.page_stride, chunk >> page_shift, page, page_shift};
         Tile tile;
         float (*scores)[BLOCK_HEADS] = shared.scores;
         float (*warp_largest)[BLOCK_HEADS] = shared.warp_largest;
         share_largest(
-            score_chunk(step, seen, chunk, rows, place, q, scores, &tile), place, warp_largest);
+            score_chunk(step, seen, chunk, rows, thread, q, scores, &tile), thread, warp_largest);
         __syncthreads();
         const float largest = largest_of_head(warp_largest, raised_head, raised_largest);
         const int num_keys = smaller(CHUNK, (part.end - chunk + TILE - 1) / TILE * TILE);
@@ -578,30 +579,30 @@ paged_decode(const DecodeStep step) {
         raised_largest = largest;
 #pragma unroll
         for (int h = 0; h < TILE_HEADS; ++h) {
-            const int head = place.head_warp * TILE_HEADS + h;
+            const int head = thread.head_warp * TILE_HEADS + h;
             const float now = largest_of_head(warp_largest, head, tile_largest[h]);
             const float factor = exp2f(tile_largest[h] - now);
 #pragma unroll
-            for (int n = 0; n < NUMBERS; ++n) sums[h][n] *= factor;
+            for (int n = 0; n < ELEMENTS; ++n) sums[h][n] *= factor;
             tile_largest[h] = now;
         }
         __syncthreads();
-        add_values(seen, chunk, rows, place, scores, sums, &tile);
+        add_values(seen, chunk, rows, thread, scores, sums, &tile);
         __syncwarp();  // the next scores overwrite the weights that the warp has read
     }
 
     __syncthreads();  // the sums overwrite the scores
     weights = sum_over(weights, BLOCK_HEADS, 16);
-    if (place.lane < BLOCK_HEADS) shared.warp_weights[threadIdx.x / 32][place.lane] = weights;
+    if (thread.lane < BLOCK_HEADS) shared.warp_weights[threadIdx.x / 32][thread.lane] = weights;
     if (threadIdx.x < BLOCK_HEADS) head_largest[threadIdx.x] = raised_largest;
 #pragma unroll
     for (int h = 0; h < TILE_HEADS; ++h) {
-        float *row = shared.sums[place.key_warp][place.head_warp * TILE_HEADS + h];
+        float *row = shared.sums[thread.key_warp][thread.head_warp * TILE_HEADS + h];
 #pragma unroll
-        for (int n = 0; n < NUMBERS; ++n) {
-            const int vector = n / PER_VECTOR * THREADS + place.member;
+        for (int n = 0; n < ELEMENTS; ++n) {
+            const int vector = n / PER_VECTOR * THREADS + thread.member;
             const float sum = sum_over(sums[h][n], THREADS, 16);
-            if (place.row == 0 && vector < ROW_VECTORS) {
+            if (thread.row == 0 && vector < ROW_VECTORS) {
                 row[vector * PER_VECTOR + n % PER_VECTOR] = sum;
             }
         }

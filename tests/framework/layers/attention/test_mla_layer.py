@@ -43,7 +43,7 @@ def greedy(model, prompt, num_tokens):
 @pytest.mark.parametrize(
     "options", [{}, {"max_num_batched_tokens": 16, "block_size": 4}], ids=["whole", "chunked"]
 )
-def test_the_engine_answers_as_the_definition_does(checkpoint, options):
+def test_the_engine_generates_as_the_definition_does(checkpoint, options):
     """Many requests at once, through latent and ordinary layers with a backend each."""
     check(checkpoint, (3, 20, 41, 70), 24, options)
 

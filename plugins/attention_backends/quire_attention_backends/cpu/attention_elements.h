@@ -33,27 +33,27 @@ INLINE uint32_t narrow(float size) {
 }
 
 struct Float32 {
-    typedef float Number;
+    typedef float Element;
     static constexpr bool HAS_ROW_SCALES = false;
     INLINE vf read(const float* p) { return load(p); }
-    INLINE float keep(float* out, const float* x, long size, float) {
+    INLINE float convert(float* out, const float* x, long size, float) {
         std::memcpy(out, x, size * sizeof *out);
         return 1.0f;
     }
 };
 
 struct BFloat16 {
-    typedef uint16_t Number;
+    typedef uint16_t Element;
     static constexpr bool HAS_ROW_SCALES = false;
     INLINE vf read(const uint16_t* p) { return load_bf16(p); }
-    INLINE float keep(uint16_t* out, const float* x, long size, float) {
+    INLINE float convert(uint16_t* out, const float* x, long size, float) {
         for (long i = 0; i < size; i++) out[i] = to_bf16(x[i]);
         return 1.0f;
     }
 };
 
 struct Float16 {
-    typedef uint16_t Number;
+    typedef uint16_t Element;
     static constexpr bool HAS_ROW_SCALES = false;
     INLINE vf read(const uint16_t* p) {
 #if defined(QUIRE_AVX512)
@@ -71,7 +71,7 @@ struct Float16 {
         return from_bits(bits(size) | ((word & 0x8000) << 16));
 #endif
     }
-    INLINE float keep(uint16_t* out, const float* x, long size, float) {
+    INLINE float convert(uint16_t* out, const float* x, long size, float) {
         for (long i = 0; i < size; i++) {
             float length = std::fabs(x[i]);
             uint32_t code = length < 65520.0f ? narrow<10, 15>(length)
@@ -85,35 +85,35 @@ struct Float16 {
 
 // e4m3fn: no infinity, the maximum is 448, one code is NaN.
 struct Float8 {
-    typedef uint8_t Number;
+    typedef uint8_t Element;
     static constexpr bool HAS_ROW_SCALES = false;
     INLINE vf read(const uint8_t* p) {
         typedef uint8_t vb __attribute__((vector_size(LANES)));
         vb codes;
         std::memcpy(&codes, p, sizeof codes);
         vi word = __builtin_convertvector(codes, vi);
-        vf number = from_bits(((word & 0x80) << 24) | ((word & 0x7f) << 20)) * set1(0x1p120f);
+        vf value = from_bits(((word & 0x80) << 24) | ((word & 0x7f) << 20)) * set1(0x1p120f);
         vi no_number = (word & 0x7f) == 0x7f;
-        return from_bits(bits(number) | (no_number & 0x7fc00000));
+        return from_bits(bits(value) | (no_number & 0x7fc00000));
     }
-    INLINE float keep(uint8_t* out, const float* x, long size, float scale) {
+    INLINE float convert(uint8_t* out, const float* x, long size, float scale) {
         for (long i = 0; i < size; i++) {
-            float number = x[i] / scale, length = std::fabs(number);
+            float value = x[i] / scale, length = std::fabs(value);
             uint32_t code = length <= 448.0f ? narrow<3, 7>(length)
                 : length == length           ? 0x7e
                                              : 0x7f;
-            out[i] = (uint8_t)(code | (as_word(number) >> 24 & 0x80));
+            out[i] = (uint8_t)(code | (as_word(value) >> 24 & 0x80));
         }
         return 1.0f;
     }
 };
 
 struct Int8 {
-    typedef int8_t Number;
+    typedef int8_t Element;
     static constexpr bool HAS_ROW_SCALES = true;
     INLINE vf read(const int8_t* p) { return load_i8(p); }
     // Returns the row's scale; infinity if the row has a NaN, so that reads do not hide it.
-    INLINE float keep(int8_t* out, const float* x, long size, float) {
+    INLINE float convert(int8_t* out, const float* x, long size, float) {
         float largest = 0.0f;
         for (long i = 0; i < size; i++) {
             float length = x[i] == x[i] ? std::fabs(x[i]) : INFINITY;
@@ -123,9 +123,9 @@ struct Int8 {
         float divisor = scale > 0.0f && scale < INFINITY ? scale : 1.0f;
         const float rounder = 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
         for (long i = 0; i < size; i++) {
-            float number = x[i] / divisor;
-            number = number > 127.0f ? 127.0f : number > -127.0f ? number : -127.0f;
-            out[i] = (int8_t)((number + rounder) - rounder);
+            float value = x[i] / divisor;
+            value = value > 127.0f ? 127.0f : value > -127.0f ? value : -127.0f;
+            out[i] = (int8_t)((value + rounder) - rounder);
         }
         return scale;
     }
