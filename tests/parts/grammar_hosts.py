@@ -2,6 +2,7 @@
 
 import time
 
+from quire.engine.grammar.fork_server_client import GrammarForkServer
 from quire.engine.grammar.grammar_host import GrammarHost
 from quire.errors import RequestError
 from quire.interfaces.structured_output import Vocabulary
@@ -50,3 +51,10 @@ def mask(host: GrammarHost, request_id: str, slot: int = 0) -> set[int]:
 def allowed(words: bytes) -> set[int]:
     """Return the tokens of a bitmask."""
     return {v for v in range(8 * len(words)) if words[v // 8] >> v % 8 & 1}
+
+
+def fork_server_of(host: GrammarHost) -> GrammarForkServer:
+    """Return the process that forks a host's grammar processes."""
+    server = host._parts[0]._fork_server
+    assert isinstance(server, GrammarForkServer)
+    return server

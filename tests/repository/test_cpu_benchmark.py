@@ -20,12 +20,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "cpu"
 RESULTS = FOLDER.parent / "results"
 
 
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
 def rounds_of(*pairs):
     return [{"figures": {"quire": {"tok_s": a}, "peer": {"tok_s": b}}} for a, b in pairs]
 

@@ -1,6 +1,5 @@
 """The GPU benchmark's arithmetic and report, which no GPU is needed for."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,12 +11,6 @@ from quire.cli.bench.model_shapes import SHAPES
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 H200 = (4.3e12, 790e12)  # copies and products, as they were measured on one
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 @pytest.mark.parametrize(

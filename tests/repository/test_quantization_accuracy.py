@@ -19,9 +19,8 @@ TINY = {"vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 256, "intermed
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("quantization_accuracy")
+def benchmark(benchmark):
+    return benchmark("quantization_accuracy")
 
 
 @pytest.fixture

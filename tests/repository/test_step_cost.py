@@ -1,6 +1,5 @@
 """The step's cost by parts: no time counts twice, and nothing stays timed."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "cpu"
 
 
 @pytest.fixture
-def step_cost(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("step_cost")
+def step_cost(benchmark):
+    return benchmark("step_cost")
 
 
 class Kitchen:

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from grammar_hosts import WORDS, mask, ready, wait_for_outcome
+from grammar_hosts import WORDS, fork_server_of, mask, ready, wait_for_outcome
 from installed import write_distribution
 from processes import workers_of
 
@@ -70,37 +70,33 @@ FAULTY = {
 }
 
 
-def nursery_of(host):
-    return host._parts[0]._fork_server
-
-
 def num_processes(host):
-    pid = nursery_of(host).pid
+    pid = fork_server_of(host).pid
     return len(workers_of(pid))
 
 
 def test_a_grammar_that_is_too_long_a_message_is_refused_with_the_size(make_host):
     host = make_host()
     ready(host, "good", WORDS)
-    pid = nursery_of(host).pid
+    pid = fork_server_of(host).pid
     host.submit("long", Params(regex="a" * grammar_module.MAX_PARAMS_BYTES))
     error = wait_for_outcome(host, "long")
     assert isinstance(error, GrammarError)
     assert f"of {grammar_module.MAX_PARAMS_BYTES} at most" in str(error)
     assert mask(host, "good")
-    assert nursery_of(host).pid == pid
+    assert fork_server_of(host).pid == pid
 
 
 def test_an_order_that_cannot_be_read_ends_its_own_grammar_only(make_host, caplog):
     host = make_host()
     ready(host, "good", WORDS)
-    pid = nursery_of(host).pid
+    pid = fork_server_of(host).pid
     host.submit("bad", Params(regex=7))
     assert isinstance(wait_for_outcome(host, "bad"), GrammarError)
     assert "failing requests bad" in caplog.text
     assert mask(host, "good")
     ready(host, "next", Params(regex="[0-9]"))
-    assert nursery_of(host).pid == pid
+    assert fork_server_of(host).pid == pid
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,7 @@ def test_a_process_that_dies_is_logged_with_its_requests(make_host, caplog):
     ready(host, "one", WORDS)
     ready(host, "two", WORDS)
     before = mask(host, "one")
-    pid = nursery_of(host).pid
+    pid = fork_server_of(host).pid
     [worker] = workers_of(pid)
     os.kill(worker, signal.SIGKILL)
     assert mask(host, "one") == before

@@ -6,10 +6,10 @@ import subprocess
 import time
 
 import pytest
-from grammar_hosts import EOS, WORDS, mask, wait_for_outcome
+from grammar_hosts import EOS, WORDS, fork_server_of, mask, wait_for_outcome
 from processes import descendants, eventually, is_running, workers_of
 
-from quire.engine.grammar import fork_server_client as grammar_nursery
+from quire.engine.grammar import fork_server_client
 from quire.engine.grammar.grammar_link import START_TIMEOUT_S
 from quire.engine.grammar.grammar_pool import GrammarLimits
 from quire.errors import GrammarError
@@ -28,12 +28,8 @@ def is_ready_at_once(host, request_id, word):
     return host.poll() == [(request_id, None)]
 
 
-def nursery_of(host):
-    return host._parts[0]._fork_server
-
-
 def processes_of(host):
-    return workers_of(nursery_of(host).pid)
+    return workers_of(fork_server_of(host).pid)
 
 
 def links_of(host):
@@ -185,11 +181,11 @@ def test_the_processes_of_a_fork_server_end_with_it(make_host, has_watchdog):
     host = make_host()
     ready(host, "a", "x")
     [child] = processes_of(host)
-    [watchdog] = descendants(nursery_of(host).pid).keys() - {child}
+    [watchdog] = descendants(fork_server_of(host).pid).keys() - {child}
     if not has_watchdog:
         os.kill(watchdog, signal.SIGKILL)
         eventually(lambda: not is_running(watchdog))
-    os.kill(nursery_of(host).pid, signal.SIGKILL)
+    os.kill(fork_server_of(host).pid, signal.SIGKILL)
     eventually(lambda: not is_running(child))
     assert mask(host, "a") == {ord("x")}, "and come back with the next one"
 
@@ -205,7 +201,7 @@ def test_a_fork_server_whose_start_was_interrupted_is_replaced(make_host, monkey
         host.submit("a", WORDS)
     monkeypatch.undo()
     ready(host, "b", "y")  # both read the setup at the same time
-    assert nursery_of(host).is_alive
+    assert fork_server_of(host).is_alive
     assert started[0].wait(10.0) is not None, "the interrupted one ends by itself"
 
 
@@ -228,26 +224,26 @@ def test_a_grammar_that_is_late_fails_whether_its_process_ends_or_not(make_host)
 
 
 def test_a_fork_server_that_hangs_is_replaced_and_ends(make_host, monkeypatch):
-    monkeypatch.setattr(grammar_nursery, "SEND_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(grammar_nursery, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fork_server_client, "SEND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fork_server_client, "STOP_TIMEOUT_S", 0.1)
     host = make_host()
     ready(host, "a", "x")
-    hung = nursery_of(host).pid
+    hung = fork_server_of(host).pid
     assert os.getsid(hung) != os.getsid(0), "a terminal's Ctrl-C is not for it"
     os.kill(hung, signal.SIGSTOP)
     host.submit("large", Params(regex="a" * 10**6))  # half of it finds room on its way
     assert "no grammar process can be started" in str(wait_for_outcome(host, "large"))
     ready(host, "b", "y")
-    assert nursery_of(host).pid != hung
+    assert fork_server_of(host).pid != hung
     assert not is_running(hung)
 
 
 def test_a_fork_server_that_reads_nothing_ends_with_its_processes(make_host, monkeypatch):
-    monkeypatch.setattr(grammar_nursery, "SEND_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(grammar_nursery, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fork_server_client, "SEND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fork_server_client, "STOP_TIMEOUT_S", 0.1)
     host = make_host()
     ready(host, "a", "x")
-    fork_server = nursery_of(host)
+    fork_server = fork_server_of(host)
     hung = fork_server.pid
     os.kill(hung, signal.SIGSTOP)
     for number in range(100_000):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import attention_launches
+import filled_scene
 import kernel_device
 import pytest
 import torch
@@ -76,16 +77,7 @@ def sizes(**changes):
 
 def filled(lengths, num_more=4, **changes):
     """Return a scene whose requests have `lengths` tokens in the cache, written directly."""
-    scene = AttentionScene(TritonBackend, sizes(**changes))
-    numbers = [scene.add(length + num_more) for length in lengths]
-    for number, length in zip(numbers, lengths, strict=True):
-        slots = scene.layout([(number, length)], Padding()).slot_mapping
-        _, k, v = scene.inputs([(number, length)])
-        blocks, offsets = slots // scene.sizes.block_size, slots % scene.sizes.block_size
-        scene.kv_cache[blocks, 0, :, offsets] = k
-        scene.kv_cache[blocks, 1, :, offsets] = v
-        scene.requests[number].num_computed = length
-    return scene, numbers
+    return filled_scene.filled(TritonBackend, sizes(**changes), lengths, num_more)
 
 
 def check(pairs, limit=2e-5):
