@@ -275,13 +275,16 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a worker that are known only once the weights are in memory."""
+    """The properties of a worker that are known only once the weights are in memory.
 
-    device: str
-    dtype: str
-    weight_bytes: int
+    Attributes:
+        available_kv_bytes: Number of bytes of memory for the KV cache; for several workers, the
+            smallest of all.
+        is_asynchronous: Whether a launched step runs while the host continues.
+    """
+
     available_kv_bytes: int
-    is_asynchronous: bool = False  # a launched step runs while the host continues
+    is_asynchronous: bool = False
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from quire.compose.choosing import ASKED_FOR, AUTO, check_present, find_offer
 from quire.compose.composition import Choice, Rejection
+from quire.compose.probes import cause_of, reason_by
 from quire.config import Settings
 from quire.errors import RefusedError
 from quire.interfaces.attention import AttentionCapabilities, AttentionQuery
@@ -159,8 +160,14 @@ class _Offer:
         """Return why the backend cannot serve all these layers, or None if it can."""
         if self.reason is not None:
             return self.reason
-        reasons = (self.capabilities.refusal(query) for query in kinds)
+        reasons = (self._refusal_of(query) for query in kinds)
         return next((reason for reason in reasons if reason is not None), None)
+
+    def _refusal_of(self, query: AttentionQuery) -> str | None:
+        reason, own = self.capabilities.refusal(query), self.capabilities.refuses
+        if reason is not None or own is None:
+            return reason
+        return reason_by(own, "its function `refuses`", query)
 
 
 def _offer(
@@ -226,7 +233,7 @@ def _choice(
         reason += f", for {len(layers)} of {len(queries)} layers ({specs})"
     entry = next(offer.entry for offer in offers if offer.name == name)
     rejected = tuple(
-        Rejection(other, refusal or f"supported, but {name} has priority")
+        Rejection(other, cause_of(refusal or f"supported, but {name} has priority"))
         for other, refusal in refusals.items()
         if other != name
     )

@@ -26,7 +26,7 @@ from quire.compose.choosing import (
     choose_optional,
     choose_parser,
 )
-from quire.compose.composition import Choice, Composition, Decision
+from quire.compose.composition import Choice, Composition, Decision, Rejection
 from quire.compose.kernel_choice import (
     NATIVE_DTYPE,
     check_batch_invariant,
@@ -35,7 +35,7 @@ from quire.compose.kernel_choice import (
     choose_kernels,
 )
 from quire.compose.lora_choice import choose_lora, choose_shipped_lora
-from quire.compose.probes import Probe
+from quire.compose.probes import Probe, cause_of
 from quire.compose.quantization_choice import QuantizationQuery, choose_quantization
 from quire.compose.sampler_choice import choose_samplers
 from quire.config import (
@@ -93,17 +93,22 @@ def compose(
         RefusedError: A guarantee that the user asked for cannot be given.
     """
     machine = machine or _this_machine()
-    reasons: dict[str, str | None] = {}  # by probe
+    parts: dict[str, str] = {}  # names of the parts whose probes have run, by probe
+    unavailable: dict[str, str] = {}  # reasons, by probe
     while True:
-        unavailable = {name: reason for name, reason in reasons.items() if reason is not None}
         composition = _compose(settings, plugins, checkpoint, chat_template, machine, unavailable)
-        probes = {} if probe is None else _probes(composition)
-        pending = {name: part for name, part in probes.items() if name not in reasons}
+        chosen = {} if probe is None else _probes(composition)
+        pending = {name: part for name, part in chosen.items() if name not in parts}
         if probe is None or not pending:
-            return composition
-        reasons |= probe(pending)
+            rejections = tuple(
+                Rejection(parts[name], reason) for name, reason in unavailable.items()
+            )
+            return replace(composition, unavailable=rejections)
+        parts |= pending
+        found = {name: reason for name, reason in probe(pending).items() if reason is not None}
         if settings.model.kernels == "native":
-            _check_native(pending, reasons)
+            _check_native(composition, pending, found)
+        unavailable |= found
 
 
 def _probes(composition: Composition) -> dict[str, str]:
@@ -113,23 +118,39 @@ def _probes(composition: Composition) -> dict[str, str]:
         probes[LAYERS_PROBE] = "the native kernels of layers"
         if composition.lora_source is not None:
             probes[ADAPTERS_PROBE] = "the native kernels of adapters"
-    method = composition.quantization.value
-    parts = (*composition.attention_backends, *composition.samplers, *([method] if method else ()))
-    declared = ((choice.entry.capabilities.probe, str(choice)) for choice in parts)
+    parts = (*composition.attention_backends, *composition.samplers, composition.quantization.value)
+    declared = ((part.entry.capabilities.probe, str(part)) for part in parts if part is not None)
     return probes | {name: part for name, part in declared if name is not None}
 
 
-def _check_native(probes: Mapping[str, str], reasons: Mapping[str, str | None]) -> None:
-    """Check that all parts can run if the user asked for native kernels.
+def _native_probes(composition: Composition) -> set[str]:
+    """Return the probes of the chosen parts that run native kernels."""
+    method = composition.quantization.value
+    found = {LAYERS_PROBE, ADAPTERS_PROBE}
+    for backend in composition.attention_backends:
+        if backend.entry.capabilities.needs_native:
+            found.add(backend.entry.capabilities.probe)
+    for step in composition.samplers:
+        if step.entry.capabilities.needs_kernels == "native":
+            found.add(step.entry.capabilities.probe)
+    if method is not None and "native" in (method.entry.capabilities.kernels or ()):
+        found.add(method.entry.capabilities.probe)
+    return found
+
+
+def _check_native(
+    composition: Composition, probed: Mapping[str, str], reasons: Mapping[str, str]
+) -> None:
+    """Check that all native kernels run, which the user has asked for.
 
     Raises:
-        RefusedError: One cannot.
+        RefusedError: Some do not.
     """
-    for name, part in probes.items():
-        if (reason := reasons[name]) is not None:
-            raise RefusedError(
-                f"--kernels native: {part} cannot be used here: {reason}; use --kernels torch"
-            )
+    for name in _native_probes(composition) & reasons.keys():
+        raise RefusedError(
+            f"--kernels native: {probed[name]} cannot be used here: {reasons[name]}; use "
+            "--kernels torch"
+        )
 
 
 def _compose(
@@ -328,11 +349,11 @@ def _computing_parts(inputs: _Inputs) -> dict[str, Any]:
         "block_size": _block_size(settings, attention),
         "attention_backends": attention.backends,
         "layer_backends": attention.layer_backends,
-        "cuda_graphs": choose_cuda_graphs(settings, device, kernels.value, attention.backends),
+        "cuda_graphs": choose_cuda_graphs(settings, device, kernels, attention.backends),
         "cpu_graphs": choose_cpu_graphs(
             settings,
             device,
-            kernels.value,
+            kernels,
             attention.backends,
             packs=quantization.value is not None,
         ),
@@ -360,7 +381,7 @@ def _usable_machine(
     """
     broken = unavailable.get(LAYERS_PROBE) or unavailable.get(ADAPTERS_PROBE)
     if broken is not None:
-        machine = replace(machine, native_unavailable_reason=broken)
+        machine = replace(machine, native_unavailable_reason=cause_of(broken))
     wanted, registry = settings.parts.attention_backend, registries.attention_backends
     is_asked_for = wanted != AUTO and registry.entry(wanted).capabilities.needs_native
     if settings.model.kernels != "torch" or is_asked_for:

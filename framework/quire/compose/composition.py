@@ -105,6 +105,8 @@ class Composition:
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
         cuda_graphs: Number of requests of the largest CUDA graph; 0: no graphs.
         cpu_graphs: Whether decode steps on a CPU are traced and replayed.
+        unavailable: Parts that would have been chosen but cannot run on this machine, with the
+            whole reasons.
         shipped_lora_source: Source of the adapters that come with the checkpoint; None if there
             are none, or if `lora_source` reads them.
     """
@@ -135,6 +137,7 @@ class Composition:
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
+    unavailable: tuple[Rejection, ...] = ()
 
     @property
     def passed_over(self) -> list[Entry]:

@@ -60,14 +60,14 @@ def _triton_unavailable_reason(machine: Machine, device: str) -> str | None:
 
 
 def choose_cuda_graphs(
-    settings: Settings, device: str, kernels: str, backends: Sequence[Choice]
+    settings: Settings, device: str, kernels: Decision[str], backends: Sequence[Choice]
 ) -> Decision[int]:
     """Choose the number of requests of the largest CUDA graph; 0: no graphs."""
     if settings.model.enforce_eager:
         return Decision(0, "none: --enforce-eager")
-    if kernels != "triton":
-        is_gpu = device == "cuda"
-        return Decision(0, f"none: --kernels {kernels}" if is_gpu else f"none on this {device}")
+    if kernels.value != "triton":
+        reason = f"none: {_why_kernels(kernels)}" if device == "cuda" else f"none on this {device}"
+        return Decision(0, reason)
     if settings.parallel.tensor_parallel_size > 1:
         return Decision(0, "none: layers are sharded over several devices")
     unable = _without_graph_support(backends)
@@ -79,7 +79,12 @@ def choose_cuda_graphs(
 
 
 def choose_cpu_graphs(
-    settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
+    settings: Settings,
+    device: str,
+    kernels: Decision[str],
+    backends: Sequence[Choice],
+    *,
+    packs: bool,
 ) -> Decision[bool]:
     """Choose whether decode steps are traced once as CPU graphs and replayed.
 
@@ -95,20 +100,32 @@ def choose_cpu_graphs(
 
 
 def _cpu_graphs_unavailable_reason(
-    settings: Settings, device: str, kernels: str, backends: Sequence[Choice], *, packs: bool
+    settings: Settings,
+    device: str,
+    kernels: Decision[str],
+    backends: Sequence[Choice],
+    *,
+    packs: bool,
 ) -> str | None:
     if device != "cpu":
         return f"the device is {device}"
     if settings.model.enforce_eager:
         return "--enforce-eager"
-    if kernels != "native":
-        return f"--kernels {kernels}"
+    if kernels.value != "native":
+        return _why_kernels(kernels)
     if not packs:
         return "torch computes linear layers"
     if settings.parallel.tensor_parallel_size > 1:
         return "layers are sharded over several devices"
     unable = _without_graph_support(backends)
     return f"attention backend {unable[0]!r} does not support them" if unable else None
+
+
+def _why_kernels(kernels: Decision[str]) -> str:
+    """Return why these kernels run: the option, or the reason that `auto` had."""
+    if kernels.reason == ASKED_FOR:
+        return f"--kernels {kernels.value}"
+    return f"{_TITLES.get(kernels.value, kernels.value)} kernels: {kernels.reason}"
 
 
 def _without_graph_support(backends: Sequence[Choice]) -> list[str]:

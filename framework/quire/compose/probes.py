@@ -6,46 +6,70 @@ probe returns a reason is not chosen.
 """
 
 import logging
+import threading
+import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 from quire.plugins.registry import import_reference
 
-logger = logging.getLogger(__name__)
+PATIENCE_S = 5.0  # before the log says which probes are awaited
 
 Probe = Callable[[Mapping[str, str]], dict[str, str | None]]
 
+logger = logging.getLogger(__name__)
+
 
 def run_probes(parts: Mapping[str, str]) -> dict[str, str | None]:
-    """Run probes at the same time, wait for all of them, and log a warning for each cause.
+    """Run probes at the same time, and wait for all of them.
 
     Args:
         parts: Name of the part for people, by the import string of its probe.
 
     Returns:
-        The cause, the first line of the reason why this machine cannot run the part, by probe;
-        None: it can.
+        The reason why this machine cannot run the part, by probe; None: it can.
     """
-    with ThreadPoolExecutor(max(1, len(parts)), "probe") as threads:
-        reasons = list(threads.map(_run_probe, parts, parts.values()))
-    causes = [reason and reason.partition("\n")[0].rstrip(":") for reason in reasons]
-    for cause in dict.fromkeys(filter(None, causes)):
-        unavailable = [
-            part for part, its in zip(parts.values(), causes, strict=True) if its == cause
-        ]
-        logger.warning(
-            "%s cannot run on this machine, and other parts are used instead: %s",
-            " and ".join(unavailable),
-            reasons[causes.index(cause)],
-        )
-    return dict(zip(parts, causes, strict=True))
+    results = {reference: _start(reference) for reference in parts}
+    pending = set(results.values())
+    while pending:
+        pending = wait(pending, PATIENCE_S).not_done
+        awaited = [parts[reference] for reference, result in results.items() if result in pending]
+        if awaited:
+            logger.info("waiting for the compilation of %s", " and ".join(awaited))
+    return {reference: result.result() for reference, result in results.items()}
 
 
-def _run_probe(reference: str, part: str) -> str | None:
+def cause_of(reason: str) -> str:
+    """Return the first line of a reason; what follows is a compiler's output or a traceback."""
+    return reason.partition("\n")[0].rstrip(":")
+
+
+def reason_by(reference: str, what: str, *arguments: object) -> str | None:
+    """Call a function of a plugin that returns a reason or None; a failure is a reason, too.
+
+    Args:
+        reference: Import string of the function.
+        what: Name of the function for people: "its probe".
+        *arguments: Arguments of the call.
+    """
     try:
-        probe: Callable[[], str | None]
-        probe = import_reference(reference, f"the probe of {part}")  # type: ignore[assignment]
-        return probe()
-    except Exception as error:
-        logger.debug("the probe of %s failed", part, exc_info=True)
-        return f"its probe failed: {type(error).__name__}: {error}"
+        function: Callable[..., object]
+        function = import_reference(reference, what)  # type: ignore[assignment]
+        reason = function(*arguments)
+    except Exception as error:  # noqa: BLE001 - the edge of a plugin; the reason has the traceback
+        return f"{what} failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason
+    return f"{what} returned {reason!r}, not a reason or None"
+
+
+def _start(reference: str) -> Future[str | None]:
+    """Run a probe in a daemon thread, which does not delay the end of the program."""
+    result: Future[str | None] = Future()
+    thread = threading.Thread(
+        target=lambda: result.set_result(reason_by(reference, "its probe")),
+        name="probe",
+        daemon=True,
+    )
+    thread.start()
+    return result

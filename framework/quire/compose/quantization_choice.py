@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.compose.choosing import ASKED_FOR, AUTO, NONE, all_others, check_present, find_offer
 from quire.compose.composition import Choice, Decision, Rejection
+from quire.compose.probes import cause_of
 from quire.errors import RefusedError, UnknownNameError
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.quantization import Quantization, QuantizationCapabilities
@@ -164,7 +165,7 @@ def _lossless_method(
         if reason is None:
             able.append(entry)
         else:
-            rejected.append(Rejection(name, reason))
+            rejected.append(Rejection(name, cause_of(reason)))
     if not able and query.checkpoint_dtype == query.dtype:
         return Decision(None, "auto: the checkpoint's own dtype", tuple(rejected))
     if not able:

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from quire.compose.choosing import ASKED_FOR
-from quire.compose.composition import Choice
+from quire.compose.composition import Choice, Rejection
+from quire.compose.probes import cause_of
 from quire.config import DEFAULT_LOGITS_PROCESSORS, DEFAULT_SAMPLERS
 from quire.errors import RefusedError, SettingsError
 from quire.interfaces.sampling import STAGES, RequestField
@@ -35,10 +36,12 @@ def choose_samplers(
             differently.
     """
     names: dict[str, str] = {}
+    rejected: dict[str, tuple[Rejection, ...]] = {}
     for name in wanted:
         if name == "default":
-            names |= dict.fromkeys(DEFAULT_LOGITS_PROCESSORS, BUILT_IN)
-            names |= _default_sampler(registries, kernels, unavailable)
+            sampler, others = _default_sampler(registries, kernels, unavailable)
+            names |= dict.fromkeys((*DEFAULT_LOGITS_PROCESSORS, sampler), BUILT_IN)
+            rejected[sampler] = others
         else:
             names[name] = ASKED_FOR
     entries = [registries.samplers.entry(name) for name in names]
@@ -63,16 +66,21 @@ def choose_samplers(
             "write `--samplers default NAME` to add NAME to the built-in ones"
         )
     _check_fields(entries)
-    return tuple(Choice("sampler", entry, names[entry.name]) for entry in entries)
+    return tuple(
+        Choice("sampler", entry, names[entry.name], rejected.get(entry.name, ()))
+        for entry in entries
+    )
 
 
 def _default_sampler(
     registries: Registries, kernels: str, unavailable: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the name of quire's sampler for these kernels, or else for torch, and the reason."""
-    name, general = DEFAULT_SAMPLERS[kernels], DEFAULT_SAMPLERS["torch"]
+) -> tuple[str, tuple[Rejection, ...]]:
+    """Return the name of quire's sampler for these kernels, or else for torch."""
+    name = DEFAULT_SAMPLERS[kernels]
     reason = unavailable.get(registries.samplers.entry(name).capabilities.probe)
-    return {name: BUILT_IN} if reason is None else {general: f"{BUILT_IN}; {name}: {reason}"}
+    if reason is None:
+        return name, ()
+    return DEFAULT_SAMPLERS["torch"], (Rejection(name, cause_of(reason)),)
 
 
 def fused_steps(samplers: Sequence[Choice]) -> tuple[int, ...]:

@@ -72,6 +72,9 @@ class AttentionCapabilities:
         probe: Import string of a function without arguments that prepares what the backend runs,
             such as compiled kernels, and returns the reason why this machine cannot run it, or
             None. It runs before the choice is final, in a thread, and must not import torch.
+        refuses: Import string of a function that takes an `AttentionQuery` and returns the reason
+            why the backend does not support such layers, or None: for requirements that the other
+            fields cannot express. It must not import torch.
     """
 
     devices: frozenset[str]
@@ -92,12 +95,14 @@ class AttentionCapabilities:
     min_compute_capability: int | None = None
     needs_native: bool = False
     probe: str | None = None
+    refuses: str | None = None
     default_block_size: int = 16
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if self.probe is not None:
-            check_reference(self.probe, "an attention backend's probe")
+        for name, reference in (("probe", self.probe), ("refuses", self.refuses)):
+            if reference is not None:
+                check_reference(reference, f"an attention backend's {name}")
 
     def refusal(self, query: AttentionQuery) -> str | None:
         """Return the reason why `query` is not supported, or None if it is."""
@@ -239,7 +244,10 @@ class KVBackend(ABC):
         """Build the state that all layers of a shape share.
 
         The choice is final by then: a reason why the backend cannot run here belongs in its
-        capabilities or in its probe, because an error stops the start-up.
+        capabilities, because an error stops the start-up.
+
+        Raises:
+            RefusedError: The backend does not support the shape.
         """
         self.shape = shape
 

@@ -51,19 +51,15 @@ class Worker(ABC):
 
     @abstractmethod
     def load(self) -> WorkerInfo:
-        """Build the model and load its weights.
-
-        Returns:
-            For several workers, the smallest memory of all of them.
-        """
+        """Build the model and load its weights."""
 
     @abstractmethod
     def allocate(self, plan: KVPlan) -> StepRunner:
         """Allocate the KV cache, and prepare for steps.
 
         Returns:
-            The runner of the steps. For several workers, its calls reach each of them, and results
-            are those of rank 0.
+            The runner of the steps, used until `shutdown` is called. For several workers, its calls
+            reach each of them, and results are those of rank 0.
         """
 
     @abstractmethod

@@ -10,9 +10,9 @@ from pathlib import Path
 from quire.compose.checkpoint import Checkpoint, find_checkpoint
 from quire.compose.choosing import ASKED_FOR
 from quire.compose.compose import compose
-from quire.compose.composition import Composition
+from quire.compose.composition import Composition, Rejection
 from quire.compose.kernel_choice import NATIVE_DTYPE
-from quire.compose.probes import run_probes
+from quire.compose.probes import cause_of, run_probes
 from quire.config import Settings
 from quire.frontend.chat.chat_template import ChatTemplate
 from quire.frontend.text.tokenizer import Tokenizer
@@ -20,6 +20,8 @@ from quire.launch.read_ahead import read_ahead
 from quire.native.waiting import wait_asleep
 from quire.plugins.loading import Plugins, load_plugins
 from quire.plugins.registry import Entry
+
+NO_CPU_KERNELS = "compiled CPU kernels are not available, torch operators are used instead: %s"
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +92,7 @@ def log_composition(composition: Composition) -> None:
     if composition.device == "cpu":
         logger.info("decode steps: %s", composition.decode_steps)
     logger.info("weights of linear layers: %s", composition.weights)
-    unavailable_reason = _missing_kernels_reason(composition)
-    if unavailable_reason is not None:
-        logger.warning(
-            "compiled CPU kernels are not available, torch operators are used instead: %s",
-            unavailable_reason,
-        )
+    _warn_of_unavailable(composition)
     for choice in composition.choices:
         logger.info(
             "%s: %s, from %s (%s)", choice.role, choice.name, choice.entry.source, choice.reason
@@ -113,6 +110,28 @@ def _warn_of_duplicates(entry: Entry) -> None:
         " and ".join(map(str, entry.passed_over)),
         " or ".join(map(entry.preference, entry.passed_over)),
     )
+
+
+def _warn_of_unavailable(composition: Composition) -> None:
+    """Log once for each cause which parts cannot run on this machine."""
+    by_cause: dict[str, list[Rejection]] = {}
+    for part in composition.unavailable:
+        by_cause.setdefault(cause_of(part.reason), []).append(part)
+    missing = _missing_kernels_reason(composition)
+    if missing is not None and missing not in by_cause:
+        logger.warning(NO_CPU_KERNELS, missing)
+    for cause, parts in by_cause.items():
+        if cause == missing:
+            logger.warning(NO_CPU_KERNELS, parts[0].reason)
+        else:
+            names = " and ".join(part.name for part in parts)
+            logger.warning(
+                "%s cannot run on this machine, and other parts are used instead: %s",
+                names,
+                parts[0].reason,
+            )
+        for part in parts[1:]:
+            logger.debug("%s cannot run on this machine: %s", part.name, part.reason)
 
 
 def _missing_kernels_reason(composition: Composition) -> str | None:

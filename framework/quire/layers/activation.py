@@ -23,7 +23,7 @@ from quire.native.layer_kernels import cpu_layers, libraries
 GELU_CUBE = 0.044715
 
 
-class GatedActivation(Layer):
+class GatedLinearUnit(Layer):
     """Base of the two activations below."""
 
     is_gelu: ClassVar[bool]  # otherwise SiLU
@@ -57,7 +57,7 @@ class GatedActivation(Layer):
         """Return the activation in new memory."""
 
 
-class SiluAndMul(GatedActivation):
+class SiluAndMul(GatedLinearUnit):
     """SwiGLU (Shazeer, 2020): SiLU of the gate times the up projection."""
 
     is_gelu = False
@@ -69,7 +69,7 @@ class SiluAndMul(GatedActivation):
         return wide.div(wide.neg().exp_().add_(1)).to(gate.dtype)
 
 
-class GeluTanhAndMul(GatedActivation):
+class GeluTanhAndMul(GatedLinearUnit):
     """GeGLU (Shazeer, 2020) with the tanh approximation of the GELU."""
 
     is_gelu = True

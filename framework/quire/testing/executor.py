@@ -71,9 +71,7 @@ class NotingWorker(Worker, StepRunner):
     def load(self) -> WorkerInfo:
         """Return the info of a worker with loaded weights."""
         self._note("load")
-        return WorkerInfo(
-            device="cpu", dtype="float32", weight_bytes=3, available_kv_bytes=100 - self.rank
-        )
+        return WorkerInfo(available_kv_bytes=100 - self.rank)
 
     def allocate(self, plan: KVPlan) -> StepRunner:
         """Note the number of blocks."""

@@ -126,25 +126,11 @@ class ModelRunner(StepRunner):
         self._pending: _Pending | None = None
         self._launched: deque[LaunchedStep] = deque()
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
-        """Apply the changes of a plan to the tables, and launch its forward pass.
-
-        The transfers of a KV store start before it and run beside it.
-        """
+        """Start the transfers of a plan, which run beside it, and launch its forward pass."""
         if self.kv_store is not None:
             self.kv_store.begin_step(plan)
-        errors = self._apply_changes(plan)
-        errors |= self._load_adapters(plan)
-        requests: Sequence[ScheduledRequest] = plan.requests
-        if errors:
-            requests = [request for request in requests if request.slot not in errors]
-        replayed = self._replay_captured(requests)
-        passes = self._forward_isolated(requests, errors) if replayed is None else [replayed]
-        self.tables.note_computed(requests)
-        parts = [part for part, _ in passes if part is not None]
-        prompts = [prompt for _, found in passes for prompt in found]
-        self._pending = _Pending(plan.plan_id, parts, prompts, errors)
+        self._launch(plan)
 
     @torch.inference_mode()
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
@@ -199,6 +185,21 @@ class ModelRunner(StepRunner):
         if self.graphs is not None:
             self.graphs.clear()
         self.graphs = self.cpu_graphs = None
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> None:
+        """Apply the changes of a plan to the tables, and launch its forward pass."""
+        errors = self._apply_changes(plan)
+        errors |= self._load_adapters(plan)
+        requests: Sequence[ScheduledRequest] = plan.requests
+        if errors:
+            requests = [request for request in requests if request.slot not in errors]
+        replayed = self._replay_captured(requests)
+        passes = self._forward_isolated(requests, errors) if replayed is None else [replayed]
+        self.tables.note_computed(requests)
+        parts = [part for part, _ in passes if part is not None]
+        prompts = [prompt for _, found in passes for prompt in found]
+        self._pending = _Pending(plan.plan_id, parts, prompts, errors)
 
     def _apply_changes(self, plan: StepPlan) -> dict[int, ErrorReport]:
         """Update the slot tables, and return the errors of slots that must fail."""

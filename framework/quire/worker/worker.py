@@ -93,9 +93,6 @@ class ModelWorker(Worker):
             held / 1e9,
         )
         return WorkerInfo(
-            device=str(self.device),
-            dtype=self.composition.dtype.value,
-            weight_bytes=held,
             available_kv_bytes=self._cache_bytes(model),
             is_asynchronous=self.device.type == "cuda",
         )

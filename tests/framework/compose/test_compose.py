@@ -844,7 +844,8 @@ def test_the_parts_are_chosen_again_without_those_that_cannot_run(quire_registri
 
     assert without("nothing") == whole
     assert without("gumbel").samplers[-1].name == "categorical"
-    assert without("gumbel").samplers[-1].reason == "built in; cpu_gumbel: no gumbel"
+    assert reasons(without("gumbel").samplers[-1]) == {"cpu_gumbel": "no gumbel"}
+    assert [each.reason for each in without("gumbel").unavailable] == ["no gumbel"]
     assert backend_of(without("gumbel")).name == "cpu"
     other = backend_of(without("cpu_library"))
     assert other.name == "torch_sdpa"

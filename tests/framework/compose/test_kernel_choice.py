@@ -114,11 +114,22 @@ def test_the_usual_sizes():
 
 def graphs(device="cuda", kernels="triton", **options):
     settings = Settings.from_options(options).for_device(device)
-    return choose_cuda_graphs(settings, device, kernels, ())
+    return choose_cuda_graphs(settings, device, Decision(kernels, "asked for"), ())
 
 
 def cpu_graphs(device="cpu", kernels="native", packs=True, **options):
-    return choose_cpu_graphs(Settings.from_options(options), device, kernels, (), packs=packs)
+    settings, chosen = Settings.from_options(options), Decision(kernels, "asked for")
+    return choose_cpu_graphs(settings, device, chosen, (), packs=packs)
+
+
+def test_graphs_are_off_for_the_reason_that_their_kernels_have():
+    fallen = Decision("torch", "there is no g++")
+    assert choose_cpu_graphs(Settings(), "cpu", fallen, (), packs=True).reason == (
+        "torch kernels: there is no g++"
+    )
+    assert choose_cuda_graphs(Settings(), "cuda", fallen, ()).reason == (
+        "none: torch kernels: there is no g++"
+    )
 
 
 def test_sharded_layers_have_no_graphs():

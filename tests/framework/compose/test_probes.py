@@ -11,6 +11,7 @@ from installed import sites
 from native_libraries import failing_library
 
 from quire import LLM, SamplingParams
+from quire.compose import probes
 from quire.compose.probes import run_probes
 from quire.config import Settings
 from quire.errors import PluginError, RefusedError
@@ -107,6 +108,7 @@ def test_a_backend_whose_probe_gives_a_reason_is_not_chosen(site, folder, caplog
     assert first.startswith("attention backend 'acme_first' of plugin acme")
     assert first.endswith("and other parts are used instead: acme has no library\nand says more")
     assert "OSError: no such device" in second
+    assert "Traceback" in second
 
 
 def test_a_named_backend_whose_probe_gives_a_reason_stops_the_start(site, folder):
@@ -138,6 +140,98 @@ def test_probes_run_at_the_same_time():
 
 def test_nothing_to_probe_is_no_reason():
     assert run_probes({}) == {}
+
+
+@pytest.fixture
+def acme(monkeypatch):
+    """Return a function that makes a probe of a function."""
+
+    def probe(function):
+        module = types.ModuleType("acme_probes")
+        module.probe = function
+        monkeypatch.setitem(sys.modules, "acme_probes", module)
+        return "acme_probes:probe"
+
+    return probe
+
+
+@pytest.mark.parametrize("returned", [True, False, "", 5])
+def test_a_probe_that_returns_no_text_is_a_reason(acme, returned):
+    reference = acme(lambda: returned)
+    reason = f"its probe returned {returned!r}, not a reason or None"
+    assert run_probes({reference: "a part"}) == {reference: reason}
+
+
+def test_a_probe_that_cannot_be_imported_is_a_reason():
+    (reason,) = run_probes({"no_such_module:probe": "a part"}).values()
+    assert reason.startswith("its probe failed: PluginLoadError: its probe could not be imported")
+
+
+def test_a_slow_probe_is_named_in_the_log(acme, monkeypatch, caplog):
+    monkeypatch.setattr(probes, "PATIENCE_S", 0.05)
+    ended = threading.Event()
+    reference = acme(lambda: None if ended.wait(20) else "late")
+    threading.Timer(0.5, ended.set).start()
+    with caplog.at_level(logging.INFO):
+        assert run_probes({reference: "the part of acme"}) == {reference: None}
+    assert "waiting for the compilation of the part of acme" in caplog.text
+
+
+def test_an_interrupt_ends_the_wait_for_a_probe(acme, monkeypatch):
+    def interrupt(futures, timeout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probes, "wait", interrupt)
+    ended = threading.Event()
+    reference = acme(lambda: str(ended.wait(20)))
+    with pytest.raises(KeyboardInterrupt):
+        run_probes({reference: "a part"})
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "probe")
+    ended.set()
+
+
+REFUSING = """
+    from quire import hookimpl
+    from quire.interfaces.attention import AttentionCapabilities
+    from quire_attention_backends.torch.torch_sdpa import TorchSDPABackend
+
+    def refuses(query):
+        if query.head_dim % 2 == 0:
+            return f"it serves odd heads, and this one has {query.head_dim} elements"
+
+    class Late(TorchSDPABackend):
+        def __init__(self, shape):
+            from quire.errors import RefusedError
+            raise RefusedError("no even heads")
+
+    @hookimpl
+    def register_attention_backends(registry):
+        def add(name, **more):
+            there = AttentionCapabilities(
+                devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}),
+                kv_dtypes=frozenset({"float32"}), **more,
+            )
+            registry.add(name, "acme:Late", capabilities=there)
+
+        add("odd", priority=1000, refuses="acme:refuses")
+        add("late", priority=-1000)
+"""
+
+
+def test_a_backend_may_refuse_the_layers_of_a_model(site, folder):
+    site.install("acme", REFUSING)
+    _, composition = generate_tokens(folder)
+    (backend,) = composition.attention_backends
+    reasons = {rejection.name: rejection.reason for rejection in backend.rejected}
+    assert reasons["odd"] == "it serves odd heads, and this one has 16 elements"
+    with pytest.raises(RefusedError, match="'odd' cannot serve this model: it serves odd heads"):
+        generate_tokens(folder, attention_backend="odd")
+
+
+def test_a_backend_that_refuses_when_it_is_built_is_named_with_the_way_out(site, folder):
+    site.install("acme", REFUSING)
+    with pytest.raises(RefusedError, match=r"'late' of plugin acme .*: no even .*--attention-bac"):
+        generate_tokens(folder, attention_backend="late")
 
 
 @NEEDS_KERNELS
@@ -201,6 +295,13 @@ def test_without_the_kernels_of_adapters_layers_run_torch_where_adapters_are_ser
         generate_tokens(folder, kernels="native", enable_lora=True)
     assert generate_tokens(folder, enable_lora=True)[1].kernels.value == "torch"
     assert generate_tokens(folder)[1].kernels.value == "native"
+
+
+@NEEDS_KERNELS
+def test_an_installed_part_that_cannot_run_does_not_stop_named_kernels(site, folder):
+    site.install("acme", BACKENDS)
+    _, composition = generate_tokens(folder, kernels="native")
+    assert [choice.name for choice in composition.attention_backends] == ["cpu"]
 
 
 @NEEDS_KERNELS

@@ -9,9 +9,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["What is a plugin?", "What is quire?"]
 
 
-def interrupt_once(executor, verb, call):
-    """Let one call of a verb of the executor be interrupted."""
-    whole, calls = getattr(executor, verb), []
+def interrupt_once(runner, verb, call):
+    """Let one call of a verb of the runner be interrupted."""
+    whole, calls = getattr(runner, verb), []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -19,7 +19,7 @@ def interrupt_once(executor, verb, call):
             raise KeyboardInterrupt
         return whole(*arguments)
 
-    setattr(executor, verb, interrupted)
+    setattr(runner, verb, interrupted)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_after_an_interrupt_the_engine_goes_on(expected, monkeypatch, verb, asyn
     monkeypatch.setattr(EngineCore, "__init__", noted)
     with LLM("demo", async_scheduling=async_scheduling) as llm:
         (core,) = cores
-        interrupt_once(core.executor, verb, call=5)
+        interrupt_once(core.runner, verb, call=5)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY)
         completions = [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]

@@ -30,9 +30,6 @@ class Executor(CountingExecutor, Worker):
     def load(self):
         self.events.append("load")
         return WorkerInfo(
-            device="cpu",
-            dtype="float32",
-            weight_bytes=0,
             available_kv_bytes=self.available_kv_bytes,
             is_asynchronous=self.is_asynchronous,
         )

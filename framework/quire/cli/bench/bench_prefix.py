@@ -42,7 +42,7 @@ class Load(NamedTuple):
     pairs: int
 
 
-class Run(NamedTuple):
+class PrefixRun(NamedTuple):
     """Measurements of one engine with one set of prompts."""
 
     seconds: float  # all prompts, to the end
@@ -157,7 +157,7 @@ class PrefixBench:
             "first_token_ratios": first_token,
         }
 
-    def _pair(self, hit_rate: float, index: int) -> tuple[Run, Run]:
+    def _pair(self, hit_rate: float, index: int) -> tuple[PrefixRun, PrefixRun]:
         """Run both engines with the same new prompts; which one is first alternates."""
         num_common = round(hit_rate * self._load.prompt_len / self._block_size) * self._block_size
         common = self._tokens(num_common)
@@ -167,13 +167,13 @@ class PrefixBench:
         runs = {which: self._run(self._engines[which], common, prompts) for which in order}
         return runs[0], runs[1]
 
-    def _run(self, llm: LLM, common: TokenIds, prompts: list[TokenIds]) -> Run:
+    def _run(self, llm: LLM, common: TokenIds, prompts: list[TokenIds]) -> PrefixRun:
         """Compute the common prefix, then time one prompt alone, and the others together."""
         if common:
             _generate(llm, [common + prompts[0][-1:]], 1)
         first_token_s, _ = _generate(llm, prompts[:1], 1)
         seconds, hit_rate = _generate(llm, prompts[1:], self._load.output_len)
-        return Run(seconds, first_token_s, hit_rate)
+        return PrefixRun(seconds, first_token_s, hit_rate)
 
     def _tokens(self, count: int) -> TokenIds:
         return [self._rng.randrange(self._vocab_size) for _ in range(count)]

@@ -34,7 +34,7 @@ B = TypeVar("B", bound=SamplingBody)
 Part = TypeVar("Part", Delta, CompletionOutput)
 
 
-class Run(Protocol):
+class PreparedRequest(Protocol):
     """One request, ready to run: what its route makes of the completions."""
 
     @property
@@ -52,7 +52,7 @@ async def respond(
     request: Request,
     frontend: AsyncFrontend,
     kind: type[B],
-    prepare: Callable[[Body[B], dict[str, Any]], Awaitable[Run]],
+    prepare: Callable[[Body[B], dict[str, Any]], Awaitable[PreparedRequest]],
 ) -> Response:
     """Read a request, and respond in full or as a stream.
 
@@ -76,7 +76,7 @@ async def respond(
     return EncodedResponse(partial(_full_response, run), headers, release)
 
 
-async def _full_response(run: Run) -> bytes:
+async def _full_response(run: PreparedRequest) -> bytes:
     outputs = await run.generation.outputs()
     return await in_thread_if(run.generation.is_large, partial(run.whole, outputs))
 

@@ -20,7 +20,7 @@ from quire.testing.kv_backend.pool_sizes import DTYPES, Padding
 CONTEXT = 192  # tokens that one row of the block table can cover
 
 
-class CapturedStep:
+class CapturedAttentionStep:
     """Fixed buffers of a step, and the captured launches over them.
 
     Args:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.captured_step import CapturedAttentionStep
 from quire.testing.kv_backend.kv_backend_checks import KVBackendChecks, Scene, assert_close
 from quire.testing.kv_backend.kv_backend_scene import KVBackendScene
 from quire.testing.kv_backend.pool_sizes import Padding, PoolSizes
@@ -189,7 +189,7 @@ class KVBackendContract(KVBackendChecks[Scene]):
         numbers = [scene.add(length + 8) for length in lengths]
         self._check(scene, scene.step(list(zip(numbers, lengths, strict=True))))
         a, b, c, d = numbers
-        step = CapturedStep(scene, NUM_REQUESTS, NUM_REQUESTS)
+        step = CapturedAttentionStep(scene, NUM_REQUESTS, NUM_REQUESTS)
         self._check(scene, step.step([(a, 1), (b, 1), (c, 1), (d, 1)]))
         self._check(scene, step.step([(c, 1), (a, 1)]))
         num_late = self.num_captured_tokens + 30
@@ -203,7 +203,7 @@ class KVBackendContract(KVBackendChecks[Scene]):
         scene = self._scene(captured_whole)
         num_tokens = self.num_captured_tokens
         a, b, c = (scene.add(num_tokens + 5) for _ in range(3))
-        step = CapturedStep(scene, NUM_REQUESTS, num_tokens)
+        step = CapturedAttentionStep(scene, NUM_REQUESTS, num_tokens)
         self._check(scene, step.step([(a, num_tokens // 4), (b, num_tokens // 2), (c, 3)]))
         self._check(scene, step.step([(c, 1), (b, 1), (a, 1)]))
         self._check(scene, step.step([(c, num_tokens)]))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.compose.composition import Choice, Composition
 from quire.config import Settings
-from quire.errors import PluginLoadError
+from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import AttentionShape, KVBackend
 from quire.interfaces.kv_cache import KVCacheSpec, KVGroup, KVPlan
 from quire.interfaces.model import Model
@@ -102,7 +102,8 @@ class LayerBinding:
             )
             key = (backend_class, shape)
             if key not in bound:
-                bound[key] = (num_backends + len(bound), backend_class(shape))
+                backend = self._build(backend_class, shape, spec)
+                bound[key] = (num_backends + len(bound), backend)
             backend_index, backend = bound[key]
             pages = _own_pages(memory[name], spec)
             backend_name = str(self._composition.attention_backend_of(spec.layer))
@@ -113,6 +114,23 @@ class LayerBinding:
                 backend_name,
             )
         return [backend for _, backend in bound.values()]
+
+    def _build(
+        self, backend_class: type[KVBackend], shape: AttentionShape, spec: KVCacheSpec
+    ) -> KVBackend:
+        """Build a backend.
+
+        Raises:
+            RefusedError: It does not support the shape; the message names the backend.
+        """
+        try:
+            return backend_class(shape)
+        except RefusedError as error:
+            choice = self._composition.attention_backend_of(spec.layer)
+            raise RefusedError(
+                f"{choice} refuses the layers of this model: {error}; choose another one with "
+                "--attention-backend (its plugin should declare this in its capabilities)"
+            ) from error
 
     def _backend_class(self, layer: CachingLayer[Any], spec: KVCacheSpec) -> type[KVBackend]:
         """Return the class of the backend that was chosen for a layer.

@@ -9,7 +9,7 @@ from device_attention import DEVICE_ATTENTION, DeviceAttention
 from quire.testing.attention.attention_contract import AttentionBackendContract
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import SceneSizes
-from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.captured_step import CapturedAttentionStep
 
 SIZES = SceneSizes(head_dim=32)
 SINGLE = "test_a_captured_step_of_single_tokens_is_replayed"
@@ -130,7 +130,7 @@ def test_a_step_of_any_tokens_is_more_than_one_of_single_tokens():
 def test_the_buffers_of_a_captured_step_stay_where_they_are():
     scene = AttentionScene(DeviceAttention, SIZES)
     number = scene.add(9)
-    step = CapturedStep(scene, 4, 4)
+    step = CapturedAttentionStep(scene, 4, 4)
     before = step._layout.block_table.data_ptr()
     for _ in range(2):
         step.step([(number, 1)])
@@ -138,4 +138,4 @@ def test_the_buffers_of_a_captured_step_stay_where_they_are():
     assert step._layout.seq_lens.tolist() == [2, 0, 0, 0]
     assert step._layout.query_start.tolist() == [0, 1, 1, 1, 1]
     assert step._layout.max_query_len == 1
-    assert CapturedStep(scene, 4, 9)._layout.max_query_len == 9
+    assert CapturedAttentionStep(scene, 4, 9)._layout.max_query_len == 9

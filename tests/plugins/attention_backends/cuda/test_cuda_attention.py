@@ -17,7 +17,7 @@ from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_sizes import SceneSizes
 from quire.testing.attention.attention_truth import reference_attention
-from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.captured_step import CapturedAttentionStep
 from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.cuda.cuda_attention import CudaBackend
 from quire_attention_backends.cuda.cuda_decode import DecodeVariant
@@ -175,7 +175,7 @@ class TestPadding:
 
     def test_a_replayed_step_splits_by_its_new_lengths(self):
         scene, (a, b, c) = filled(EmulatedBackend, SceneSizes(), (150, 40, 5), num_more=8)
-        step = CapturedStep(scene, 4, 4)
+        step = CapturedAttentionStep(scene, 4, 4)
         check(step.step([(b, 1), (c, 1)]))
         check(step.step([(a, 1), (b, 1), (c, 1)]))
         check(step.step([(c, 1)]))

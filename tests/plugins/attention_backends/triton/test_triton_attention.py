@@ -15,7 +15,7 @@ from quire.plugins.loading import load_plugins
 from quire.testing.attention import AttentionBackendContract
 from quire.testing.attention.attention_scene import AttentionScene
 from quire.testing.attention.attention_sizes import ROTARY_TOLERANCES, SceneSizes
-from quire.testing.kv_backend.captured_step import CapturedStep
+from quire.testing.kv_backend.captured_step import CapturedAttentionStep
 from quire.testing.kv_backend.pool_sizes import Padding
 from quire_attention_backends.shared import split_plan
 from quire_attention_backends.shared.attention_bounds import AttentionBounds
@@ -164,7 +164,7 @@ def test_prompts_have_as_many_programs_as_query_blocks_where_the_host_knows_the_
 
 def test_a_replayed_step_splits_by_its_new_lengths():
     scene, (a, b, c) = filled([170, 40, 5], num_more=8)
-    step = CapturedStep(scene, 4, 4)
+    step = CapturedAttentionStep(scene, 4, 4)
     check(step.step([(b, 1), (c, 1)]))
     lone = scene.add(60)
     check(step.step([(lone, 1), (a, 1), (c, 1)]))
@@ -277,7 +277,7 @@ def test_small_values_of_int8_caches_keep_their_digits_in_float16():
 def test_a_step_of_padding_alone_is_no_work_and_writes_to_the_null_block_only():
     """As a step is captured, before any request is there."""
     scene, numbers = filled([5, 40])
-    step = CapturedStep(scene, 4, 4)
+    step = CapturedAttentionStep(scene, 4, 4)
     q, k, v = (torch.ones_like(heads) for heads in step._rows)
     before = scene.raw.clone()
     metadata = scene.backend.prepare(step._layout)
