@@ -28,7 +28,8 @@ def choose_kernels(wanted: str, machine: Machine, device: str, dtype: str) -> De
     if is_native:
         reason = _native_unavailable_reason(machine, device, dtype)
     if reason is None:
-        return Decision(best, ASKED_FOR if wanted == best else "auto: they can run here")
+        supported = f"auto: this {'processor' if is_native else 'GPU'} supports them"
+        return Decision(best, ASKED_FOR if wanted == best else supported)
     if wanted == AUTO:
         return Decision("torch", reason)
     way_out = "--kernels torch"

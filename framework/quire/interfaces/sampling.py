@@ -154,9 +154,9 @@ class SamplerStep(ABC):
     def is_neutral(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the step leaves logits unchanged for a request with these values.
 
-        Called on the host once per request, but for a request that the sampler finds greedy only of
-        steps that may change the most likely token. If all rows of a batch are neutral, the step
-        is skipped.
+        Called on the host once per request. Of a request that is neutral to the sampler, only steps
+        that may change the most likely token are asked. A step is skipped if all rows of a batch
+        are neutral to it.
         """
 
 

@@ -127,8 +127,13 @@ class NativeLibrary:
         except OSError as error:
             kept.unlink(missing_ok=True)
             library = _load_uncached(code, compiler)
-            what = f"compiled kernels are not cached, as they cannot be loaded from {kept.parent}"
-            _warn_once(what, _loader_message(error, kept))
+            reason = _loader_message(error, kept)
+            if _LOGGED.is_new(reason):
+                logger.warning(
+                    "compiled kernels are not cached, as they cannot be loaded from %s: %s",
+                    kept.parent,
+                    reason,
+                )
             return library
 
     def _declare_functions(self, library: ctypes.CDLL) -> ctypes.CDLL:
@@ -181,19 +186,6 @@ def _load_uncached(code: bytes, compiler: CppCompiler) -> ctypes.CDLL:
 def _loader_message(error: OSError, path: Path) -> str:
     """Return the loader's message without the library's path, which differs between libraries."""
     return str(error).removeprefix(f"{path}: ")
-
-
-def _warn_once(what: str, reason: str) -> None:
-    """Log a warning for a reason's first occurrence, and an info line for the others.
-
-    Reasons are compared by their first lines: a compiler's output below names its source.
-    """
-    cause = reason.partition("\n")[0]
-    if _LOGGED.is_new(cause):
-        logger.warning("%s: %s", what, reason)
-    else:
-        logger.info("%s, too: %s (as above)", what, cause.rstrip(":"))
-        logger.debug("%s: %s", what, reason)
 
 
 _LOGGED = LoggedReasons()

@@ -1,4 +1,4 @@
-"""Whether code imports torch, found out in a fresh Python process."""
+"""Imports of torch by code that must not import it, found in a fresh Python process."""
 
 import os
 import subprocess

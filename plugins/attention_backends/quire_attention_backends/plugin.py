@@ -79,6 +79,7 @@ def register_attention_backends(registry: Registrar[type[KVBackend]]) -> None:
             sinks=True,
             graphs="full",
             min_compute_capability=80,
+            probe="quire_attention_backends.cuda.cuda_compiler:unavailable_reason",
             priority=10,  # below triton, because it is not measured yet
         ),
     )

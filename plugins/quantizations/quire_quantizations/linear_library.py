@@ -3,10 +3,12 @@
 import ctypes
 from pathlib import Path
 
+from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
 from quire.native.library import NativeLibrary
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
+DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # required by products of pairs
 SOURCE = Path(__file__).with_name("linear.cpp")
 FUNCTIONS = {
     # weight, x, bias, out, rows
@@ -19,6 +21,18 @@ FUNCTIONS = {
     "rows": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),
 }
 LIBRARY = NativeLibrary("packed linear layers", SOURCE, FUNCTIONS, repeats=True)
+
+
+def dot_unavailable_reason() -> str | None:
+    """Return why products of pairs cannot run on this processor: the probe of bf16_dot."""
+    chosen = here()
+    name = chosen.name if isinstance(chosen, InstructionSet) else chosen
+    if DOT_FLAG in cpu_flags() and name == DOT_SET:
+        return LIBRARY.unavailable_reason()
+    return (
+        f"it needs a processor that reports {DOT_FLAG}, and kernels for {DOT_SET} (they are for: "
+        f"{name}); bf16 stores the same weights and runs on any processor"
+    )
 
 
 class WeightStruct(ctypes.Structure):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from quire.errors import RefusedError, SettingsError
+from quire.errors import SettingsError
 from quire.interfaces.quantization import LinearMethod, Quantization
-from quire.machine.instruction_sets import InstructionSet, cpu_flags, here
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8, Format
 from quire_quantizations.packed_linear import PackedLinear
 from quire_quantizations.packed_memory import PackedMemory
 
 HEAD = "lm_head"
-DOT_SET, DOT_FLAG = "avx512", "avx512_bf16"  # required by products of pairs
 
 
 class PackedWeights(Quantization):
@@ -72,23 +70,6 @@ class BFloat16Products(PackedWeights):
     """
 
     weight_format = head = BFLOAT16_DOT
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> PackedWeights:
-        """Return the method, which takes no options.
-
-        Raises:
-            RefusedError: This processor has no such instruction, or must not use it.
-            SettingsError: There are options.
-        """
-        chosen = here()
-        name = chosen.name if isinstance(chosen, InstructionSet) else chosen
-        if DOT_FLAG not in cpu_flags() or name != DOT_SET:
-            raise RefusedError(
-                f"bf16_dot needs a processor that reports {DOT_FLAG}, and kernels for {DOT_SET} "
-                f"(they are for: {name}); bf16 stores the same weights and runs on any processor"
-            )
-        return super().from_config(config)
 
 
 class Float32Weights(PackedWeights):

@@ -40,7 +40,10 @@ def register_quantizations(registry: Registrar[type[Quantization]]) -> None:
     registry.add(
         "bf16_dot",
         "quire_quantizations.methods:BFloat16Products",
-        capabilities=_packed(weight_bits=16),
+        capabilities=_packed(
+            weight_bits=16,
+            probe="quire_quantizations.linear_library:dot_unavailable_reason",
+        ),
     )
     registry.add(
         "int8",

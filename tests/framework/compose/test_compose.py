@@ -601,7 +601,7 @@ def test_the_log_says_what_runs_and_in_what(caplog):
     caplog.set_level("INFO", "quire")
     log_composition(composed(machine=GPU, kv_cache_dtype="bfloat16", enforce_eager=True))
     line = (
-        "kernels: triton (auto: they can run here); KV cache in bfloat16; "
+        "kernels: triton (auto: this GPU supports them); KV cache in bfloat16; "
         "CUDA graphs: none: --enforce-eager"
     )
     assert line in caplog.messages

@@ -10,7 +10,7 @@ from quire.machine.instruction_sets import cpu_flags
 from quire.native.availability import native_unavailable_reason
 from quire_quantizations import linear_library as library
 from quire_quantizations.formats import BFLOAT16, BFLOAT16_DOT, FLOAT32, INT4, INT8
-from quire_quantizations.methods import DOT_FLAG
+from quire_quantizations.linear_library import DOT_FLAG
 from quire_quantizations.packed_weight import PackedWeight
 
 FORMATS = {"float32": FLOAT32, "bf16": BFLOAT16, "int8": INT8, "int4": INT4}

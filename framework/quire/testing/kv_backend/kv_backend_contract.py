@@ -14,6 +14,7 @@ from quire.testing.kv_backend.captured_step import CapturedAttentionStep
 from quire.testing.kv_backend.kv_backend_checks import KVBackendChecks, Scene, assert_close
 from quire.testing.kv_backend.kv_backend_scene import KVBackendScene
 from quire.testing.kv_backend.pool_sizes import Padding, PoolSizes
+from quire.testing.probes import check_probe
 
 NUM_REQUESTS = 6  # in a captured step
 SAME = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # tolerance for another sum order
@@ -52,6 +53,10 @@ class KVBackendContract(KVBackendChecks[Scene]):
         numbers = [scene.add(30), scene.add(9)]
         self._check(scene, scene.step([(numbers[0], 29), (numbers[1], 8)]))
         self._check(scene, scene.step([(number, 1) for number in numbers]))
+
+    def test_the_probe_returns_a_reason_or_none(self) -> None:
+        """It is called in a fresh process, and must not import torch."""
+        check_probe(self.capabilities.probe)
 
     def test_a_prompt_in_chunks_equals_the_whole(self, chunk: int) -> None:
         """Run chunked prefill: a chunk attends to the KV of earlier chunks."""

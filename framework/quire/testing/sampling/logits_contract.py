@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from quire.interfaces.sampling import LogitsProcessor, SampledRows, SamplerCapabilities
+from quire.testing.probes import check_probe
 from quire.testing.sampling.no_waiting import (
     META,
     run_without_data,
@@ -64,6 +65,10 @@ class LogitsProcessorContract:
     histories: ClassVar[Sequence[History]] = ()
     vocab_size: ClassVar[int] = 50
     device: ClassVar[str] = "cpu"
+
+    def test_the_probe_returns_a_reason_or_none(self) -> None:
+        """It is called in a fresh process, and must not import torch."""
+        check_probe(self.capabilities.probe)
 
     def test_neutral_fields_are_called_neutral(self) -> None:
         """`is_neutral` is true of the neutral fields and false of the active examples."""

@@ -95,6 +95,15 @@ def find_compiler() -> Compiler:
     )
 
 
+def unavailable_reason() -> str | None:
+    """Return why nothing can be compiled on this machine: the probe of the backend."""
+    try:
+        find_compiler()
+    except PluginLoadError as error:
+        return str(error)
+    return None
+
+
 def nvrtc_candidates() -> Iterator[str]:
     """Yield candidate paths of NVRTC: installed packages, CUDA_HOME, the system's library path."""
     spec = importlib.util.find_spec("nvidia")  # the namespace package of NVIDIA's wheels

@@ -1,5 +1,6 @@
 """Logits-processor conformance kit: every check rejects a broken step, and right ones pass."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -261,6 +262,7 @@ PROOFS = [
 ]
 WAITING = [Waits, WaitsWhereTheHostKnows, WaitsWhereTheHostKnowsNothing]
 LAST = "nothing_waits_for_the_device"
+PROBE = "the_probe_returns_a_reason_or_none"
 
 
 @pytest.mark.parametrize(("step", "test", "reason"), PROOFS)
@@ -276,9 +278,17 @@ def test_a_step_that_waits_is_rejected(step):
         getattr(shift_contract(step), f"test_{LAST}")()
 
 
+def test_a_probe_that_imports_torch_fails():
+    class WithTorch(LogitsProcessorContract):
+        capabilities = replace(DRY, probe="torch.cuda:is_available")
+
+    with pytest.raises(AssertionError, match="a probe returns a reason or None"):
+        getattr(WithTorch(), f"test_{PROBE}")()
+
+
 def test_each_test_of_the_kit_has_a_step_that_fails_it():
     tests = {name for name in dir(LogitsProcessorContract) if name.startswith("test_")}
-    assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST)}
+    assert tests == {f"test_{test}" for test in (*(test for _, test, _ in PROOFS), LAST, PROBE)}
 
 
 def test_a_step_reads_the_histories_of_the_test():

@@ -328,6 +328,7 @@ FUSED_PROOFS = [
     ),
 ]
 WAITS, FUSED_WAITS = "nothing_waits_for_the_device", "fused_sampling_does_not_wait_for_the_device"
+PROBE = "the_probe_returns_a_reason_or_none"
 
 
 @pytest.mark.parametrize(("step", "test", "arguments", "reason"), PROOFS)
@@ -360,10 +361,18 @@ def test_fused_sampling_that_waits_is_rejected():
         getattr(fused_contract(FusesAndWaits), f"test_{FUSED_WAITS}")()
 
 
+def test_a_probe_that_imports_torch_fails():
+    class WithTorch(SamplerContract):
+        capabilities = replace(SAMPLE, probe="torch.cuda:is_available")
+
+    with pytest.raises(AssertionError, match="a probe returns a reason or None"):
+        getattr(WithTorch(), f"test_{PROBE}")()
+
+
 def test_each_test_of_the_kits_has_a_sampler_that_fails_it():
     tests = {name for name in dir(FusedSamplerContract) if name.startswith("test_")}
     proven = {proof[1] for proof in (*PROOFS, *FUSED_PROOFS)}
-    proven |= {FUSED_MATTERS, WAITS, FUSED_WAITS}
+    proven |= {FUSED_MATTERS, WAITS, FUSED_WAITS, PROBE}
     assert tests == {f"test_{test}" for test in proven}
     assert {lost for _, lost in SUMS} == set(VARIED)
 

@@ -14,6 +14,7 @@ from quire.compose.memory_profile import GRAPH_BYTES, least_cache_bytes
 from quire.config import Settings
 from quire.errors import CapacityError
 from quire.interfaces.attention import AttentionBackend
+from quire.interfaces.model import ForwardBatch
 from quire.launch.composing import compose_engine
 from quire.launch.profile_estimate import estimate_profile
 from quire.layers import SingleDevice
@@ -83,7 +84,7 @@ def test_the_step_runs_through_every_model(tmp_path, architecture, enable_lora):
     assert len(layers) == len(model.composition.description.kv_layers)
     assert all(layer.backend_index == -1 for layer in layers), "unbound again"
     with pytest.raises(RuntimeError, match="before bind"):
-        layers[0]._bound()
+        layers[0]._bound(ForwardBatch(attention=[]))
 
 
 @NEEDS_COMPILER
