@@ -82,7 +82,8 @@ def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
 
         chosen = llm.composition
         parts = {choice.role: choice.name for choice in chosen.choices}
-        parts |= {"kernels": chosen.kernels, "dtype": chosen.dtype, "kv_dtype": chosen.kv_dtype}
+        values = {"kernels": chosen.kernels.value, "dtype": chosen.dtype.value}
+        parts |= values | {"kv_dtype": chosen.kv_dtype}
         found = instruction_sets.here()
         name = found if isinstance(found, str) else found.name
         return generate, {"parts": parts, "instruction_set": name}
