@@ -208,9 +208,9 @@ def test_an_engine_is_stopped_while_others_run_and_reports_its_errors(benchmark,
     processes, comparisons = benchmark("engine_process"), benchmark("comparisons")
     files = benchmark("checkpoint_files")
     files.write(tmp_path, files.TINY)
-    way = processes.Configuration("quire", "tiny", {"kernels": "torch", "threads": 1})
+    configuration = processes.Configuration("quire", "tiny", {"kernels": "torch", "threads": 1})
     prompts = [[5, 6, 7], [8, 9]]
-    with processes.EngineProcess(way, sys.executable, "native") as process:
+    with processes.EngineProcess(configuration, sys.executable, "native") as process:
         with pytest.raises(processes.EngineFailedError, match="no model was loaded"):
             process.run(prompts, 2, 1, comparisons.RUN_S)
         loaded = process.load(tmp_path, comparisons.LOAD_S)
@@ -282,14 +282,16 @@ def tried(benchmark, tmp_path):
             processes.Configuration("transformers", name, {"seconds": seconds, **more})
             for name, seconds, more in each
         ]
-        variants = tuple(lambda _best, way=way: way for way in made)
+        variants = tuple(
+            lambda _best, configuration=configuration: configuration for configuration in made
+        )
         peer = comparisons.Peer(
             "transformers", "its name", configurations.Candidates(variants, {}), (), trial_s
         )
         trials = benchmark("trials").Trials(peer, comparison, bench, tmp_path)
         for _ in trials.run():
             pass
-        best = {way.name for way in trials.best.values()}
+        best = {configuration.name for configuration in trials.best.values()}
         return best, {record["name"]: record for record in trials.records}
 
     return run
