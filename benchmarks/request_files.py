@@ -3,11 +3,13 @@
     python benchmarks/request_files.py [MODEL] [--functions] [--json]
 
 It serves a model in this process over HTTP, sends the same request a few times, and then counts the
-source files in which a Python function is called, in every thread, from the first byte to the last.
+source files in which a Python function is called, in every thread, from the first byte until the
+server has no request in flight.
 A file of this repository counts once, however many of its functions run: functions, generators,
 coroutines and module bodies written in it. C functions, code generated at run time (such as
-the `__init__` of a dataclass) and other processes do not count. Of several requests the files that
-all of them run through count: others belong to what happens now and then, such as health checks.
+the `__init__` of a dataclass) and other processes do not count. The figure is the number of files
+that each of several requests runs through. Those that only some of them run through belong to what
+happens now and then, such as health checks; the number of all files is printed as well.
 """
 
 import argparse
@@ -22,12 +24,15 @@ from typing import Any
 
 import httpx
 
+Calls = dict[str, dict[str, int]]  # file -> function -> number of calls
+
 BODY = {
     "messages": [{"role": "user", "content": "What is quire?"}],
     "max_tokens": 16,
     "temperature": 0,
 }
 NUM_WARM, NUM_MEASURED = 3, 3
+IDLE_S = 30
 ROOT = Path(__file__).parents[1]
 
 
@@ -48,17 +53,17 @@ class CalledFunctions:
         if self.is_on and event == "call":
             self.calls[frame.f_code.co_filename, frame.f_code.co_qualname] += 1
 
-    def ours(self) -> dict[str, dict[str, int]]:
+    def ours(self) -> Calls:
         """Return the number of calls of each function, by file of this repository."""
-        found: dict[str, dict[str, int]] = {}
+        found: Calls = {}
         for (name, function), count in sorted(self.calls.items()):
             if name.startswith(f"{ROOT}/") and "/.venv/" not in name:
                 found.setdefault(str(Path(name).relative_to(ROOT)), {})[function] = count
         return {name: calls for name, calls in found.items() if not name.startswith("benchmarks/")}
 
 
-def measure(model: str) -> dict[str, dict[str, int]]:
-    """Return the number of calls of each function in one of several requests, by file."""
+def measure(model: str) -> list[Calls]:
+    """Return the calls of each of several requests."""
     called = CalledFunctions()
     called.install()
     from quire.config import ServerSettings, Settings
@@ -82,23 +87,30 @@ def measure(model: str) -> dict[str, dict[str, int]]:
         with httpx.Client(base_url=address[0], timeout=120) as client:
             for _ in range(NUM_WARM):
                 client.post("/v1/chat/completions", json=BODY).raise_for_status()
-            measured = [_one_request(client, called) for _ in range(NUM_MEASURED)]
+            return [_one_request(client, server, called) for _ in range(NUM_MEASURED)]
     finally:
         server.stop()
         thread.join()
-    last = measured[-1]
-    return {name: last[name] for name in last if all(name in each for each in measured)}
 
 
-def _one_request(client: httpx.Client, called: CalledFunctions) -> dict[str, dict[str, int]]:
-    """Return the number of calls of each function, by file, for one request."""
-    time.sleep(0.2)  # what the last request leaves behind is over; before the next health check
+def _one_request(client: httpx.Client, server: Any, called: CalledFunctions) -> Calls:
+    """Return the calls of one request."""
+    _wait_until_idle(server)
     called.calls.clear()
     called.is_on = True
     response = client.post("/v1/chat/completions", json=BODY)
+    _wait_until_idle(server)  # the client has the last byte before the server's functions return
     called.is_on = False
     response.raise_for_status()
     return called.ours()
+
+
+def _wait_until_idle(server: Any) -> None:
+    end = time.monotonic() + IDLE_S
+    while server._lifecycle.num_in_flight:
+        if time.monotonic() > end:
+            raise RuntimeError(f"a request is in flight {IDLE_S} s after its response")
+        time.sleep(0.001)
 
 
 def _run(server: Any) -> None:
@@ -118,18 +130,23 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    functions = measure(arguments.model)
+    measured = measure(arguments.model)
+    files = set.intersection(*map(set, measured))
+    others = sorted(set.union(*map(set, measured)) - files)
+    functions = {name: calls for name, calls in measured[-1].items() if name in files}
     totals = {name: sum(calls.values()) for name, calls in functions.items()}
     if arguments.json:
         calls = functions if arguments.functions else totals
-        print(json.dumps({"num_files": len(totals), "calls": calls}, indent=2))
+        print(json.dumps({"num_files": len(files), "others": others, "calls": calls}, indent=2))
         return
     for name, total in totals.items():
         print(f"{total:6}  {name}")
         if arguments.functions:
             for function, count in functions[name].items():
                 print(f"{count:14}  {function}")
-    print(f"{len(totals)} files")
+    for name in others:
+        print(f"        {name} (not in every request)")
+    print(f"{len(files)} files in every request, {len(files) + len(others)} in any")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/scheduler_peers.py quire|vllm '{"num_running": 128, ...}'
 
 It lets the requests begin, and then runs a round of decode steps whenever its parent sends a line;
-the answer is the CPU seconds of one step. The results of the workers are prepared in advance.
+the reply is the CPU seconds of one step. The results of the workers are prepared in advance.
 """
 
 import gc
@@ -43,7 +43,7 @@ def main() -> None:
     os.sched_setaffinity(0, {scene["core"]})
     step = ENGINES[sys.argv[1]](scene)
     gc.collect()
-    gc.freeze()  # as an engine does that is about to serve: its start is not looked at again
+    gc.freeze()  # as an engine does before it serves: objects of its start are not collected again
     print("ready", file=replies, flush=True)
     for _ in sys.stdin:
         print(json.dumps(cost_of_step(step)), file=replies, flush=True)

@@ -6,7 +6,8 @@ A weight is multiplied with rows of float32. Copies of it are used in turn, toge
 is more than most caches have, as in the layers of a model. The limit of a product is the longer of
 two times: to read its weight (the bytes in memory, scales included) and to compute its
 multiplications, at the float32 peak also where pairs of bfloat16 are multiplied. Every figure is
-the best of many runs; the machine's rates are measured again just before every weight.
+the best of many runs; the machine's rates are measured again just before every weight. A record
+has the name of its kernel as `way`: the committed results have this key.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def measure(
     found = []
     with torch.inference_mode():
         for inputs, outputs in sizes:
-            for way in (*filter(_can_serve, METHODS), *STOCK):
-                found += _of_weight(way, inputs, outputs, rows, seconds)
+            for kernel in (*filter(_can_serve, METHODS), *STOCK):
+                found += _of_weight(kernel, inputs, outputs, rows, seconds)
     return found
 
 
@@ -91,20 +92,20 @@ def _can_serve(method: str) -> bool:
 
 
 def _of_weight(
-    way: str, inputs: int, outputs: int, rows: tuple[int, ...], seconds: float
+    kernel: str, inputs: int, outputs: int, rows: tuple[int, ...], seconds: float
 ) -> Iterator[dict[str, Any]]:
-    first = _weight(way, inputs, outputs)
+    first = _weight(kernel, inputs, outputs)
     num_copies = 1 + CYCLE_BYTES // first.num_bytes
-    others = [_weight(way, inputs, outputs) for _ in range(num_copies - 1)]
+    others = [_weight(kernel, inputs, outputs) for _ in range(num_copies - 1)]
     machine = measure_machine(seconds=seconds)
     for count in rows:
         flops = 2 * count * inputs * outputs
         if flops > MAX_FLOPS:
             continue
-        elapsed = _best(way, [first, *others], count, inputs, seconds)
+        elapsed = _best(kernel, [first, *others], count, inputs, seconds)
         reading, computing = first.num_bytes / machine.bytes_per_s, flops / machine.flops
         yield {
-            "way": way,
+            "way": kernel,
             "inputs": inputs,
             "outputs": outputs,
             "rows": count,
@@ -118,20 +119,20 @@ def _of_weight(
         }
 
 
-def _best(way: str, weights: list[Weight], count: int, inputs: int, seconds: float) -> float:
-    x = torch.randn(count, inputs, dtype=torch.bfloat16 if way == "F.linear bf16" else FLOAT32)
+def _best(kernel: str, weights: list[Weight], count: int, inputs: int, seconds: float) -> float:
+    x = torch.randn(count, inputs, dtype=torch.bfloat16 if kernel == "F.linear bf16" else FLOAT32)
     turn = itertools.cycle(weights)
     return best_time(lambda: next(turn).product(x), seconds, at_least=3)
 
 
-def _weight(way: str, inputs: int, outputs: int) -> Weight:
+def _weight(kernel: str, inputs: int, outputs: int) -> Weight:
     dense = torch.randn(outputs, inputs, dtype=torch.bfloat16).float()
-    if way == "F.linear bf16":
+    if kernel == "F.linear bf16":
         dense = dense.bfloat16()
-    if way.startswith("F.linear"):
+    if kernel.startswith("F.linear"):
         return Weight(lambda x: linear(x, dense), dense.nbytes)
-    if way in METHODS:
-        method = REGISTRIES.quantizations.get(way).from_config({}).linear_method("layer")
+    if kernel in METHODS:
+        method = REGISTRIES.quantizations.get(kernel).from_config({}).linear_method("layer")
     else:
         method = Prepacked(FLOAT32, CPU)
     return _of_method(method, dense)

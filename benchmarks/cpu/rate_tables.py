@@ -1,4 +1,7 @@
-"""Rates of quire's kernels as Markdown: a row for each load, and how many reach the aims."""
+"""Rates of quire's kernels as Markdown: a row for each load, and how many reach the aims.
+
+The key `way` of a record of linear layers is the name of its kernel.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ PAIRS = "bf16_dot"
 
 
 def linear_table(records: Sequence[Record]) -> str:
-    """Return a row for each weight and way: microseconds, and the fraction of the nearer limit."""
+    """Return a row for each weight and kernel: microseconds, and the share of the nearer limit."""
     rows = sorted({record["rows"] for record in records})
     head = ["weight", "kernel", *(f"{count} rows" for count in rows)]
     lines = []
-    for (inputs, outputs, way), of_weight in itertools.groupby(records, _weight_of):
+    for (inputs, outputs, kernel), of_weight in itertools.groupby(records, _weight_of):
         cells = {record["rows"]: _linear_cell(record) for record in of_weight}
-        lines.append([f"{inputs} x {outputs}", way, *(cells.get(count, "") for count in rows)])
+        lines.append([f"{inputs} x {outputs}", kernel, *(cells.get(count, "") for count in rows)])
     return "\n".join(markdown_lines(head, lines)) + "\n"
 
 

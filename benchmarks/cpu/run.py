@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from contests import Bench
+from comparisons import Bench
 from drawing import draw
 from engine_process import LIMITS, clean_environment
 from machine_facts import describe

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import TINY, make_checkpoint
+from comparisons import LOAD_S, Bench, comparisons
 from configurations import QUIRE, vllm_configuration
-from contests import LOAD_S, Bench, contests
 from engine_process import (
     Configuration,
     EngineFailedError,
@@ -25,7 +25,7 @@ from engine_process import (
     environment,
     without_paths,
 )
-from race import Replaced, run_contest
+from rounds import Replaced, run_comparison
 from trials import log_progress
 
 HERE = Path(__file__).parent
@@ -126,9 +126,9 @@ def served(bench: Bench) -> Iterator[dict[str, Any]]:
 
 STAGES: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
     "machine": machine,
-    "qwen3-0.6b": lambda bench: run_contest(contests(bench)["qwen3-0.6b"], bench),
-    "single": lambda bench: run_contest(contests(bench)["single"], bench),
-    "5m": lambda bench: run_contest(contests(bench)["5m"], bench),
+    "qwen3-0.6b": lambda bench: run_comparison(comparisons(bench)["qwen3-0.6b"], bench),
+    "single": lambda bench: run_comparison(comparisons(bench)["single"], bench),
+    "5m": lambda bench: run_comparison(comparisons(bench)["5m"], bench),
     "start": start,
     "load": served,
 }

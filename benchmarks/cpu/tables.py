@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contests import Bench, Rival, contests
+from comparisons import Bench, Peer, comparisons
 from engine_process import Configuration
 from rate_tables import TABLES
 
@@ -116,33 +116,31 @@ def _limits(stage: Mapping[str, Any]) -> str:
 def _ratios(stages: Mapping[str, Any]) -> str:
     head = ["load", "quire", "compared with", "figure", "quire tok/s", "peer tok/s", "ratio"]
     rows = [[*head, "pairs", "aim", "reached"]]
-    known = contests(Bench({}, "native", Path(), 0, is_quick=False, with_trials=False))
-    for name, contest in known.items():
-        stage = {"load": contest.load} | stages.get(name, {})
-        for rival in contest.rivals:
-            for figure in contest.figures:
-                rows += [_ratio_row(rival, ours, figure, stage) for ours in rival.ours]
+    known = comparisons(Bench({}, "native", Path(), 0, is_quick=False, with_trials=False))
+    for name, comparison in known.items():
+        stage = {"load": comparison.load} | stages.get(name, {})
+        for peer in comparison.peers:
+            for figure in comparison.figures:
+                rows += [_ratio_row(peer, ours, figure, stage) for ours in peer.ours]
         rows += [_noise_row(ratio, stage) for ratio in stage.get("noise", ())]
     return _table(rows)
 
 
-def _ratio_row(
-    rival: Rival, ours: Configuration, figure: str, stage: Mapping[str, Any]
-) -> list[str]:
-    aim = rival.aims.get(figure)
+def _ratio_row(peer: Peer, ours: Configuration, figure: str, stage: Mapping[str, Any]) -> list[str]:
+    aim = peer.aims.get(figure)
     ratio = next(
         (
             each
             for each in stage.get("ratios", ())
-            if (each["rival"], each["ours"], each["figure"]) == (rival.name, ours.label, figure)
+            if (each["rival"], each["ours"], each["figure"]) == (peer.name, ours.label, figure)
         ),
         None,
     )
     aim_text = "" if aim is None else f"{aim:g}"
     start = [load_name(stage["load"]), ours.name or "default"]
     if ratio is None:
-        why = f"{MISSING}: absent" if rival.engine in stage.get("absent", ()) else MISSING
-        return [*start, rival.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]
+        why = f"{MISSING}: absent" if peer.engine in stage.get("absent", ()) else MISSING
+        return [*start, peer.name, FIGURES[figure], why, *[MISSING] * 2, "0", aim_text, ""]
     return [
         *start,
         ratio["theirs"],

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contests import LOAD_S, RUN_S, Bench, Contest, Rival
+from comparisons import LOAD_S, RUN_S, Bench, Comparison, Peer
 from engine_process import Configuration, EngineFailedError, EngineProcess
 from figures import start_differently
 from instruction_limits import refuse_other_builds
@@ -25,7 +25,7 @@ HOPELESS = 1.25  # times slower than the best
 
 
 @dataclass(slots=True)
-class Entrant:
+class Trial:
     """A loaded configuration, and the figures of its runs."""
 
     configuration: Configuration
@@ -47,44 +47,44 @@ class Trials:
             fastest and was not tried to the end.
     """
 
-    def __init__(self, rival: Rival, contest: Contest, bench: Bench, folder: Path) -> None:
+    def __init__(self, peer: Peer, comparison: Comparison, bench: Bench, folder: Path) -> None:
         self.best: dict[str, Configuration] = {}
         self.records: list[dict[str, Any]] = []
-        self._rival, self._contest, self._bench, self._folder = rival, contest, bench, folder
-        self._loaded_ones: list[Entrant] = []
+        self._peer, self._comparison, self._bench, self._folder = peer, comparison, bench, folder
+        self._loaded_ones: list[Trial] = []
         self._completions: list[list[int]] | None = None  # of the first configuration
 
     def run(self) -> Iterator[Sequence[dict[str, Any]]]:
         """Try all configurations while there is time; yields all records after each."""
         if not self._bench.with_trials:
-            configuration = self._rival.candidates.first
-            self.best = dict.fromkeys(self._contest.figures, configuration)
+            configuration = self._peer.candidates.first
+            self.best = dict.fromkeys(self._comparison.figures, configuration)
             why = {"not_tried": "taken without a trial", "is_open": True}
             self.records.append(self._record(configuration) | why)
             yield self.records
             return
-        end = time.monotonic() + self._rival.trial_s
+        end = time.monotonic() + self._peer.trial_s
         with ExitStack() as stack:
-            for variant in self._rival.candidates.tried:
+            for variant in self._peer.candidates.tried:
                 configuration = variant(self._leader)
                 self.records.append(self._record(configuration))
                 if time.monotonic() < end:
                     self.records[-1] |= self._try(configuration, stack)
                 else:
-                    late = f"not tried: the {self._rival.trial_s:.0f} s for trials were over"
+                    late = f"not tried: the {self._peer.trial_s:.0f} s for trials were over"
                     self.records[-1] |= {"not_tried": late, "is_open": True}
                 yield self.records
-        about = {"rival": self._rival.name, "engine": self._rival.engine}
-        for name, why in self._rival.candidates.not_tried.items():
+        about = {"rival": self._peer.name, "engine": self._peer.engine}
+        for name, why in self._peer.candidates.not_tried.items():
             self.records.append(about | {"name": name, "not_tried": why})
         yield self.records
 
     def _record(self, configuration: Configuration) -> dict[str, Any]:
-        return {"rival": self._rival.name} | configuration.as_dict()
+        return {"rival": self._peer.name} | configuration.as_dict()
 
     @property
     def _leader(self) -> Configuration:
-        return self.best.get(self._contest.figures[0], self._rival.candidates.first)
+        return self.best.get(self._comparison.figures[0], self._peer.candidates.first)
 
     def _try(self, configuration: Configuration, stack: ExitStack) -> dict[str, Any]:
         """Return the samples of a configuration, or its error; close all but the best."""
@@ -92,30 +92,30 @@ class Trials:
             EngineProcess(configuration, self._bench.pythons[configuration.engine], self._bench.isa)
         )
         try:
-            entrant = self._loaded(configuration, process)
-            entrant.samples.append(self._contest.work(process))
-            if not self._is_hopeless(entrant):
+            trial = self._loaded(configuration, process)
+            trial.samples.append(self._comparison.work(process))
+            if not self._is_hopeless(trial):
                 process.pause()
                 self._repeat_the_others()
-                self._repeat(entrant)
+                self._repeat(trial)
         except EngineFailedError as error:
             process.close()
             log_progress(f"trial: {error}")
             self._keep_the_best()
             return {"error": str(error)}
-        self._loaded_ones.append(entrant)
+        self._loaded_ones.append(trial)
         self._keep_the_best()
-        figure = self._contest.figures[0]
-        log_progress(f"trial of {configuration.label}: {entrant.best(figure):.1f} tok/s")
-        return {"samples": entrant.samples, "process_s": entrant.process_s}
+        figure = self._comparison.figures[0]
+        log_progress(f"trial of {configuration.label}: {trial.best(figure):.1f} tok/s")
+        return {"samples": trial.samples, "process_s": trial.process_s}
 
-    def _loaded(self, configuration: Configuration, process: EngineProcess) -> Entrant:
+    def _loaded(self, configuration: Configuration, process: EngineProcess) -> Trial:
         loaded = process.load(self._folder, LOAD_S)
         refuse_other_builds(process, loaded, self._bench.isa)
-        if self._contest.repeats > 1:  # short enough for a whole run: some compile for each length
-            completions = self._contest.completions(process)
+        if self._comparison.repeats > 1:  # short enough for a whole run: some compile by length
+            completions = self._comparison.completions(process)
         else:
-            _, completions = process.run(self._contest.prompts, 2, 1, RUN_S)
+            _, completions = process.run(self._comparison.prompts, 2, 1, RUN_S)
         if self._completions is None:
             self._completions = completions
         elif start_differently(self._completions, completions):
@@ -123,12 +123,12 @@ class Trials:
                 f"{configuration.label}: completions start differently from those of the first "
                 "configuration"
             )
-        return Entrant(configuration, process, loaded["process_s"])
+        return Trial(configuration, process, loaded["process_s"])
 
-    def _is_hopeless(self, entrant: Entrant) -> bool:
+    def _is_hopeless(self, trial: Trial) -> bool:
         return all(
-            any(HOPELESS * entrant.best(figure) < other.best(figure) for other in self._loaded_ones)
-            for figure in self._contest.figures
+            any(HOPELESS * trial.best(figure) < other.best(figure) for other in self._loaded_ones)
+            for figure in self._comparison.figures
         )
 
     def _repeat_the_others(self) -> None:
@@ -148,23 +148,23 @@ class Trials:
     def _record_of(self, configuration: Configuration) -> dict[str, Any]:
         return next(record for record in self.records if record["name"] == configuration.name)
 
-    def _repeat(self, entrant: Entrant) -> None:
-        entrant.process.resume()
-        entrant.samples.append(self._contest.work(entrant.process))
-        entrant.process.pause()
+    def _repeat(self, trial: Trial) -> None:
+        trial.process.resume()
+        trial.samples.append(self._comparison.work(trial.process))
+        trial.process.pause()
 
     def _keep_the_best(self) -> None:
         best = {
             figure: max(self._loaded_ones, key=lambda each: each.best(figure))
-            for figure in (self._contest.figures if self._loaded_ones else ())
+            for figure in (self._comparison.figures if self._loaded_ones else ())
         }
-        self.best = {figure: entrant.configuration for figure, entrant in best.items()}
-        kept = {entrant.configuration.label for entrant in best.values()}
-        for entrant in self._loaded_ones:
-            if entrant.configuration.label in kept:
-                entrant.process.pause()
+        self.best = {figure: trial.configuration for figure, trial in best.items()}
+        kept = {trial.configuration.label for trial in best.values()}
+        for trial in self._loaded_ones:
+            if trial.configuration.label in kept:
+                trial.process.pause()
             else:
-                entrant.process.close()
+                trial.process.close()
         self._loaded_ones = [each for each in self._loaded_ones if each.configuration.label in kept]
 
 

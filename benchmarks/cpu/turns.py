@@ -63,19 +63,19 @@ def take_turns(labels: Sequence[str], rounds: int, turn: Turn) -> Iterator[dict[
 
     An engine that fails is left out from then on, and the round has its error.
     """
-    present = list(labels)
+    working = list(labels)
     for index in range(rounds):
         before, started = CpuTimes.now(), time.monotonic()
         figures: dict[str, dict[str, float]] = {}
         failed: dict[str, str] = {}
-        for label in order(present, index):
+        for label in order(working, index):
             try:
                 figures[label] = dict(turn(label))
             except EngineFailedError as error:
                 failed[label] = str(error)
-        present = [label for label in present if label not in failed]
+        working = [label for label in working if label not in failed]
         yield {
-            "figures": {label: figures[label] for label in present},
+            "figures": {label: figures[label] for label in working},
             "failed": failed,
             **CpuTimes.now().since(before),
             "load_average": round(os.getloadavg()[0], 2),

@@ -1,4 +1,4 @@
-"""Write benchmarks/results/mutants.md: mutants by room, noticed before and after, and the rest.
+"""Write benchmarks/results/mutants.md: mutants by table, noticed before and after, and the rest.
 
 python tests/mutants/mutant_report.py before after
 """
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mutant_outcomes import FILE, NOTICED, SURVIVED, read_outcomes
-from mutant_tables import Mutant, read_room, rooms
+from mutant_tables import Mutant, read_table, table_names
 
 from quire.cli.bench.tables import markdown_lines
 
@@ -27,12 +27,12 @@ def main(labels: Sequence[str]) -> None:
 
 def page(labels: Sequence[str]) -> str:
     """Return the page: a table, the survivors of the last label, and the equivalent mutants."""
-    mutants = {room: read_room(room) for room in rooms()}
+    mutants = {name: read_table(name) for name in table_names()}
     outcomes = {label: read_outcomes(label) for label in labels}
-    everyone = [mutant for room in mutants.values() for mutant in room]
-    rows = [row(room, mutants[room], outcomes) for room in mutants]
+    everyone = [mutant for table in mutants.values() for mutant in table]
+    rows = [row(name, mutants[name], outcomes) for name in mutants]
     rows.append(row("**all**", everyone, outcomes))
-    head = ["room", "mutants", "equivalent", *(f"noticed {label}" for label in labels)]
+    head = ["table", "mutants", "equivalent", *(f"noticed {label}" for label in labels)]
     equivalent = [mutant for mutant in everyone if mutant.equivalent]
     lived = [mutant for mutant in everyone if outcomes[labels[-1]].get(mutant.key) == SURVIVED]
     survivors = [mutant for mutant in lived if not mutant.equivalent]

@@ -1,15 +1,15 @@
 """Tables of mutants: small wrong changes to the product, each of which the tests must notice.
 
-A table is a room of the house, and a file beside this one:
+A table has the mutants of one package or subject, and is a file beside this one:
 
-    tests = ["tests/framework/engine"]       # those of the room
+    tests = ["tests/framework/engine"]       # of all its mutants
 
     [[mutant]]
     file = "framework/quire/engine/scheduling/admission.py"
     old = "the text that is replaced; it must occur exactly once in the file"
     new = "what takes its place"
     what = "what is wrong then, and what would follow"
-    tests = ["tests/framework/engine/scheduling/test_admission.py"]  # in place of the room's
+    tests = ["tests/framework/engine/scheduling/test_admission.py"]  # instead of the table's
     equivalent = "why no test can notice it"              # for those that change nothing
 """
 
@@ -28,6 +28,7 @@ class Mutant:
     """One wrong change.
 
     Attributes:
+        table: Name of its table.
         file: Path in the repository.
         old: Text that occurs there once.
         new: What takes its place.
@@ -36,7 +37,7 @@ class Mutant:
         equivalent: Why nothing can notice it; empty: something should.
     """
 
-    room: str
+    table: str
     file: str
     old: str
     new: str
@@ -54,26 +55,26 @@ class Mutant:
         return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
 
 
-def rooms() -> list[str]:
+def table_names() -> list[str]:
     """Return the names of all tables."""
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
-def read_room(room: str) -> list[Mutant]:
+def read_table(name: str) -> list[Mutant]:
     """Return the mutants of one table.
 
     Raises:
         SystemExit: The table has an unknown key, or a mutant lacks one.
     """
-    table = tomllib.loads((HERE / f"{room}.toml").read_text())
-    shared = tuple(table["tests"])
+    content = tomllib.loads((HERE / f"{name}.toml").read_text())
+    shared = tuple(content["tests"])
     mutants = []
-    for entry in table["mutant"]:
+    for entry in content["mutant"]:
         tests = tuple(entry.pop("tests", shared))
         try:
-            mutants.append(Mutant(room=room, tests=tests, **entry))
+            mutants.append(Mutant(table=name, tests=tests, **entry))
         except TypeError as error:
-            raise SystemExit(f"{room}.toml: {entry.get('what', entry)}: {error}") from error
+            raise SystemExit(f"{name}.toml: {entry.get('what', entry)}: {error}") from error
     return mutants
 
 

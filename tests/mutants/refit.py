@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from mutant_tables import HERE, ROOT, Mutant, changed_text, rooms
+from mutant_tables import HERE, ROOT, Mutant, changed_text, table_names
 
 HEAD = "[[mutant]]\n"
 PRODUCT = ("framework/quire/**/*", "plugins/*/quire_*/**/*")
@@ -22,25 +22,25 @@ SUFFIXES = {".py", ".cpp", ".h", ".cu"}
 
 def main(arguments: Sequence[str]) -> None:
     """Refit every table."""
-    for room in rooms():
-        path = HERE / f"{room}.toml"
+    for table in table_names():
+        path = HERE / f"{table}.toml"
         shared, *entries = path.read_text().split(HEAD)
-        kept = [text for entry in entries if (text := refitted(entry, room)) is not None]
+        kept = [text for entry in entries if (text := refitted(entry, table)) is not None]
         if kept != entries and "--write" in arguments:
             path.write_text(HEAD.join([shared, *kept]))
 
 
-def refitted(entry: str, room: str) -> str | None:
+def refitted(entry: str, table: str) -> str | None:
     """Return the text of a mutant with the file that it fits; None if it fits none."""
     values = tomllib.loads(entry)
-    mutant = Mutant(room=room, **{"tests": (), **values})
+    mutant = Mutant(table=table, **{"tests": (), **values})
     if changed_text(mutant, ROOT) is not None:
         return entry
     homes = [name for name, text in _product().items() if text.count(mutant.old) == 1]
     if len(homes) != 1:
-        print(f"{room}: gone from {mutant.file}: {mutant.what}")
+        print(f"{table}: gone from {mutant.file}: {mutant.what}")
         return None
-    print(f"{room}: from {mutant.file} to {homes[0]}: {mutant.what}")
+    print(f"{table}: from {mutant.file} to {homes[0]}: {mutant.what}")
     return entry.replace(f'file = "{mutant.file}"', f'file = "{homes[0]}"')
 
 

@@ -1,6 +1,6 @@
 """Try mutants: apply each to a copy of the repository, and run the tests that should notice it.
 
-    python tests/mutants/run.py engine worker    # some rooms; the survivors are printed
+    python tests/mutants/run.py engine worker    # some tables; the survivors are printed
     python tests/mutants/run.py --match admission  # those with this in their file or meaning
     python tests/mutants/run.py --sample 400     # so many, always the same ones
     python tests/mutants/run.py --revision REV   # the tests and the product of an older commit
@@ -21,7 +21,7 @@ from time import monotonic
 
 from mutant_copy import Copy
 from mutant_outcomes import SURVIVED, read_outcomes, write_outcomes
-from mutant_tables import Mutant, read_room, rooms, stale
+from mutant_tables import Mutant, read_table, stale, table_names
 
 SEED = 13
 
@@ -61,10 +61,10 @@ def check_unchanged(mutants: Sequence[Mutant], revision: str | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the mutants that are asked for; the exit status is 1 if one survives."""
     options = _parse(arguments)
-    mutants = [mutant for room in options.rooms or rooms() for mutant in read_room(room)]
+    mutants = [mutant for name in options.tables or table_names() for mutant in read_table(name)]
     mutants = [mutant for mutant in mutants if options.match in f"{mutant.file} {mutant.what}"]
     if options.revision is None and (lost := stale(mutants)):
-        names = "\n".join(f"  {m.room}: {m.file}: {m.what}" for m in lost)
+        names = "\n".join(f"  {m.table}: {m.file}: {m.what}" for m in lost)
         raise SystemExit(f"these mutants' text is not in its file exactly once:\n{names}")
     saved = read_outcomes(options.save)
     if options.sample is not None:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_s = monotonic()
     for index, (mutant, outcome) in enumerate(try_all(wanted, options.jobs, options.revision), 1):
         passed_s = monotonic() - began_s
-        print(f"{index}/{len(wanted)} {passed_s:.0f} s  {outcome}: {mutant.room}: {mutant.what}")
+        print(f"{index}/{len(wanted)} {passed_s:.0f} s  {outcome}: {mutant.table}: {mutant.what}")
         sys.stdout.flush()
         if outcome == SURVIVED:
             survivors.append(mutant)
@@ -87,13 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_outcomes(options.save, saved)
     print(f"{len(wanted)} tried, {len(survivors)} survived")
     for mutant in survivors:
-        print(f"  {mutant.room}: {mutant.file}: {mutant.what}")
+        print(f"  {mutant.table}: {mutant.file}: {mutant.what}")
     return 1 if survivors else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Try mutants of the product against the tests.")
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(rooms())}")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(table_names())}")
     parser.add_argument("--match", default="", help="only those whose file or meaning has this")
     parser.add_argument("--sample", type=int, help="only so many, drawn from all of these")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time")

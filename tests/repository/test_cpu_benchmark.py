@@ -190,7 +190,7 @@ def test_rates_of_other_kernels_count_for_no_aim_of_ours(benchmark):
 
 def test_results_of_a_stage_grow_unless_they_replace(benchmark):
     stages, found = benchmark("stages"), {}
-    replaced = benchmark("race").Replaced
+    replaced = benchmark("rounds").Replaced
     for piece in (
         {"rounds": [1], "rates": {"a": 1}, "ratios": replaced([1])},
         {"rounds": [2], "rates": {"b": 2}, "ratios": replaced([2])},
@@ -205,17 +205,17 @@ def test_folders_of_the_machine_are_not_in_the_report(benchmark):
 
 
 def test_an_engine_is_stopped_while_others_run_and_reports_its_errors(benchmark, tmp_path):
-    processes, contests = benchmark("engine_process"), benchmark("contests")
+    processes, comparisons = benchmark("engine_process"), benchmark("comparisons")
     files = benchmark("checkpoint_files")
     files.write(tmp_path, files.TINY)
-    way = processes.Configuration("quire", "tiny", {"kernels": "torch", "threads": 1})
+    configuration = processes.Configuration("quire", "tiny", {"kernels": "torch", "threads": 1})
     prompts = [[5, 6, 7], [8, 9]]
-    with processes.EngineProcess(way, sys.executable, "native") as process:
+    with processes.EngineProcess(configuration, sys.executable, "native") as process:
         with pytest.raises(processes.EngineFailedError, match="no model was loaded"):
-            process.run(prompts, 2, 1, contests.RUN_S)
-        loaded = process.load(tmp_path, contests.LOAD_S)
+            process.run(prompts, 2, 1, comparisons.RUN_S)
+        loaded = process.load(tmp_path, comparisons.LOAD_S)
         assert loaded["parts"]["kernels"] == "torch"
-        _, first = process.run(prompts, 6, 1, contests.RUN_S)
+        _, first = process.run(prompts, 6, 1, comparisons.RUN_S)
         assert [len(each) for each in first] == [6, 6]
         process.pause()
         with pytest.raises(processes.EngineFailedError, match="did not reply within 1 s"):
@@ -269,27 +269,29 @@ def tried(benchmark, tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{SCRIPTED}")
     python.chmod(0o755)
-    contests, processes, configurations = map(
-        benchmark, ("contests", "engine_process", "configurations")
+    comparisons, processes, configurations = map(
+        benchmark, ("comparisons", "engine_process", "configurations")
     )
-    bench = contests.Bench(
+    bench = comparisons.Bench(
         {"transformers": str(python)}, "avx2", tmp_path, 7, is_quick=False, with_trials=True
     )
-    contest = contests.Contest("tiny", 8, 16, 12, (), (), ("out_tok_s",))
+    comparison = comparisons.Comparison("tiny", 8, 16, 12, (), (), ("out_tok_s",))
 
     def run(*each, trial_s=60.0):
         made = [
             processes.Configuration("transformers", name, {"seconds": seconds, **more})
             for name, seconds, more in each
         ]
-        variants = tuple(lambda _best, way=way: way for way in made)
-        rival = contests.Rival(
+        variants = tuple(
+            lambda _best, configuration=configuration: configuration for configuration in made
+        )
+        peer = comparisons.Peer(
             "transformers", "its name", configurations.Candidates(variants, {}), (), trial_s
         )
-        trials = benchmark("trials").Trials(rival, contest, bench, tmp_path)
+        trials = benchmark("trials").Trials(peer, comparison, bench, tmp_path)
         for _ in trials.run():
             pass
-        best = {way.name for way in trials.best.values()}
+        best = {configuration.name for configuration in trials.best.values()}
         return best, {record["name"]: record for record in trials.records}
 
     return run
@@ -456,8 +458,8 @@ def test_a_quick_run_takes_every_figure(tmp_path):
     assert len(stages["machine"]["rates"]) == 5
     assert stages["5m"]["absent"] == ["vllm"]
     assert len(stages["5m"]["rounds"]) == 2
-    raced = [(each["ours"], each["theirs"].split()[0]) for each in stages["5m"]["ratios"]]
-    assert raced == [("quire", "transformers"), ("quire all bf16", "transformers")]
+    compared = [(each["ours"], each["theirs"].split()[0]) for each in stages["5m"]["ratios"]]
+    assert compared == [("quire", "transformers"), ("quire all bf16", "transformers")]
     quires = {each["label"]: each for each in stages["5m"]["engines"] if "quire" in each["label"]}
     assert quires.pop("quire all bf16")["configuration"]["options"]["kv_cache_dtype"] == "bfloat16"
     assert [each["equal_tokens"] for each in quires.values()] == [1.0] * 3

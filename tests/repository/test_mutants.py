@@ -7,12 +7,12 @@ import mutant_report
 import pytest
 import refit
 from mutant_outcomes import NOTICED, SURVIVED
-from mutant_tables import ROOT, Mutant, read_room, rooms, stale
+from mutant_tables import ROOT, Mutant, read_table, stale, table_names
 
 
 @pytest.fixture(scope="module")
 def mutants():
-    return [mutant for room in rooms() for mutant in read_room(room)]
+    return [mutant for name in table_names() for mutant in read_table(name)]
 
 
 def test_every_mutants_text_stands_once_in_its_file(mutants):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -177,6 +178,28 @@ def test_generated_docs_are_current(page):
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)
 def test_the_product_runs_no_strangers_code(path):
     assert list(offences(path.read_text())) == []
+
+
+def public_classes(source):
+    """Return the names of public classes at any depth; a `Protocol` describes another class."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+            if "Protocol" not in {dotted(base).rpartition(".")[2] for base in bases}:
+                yield node.name
+
+
+def test_no_two_public_classes_of_the_framework_have_the_same_name():
+    files = defaultdict(list)
+    for path in sorted(ROOT.glob("framework/quire/**/*.py")):
+        for name in public_classes(path.read_text()):
+            files[name].append(relative(path))
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
+def test_public_classes_are_found_without_protocols_and_private_ones():
+    source = "class A: pass\nclass _B: pass\nclass C(Protocol[T]): pass\nclass D(t.Protocol): pass"
+    assert list(public_classes(source)) == ["A"]
 
 
 def test_no_assert_guards_the_product():

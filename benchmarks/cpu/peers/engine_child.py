@@ -3,7 +3,7 @@
     PYTHON engine_child.py quire|vllm|transformers|llama.cpp
 
 A line in is `{"do": "load", "folder": ..., "options": {...}}` or `{"do": "run", "prompts":
-[[ids]], "output_len": n, "repeats": n}`; a line out is the answer, or `{"error": ...}`. It needs
+[[ids]], "output_len": n, "repeats": n}`; a line out is the result, or `{"error": ...}`. It needs
 nothing but the engine that is asked for, so that it runs in any environment that has one. Every run
 is greedy, goes on past the end-of-text token, and finds no cached prefix.
 """
@@ -19,31 +19,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, answer length -> answers
+Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, output_len -> completions
 
 
 def main() -> None:
-    """Answer each line of the parent until there are no more."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    """Write a result for each line of the parent until there are no more."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the output of libraries is no result
     generate: Generate | None = None
     for line in sys.stdin:
         message = json.loads(line)
         try:
             if message["do"] == "load":
-                generate, answer = load(message)
+                generate, result = load(message)
             elif generate is None:
                 raise RuntimeError("no model was loaded")
             else:
-                answer = run(generate, message)
-        except Exception as error:  # noqa: BLE001 - the parent tells it and goes on with the others
+                result = run(generate, message)
+        except Exception as error:  # noqa: BLE001 - the parent reports it and goes on with the others
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+            result = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(result), file=results, flush=True)
 
 
 def load(message: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
-    """Build the engine; the seconds are those of its constructor and of its imports apart."""
+    """Build the engine; returns the seconds of its imports and of its constructor with it."""
     importer = ENGINES[sys.argv[1]]
     started = time.perf_counter()
     build = importer()
@@ -64,7 +64,7 @@ def run(generate: Generate, message: dict[str, Any]) -> dict[str, Any]:
     seconds = (time.perf_counter() - started) / message["repeats"]
     lengths = {len(each) for each in token_ids}
     if lengths != {message["output_len"]}:
-        raise RuntimeError(f"answers of {lengths} tokens, and {message['output_len']} were asked")
+        raise RuntimeError(f"completions of {lengths} tokens instead of {message['output_len']}")
     return {"seconds": seconds, "token_ids": token_ids}
 
 
@@ -82,7 +82,8 @@ def quire() -> Callable[..., tuple[Generate, dict[str, Any]]]:
 
         chosen = llm.composition
         parts = {choice.role: choice.name for choice in chosen.choices}
-        parts |= {"kernels": chosen.kernels, "dtype": chosen.dtype, "kv_dtype": chosen.kv_dtype}
+        values = {"kernels": chosen.kernels.value, "dtype": chosen.dtype.value}
+        parts |= values | {"kv_dtype": chosen.kv_dtype}
         found = instruction_sets.here()
         name = found if isinstance(found, str) else found.name
         return generate, {"parts": parts, "instruction_set": name}
@@ -141,8 +142,8 @@ def transformers() -> Callable[..., tuple[Generate, dict[str, Any]]]:
                 pad_token_id=0,
                 cache_implementation=cache,
             )
-            answers: list[list[int]] = found[:, token_ids.shape[1] :].tolist()
-            return answers
+            completions: list[list[int]] = found[:, token_ids.shape[1] :].tolist()
+            return completions
 
         return generate, {"instruction_set": torch.backends.cpu.get_cpu_capability()}
 
@@ -163,13 +164,13 @@ def llama_cpp() -> Callable[..., tuple[Generate, dict[str, Any]]]:
             llm.reset()
             llm._ctx.kv_cache_clear()  # `reset` alone leaves the old tokens' KV to be written over
             llm.eval(prompt)
-            answer = [draw()]
-            while len(answer) < output_len:
-                llm.eval(answer[-1:])
-                answer.append(draw())
-            return answer
+            completion = [most_likely()]
+            while len(completion) < output_len:
+                llm.eval(completion[-1:])
+                completion.append(most_likely())
+            return completion
 
-        def draw() -> int:
+        def most_likely() -> int:
             logits = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
             return int(np.ctypeslib.as_array(logits, shape=(llm.n_vocab(),)).argmax())
 

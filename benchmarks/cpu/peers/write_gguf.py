@@ -2,9 +2,9 @@
 
     PYTHON_WITH_LLAMA_CPP write_gguf.py FOLDER BF16 Q8_0 Q4_0 F32
 
-BF16.gguf is written here, number by number as they lie in `model.safetensors`; the others are made
+BF16.gguf is written here, with the elements of `model.safetensors` unchanged; the others are made
 from it by llama.cpp's own quantizer, as its users make them. There is no tokenizer in them: prompts
-and answers are token ids.
+and completions are token ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A contest: trials, loading of the engines, rounds in turn, and ratios."""
+"""Run of a comparison: trials, loading of the engines, rounds in turn, and ratios.
+
+In the results a ratio has the name of its peer (`Peer.name`) as `rival`, and so has a trial: the
+committed results have this key.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_files import make_checkpoint, make_gguf, num_params
+from comparisons import LOAD_S, Bench, Comparison, Peer
 from configurations import AGAIN, VLLM_CACHE_GIB
-from contests import LOAD_S, Bench, Contest, Rival
 from engine_process import Configuration, EngineFailedError, EngineProcess
 from figures import agreement, first_tokens, rates, ratios, start_differently
 from instruction_limits import VLLM_LIBRARIES, refuse_other_builds
@@ -25,74 +29,81 @@ class Replaced(list[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """A peer's best configuration for a figure."""
+class FastestConfiguration:
+    """A peer's fastest configuration for a figure."""
 
-    rival: Rival
+    peer: Peer
     figure: str
     configuration: Configuration
 
 
-def run_contest(contest: Contest, bench: Bench) -> Iterator[dict[str, Any]]:
+def run_comparison(comparison: Comparison, bench: Bench) -> Iterator[dict[str, Any]]:
     """Yield results piece by piece: trials, loading, every round, and the ratios so far."""
-    contest = contest.quick() if bench.is_quick else contest
-    present = [rival for rival in contest.rivals if rival.engine in bench.pythons]
-    absent = sorted({rival.engine for rival in contest.rivals if rival not in present})
-    yield {"load": contest.load, "absent": absent, "with_trials": bench.with_trials}
-    folder = make_checkpoint(bench.folder, contest.shape)
-    kinds = [rival.candidates.first.options.get("weights") for rival in present]
-    if "llama.cpp" in {rival.engine for rival in present}:
+    comparison = comparison.quick() if bench.is_quick else comparison
+    available = [peer for peer in comparison.peers if peer.engine in bench.pythons]
+    absent = sorted({peer.engine for peer in comparison.peers if peer not in available})
+    yield {"load": comparison.load, "absent": absent, "with_trials": bench.with_trials}
+    folder = make_checkpoint(bench.folder, comparison.shape)
+    kinds = [peer.candidates.first.options.get("weights") for peer in available]
+    if "llama.cpp" in {peer.engine for peer in available}:
         make_gguf(folder, bench.pythons["llama.cpp"], [k for k in kinds if k not in (None, "BF16")])
-    matches: list[Match] = []
+    fastest: list[FastestConfiguration] = []
     records: list[dict[str, Any]] = []
-    for rival in present:
-        trials = Trials(rival, contest, bench, folder)
+    for peer in available:
+        trials = Trials(peer, comparison, bench, folder)
         for tried in trials.run():
             yield {"trials": Replaced([*records, *tried])}
         records += trials.records
-        matches += [
-            Match(rival, figure, configuration) for figure, configuration in trials.best.items()
+        fastest += [
+            FastestConfiguration(peer, figure, configuration)
+            for figure, configuration in trials.best.items()
         ]
-    yield from _race(contest, bench, folder, matches)
+    yield from _run_rounds(comparison, bench, folder, fastest)
 
 
-def _race(
-    contest: Contest, bench: Bench, folder: Path, matches: Sequence[Match]
+def _run_rounds(
+    comparison: Comparison, bench: Bench, folder: Path, fastest: Sequence[FastestConfiguration]
 ) -> Iterator[dict[str, Any]]:
-    peers = {match.configuration.label: match.configuration for match in matches}
+    peers = {best.configuration.label: best.configuration for best in fastest}
     with ExitStack() as stack:
-        engines = _Engines(contest, bench, folder, stack)
-        for configuration in (*contest.ours, *peers.values()):
+        engines = _Engines(comparison, bench, folder, stack)
+        for configuration in (*comparison.ours, *peers.values()):
             yield engines.admit(configuration)
-        if contest.ours[0].label not in engines.labels:
-            raise EngineFailedError(f"{contest.ours[0].label} could not be loaded")
+        if comparison.ours[0].label not in engines.labels:
+            raise EngineFailedError(f"{comparison.ours[0].label} could not be loaded")
         rounds: list[dict[str, Any]] = []
         for each in take_turns(engines.labels, bench.pairs, engines.turn):
             rounds.append(each)
             shown = (
-                f"{label} {found[contest.figures[0]]:.1f}"
+                f"{label} {found[comparison.figures[0]]:.1f}"
                 for label, found in each["figures"].items()
             )
             log_progress(f"round {len(rounds)}: {', '.join(shown)}")
             failed = [f"in round {len(rounds)}: {what}" for what in each["failed"].values()]
-            yield {"rounds": [each], "failed": failed, **_summary(contest, rounds, matches)}
+            yield {
+                "rounds": [each],
+                "failed": failed,
+                **_summary(comparison, rounds, fastest),
+            }
 
 
 def _summary(
-    contest: Contest, rounds: Sequence[Mapping[str, Any]], matches: Sequence[Match]
+    comparison: Comparison,
+    rounds: Sequence[Mapping[str, Any]],
+    fastest: Sequence[FastestConfiguration],
 ) -> dict[str, Any]:
     labels = list(dict.fromkeys(label for each in rounds for label in each["figures"]))
     found = [
-        ratio | {"rival": match.rival.name}
-        for match in matches
-        for configuration in match.rival.ours
-        if (ratio := ratios(rounds, configuration.label, match.configuration.label, match.figure))
+        ratio | {"rival": best.peer.name}
+        for best in fastest
+        for configuration in best.peer.ours
+        if (ratio := ratios(rounds, configuration.label, best.configuration.label, best.figure))
     ]
-    ours = contest.ours[0].label
-    noise = [ratios(rounds, ours, AGAIN.label, figure) for figure in contest.figures]
+    ours = comparison.ours[0].label
+    noise = [ratios(rounds, ours, AGAIN.label, figure) for figure in comparison.figures]
     return {
         "rates": {
-            label: {figure: rates(rounds, label, figure) for figure in contest.figures}
+            label: {figure: rates(rounds, label, figure) for figure in comparison.figures}
             for label in labels
         },
         "ratios": Replaced(found),
@@ -103,8 +114,10 @@ def _summary(
 class _Engines:
     """Loaded engines, stopped until their turn; without enough memory, loaded for each turn."""
 
-    def __init__(self, contest: Contest, bench: Bench, folder: Path, stack: ExitStack) -> None:
-        self._contest, self._bench, self._folder, self._stack = contest, bench, folder, stack
+    def __init__(
+        self, comparison: Comparison, bench: Bench, folder: Path, stack: ExitStack
+    ) -> None:
+        self._comparison, self._bench, self._folder, self._stack = comparison, bench, folder, stack
         self._stopped: dict[str, EngineProcess] = {}
         self._configurations: dict[str, Configuration] = {}
         self._reference: tuple[str, list[list[int]]] | None = None
@@ -147,11 +160,11 @@ class _Engines:
         if label not in self._stopped:
             with self._process(self._configurations[label]) as process:
                 self._prepare(process)
-                return self._contest.work(process)
+                return self._comparison.work(process)
         process = self._stopped[label]
         process.resume()
         try:
-            found = self._contest.work(process)
+            found = self._comparison.work(process)
         except EngineFailedError:
             self._stopped.pop(label).close()
             raise
@@ -185,12 +198,12 @@ class _Engines:
     def _prepare(self, process: EngineProcess) -> tuple[dict[str, Any], list[list[int]]]:
         loaded = process.load(self._folder, LOAD_S)
         refuse_other_builds(process, loaded, self._bench.isa)
-        return loaded, self._contest.completions(process)
+        return loaded, self._comparison.completions(process)
 
     def _wanted_bytes(self, configuration: Configuration) -> int:
         cache = VLLM_CACHE_GIB << 30 if configuration.engine == "vllm" else 0
         return (
-            int(1.3 * configuration.weight_bytes * num_params(self._contest.shape))
+            int(1.3 * configuration.weight_bytes * num_params(self._comparison.shape))
             + (1 << 30)
             + cache
         )

@@ -49,7 +49,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class Peer:
     """A peer, whose fastest configuration is compared with some configurations of quire.
 
     Attributes:
@@ -67,7 +67,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Comparison:
     """One load, and the engines that take part.
 
     Attributes:
@@ -81,11 +81,11 @@ class Contest:
     input_len: int
     output_len: int
     ours: tuple[Configuration, ...]
-    rivals: tuple[Rival, ...]
+    peers: tuple[Peer, ...]
     figures: tuple[str, ...]
     repeats: int = 1
 
-    def quick(self) -> Contest:
+    def quick(self) -> Comparison:
         """Return the same with tiny sizes."""
         return replace(self, shape=TINY, batch=2, input_len=16, output_len=12, repeats=1)
 
@@ -131,7 +131,7 @@ class Contest:
         return process.run(self.prompts, self.output_len, 1, RUN_S)[1]
 
 
-def throughput(shape: str, bench: Bench) -> Contest:
+def throughput(shape: str, bench: Bench) -> Comparison:
     """Return the load of all requests at once, compared with the engines that batch."""
     is_small = shape == "5m"
     batch, repeats, aims = (16, 4, (3.0, 3.0)) if is_small else (8, 1, (1.5, 2.5))
@@ -139,20 +139,20 @@ def throughput(shape: str, bench: Bench) -> Contest:
         bench.pythons.get("vllm"), bench.folder, bench.isa, 256, batch, is_small=is_small
     )
     trial_s = (400.0, 200.0) if is_small else (900.0, 400.0)
-    racing = (QUIRE, all_bf16(bench.isa))
-    return Contest(
+    compared = (QUIRE, all_bf16(bench.isa))
+    return Comparison(
         shape,
         batch,
         input_len=128,
         output_len=64,
-        ours=(*racing, AGAIN, FLOAT32) if is_small else (*racing, AGAIN),
-        rivals=(
-            Rival("vllm", "vllm", vllm, racing, trial_s[0], {"out_tok_s": aims[0]}),
-            Rival(
+        ours=(*compared, AGAIN, FLOAT32) if is_small else (*compared, AGAIN),
+        peers=(
+            Peer("vllm", "vllm", vllm, compared, trial_s[0], {"out_tok_s": aims[0]}),
+            Peer(
                 "transformers",
                 "transformers",
                 transformers_candidates(bench.isa, is_small=is_small),
-                racing,
+                compared,
                 trial_s[1],
                 {"out_tok_s": aims[1]},
             ),
@@ -162,18 +162,18 @@ def throughput(shape: str, bench: Bench) -> Contest:
     )
 
 
-def single(bench: Bench) -> Contest:
+def single(bench: Bench) -> Comparison:
     """Return the load of one request, compared with llama.cpp, at equal numbers of bits."""
-    racing = (QUIRE, all_bf16(bench.isa))
-    pairs = (("BF16", racing, 1.25), ("Q8_0", (INT8,), 1.25), ("Q4_0", (INT4,), None))
-    return Contest(
+    compared = (QUIRE, all_bf16(bench.isa))
+    pairs = (("BF16", compared, 1.25), ("Q8_0", (INT8,), 1.25), ("Q4_0", (INT4,), None))
+    return Comparison(
         "qwen3-0.6b",
         batch=1,
         input_len=128,
         output_len=64,
-        ours=(*racing, AGAIN, INT8, INT4),
-        rivals=tuple(
-            Rival(
+        ours=(*compared, AGAIN, INT8, INT4),
+        peers=tuple(
+            Peer(
                 "llama.cpp",
                 f"llama.cpp {weights}",
                 llama_candidates(weights),
@@ -187,8 +187,8 @@ def single(bench: Bench) -> Contest:
     )
 
 
-def contests(bench: Bench) -> dict[str, Contest]:
-    """Return all contests, by the name of their stage."""
+def comparisons(bench: Bench) -> dict[str, Comparison]:
+    """Return all comparisons, by the name of their stage."""
     return {
         "qwen3-0.6b": throughput("qwen3-0.6b", bench),
         "single": single(bench),
