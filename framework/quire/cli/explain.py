@@ -1,7 +1,8 @@
-"""`quire explain MODEL`: the parts of an engine and its memory plan, without loading weights.
+"""`quire explain MODEL`: the parts of an engine and its memory plan; nothing is loaded or compiled.
 
-It prints which plugin serves each part and why, and what the memory would be used for; it does not
-import torch. The exit status is 1 if an engine would not start because its cache does not fit.
+It prints which plugin serves each part and why, and what the memory would be used for. No probe is
+called, so every part is expected to run on this machine, and torch is not imported. The exit status
+is 1 if an engine would not start because its cache does not fit.
 """
 
 import argparse
