@@ -36,7 +36,6 @@ class LayerBinding:
     ) -> None:
         self._settings = settings
         self._parts = parts
-        self._composition = parts.composition
         self._device = device
         self._dtype = dtype
 
@@ -94,7 +93,7 @@ class LayerBinding:
                 layer,
                 spec,
                 self._settings,
-                self._composition,
+                self._parts.composition,
                 self._dtype,
                 self._device,
                 max_blocks=group.spec.blocks_needed(plan.max_model_len),
@@ -106,7 +105,7 @@ class LayerBinding:
                 bound[key] = (num_backends + len(bound), backend)
             backend_index, backend = bound[key]
             pages = _own_pages(memory[name], spec)
-            backend_name = str(self._composition.attention_backend_of(spec.layer))
+            backend_name = str(self._parts.composition.attention_backend_of(spec.layer))
             layer.bind(
                 backend,
                 backend_class.kv_view(pages, spec, plan.num_blocks),
@@ -126,7 +125,7 @@ class LayerBinding:
         try:
             return backend_class(shape)
         except RefusedError as error:
-            choice = self._composition.attention_backend_of(spec.layer)
+            choice = self._parts.composition.attention_backend_of(spec.layer)
             raise RefusedError(
                 f"{choice} refuses the layers of this model: {error}; choose another one with "
                 "--attention-backend (its plugin should declare this in its capabilities)"
@@ -140,7 +139,7 @@ class LayerBinding:
         """
         backend_class = self._parts.backend_class(spec.layer)
         if not issubclass(backend_class, layer.contract):
-            choice = self._composition.attention_backend_of(spec.layer)
+            choice = self._parts.composition.attention_backend_of(spec.layer)
             raise PluginLoadError(_mismatch(layer, spec, choice, backend_class))
         return backend_class
 
@@ -150,7 +149,7 @@ class LayerBinding:
         wrong = [name for name, layer in layers if not isinstance(layer, CachingLayer)]
         if wrong:
             raise PluginLoadError(
-                f"model {self._composition.model.name!r} describes KV layers that are not modules "
+                f"model {self._parts.composition.model.name!r} describes KV layers that are not modules "
                 "of type quire.layers.Attention or quire.layers.MLAAttention: "
                 f"{', '.join(wrong[:3])}"
             )
