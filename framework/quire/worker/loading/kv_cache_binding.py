@@ -149,8 +149,8 @@ class LayerBinding:
         wrong = [name for name, layer in layers if not isinstance(layer, CachingLayer)]
         if wrong:
             raise PluginLoadError(
-                f"model {self._parts.composition.model.name!r} describes KV layers that are not modules "
-                "of type quire.layers.Attention or quire.layers.MLAAttention: "
+                f"model {self._parts.composition.model.name!r} describes KV layers that are not "
+                "modules of type quire.layers.Attention or quire.layers.MLAAttention: "
                 f"{', '.join(wrong[:3])}"
             )
         return [(name, layer) for name, layer in layers if isinstance(layer, CachingLayer)]
