@@ -228,13 +228,9 @@ def test_behind_the_first_call_that_ends_no_other_is_kept(whole):
     assert calls_of(choice) == [("A", "b")]
 
 
-@pytest.mark.parametrize("end", [None, "abort", "error"])
-def test_a_choice_without_an_end_is_an_error(whole, end):
-    pieces = make_pieces()
-    take(pieces, "half", end)
-    assert pieces.finish_reason is None
+def test_a_choice_without_an_end_is_an_error(whole):
     with pytest.raises(RequestFailedError, match="without a finish reason"):
-        whole("half", end)
+        whole("half", None)
 
 
 def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end(whole):
