@@ -18,7 +18,7 @@ from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_pieces import ChatPieces, new_call_id
-from quire.server.routes.generation import Generation, envelope, respond
+from quire.server.routes.generation import Generation, respond
 from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.wire.bodies import Body
 from quire.server.wire.finish_reason import finish_reason_of
@@ -69,12 +69,13 @@ class ChatRoute:
         else:
             text = self._render(typed, tools.tools)
         prompts = [prompt_with_options(text, typed, False)]
+        generation = Generation(self._frontend, self._budget, prompts, params, adapter, typed)
         return Chat(
-            Generation(self._frontend, self._budget, prompts, params, adapter, typed),
+            generation,
             tools,
             typed.top_logprobs or 0,
             includes_usage(typed),
-            envelope("chatcmpl", self._frontend.model_name if adapter is None else adapter.name),
+            generation.envelope("chatcmpl"),
         )
 
     def _tools(self, body: ChatBody) -> ToolUse:

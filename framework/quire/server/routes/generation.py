@@ -81,12 +81,6 @@ async def _full_response(run: PreparedRequest) -> bytes:
     return await in_thread_if(run.generation.is_large, partial(run.whole, outputs))
 
 
-def envelope(prefix: str, model: str) -> dict[str, Any]:
-    """Return the fields that are the same in all parts of one response, with a new id."""
-    new_id = f"{prefix}-{secrets.token_hex(14)}"
-    return {"id": new_id, "created": int(time.time()), "model": model}
-
-
 class Generation:
     """The completions of one HTTP request, numbered prompt by prompt; it runs once.
 
@@ -133,6 +127,14 @@ class Generation:
     def num_choices(self) -> int:
         """Number of choices in the response."""
         return len(self.prompts) * self.n
+
+    def envelope(self, prefix: str) -> dict[str, Any]:
+        """Return the fields that are the same in all parts of the response, with a new id."""
+        return {
+            "id": f"{prefix}-{secrets.token_hex(14)}",
+            "created": int(time.time()),
+            "model": self.frontend.model_name if self._adapter is None else self._adapter.name,
+        }
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Generate; yield (choice index, delta). Closing the generator aborts what still runs.

@@ -24,7 +24,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_completions import Chat
 from quire.server.routes.chat_pieces import ChatPieces
-from quire.server.routes.generation import Generation, envelope
+from quire.server.routes.generation import Generation
 from quire.server.routes.tool_choice import ToolUse
 from quire.server.wire.protocol import ChatBody, ChatDelta
 from quire_tool_parsers.hermes import HermesToolParser
@@ -49,7 +49,7 @@ def whole(tokenizer):
         )  # fmt: skip
         asyncio.run(generation.outputs())
         use = ToolUse([{}] if tools else [], None, allows_parallel)
-        chat = Chat(generation, use, 0, False, envelope("chatcmpl", "demo"))
+        chat = Chat(generation, use, 0, False, generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
         return json.loads(chat.whole([output]))["choices"][0]
 
