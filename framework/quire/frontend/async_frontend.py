@@ -162,7 +162,10 @@ class AsyncFrontend:
                 try:
                     error.output = stream.completions.result()
                 except Exception:  # secondary: the request's own error is raised below
-                    logger.exception("a completion of a failed request could not be decoded")
+                    logger.exception(
+                        "request %s failed, and what it generated could not be turned into text",
+                        stream.request_id,
+                    )
                 raise
             return stream.completions.result()
 

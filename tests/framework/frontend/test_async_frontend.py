@@ -648,6 +648,7 @@ def test_a_completion_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplo
         assert (await frontend.generate_whole("fox", WHOLE)).outputs[0].text == "fox"
 
     serve(test, script)
+    assert "could not be turned into text\nTraceback" in caplog.text
     assert "TypeError" in caplog.text
 
 

@@ -164,7 +164,7 @@ class Dispatch:
             completion = stream.completions.apply(output)
             delta = completion.delta()
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
-            self._fail(stream, failure_of(error, output.request_id))
+            self._fail(stream, failure_of(error, f"request {output.request_id}"))
             return False
         if delta.finish_reason is not None:
             with self._lock:
