@@ -22,7 +22,8 @@ CLOSE_WAIT_S = 10.0
 class SharedCore:
     """An engine core with a lock.
 
-    `add`, `abort`, `step` and `has_work` may be called only within `turn`, the others only without.
+    `add`, `abort`, `step` and `has_work` may be called only within `turn`; `control` and `stats`
+    take a turn of their own.
 
     Args:
         core: Engine core; from now on called by this object alone.
