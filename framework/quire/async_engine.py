@@ -77,7 +77,7 @@ class AsyncEngine:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Answer a conversation; reasoning and tool calls are split from the text.
+        """Generate the next message of a conversation; reasoning and tool calls are split off.
 
         Raises:
             RequestError: The request is invalid or failed; its cause is what a plugin raised, and
@@ -104,7 +104,7 @@ class AsyncEngine:
         Raises:
             EngineDeadError: The engine stopped.
         """
-        await self.frontend.dispatch.controls.call(ResetPrefixCache())
+        await self.frontend.controls.call(ResetPrefixCache())
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for running requests, abort the rest and stop the engine."""

@@ -177,7 +177,7 @@ class LLM:
         return_errors: bool = False,
         use_tqdm: bool = False,
     ) -> list[RequestOutput] | list[Outcome]:
-        """Answer each conversation; reasoning and tool calls are split from the text.
+        """Generate the next message of each conversation; reasoning and tool calls are split off.
 
         Args:
             messages: One conversation in OpenAI's format, or a list of them.
@@ -240,8 +240,7 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Return the current statistics of the engine."""
-        with self._batch.core.turn() as core:
-            return core.stats()
+        return self._batch.core.stats()
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache, so that every later prompt is computed.
@@ -249,8 +248,7 @@ class LLM:
         Raises:
             EngineDeadError: The engine was closed or has died.
         """
-        with self._batch.core.turn() as core:
-            core.control(ResetPrefixCache())
+        self._batch.core.control(ResetPrefixCache())
 
     def close(self) -> None:
         """Stop the engine and free its memory. May be called twice, from any thread.
@@ -326,8 +324,7 @@ class LLM:
         """Resolve an adapter; one that a `LoRARequest` names for the first time is loaded."""
         ref = self._running.resolve_adapter(adapter)
         if ref is not None and ref not in self._known_adapters:
-            with self._batch.core.turn() as core:
-                core.control(LoadAdapter(ref))
+            self._batch.core.control(LoadAdapter(ref))
             self._known_adapters.add(ref)
         return ref
 

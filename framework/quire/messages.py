@@ -11,6 +11,7 @@ names slots and sends differences only: a slot's whole state once, when it is as
 that the new block ids.
 """
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -90,6 +91,19 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     arrival_s: float = 0.0
     timeout_s: float | None = None
+
+    def deadline_s(self, max_timeout_s: float | None) -> float:
+        """Return the time by which it must finish, on the clock of `arrival_s`.
+
+        Args:
+            max_timeout_s: Timeout of requests that name none, and the maximum for all, in seconds;
+                None: no limit.
+
+        Returns:
+            Infinity without a limit.
+        """
+        limits = [s for s in (self.timeout_s, max_timeout_s) if s is not None]
+        return self.arrival_s + min(limits, default=math.inf)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from quire.interfaces.kv_cache import KVLayer, KVPlan
 from quire.interfaces.scheduling import ScheduledView, SchedulingPolicy
 from quire.messages import (
     AdapterRef,
+    EngineOutput,
     EngineRequest,
     ErrorReport,
     RowBitmask,
@@ -230,3 +231,22 @@ def run_to_end(core: EngineCore, max_steps: int = 1000) -> dict[str, list[int]]:
         for output in core.step().outputs:
             completions.setdefault(output.request_id, []).extend(output.token_ids)
     raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def finish_step(scheduler: Scheduler, plan: StepPlan, token_id: int = 7) -> list[EngineOutput]:
+    """Complete a step in which each request that samples gets the same token."""
+    rows = (SlotResult(s.slot, [token_id]) for s in plan.requests if s.num_samples)
+    return take(scheduler, plan, *rows)
+
+
+def take(scheduler: Scheduler, plan: StepPlan, *rows: SlotResult) -> list[EngineOutput]:
+    """Complete a step with these rows."""
+    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
+
+
+def num_found(scheduler: Scheduler, prompt: Sequence[int]) -> int:
+    """Return the number of tokens of a prompt that a new request would find computed."""
+    request = make_request("new", prompt=prompt)
+    scheduler.kv.prepare(request)
+    hit = scheduler.kv.find_prefix(request)
+    return 0 if hit is None else 4 * hit.num_blocks

@@ -11,7 +11,6 @@ host receives them:
 A decoding request therefore always has exactly one token to compute next, known or expected.
 """
 
-import math
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -112,8 +111,7 @@ class Request:
         self.num_prompt_tokens = len(message.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.stop_token_ids = message.stop_token_ids
-        limits = [s for s in (message.timeout_s, max_timeout_s) if s is not None]
-        self.deadline_s = message.arrival_s + min(limits) if limits else math.inf
+        self.deadline_s = message.deadline_s(max_timeout_s)
         self.num_computed_tokens = 0
         self.num_tokens_in_flight = 0  # sampled by steps launched before a preemption
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]

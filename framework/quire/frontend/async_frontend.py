@@ -51,7 +51,9 @@ class AsyncFrontend:
             enforced here, because a step of the engine may hang.
 
     Attributes:
-        dispatch: Open streams, and the thread, the control calls and the statistics of the engine.
+        dispatch: Open streams, and the statistics of the engine.
+        thread: Thread that runs the engine's steps.
+        controls: Control commands that wait for their turn in the thread.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class AsyncFrontend:
         self._stall_limit_s = stall_limit_s
         self._is_draining = False
         self.dispatch = Dispatch(core, request_timeout_s)
+        self.thread = self.dispatch.thread
+        self.controls = self.dispatch.controls
         # Runs when this object is garbage-collected; that may be in any thread, so do not block.
-        weakref.finalize(self, self.dispatch.thread.stop_soon).atexit = False
+        weakref.finalize(self, self.thread.stop_soon).atexit = False
 
     async def submit(
         self,
@@ -105,7 +109,7 @@ class AsyncFrontend:
             RequestError: The request is invalid; nothing was queued.
             EngineDeadError: The engine stopped.
         """
-        self.dispatch.thread.check_alive()
+        self.thread.check_alive()
         if self._is_draining:
             raise OverloadedError("the server is shutting down and takes no new requests")
         (encoded,) = [prompt] if isinstance(prompt, EncodedPrompt) else await self.encode([prompt])
@@ -134,13 +138,7 @@ class AsyncFrontend:
         Closing the iterator or cancelling its task aborts the unfinished completions. Raises what
         `submit` raises, and a `RequestError` if the request fails later.
         """
-        stream = await self.submit(
-            prompt,
-            params,
-            adapter=self.resolve_adapter(adapter),
-            priority=priority,
-            timeout_s=timeout_s,
-        )
+        stream = await self._submit_by_name(prompt, params, adapter, priority, timeout_s)
         async with stream:
             async for delta in stream:
                 yield delta
@@ -155,24 +153,21 @@ class AsyncFrontend:
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Generate, and return all completions when they finished; raises as `generate` does."""
-        stream = await self.submit(
-            prompt,
-            params,
-            adapter=self.resolve_adapter(adapter),
-            priority=priority,
-            timeout_s=timeout_s,
-        )
+        stream = await self._submit_by_name(prompt, params, adapter, priority, timeout_s)
         async with stream:
             try:
                 async for _ in stream:
                     pass
             except RequestError as error:
                 try:
-                    error.output = stream.result()
+                    error.output = stream.completions.result()
                 except Exception:  # secondary: the request's own error is raised below
-                    logger.exception("a completion of a failed request could not be decoded")
+                    logger.exception(
+                        "request %s failed, and what it generated could not be turned into text",
+                        stream.request_id,
+                    )
                 raise
-            return stream.result()
+            return stream.completions.result()
 
     def abort(self, request_id: str) -> None:
         """Abort a request by the id of its stream; its reader gets a last delta per completion."""
@@ -182,13 +177,13 @@ class AsyncFrontend:
 
     def is_ready(self) -> bool:
         """Return whether new requests are served."""
-        is_alive = self.dispatch.thread.death is None
+        is_alive = self.thread.death is None
         return is_alive and not self._is_draining and not self.is_stalled
 
     @property
     def is_stalled(self) -> bool:
         """Whether a step hangs: there is work, and no step completed within the limit."""
-        return self.dispatch.thread.stalled_s > self._stall_limit_s
+        return self.thread.stalled_s > self._stall_limit_s
 
     async def shutdown(
         self, timeout_s: float = 0.0, stop_timeout_s: float = STOP_TIMEOUT_S
@@ -207,7 +202,7 @@ class AsyncFrontend:
             await asyncio.sleep(DRAIN_POLL_S)
         for stream in self.dispatch.streams():
             self.dispatch.end(stream)
-        await asyncio.to_thread(self.dispatch.thread.stop, stop_timeout_s)
+        await asyncio.to_thread(self.thread.stop, stop_timeout_s)
 
     async def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Tokenize prompts; in a thread if they are long in total.
@@ -235,6 +230,19 @@ class AsyncFrontend:
         raise UnknownModelError(
             f"there is no model or adapter {shown!r} here{hint} (served: {', '.join(known)})",
             param="model",
+        )
+
+    async def _submit_by_name(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        adapter: str | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> DeltaStream:
+        ref = self.resolve_adapter(adapter)
+        return await self.submit(
+            prompt, params, adapter=ref, priority=priority, timeout_s=timeout_s
         )
 
 

@@ -111,19 +111,20 @@ class OfflineFrontend:
             prompts, each_params, each_adapter, each_priority, each_timeout_s, strict=True
         )
         with self.core.turn() as core:
-            tasks = [self._admit(*each) for each in arguments]
+            tasks = [self._admit(index, *each) for index, each in enumerate(arguments)]
             if return_errors or not any(task.error for task in tasks):
                 with _progress(len(prompts), use_progress) as progress:
                     _BatchRun(core, tasks, self._max_in_flight).run_to_completion(progress)
-                for index, task in enumerate(tasks):
-                    task.finish(index, finish)
-        errors = {index: task.error for index, task in enumerate(tasks) if task.error}
+                for task in tasks:
+                    task.finish(finish)
+        errors = {task.index: task.error for task in tasks if task.error}
         if errors and not return_errors:
             raise _summary([task.output for task in tasks], errors) from next(iter(errors.values()))
         return [task.error or task.whole_output() for task in tasks]
 
     def _admit(
         self,
+        index: int,
         prompt: Prompt | QuireError,
         params: SamplingParams,
         adapter: AdapterRef | QuireError | None,
@@ -143,8 +144,8 @@ class OfflineFrontend:
                 timeout_s=timeout_s,
             )
         except QuireError as error:
-            return _Task(error=error)
-        return _Task(PromptState(admission, self._tokenizer, self._finished_hooks))
+            return _Task(index, error=error)
+        return _Task(index, PromptState(admission, self._tokenizer, self._finished_hooks))
 
 
 @dataclass(slots=True)
@@ -152,11 +153,13 @@ class _Task:
     """One prompt of a call.
 
     Attributes:
+        index: Index of the prompt.
         completions: State of its completions; None if it was refused.
         output: Output of all completions, at the end; None if it failed.
         error: Error of the prompt, or of its first completion that failed.
     """
 
+    index: int
     completions: PromptState | None = None
     output: RequestOutput | None = None
     error: QuireError | None = None
@@ -170,18 +173,22 @@ class _Task:
         """Record an error, unless there is one already."""
         self.error = self.error or error
 
-    def finish(self, index: int, finish: Finish | None) -> None:
+    def fail_decoding(self, error: Exception, request_id: str) -> None:
+        """Record the error of an output that could not be applied; log a defect."""
+        self.fail(failure_of(error, f"prompt {self.index} (request {request_id})"))
+
+    def finish(self, finish: Finish | None) -> None:
         """Build the output and postprocess it; that of a failed prompt is attached to its error."""
         if self.completions is None:
             return
         try:
             output = self.completions.result()
         except Exception as error:  # noqa: BLE001 - it fails this prompt only, and is logged
-            self.fail(failure_of(error, self.completions.admission.request_id))
+            self.fail_decoding(error, self.completions.admission.request_id)
             return
         try:
             if finish is not None:
-                finish(index, output)
+                finish(self.index, output)
         except QuireError as error:
             self.fail(error)
         if self.error is None:
@@ -251,7 +258,7 @@ class _BatchRun:
         try:
             completion = completions.apply(output)
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
-            task.fail(failure_of(error, output.request_id))
+            task.fail_decoding(error, output.request_id)
             self._core.abort([output.request_id])
             return True
         if completion.must_abort:

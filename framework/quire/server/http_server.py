@@ -113,7 +113,7 @@ class HTTPServer(uvicorn.Server):
 
     async def _end_with_engine(self) -> None:
         """Wait for the engine to die, leave clients time to see the error, and exit."""
-        death = await self._frontend.dispatch.controls.wait_for_death()
+        death = await self._frontend.controls.wait_for_death()
         if self._stopping is None:
             logger.critical("the engine died, so the server exits: %s", death)
             self.engine_death = death

@@ -2,11 +2,16 @@
 
 from quire import Registrar, hookimpl
 from quire.interfaces.sampling import RequestField, SamplerCapabilities, SamplerStep
+from quire.sampling_params import LIMITS
 
-TEMPERATURE = RequestField("temperature", float, 1.0, 0.0, 100.0, "0 takes the most likely token.")
-TOP_K = RequestField("top_k", int, 0, -1, 2**31 - 1, "The k most likely tokens; 0 or -1 is off.")
-TOP_P = RequestField("top_p", float, 1.0, 0.0, 1.0, "The most likely tokens that add up to p.")
-MIN_P = RequestField("min_p", float, 0.0, 0.0, 1.0, "Fraction of the largest probability.")
+TEMPERATURE = RequestField(
+    "temperature", float, 1.0, *LIMITS["temperature"], "0 takes the most likely token."
+)
+TOP_K = RequestField("top_k", int, 0, *LIMITS["top_k"], "The k most likely tokens; 0 or -1 is off.")
+TOP_P = RequestField(
+    "top_p", float, 1.0, *LIMITS["top_p"], "The most likely tokens that add up to p."
+)
+MIN_P = RequestField("min_p", float, 0.0, *LIMITS["min_p"], "Fraction of the largest probability.")
 
 FUSED = ("temperature", "min_p", "top_k_top_p")
 

@@ -247,7 +247,7 @@ def no_products(parts):
     return {name: "g++ failed" if "linear_library" in name else None for name in parts}
 
 
-def test_a_method_that_cannot_run_is_not_chosen_and_its_reason_is_told():
+def test_a_method_that_cannot_run_is_not_chosen_and_the_decision_has_the_reason():
     composition = composed(probe=no_products)
     assert composition.quantization.value is None
     assert composition.weights == (

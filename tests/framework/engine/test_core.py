@@ -14,7 +14,7 @@ from fickle_store import FickleStore
 from quire.engine.core import EngineCore
 from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
 from quire.engine.kv_store.kv_transfers import KVTransfers
-from quire.engine.request import Request, Status
+from quire.engine.request import Status
 from quire.errors import EngineDeadError, GrammarError, InvalidRequestError
 from quire.messages import (
     AdapterRef,
@@ -22,9 +22,7 @@ from quire.messages import (
     LoadAdapter,
     ResetPrefixCache,
     SlotResult,
-    StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from quire.sampling_params import StructuredOutputsParams
 
@@ -338,14 +336,8 @@ def test_an_engine_that_was_shut_down_holds_no_runner_and_refuses_calls():
     core.shutdown()
     core.shutdown()
     assert core.runner is not executor
-    for call in (
-        lambda runner: runner.execute(StepPlan(plan_id=1, requests=[])),
-        lambda runner: runner.sample(1, ()),
-        lambda runner: runner.collect(1),
-        lambda runner: runner.control(LoadAdapter(AdapterRef("an adapter", "a/folder"))),
-    ):
-        with pytest.raises(EngineDeadError, match="the engine was shut down"):
-            call(core.runner)
+    with pytest.raises(EngineDeadError, match="the engine was shut down"):
+        core.control(LoadAdapter(AdapterRef("an adapter", "a/folder")))
 
 
 def test_the_kv_store_is_shut_down_with_the_engine():
@@ -498,56 +490,3 @@ def test_only_the_token_that_ends_the_thinking_activates_the_grammar():
     assert grammars.inactive == set()
     run_to_end(core)
     assert grammars.accepted == {"bound": [24]}
-
-
-# -- rows ------------------------------------------------------------------------------------------
-
-
-LOGPROBS = TokenLogprobs([7, 8], [-0.5, -1.0], 1)
-
-
-def take_rows(scheduler, *rows):
-    plan = scheduler.schedule()
-    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
-
-
-def test_logprobs_come_with_their_tokens_and_end_with_the_completion():
-    scheduler = make_scheduler()
-    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=4, stop_token_ids=(9,)), 1))
-    (first,) = take_rows(scheduler, SlotResult(0, [7], [LOGPROBS]))
-    assert (first.token_ids, first.logprobs, first.finish_reason) == ([7], [LOGPROBS], None)
-    assert scheduler.set_drafts("a", [8, 9])
-    (rest,) = take_rows(scheduler, SlotResult(0, [8, 9, 7], [LOGPROBS] * 3))
-    assert (rest.token_ids, rest.logprobs) == ([8, 9], [LOGPROBS] * 2)
-    assert (rest.finish_reason, rest.stop_reason) == ("stop", 9)
-    assert not scheduler.requests
-
-
-def test_logprobs_of_the_prompt_come_once_in_chunks_and_with_a_token():
-    scheduler = make_scheduler(max_num_batched_tokens=4)
-    scheduler.add(Request(make_message("a", prompt=range(1, 8), prompt_logprobs=1), 1))
-    (first,) = take_rows(scheduler, SlotResult(0, [], prompt_logprobs=[LOGPROBS] * 4))
-    assert (first.token_ids, first.prompt_logprobs) == ([], [LOGPROBS] * 4)
-    (second,) = take_rows(scheduler, SlotResult(0, [7], prompt_logprobs=[LOGPROBS] * 2))
-    assert (second.token_ids, second.prompt_logprobs) == ([7], [LOGPROBS] * 2)
-    scheduler.discard_steps()  # all is computed again
-    (third,) = take_rows(scheduler, SlotResult(0, [], prompt_logprobs=[LOGPROBS] * 4))
-    (fourth,) = take_rows(scheduler, SlotResult(0, [8], prompt_logprobs=[LOGPROBS] * 2))
-    assert (third.prompt_logprobs, fourth.prompt_logprobs) == ([], [])
-    assert fourth.token_ids == [8]
-
-
-def test_a_result_for_a_slot_without_request_is_an_error_of_the_worker():
-    scheduler = make_scheduler()
-    scheduler.add(Request(make_message("a"), 1))
-    with pytest.raises(RuntimeError, match="slot 3 has a result and no request"):
-        take_rows(scheduler, SlotResult(3, [7]))
-
-
-def test_a_completion_ends_at_its_length_also_within_a_stop_s_min_tokens():
-    scheduler = make_scheduler()
-    scheduler.add(Request(make_message("a", prompt=[5], max_tokens=2, min_tokens=2), 1))
-    assert take_rows(scheduler, SlotResult(0, [0]))[0].finish_reason is None
-    (last,) = take_rows(scheduler, SlotResult(0, [0]))
-    assert (last.finish_reason, last.stop_reason) == ("length", None)
-    assert not scheduler.requests

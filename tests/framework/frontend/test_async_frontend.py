@@ -153,7 +153,7 @@ def test_a_frontend_that_drains_is_not_ready_and_refuses_before_it_encodes(token
         closing = asyncio.create_task(frontend.shutdown(30.0))
         await asyncio.sleep(0)
         assert not frontend.is_ready()
-        frontend.dispatch.thread.check_alive()  # it lives
+        frontend.thread.check_alive()  # it lives
         with pytest.raises(OverloadedError, match="shutting down"):
             await frontend.submit("", WHOLE)
         assert [delta async for delta in stream][-1].finish_reason == "stop"
@@ -289,7 +289,7 @@ def test_a_finished_request_is_not_aborted(serve):
         async with await frontend.submit("fox", WHOLE) as stream:
             async for _ in stream:
                 pass
-        await frontend.dispatch.controls.call(ResetPrefixCache())
+        await frontend.controls.call(ResetPrefixCache())
 
     assert serve(test).aborted == []
 
@@ -366,11 +366,11 @@ def test_an_engine_that_dies_fails_all_requests(serve, tokenizer, caplog):
             assert isinstance(result, EngineDeadError)
         assert not frontend.is_ready()
         with pytest.raises(EngineDeadError):
-            frontend.dispatch.thread.check_alive()
+            frontend.thread.check_alive()
         with pytest.raises(EngineDeadError):
             await frontend.submit("fox", WHOLE)
         with pytest.raises(EngineDeadError):
-            await frontend.dispatch.controls.call(ResetPrefixCache())
+            await frontend.controls.call(ResetPrefixCache())
 
     serve(test, script, step_s=0.01)
     assert "out of smoke" in caplog.text
@@ -389,9 +389,9 @@ def test_an_engine_that_dies_while_it_is_idle_is_not_ready(serve):
 
 def test_controls_return_and_fail_where_they_are_awaited(serve):
     async def test(frontend, core):
-        assert await frontend.dispatch.controls.call(ResetPrefixCache()) is None
+        assert await frontend.controls.call(ResetPrefixCache()) is None
         with pytest.raises(AdapterError, match="no files of 'ghost'"):
-            await frontend.dispatch.controls.call(LoadAdapter(AdapterRef("ghost", "nowhere")))
+            await frontend.controls.call(LoadAdapter(AdapterRef("ghost", "nowhere")))
         assert frontend.is_ready()
 
     serve(test)
@@ -494,7 +494,7 @@ def test_shutdown_abandons_a_step_that_hangs_and_fails_all_requests(tokenizer, i
         frontend = make(core, tokenizer, intake)
         request = asyncio.create_task(frontend.generate_whole("fox", WHOLE))
         await eventually(lambda: core.running, "it runs")
-        reset = asyncio.create_task(frontend.dispatch.controls.call(ResetPrefixCache()))
+        reset = asyncio.create_task(frontend.controls.call(ResetPrefixCache()))
         await asyncio.sleep(0.05)
         started = time.monotonic()
         await frontend.shutdown(0.0, 0.2)
@@ -503,7 +503,7 @@ def test_shutdown_abandons_a_step_that_hangs_and_fails_all_requests(tokenizer, i
         with pytest.raises(EngineDeadError, match=r"hung for 0\.2 s"):
             await reset
         with pytest.raises(EngineDeadError, match="hung"):
-            frontend.dispatch.thread.check_alive()
+            frontend.thread.check_alive()
 
     asyncio.run(main())
     assert not core.is_shut_down
@@ -545,9 +545,9 @@ def test_a_control_that_fails_for_a_foreign_reason_ends_the_engine(tokenizer, in
     async def main():
         frontend = make(core, tokenizer, intake)
         with pytest.raises(EngineDeadError, match=r"^the engine died: RuntimeError: out of smoke$"):
-            await frontend.dispatch.controls.call(ResetPrefixCache())
+            await frontend.controls.call(ResetPrefixCache())
         assert (
-            str(await frontend.dispatch.controls.wait_for_death())
+            str(await frontend.controls.wait_for_death())
             == "the engine died: RuntimeError: out of smoke"
         )
         await frontend.shutdown()
@@ -557,7 +557,7 @@ def test_a_control_that_fails_for_a_foreign_reason_ends_the_engine(tokenizer, in
 
 def test_waiting_for_the_engines_death_returns_the_reason(serve):
     async def test(frontend, core):
-        end = asyncio.create_task(frontend.dispatch.controls.wait_for_death())
+        end = asyncio.create_task(frontend.controls.wait_for_death())
         await asyncio.sleep(0.05)
         assert not end.done()
         core.is_dead = True
@@ -648,6 +648,7 @@ def test_a_completion_that_cannot_be_decoded_fails_alone(serve, tokenizer, caplo
         assert (await frontend.generate_whole("fox", WHOLE)).outputs[0].text == "fox"
 
     serve(test, script)
+    assert "could not be turned into text\nTraceback" in caplog.text
     assert "TypeError" in caplog.text
 
 

@@ -193,7 +193,7 @@ def test_what_is_done_with_an_output_may_fail_for_its_prompt_alone(tokenizer, in
     assert caught.value.errors[1].output.outputs[0].text == "dog"
 
 
-def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, intake):
+def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, intake, caplog):
     core = ScriptedCore(lambda request: Reply([-1] if len(request.token_ids) > 2 else [5, 6]))
     params = [SamplingParams(max_tokens=n, ignore_eos=True, stop=["never"]) for n in (2, 100)]
     fine, error = OfflineFrontend(core, tokenizer, intake).generate(
@@ -203,6 +203,9 @@ def test_a_completion_that_cannot_be_decoded_fails_its_prompt_alone(tokenizer, i
     assert len(fine.outputs[0].token_ids) == 2
     assert str(error) == "the completion could not be decoded; see the log"
     assert error.__cause__ is not None
+    (request_id,) = core.aborted
+    said = f"the completion of prompt 1 (request {request_id}) could not be turned into text"
+    assert [record.getMessage() for record in caplog.records] == [said]
     assert not core.has_work()
 
 

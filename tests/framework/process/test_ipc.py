@@ -235,6 +235,6 @@ def test_closing_twice_is_harmless(address):
     channel.close()
 
 
-def test_an_unreadable_message_is_one_of_our_errors_but_nobodys_request():
+def test_an_unreadable_message_is_a_quire_error_but_no_request_error():
     assert issubclass(UnreadableError, QuireError)
     assert not issubclass(UnreadableError, InvalidRequestError)

@@ -12,6 +12,7 @@ from transformers import (
 
 from quire.errors import InvalidRequestError
 from quire.interfaces.sampling import STAGES, SamplerCapabilities
+from quire.sampling_params import LIMITS, SamplingParams
 from quire.testing.sampling.sampled_rows import sampled_rows
 
 DEVICE = torch.device("cpu")
@@ -80,6 +81,14 @@ def test_every_field_has_help_and_one_meaning(quire_registries):
     declared = [f for e in built_in(quire_registries) for f in e.capabilities.fields]
     assert all(field.help for field in declared)
     assert len(set(declared)) == len({field.name for field in declared})
+
+
+def test_every_field_has_the_limits_of_the_sampling_parameter(quire_registries):
+    declared = {f for e in built_in(quire_registries) for f in e.capabilities.fields}
+    assert {field.name: (field.minimum, field.maximum) for field in declared} == LIMITS
+    for field in declared:
+        default = getattr(SamplingParams(), field.name)
+        assert (field.type, field.default) == (type(default), default)
 
 
 @pytest.mark.parametrize(

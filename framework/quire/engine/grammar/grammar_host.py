@@ -18,7 +18,7 @@ import msgspec
 
 from quire.config import PluginSettings
 from quire.engine.grammar.fork_server_client import GrammarForkServer
-from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError
+from quire.engine.grammar.grammar_link import BackendFailedError, LinkLostError, NotStartedError
 from quire.engine.grammar.grammar_pool import GrammarLimits, GrammarPool
 from quire.engine.grammar.grammar_wire import (
     Accept,
@@ -286,10 +286,14 @@ class GrammarHost:
 
     def _fail_all(self, requests: Sequence[_Request], lost: LinkLostError) -> None:
         """Fail the requests of a grammar whose process is lost or did not compile it."""
-        failure = Failure(str(lost), not isinstance(lost, BackendFailedError))
         if lost.__cause__ is not None:  # the process is gone; otherwise it reported the reason
             logger.warning("%s; failing requests %s", lost, _request_ids(requests))
-        error = self._error_of(failure, requests)
+        error: RequestError
+        if isinstance(lost, NotStartedError):
+            error = RequestFailedError(str(lost))
+        else:
+            failure = Failure(str(lost), not isinstance(lost, BackendFailedError))
+            error = self._error_of(failure, requests)
         for request in requests:
             self._fail(request, error)
 

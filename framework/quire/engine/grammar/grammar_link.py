@@ -32,6 +32,12 @@ class LinkLostError(QuireError):
     code = "grammar_process_lost"
 
 
+class NotStartedError(LinkLostError):
+    """The processes of grammars cannot be started: a failure of the server, not of a grammar."""
+
+    code = "grammar_process_not_started"
+
+
 class BackendFailedError(LinkLostError):
     """A backend raised an unexpected exception; the message is its traceback, for the log."""
 
@@ -84,7 +90,8 @@ class GrammarLink:
         """Start a process that compiles a grammar, without waiting for it.
 
         Raises:
-            LinkLostError: The process cannot be started.
+            LinkLostError: The grammar is too large to be sent.
+            NotStartedError: The process cannot be started.
         """
         command = Spawn(grammar=number, backend=backend, params=params, timeout_s=timeout_s)
         try:
@@ -92,7 +99,7 @@ class GrammarLink:
         except GrammarError as error:
             raise LinkLostError(str(error)) from error
         except OSError as error:
-            raise LinkLostError(f"no grammar process can be started: {error}") from error
+            raise NotStartedError(f"no grammar process can be started: {error}") from error
 
     @property
     def is_overdue(self) -> bool:
@@ -122,7 +129,7 @@ class GrammarLink:
         try:
             compiled = receive(self._connection, Compiled)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            raise LinkLostError(self._lost_reason()) from error
+            raise self._lost() from error
         if (failure := compiled.failure) is not None:
             error_type = LinkLostError if failure.is_for_client else BackendFailedError
             raise error_type(failure.message)
@@ -179,10 +186,12 @@ class GrammarLink:
         """Close the connection, on which the process ends by itself."""
         self._connection.close()
 
-    def _lost_reason(self) -> str:
+    def _lost(self) -> LinkLostError:
         if not self._fork_server.is_alive:
-            return "the process that compiles grammars has ended; see its messages in the log"
-        return (
+            return NotStartedError(
+                "the process that compiles grammars has ended; see its messages in the log"
+            )
+        return LinkLostError(
             f"the grammar cannot be compiled within {self._timeout_s:g} s and the memory limit of "
             "one grammar; make it simpler"
         )

@@ -218,7 +218,7 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Return the virtual and resident memory of this process; 0 if the system tells neither."""
+    """Return the virtual and resident memory of this process; 0 where it is not reported."""
     if sys.platform != "linux":
         return 0, 0
     with open("/proc/self/statm") as statm:

@@ -7,7 +7,7 @@ from typing import Self
 
 from quire.errors import QuireError
 from quire.frontend.completions.completion import PromptState
-from quire.outputs import Delta, RequestOutput
+from quire.outputs import Delta
 
 
 class DeltaStream:
@@ -69,10 +69,6 @@ class DeltaStream:
             self._error = error
             self._end()
             self._wake.set()
-
-    def result(self) -> RequestOutput:
-        """Return all completions so far."""
-        return self.completions.result()
 
     async def aclose(self) -> None:
         """Abort the unfinished completions. May be called twice."""

@@ -7,6 +7,7 @@ found while the next step runs, and the tokens after it are dropped.
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections import defaultdict
@@ -141,10 +142,9 @@ class Dispatch:
     def _start_timeout(self, stream: DeltaStream) -> None:
         """Set a timer that fails a request if the engine does not, as in a step that hangs."""
         request = stream.completions.admission.requests[0]
-        limits = [s for s in (request.timeout_s, self._request_timeout_s) if s is not None]
-        if limits:
-            passed_s = time.monotonic() - request.arrival_s
-            stream.call_later(min(limits) + OVERDUE_S - passed_s, partial(self._expire, stream))
+        overdue_s = request.deadline_s(self._request_timeout_s) + OVERDUE_S
+        if overdue_s < math.inf:
+            stream.call_later(overdue_s - time.monotonic(), partial(self._expire, stream))
 
     def _expire(self, stream: DeltaStream) -> None:
         message = "the request timed out, and the engine does not answer: a step takes too long"
@@ -164,7 +164,7 @@ class Dispatch:
             completion = stream.completions.apply(output)
             delta = completion.delta()
         except Exception as error:  # noqa: BLE001 - it fails this request only, and is logged
-            self._fail(stream, failure_of(error, output.request_id))
+            self._fail(stream, failure_of(error, f"request {output.request_id}"))
             return False
         if delta.finish_reason is not None:
             with self._lock:

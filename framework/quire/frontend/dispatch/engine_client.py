@@ -108,15 +108,19 @@ def error_of(report: ErrorReport) -> RequestError:
     return error
 
 
-def failure_of(error: Exception, request_id: str) -> QuireError:
+def failure_of(error: Exception, request: str) -> QuireError:
     """Return the error that ends a request whose output could not be applied.
 
     Any error but a `QuireError` is a defect, which must end this request only: it is logged, and
     becomes the cause of the returned error.
+
+    Args:
+        error: Error that was raised.
+        request: Words for the request in the log.
     """
     if isinstance(error, QuireError):
         return error
-    logger.error("request %s failed: it could not be decoded", request_id, exc_info=error)
+    logger.error("the completion of %s could not be turned into text", request, exc_info=error)
     failure = RequestFailedError("the completion could not be decoded; see the log")
     failure.__cause__ = error
     return failure

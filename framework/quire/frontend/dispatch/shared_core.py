@@ -20,7 +20,10 @@ CLOSE_WAIT_S = 10.0
 
 
 class SharedCore:
-    """An engine core with a lock. Its methods may be called only within `turn`, except `close`.
+    """An engine core with a lock.
+
+    `add`, `abort`, `step` and `has_work` may be called only within `turn`; `control` and `stats`
+    take a turn of their own.
 
     Args:
         core: Engine core; from now on called by this object alone.
@@ -98,12 +101,14 @@ class SharedCore:
         return self._core.has_work()
 
     def control(self, command: Control) -> Any:
-        """Run a control command between two steps; return or raise its outcome."""
-        return self._call(lambda: self._core.control(command))
+        """Wait for a turn and run a control command in it; return or raise its outcome."""
+        with self.turn():
+            return self._call(lambda: self._core.control(command))
 
     def stats(self) -> EngineStats:
-        """Return the current statistics."""
-        return self._call(self._core.stats)
+        """Wait for a turn, and return the statistics in it."""
+        with self.turn():
+            return self._call(self._core.stats)
 
     def _lock_of_process(self) -> threading.RLock:
         """Return the lock; in a fork a new one, since the holder of the old one does not exist."""

@@ -18,9 +18,10 @@ from quire.outputs import CompletionOutput, PromptLogprobs
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_pieces import ChatPieces, new_call_id
-from quire.server.routes.generation import Generation, end_of, envelope, respond
+from quire.server.routes.generation import Generation, respond
 from quire.server.routes.tool_choice import NO_TOOLS, ToolUse, tool_use
 from quire.server.wire.bodies import Body
+from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import Positions, chat_logprobs
 from quire.server.wire.params import includes_usage, prompt_with_options, sampling_params
 from quire.server.wire.protocol import (
@@ -68,12 +69,13 @@ class ChatRoute:
         else:
             text = self._render(typed, tools.tools)
         prompts = [prompt_with_options(text, typed, False)]
+        generation = Generation(self._frontend, self._budget, prompts, params, adapter, typed)
         return Chat(
-            Generation(self._frontend, self._budget, prompts, params, adapter, typed),
+            generation,
             tools,
             typed.top_logprobs or 0,
             includes_usage(typed),
-            envelope("chatcmpl", self._frontend.model_name if adapter is None else adapter.name),
+            generation.envelope("chatcmpl"),
         )
 
     def _tools(self, body: ChatBody) -> ToolUse:
@@ -163,7 +165,7 @@ class Chat:
             yield self._chunk(usage=self.generation.usage())
 
     def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
-        end, parsed = end_of(output), self._parsed(output.text)
+        parsed = self._parsed(output.text)
         calls = parsed.calls if self.tools.allows_parallel else parsed.calls[:1]
         message = ChatMessage(content=parsed.text or (None if calls else ""))
         if parsed.reasoning is not None:
@@ -175,7 +177,7 @@ class Chat:
             index=index,
             message=message,
             logprobs=self._logprobs(output.logprobs),
-            finish_reason="tool_calls" if calls and end == "stop" else end,
+            finish_reason=finish_reason_of(output, bool(calls)),
             stop_reason=output.stop_reason,
         )
 

@@ -16,6 +16,7 @@ from quire.interfaces.tool_parsing import (
     ToolCallStart,
 )
 from quire.outputs import Delta
+from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import ChatDelta, FinishReason, FunctionDelta, ToolCallDelta
 
 
@@ -43,7 +44,7 @@ class ChatPieces:
             piece = ChatDelta(content=delta.text) if delta.text else ChatDelta()
         else:
             piece = self._piece(_events(self._parser, delta))
-        self.finish_reason = self._finish_reason(delta)
+        self.finish_reason = finish_reason_of(delta, bool(self._ended))
         return piece
 
     def _piece(self, events: Iterable[CompletionEvent]) -> ChatDelta:
@@ -65,11 +66,6 @@ class ChatPieces:
         if calls:
             piece.tool_calls = list(calls.values())
         return piece
-
-    def _finish_reason(self, delta: Delta) -> FinishReason | None:
-        if delta.finish_reason == "stop":
-            return "tool_calls" if self._ended else "stop"
-        return "length" if delta.finish_reason == "length" else None
 
     def _is_kept(self, index: int) -> bool:
         """Whether a call is kept; one that broke off does not exclude the next."""

@@ -6,7 +6,8 @@ from msgspec import UNSET
 
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.server.routes.echo import Echo
-from quire.server.routes.generation import Generation, end_of
+from quire.server.routes.generation import Generation
+from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.openai_logprobs import completion_logprobs, joined
 from quire.server.wire.protocol import CompletionChoice, CompletionLogprobs, FinishReason
 
@@ -46,7 +47,7 @@ class CompletionChoiceBuilder:
 
     def read(self, delta: Delta) -> CompletionChoice | None:
         """Return the piece that a delta adds; None if it adds nothing visible."""
-        piece = self._piece(delta, delta.prompt_logprobs, _public(delta))
+        piece = self._piece(delta, delta.prompt_logprobs, finish_reason_of(delta))
         fields = piece.text, piece.logprobs, piece.finish_reason, piece.prompt_logprobs
         return None if fields == ("", None, None, UNSET) else piece
 
@@ -58,7 +59,7 @@ class CompletionChoiceBuilder:
         Raises:
             RequestFailedError: The completion is incomplete.
         """
-        return self._piece(output, prompt_logprobs, end_of(output))
+        return self._piece(output, prompt_logprobs, finish_reason_of(output))
 
     def _piece(
         self,
@@ -102,7 +103,3 @@ class CompletionChoiceBuilder:
             )
             shown.append(own)
         return joined(shown) if shown else None
-
-
-def _public(delta: Delta) -> FinishReason | None:
-    return delta.finish_reason if delta.finish_reason in ("stop", "length") else None

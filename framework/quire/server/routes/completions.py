@@ -16,7 +16,7 @@ from quire.outputs import CompletionOutput, Delta
 from quire.server.http.json_response import in_thread_if, json_of
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.completion_choice import CompletionChoiceBuilder, ResponseOptions
-from quire.server.routes.generation import Generation, envelope, respond
+from quire.server.routes.generation import Generation, respond
 from quire.server.wire.bodies import Body
 from quire.server.wire.params import includes_usage, prompt_with_options, sampling_params
 from quire.server.wire.protocol import Completion, CompletionBody, CompletionChoice, Usage
@@ -54,19 +54,20 @@ class CompletionRoute:
         )
         _check_count(body.prompt, params.n)
         prompts = [prompt_with_options(prompt, body, True) for prompt in split_prompts(body.prompt)]
+        generation = Generation(
+            self._frontend,
+            self._budget,
+            prompts,
+            params,
+            adapter,
+            body,
+            is_prompt_only=is_prompt_only,
+        )
         return CompletionRun(
-            Generation(
-                self._frontend,
-                self._budget,
-                prompts,
-                params,
-                adapter,
-                body,
-                is_prompt_only=is_prompt_only,
-            ),
+            generation,
             ResponseOptions(body.logprobs, bool(body.echo), body.prompt_logprobs is not None),
             includes_usage(body),
-            envelope("cmpl", self._frontend.model_name if adapter is None else adapter.name),
+            generation.envelope("cmpl"),
         )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from quire.errors import GrammarError, RequestFailedError
 from quire.frontend.async_frontend import AsyncFrontend
 from quire.frontend.completions.delta_stream import DeltaStream
 from quire.frontend.intake.prompt import EncodedPrompt
-from quire.messages import AdapterRef, FinishReason
+from quire.messages import AdapterRef
 from quire.outputs import CompletionOutput, Delta, PromptLogprobs
 from quire.sampling_params import SamplingParams
 from quire.server.http.event_stream import EventStream
@@ -25,7 +25,7 @@ from quire.server.http.logprob_budget import LogprobBudget, LogprobReservation
 from quire.server.http.merged_streams import merged
 from quire.server.wire.bodies import Body, read_body
 from quire.server.wire.fields import sort_fields
-from quire.server.wire.http_errors import RETRY_AFTER_S, HTTPError
+from quire.server.wire.finish_reason import finish_reason_of
 from quire.server.wire.protocol import CachedTokens, SamplingBody, Usage
 
 LARGE = 1024  # tokens or candidates; more of them are processed in a thread
@@ -81,12 +81,6 @@ async def _full_response(run: PreparedRequest) -> bytes:
     return await in_thread_if(run.generation.is_large, partial(run.whole, outputs))
 
 
-def envelope(prefix: str, model: str) -> dict[str, Any]:
-    """Return the fields that are the same in all parts of one response, with a new id."""
-    new_id = f"{prefix}-{secrets.token_hex(14)}"
-    return {"id": new_id, "created": int(time.time()), "model": model}
-
-
 class Generation:
     """The completions of one HTTP request, numbered prompt by prompt; it runs once.
 
@@ -134,6 +128,14 @@ class Generation:
         """Number of choices in the response."""
         return len(self.prompts) * self.n
 
+    def envelope(self, prefix: str) -> dict[str, Any]:
+        """Return the fields that are the same in all parts of the response, with a new id."""
+        return {
+            "id": f"{prefix}-{secrets.token_hex(14)}",
+            "created": int(time.time()),
+            "model": self.frontend.model_name if self._adapter is None else self._adapter.name,
+        }
+
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Generate; yield (choice index, delta). Closing the generator aborts what still runs.
 
@@ -155,8 +157,7 @@ class Generation:
                 await asyncio.sleep(0)  # let other tasks run between hundreds of prompts
             deltas = await stack.enter_async_context(aclosing(_numbered(self._streams)))
             async for prompt_index, delta in deltas:
-                _check_finish(delta.finish_reason)
-                num_running -= delta.finish_reason is not None
+                num_running -= finish_reason_of(delta) is not None
                 shown = _without_completion(delta) if self._is_prompt_only else delta
                 self._count(prompt_index, shown)
                 yield prompt_index * self.n + delta.index, shown
@@ -249,27 +250,3 @@ def _without_completion(part: Part) -> Part:
         finish_reason=None if part.finish_reason is None else "length",
         stop_reason=None,
     )
-
-
-def end_of(output: CompletionOutput) -> Literal["stop", "length"]:
-    """Return the finish reason of a whole completion.
-
-    Raises:
-        RequestFailedError: The completion is incomplete.
-    """
-    if output.finish_reason not in ("stop", "length"):
-        raise RequestFailedError("the completion ended without a finish reason")
-    return output.finish_reason
-
-
-def _check_finish(reason: FinishReason | None) -> None:
-    """Raise an error for the finish reasons "abort" and "error", which OpenAI does not have."""
-    if reason == "abort":
-        raise HTTPError(
-            503,
-            "the request was aborted; the server may be shutting down",
-            code="aborted",
-            headers={"retry-after": str(RETRY_AFTER_S)},
-        )
-    if reason == "error":
-        raise RequestFailedError("the request failed while it ran")

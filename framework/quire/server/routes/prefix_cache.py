@@ -17,5 +17,5 @@ class CacheRoutes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Clear all cached prefixes between two steps; running requests continue."""
         del request
-        await self._frontend.dispatch.controls.call(ResetPrefixCache())
+        await self._frontend.controls.call(ResetPrefixCache())
         return json_response({"status": "reset"})

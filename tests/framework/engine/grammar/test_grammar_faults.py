@@ -1,8 +1,10 @@
 """Failures in a grammar process end its own requests, and are reported to client or log."""
 
+import errno
 import logging
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -10,6 +12,7 @@ from grammar_hosts import WORDS, fork_server_of, mask, ready, wait_for_outcome
 from installed import write_distribution
 from processes import workers_of
 
+from quire.engine.grammar import fork_server_client
 from quire.engine.grammar import grammar_host as grammar_module
 from quire.errors import GrammarError, RequestFailedError
 from quire.sampling_params import StructuredOutputsParams as Params
@@ -141,6 +144,31 @@ def test_a_grammar_has_no_more_time_and_memory_than_it_may(
     error = wait_for_outcome(host, "a", within_s=10.0)
     assert isinstance(error, GrammarError)
     assert reason in str(error)
+
+
+def test_a_process_that_cannot_be_started_is_the_servers_fault(make_host, monkeypatch, caplog):
+    def refuse(*args, **options):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    host = make_host()
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        host.submit("a", WORDS)
+        error = wait_for_outcome(host, "a")
+    assert isinstance(error, RequestFailedError)
+    assert "no grammar process can be started" in str(error)
+    assert "failing requests a" in caplog.text
+    ready(host, "b", WORDS)
+
+
+def test_a_fork_server_that_ends_at_once_is_the_servers_fault(make_host, monkeypatch):
+    host = make_host()
+    monkeypatch.setattr(fork_server_client, "MODULE", "no_such_module")
+    host.submit("a", WORDS)
+    assert fork_server_of(host)._process.wait(10.0)
+    error = wait_for_outcome(host, "a")
+    assert isinstance(error, RequestFailedError)
+    assert "the process that compiles grammars has ended" in str(error)
 
 
 def test_a_process_that_dies_is_logged_with_its_requests(make_host, caplog):

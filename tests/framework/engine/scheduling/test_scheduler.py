@@ -2,45 +2,30 @@ import msgspec
 import pytest
 from engine_parts import (
     FirstHasToGo,
+    finish_step,
     make_core,
     make_message,
     make_request,
     make_scheduler,
+    num_found,
     run_to_end,
+    take,
 )
 
-from quire.engine.kv_cache.kv_cache_manager import KVCacheManager
-from quire.engine.kv_cache.kv_plan import fixed_plan
 from quire.engine.request import Request, Status
 from quire.engine.scheduling.scheduler import Scheduler
-from quire.engine.scheduling.step_in_progress import StepInProgress
 from quire.errors import RefusedError
-from quire.interfaces.kv_cache import KVLayer
 from quire.messages import (
     EngineStats,
-    ErrorReport,
     NewBlocks,
     ScheduledRequest,
     SlotResult,
-    StepResult,
-    TokenLogprobs,
 )
-from quire_kv_cache_specs.sliding_window import SlidingWindowSpec
 from quire_scheduling_policies.priority import PriorityFirst
 
 
 def scheduled(plan):
     return [(entry.slot, entry.num_tokens, entry.num_samples) for entry in plan.requests]
-
-
-def finish_step(scheduler, plan, token_id=7):
-    return take(
-        scheduler, plan, *(SlotResult(s.slot, [token_id]) for s in plan.requests if s.num_samples)
-    )
-
-
-def take(scheduler, plan, *rows):
-    return scheduler.update(plan, StepResult(plan_id=plan.plan_id, results=list(rows)))
 
 
 def test_a_prompt_within_the_budget_is_one_chunk():
@@ -428,122 +413,6 @@ def test_running_prompts_of_a_worse_rank_get_the_tokens_that_a_better_one_leaves
     assert scheduled(plan) == [(2, 16, 0)], "all of them"
     finish_step(scheduler, plan)
     assert scheduled(scheduler.schedule()) == [(2, 5, 1), (0, 6, 0), (1, 5, 0)]
-
-
-# -- what is found ---------------------------------------------------------------------------------
-
-
-def num_found(scheduler, prompt):
-    """Tokens of a prompt that a new request would find computed."""
-    request = make_request("new", prompt=prompt)
-    scheduler.kv.prepare(request)
-    hit = scheduler.kv.find_prefix(request)
-    return 0 if hit is None else 4 * hit.num_blocks
-
-
-def test_a_chunk_is_found_when_it_is_computed_and_not_before():
-    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
-    scheduler.add(make_request("a", prompt=range(30)))
-    first = scheduler.schedule()
-    assert num_found(scheduler, range(30)) == 0
-    second = scheduler.schedule()
-    finish_step(scheduler, first)
-    assert num_found(scheduler, range(30)) == 8
-    scheduler.remove("a")
-    assert num_found(scheduler, range(30)) == 8, "the second is in flight"
-    finish_step(scheduler, second)
-    assert num_found(scheduler, range(30)) == 8
-    assert scheduler.is_quiescent
-    assert scheduler.kv.pool.num_used == 0
-
-
-def test_what_an_aborted_request_computed_is_found():
-    scheduler = make_scheduler(enable_prefix_caching=True)
-    scheduler.add(make_request("a", prompt=range(1, 8), max_tokens=9))
-    finish_step(scheduler, scheduler.schedule())
-    scheduler.running[0].num_computed_tokens = 8  # its token too, in a step without a result
-    scheduler.remove("a")
-    assert num_found(scheduler, [*range(1, 8), 7, 1]) == 8
-
-
-def test_a_block_of_a_completion_is_found_as_soon_as_it_is_computed():
-    scheduler = make_scheduler(enable_prefix_caching=True)
-    scheduler.add(make_request("a", prompt=range(1, 7), max_tokens=9))
-    found = []
-    for _ in range(4):
-        finish_step(scheduler, scheduler.schedule())
-        found.append(num_found(scheduler, [*range(1, 7), 7, 7, 7, 7]))
-    assert found == [4, 4, 8, 8], "of 6, 7, 8 and 9 computed tokens"
-
-
-def test_a_completion_is_found_by_the_next_turn():
-    core, _, _ = make_core(enable_prefix_caching=True)
-    core.add(make_message("a", prompt=range(1, 7), max_tokens=7))
-    assert run_to_end(core) == {"a": list(range(7, 14))}
-    assert num_found(core.scheduler, range(1, 20)) == 12, "the last token was never computed"
-
-
-def test_after_a_reset_what_runs_on_is_not_found():
-    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
-    scheduler.add(make_request("a", prompt=range(30)))
-    finish_step(scheduler, scheduler.schedule())
-    scheduler.reset_prefix_cache()
-    assert num_found(scheduler, range(30)) == 0
-    finish_step(scheduler, scheduler.schedule())
-    scheduler.remove("a")
-    assert num_found(scheduler, range(30)) == 0
-    assert scheduler.kv.pool.num_cached == 0
-
-
-def test_what_a_failed_step_wrote_is_not_found():
-    scheduler = make_scheduler(enable_prefix_caching=True)
-    scheduler.add(make_request("a", prompt=range(30)))
-    plan = scheduler.schedule()
-    row = SlotResult(0, [], error=ErrorReport("request_failed", "no"))
-    (output,) = take(scheduler, plan, row)
-    assert (output.finish_reason, output.error) == ("error", row.error)
-    assert num_found(scheduler, range(30)) == 0
-    assert scheduler.requests == {}
-
-
-def test_a_chunk_from_before_a_preemption_is_not_taken_for_one_of_the_new_start():
-    scheduler = make_scheduler(enable_prefix_caching=True, max_num_batched_tokens=8)
-    scheduler.add(make_request("a", prompt=range(30)))
-    first = scheduler.schedule()
-    (request,) = scheduler.running
-    scheduler._preempt(request, StepInProgress(8))
-    assert (request.status, request.num_tokens_in_flight) == (Status.WAITING, 0)
-    second = scheduler.schedule()
-    assert request.slot == 1, "the step in flight uses the other one"
-    finish_step(scheduler, first)
-    assert num_found(scheduler, range(30)) == 0, "its new blocks are not written yet"
-    finish_step(scheduler, second)
-    assert num_found(scheduler, range(30)) == 8
-
-
-def test_prompt_logprobs_of_a_chunk_from_before_a_preemption_are_emitted_once():
-    scheduler = make_scheduler(max_num_batched_tokens=8)
-    scheduler.add(make_request("a", prompt=range(30), prompt_logprobs=0))
-    first = scheduler.schedule()
-    (request,) = scheduler.running
-    scheduler._preempt(request, StepInProgress(8))
-    second = scheduler.schedule()
-    logprobs = [TokenLogprobs([7], [-0.5], 1)] * 8
-    assert take(scheduler, first, SlotResult(0, [], prompt_logprobs=logprobs)) == []
-    (output,) = take(scheduler, second, SlotResult(1, [], prompt_logprobs=logprobs))
-    assert output.prompt_logprobs == logprobs
-
-
-def test_what_left_a_window_is_free_as_soon_as_its_step_is_done():
-    layer = KVLayer("layers.0", "sliding_window", 1, 8, (("window", 5),))
-    kv = KVCacheManager(fixed_plan([SlidingWindowSpec(layer, 4, "float32")], 40))
-    scheduler = make_scheduler(kv=kv, max_num_batched_tokens=8)
-    scheduler.add(make_request("a", prompt=range(24), max_tokens=9))
-    used = []
-    while scheduler.requests:
-        finish_step(scheduler, scheduler.schedule())
-        used.append(kv.pool.num_used)
-    assert used == [1, 1, 1, 2, 2, 2, 1, 2, 2, 2, 0]
 
 
 # -- an interrupt ----------------------------------------------------------------------------------

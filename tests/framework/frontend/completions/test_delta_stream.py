@@ -181,9 +181,9 @@ def test_what_was_to_be_called_later_is_not_once_the_stream_is_over(run, end):
 def test_the_result_is_everything_so_far(run):
     async def test(case):
         case.push(20)
-        assert not case.stream.result().finished
+        assert not case.stream.completions.result().finished
         case.push(21, "length")
-        assert case.stream.result().outputs[0].token_ids == [20, 21]
+        assert case.stream.completions.result().outputs[0].token_ids == [20, 21]
         assert case.stream.request_id == case.completions.admission.request_id
         assert case.stream.prompt_token_ids == case.completions.admission.prompt.token_ids
 

@@ -98,7 +98,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_and_its_surplus_is_dropped
         assert "".join(delta.text for delta in deltas) == "the "
         assert deltas[-1].finish_reason == "stop"
         await eventually(lambda: core.aborted)
-        assert stream.result().outputs[0].text == "the "
+        assert stream.completions.result().outputs[0].text == "the "
 
     run(test, ScriptedCore(echo, step_s=0.005))
 
@@ -118,7 +118,7 @@ def test_an_output_of_a_request_that_is_over_is_not_taken(run):
     async def test(dispatch, core, completions):
         stream = dispatch.start(completions("fox", stop=["fox"]))
         deltas = await read(stream)
-        result = stream.result().outputs[0]
+        result = stream.completions.result().outputs[0]
         assert (result.text, result.finish_reason, result.stop_reason) == ("", "stop", "fox")
         assert sum(len(delta.token_ids) for delta in deltas) == len(result.token_ids)
         assert [delta.finish_reason for delta in deltas].count("stop") == 1

@@ -166,6 +166,9 @@ def test_a_turn_ends_also_by_an_error_and_others_have_theirs():
         assert core is shared
         with pytest.raises(InvalidRequestError, match="within one of its own calls"), shared.turn():
             pass
+        for call in (shared.stats, lambda: shared.control(ResetPrefixCache())):
+            with pytest.raises(InvalidRequestError, match="within one of its own calls"):
+                call()
     with shared.turn():
         pass
 
@@ -174,7 +177,7 @@ def test_a_turn_ends_also_by_an_error_and_others_have_theirs():
 def test_a_dead_core_is_not_called(error):
     shared = SharedCore(core := Noted())
     core.control_error = error
-    with shared.turn(), pytest.raises(EngineDeadError) as caught:
+    with pytest.raises(EngineDeadError) as caught:
         shared.control(ResetPrefixCache())
     assert caught.value is error or caught.value.__cause__ is error
     core.control_error = None
@@ -198,7 +201,7 @@ def test_an_error_of_ours_is_no_death():
     shared = SharedCore(core := Noted())
     core.control_error = AdapterError("no such files")
     for _ in range(2):
-        with shared.turn(), pytest.raises(AdapterError):
+        with pytest.raises(AdapterError):
             shared.control(ResetPrefixCache())
     core.abort = lambda request_ids: core.done.append(request_ids)
     shared.abort(["x"])

@@ -137,6 +137,11 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(tokenizer):
         intake.admit([1] * 99, SamplingParams())
 
 
+def test_the_length_is_checked_first_so_that_a_huge_prompt_is_not_scanned(tokenizer):
+    with pytest.raises(PromptTooLongError):
+        make(tokenizer, max_model_len=8).admit([99999] * 500, SamplingParams())
+
+
 @pytest.mark.parametrize(("asked", "given"), [(None, 60), (5, 5), (60, 60), (61, 60), (10**9, 60)])
 def test_max_tokens_fits_the_model(tokenizer, asked, given):
     request = make(tokenizer).admit([1] * 4, SamplingParams(max_tokens=asked)).requests[0]

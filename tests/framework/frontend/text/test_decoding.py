@@ -101,10 +101,3 @@ def test_special_tokens_have_bytes_and_are_shown_on_demand(families, family):
     for skips, text in ((True, ""), (False, name)):
         stream = tokenizer.text_stream([], skips)
         assert stream.feed(special) + stream.close() == text
-
-
-def test_marks_are_blanks_in_the_bytes_of_a_token(families):
-    for family in ("byte_fallback", "metaspace"):
-        tokenizer = families[family]
-        token_id = tokenizer.backend.token_to_id("▁x▁y")
-        assert tokenizer.token_bytes(token_id) == b" x y"

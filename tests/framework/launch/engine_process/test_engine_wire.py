@@ -111,7 +111,7 @@ def test_a_request_with_a_field_that_msgpack_cannot_carry_is_refused_when_it_is_
     request = EngineRequest(
         request_id="r", token_ids=[2**64], params=SamplingParams(), max_tokens=1, seed=0
     )
-    with pytest.raises(QuireError, match="cannot be sent"):
+    with pytest.raises(InvalidRequestError, match="cannot be sent"):
         EncodedRequest.of(request)
 
 

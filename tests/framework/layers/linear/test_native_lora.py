@@ -64,7 +64,7 @@ def check(layers, index, inputs, num_outputs):
 @pytest.mark.parametrize("instruction_set", SETS_HERE)
 @pytest.mark.parametrize("inputs", [1, 16, 37, 256])
 @pytest.mark.parametrize("sizes", [(1,), (16, 8, 8), (70, 33)])
-def test_the_answers_are_those_of_the_products(monkeypatch, sizes, inputs, instruction_set):
+def test_the_results_equal_the_matrix_products(monkeypatch, sizes, inputs, instruction_set):
     use_set(monkeypatch, libraries, instruction_set, "ADAPTERS")
     layers = stacks(CONTEXT, sizes, inputs), stacks(NATIVE, sizes, inputs)
     for layer in layers:

@@ -24,7 +24,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.http.logprob_budget import LogprobBudget
 from quire.server.routes.chat_completions import Chat
 from quire.server.routes.chat_pieces import ChatPieces
-from quire.server.routes.generation import Generation, envelope
+from quire.server.routes.generation import Generation
 from quire.server.routes.tool_choice import ToolUse
 from quire.server.wire.protocol import ChatBody, ChatDelta
 from quire_tool_parsers.hermes import HermesToolParser
@@ -49,7 +49,7 @@ def whole(tokenizer):
         )  # fmt: skip
         asyncio.run(generation.outputs())
         use = ToolUse([{}] if tools else [], None, allows_parallel)
-        chat = Chat(generation, use, 0, False, envelope("chatcmpl", "demo"))
+        chat = Chat(generation, use, 0, False, generation.envelope("chatcmpl"))
         output = CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end, **fields)
         return json.loads(chat.whole([output]))["choices"][0]
 
@@ -228,13 +228,9 @@ def test_behind_the_first_call_that_ends_no_other_is_kept(whole):
     assert calls_of(choice) == [("A", "b")]
 
 
-@pytest.mark.parametrize("end", [None, "abort", "error"])
-def test_a_choice_without_an_end_is_an_error(whole, end):
-    pieces = make_pieces()
-    take(pieces, "half", end)
-    assert pieces.finish_reason is None
+def test_a_choice_without_an_end_is_an_error(whole):
     with pytest.raises(RequestFailedError, match="without a finish reason"):
-        whole("half", end)
+        whole("half", None)
 
 
 def test_log_probabilities_are_kept_in_order_and_the_stop_string_with_the_end(whole):

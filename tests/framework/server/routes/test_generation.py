@@ -10,10 +10,10 @@ from server_parts import Texts, make_frontend
 from quire.errors import GrammarError, OverloadedError, RequestFailedError
 from quire.frontend.intake.intake import Intake
 from quire.messages import ErrorReport
-from quire.outputs import CompletionOutput, Delta
+from quire.outputs import Delta
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.server.http.logprob_budget import LogprobBudget
-from quire.server.routes.generation import LARGE, Generation, end_of
+from quire.server.routes.generation import LARGE, Generation
 from quire.server.wire.http_errors import HTTPError
 from quire.server.wire.protocol import SamplingBody
 
@@ -236,13 +236,6 @@ def test_a_long_completion_is_worked_on_beside_the_event_loop(frontend, core):
         generation = start(frontend, "red", **fields)
         asyncio.run(generation.outputs())
         assert generation.is_large is is_large
-
-
-@pytest.mark.parametrize("end", [None, "abort", "error"])
-def test_a_completion_without_an_end_is_an_error(end):
-    output = CompletionOutput(index=0, text="half", token_ids=[1], finish_reason=end)
-    with pytest.raises(RequestFailedError, match="without a finish reason"):
-        end_of(output)
 
 
 def test_an_echo_alone_shows_and_costs_no_token(frontend):
