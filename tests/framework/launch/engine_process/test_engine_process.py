@@ -229,6 +229,7 @@ def test_the_engine_and_its_grammars_print_their_stacks_on_a_signal_and_go_on(fo
     assert output.outputs[0].text.isdigit()
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_an_interrupted_generation_leaves_the_engine_ready_for_the_next(folder):
     with LLM(folder, engine_process=True, max_num_seqs=2) as llm:
         kill_at_work(llm, os.getpid(), signal.SIGINT)

@@ -405,7 +405,7 @@ class NeverSavesAgain(HostMemoryScheduler):
     def finish(self, transfer_id, *, has_failed):
         load = self._loads.get(transfer_id)
         if has_failed and load:
-            self.bad |= {cross_block.block_hash for cross_block in load.cross_blocks}
+            self.bad |= {stored.block_hash for stored in load}
         super().finish(transfer_id, has_failed=has_failed)
 
     def start_save(self, transfer_id, cross_blocks):
