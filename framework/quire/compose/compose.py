@@ -97,17 +97,18 @@ def compose(
     unavailable: dict[str, str] = {}  # reasons, by probe
     while True:
         composition = _compose(settings, plugins, checkpoint, chat_template, machine, unavailable)
-        chosen = {} if probe is None else _probes(composition)
+        rejections = tuple(Rejection(parts[name], reason) for name, reason in unavailable.items())
+        composition = replace(composition, unavailable=rejections)
+        if probe is None:
+            return composition
+        chosen = _probes(composition)
         pending = {name: part for name, part in chosen.items() if name not in parts}
-        if probe is None or not pending:
-            rejections = tuple(
-                Rejection(parts[name], reason) for name, reason in unavailable.items()
-            )
-            return replace(composition, unavailable=rejections)
-        parts |= pending
         found = {name: reason for name, reason in probe(pending).items() if reason is not None}
+        if not found:
+            return composition
         if settings.model.kernels == "native":
             _check_native(composition, pending, found)
+        parts |= pending
         unavailable |= found
 
 
@@ -146,11 +147,13 @@ def _check_native(
     Raises:
         RefusedError: Some do not.
     """
-    for name in _native_probes(composition) & reasons.keys():
-        raise RefusedError(
-            f"--kernels native: {probed[name]} cannot be used here: {reasons[name]}; use "
-            "--kernels torch"
-        )
+    native = _native_probes(composition)
+    for name, reason in reasons.items():
+        if name in native:
+            raise RefusedError(
+                f"--kernels native: {probed[name]} cannot be used here: {reason}; use "
+                "--kernels torch"
+            )
 
 
 def _compose(

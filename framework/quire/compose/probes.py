@@ -56,7 +56,7 @@ def reason_by(reference: str, what: str, *arguments: object) -> str | None:
         function: Callable[..., object]
         function = import_reference(reference, what)  # type: ignore[assignment]
         reason = function(*arguments)
-    except Exception as error:  # noqa: BLE001 - the edge of a plugin; the reason has the traceback
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the edge of a plugin
         return f"{what} failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
     if reason is None or (isinstance(reason, str) and reason):
         return reason

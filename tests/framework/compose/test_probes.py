@@ -162,6 +162,11 @@ def test_a_probe_that_returns_no_text_is_a_reason(acme, returned):
     assert run_probes({reference: "a part"}) == {reference: reason}
 
 
+def test_a_probe_that_exits_is_a_reason(acme):
+    (reason,) = run_probes({acme(lambda: sys.exit(3)): "a part"}).values()
+    assert reason.startswith("its probe failed: SystemExit: 3")
+
+
 def test_a_probe_that_cannot_be_imported_is_a_reason():
     (reason,) = run_probes({"no_such_module:probe": "a part"}).values()
     assert reason.startswith("its probe failed: PluginLoadError: its probe could not be imported")
