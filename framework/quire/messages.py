@@ -276,6 +276,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: int
     results: list[SlotResult]
     transfers: TransferReport | None = None
+    digest: int = 0
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -292,12 +293,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a worker that are known only once the weights are in memory.
 
     Attributes:
-        available_kv_bytes: Number of bytes of memory for the KV cache; for several workers, the
-            smallest of all.
+        stage_kv_bytes: Number of bytes of memory for the KV cache, on each device of a pipeline
+            stage; for several workers, the smallest of each stage, in order.
         is_asynchronous: Whether a launched step runs while the host continues.
     """
 
-    available_kv_bytes: int
+    stage_kv_bytes: list[int]
     is_asynchronous: bool = False
 
 

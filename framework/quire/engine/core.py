@@ -16,7 +16,7 @@ from quire.errors import (
     OverloadedError,
     RequestFailedError,
 )
-from quire.interfaces.executor import Executor, StepRunner
+from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
     Control,
     EngineOutput,
@@ -41,7 +41,7 @@ class EngineCore:
 
     Args:
         scheduler: Scheduler that plans the steps.
-        executor: Executor that has started the workers.
+        worker: The worker, or all workers as one.
         runner: Runner of the workers' steps.
         grammars: Grammars of the requests with structured output.
         async_scheduling: Plan and launch a step before the previous one is complete, so that a
@@ -51,14 +51,14 @@ class EngineCore:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
+        worker: Worker,
         runner: StepRunner,
         grammars: Grammars,
         *,
         async_scheduling: bool = False,
     ) -> None:
         self.scheduler = scheduler
-        self.executor = executor
+        self.worker = worker
         self.runner = runner
         self.grammars = grammars
         self._max_in_flight = 1 if async_scheduling else 0
@@ -140,7 +140,7 @@ class EngineCore:
         Raises:
             EngineDeadError: A worker has died.
         """
-        self.executor.check_health()
+        self.worker.check_health()
 
     def wake(self) -> None:
         """Do nothing: a step never blocks on another process's step here."""
@@ -155,7 +155,7 @@ class EngineCore:
         if self.scheduler.transfers is not None:
             self.scheduler.transfers.store.shutdown()
         self.runner = StoppedRunner()
-        self.executor.shutdown()
+        self.worker.shutdown()
 
     def _only_polls(self, plan: StepPlan) -> bool:
         """Whether the plan only polls the KV store, and no step in flight computes anything."""

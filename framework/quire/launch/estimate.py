@@ -105,7 +105,7 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
     try:
-        plan = plan_memory(settings, composition, composed.plugins.registries, limit or 0)
+        (plan,) = plan_memory(settings, composition, composed.plugins.registries, [limit or 0])
     except CapacityError as error:
         return replace(memory, problem=str(error))
     check_store_options(composed, plan)

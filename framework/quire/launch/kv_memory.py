@@ -5,6 +5,7 @@ memory.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.compose.compose import layer_specs
@@ -28,23 +29,27 @@ logger = logging.getLogger(__name__)
 
 
 def plan_memory(
-    settings: Settings, composition: Composition, registries: Registries, available_bytes: int
-) -> KVPlan:
-    """Plan the KV cache of a loaded model.
+    settings: Settings,
+    composition: Composition,
+    registries: Registries,
+    stage_bytes: Sequence[int],
+) -> list[KVPlan]:
+    """Plan the KV cache of a loaded model, for each pipeline stage.
 
     Args:
         settings: Settings as given by the user.
         composition: Composition of the engine.
         registries: Registries of the installed plugins.
-        available_bytes: Bytes that the worker has left for the cache.
+        stage_bytes: Bytes that the workers of each stage have left for the cache.
 
     Raises:
         CapacityError: The cache, or a request of the `max_model_len` that is set, does not fit.
         RefusedError: An attention backend does not support the blocks of the plan.
     """
+    (available_bytes,) = stage_bytes
     plan = _plan_blocks(settings, composition, registries, available_bytes)
     _check_backends(composition, plan)
-    return replace(plan, max_model_len=_fitting_length(settings, composition, plan))
+    return [replace(plan, max_model_len=_fitting_length(settings, composition, plan))]
 
 
 def planned_requests(settings: Settings, composition: Composition) -> int | None:

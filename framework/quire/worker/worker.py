@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from quire.compose.weight_bytes import weight_bytes
 from quire.config import Settings
-from quire.errors import CapacityError
+from quire.errors import CapacityError, EngineDeadError
 from quire.interfaces.executor import Worker
 from quire.interfaces.kv_cache import KVPlan
 from quire.interfaces.model import Model
@@ -93,14 +93,15 @@ class ModelWorker(Worker):
             held / 1e9,
         )
         return WorkerInfo(
-            available_kv_bytes=self._cache_bytes(model),
+            stage_kv_bytes=[self._cache_bytes(model)],
             is_asynchronous=self.device.type == "cuda",
         )
 
-    def allocate(self, plan: KVPlan) -> ModelRunner:
+    def allocate(self, plans: Sequence[KVPlan]) -> ModelRunner:
         """Allocate the KV cache, bind it to the layers, and build the runner of the steps."""
         if self._model is None:
             raise RuntimeError("allocate before load")
+        (plan,) = plans
         memory = self._allocate_tensors(plan)
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):
@@ -110,6 +111,15 @@ class ModelWorker(Worker):
             options = self.settings.cache.store_options
             runner.kv_store = build_kv_store(choice, options, plan, memory, runner.backends)
         return runner
+
+    def check_health(self) -> None:
+        """Check that the worker was not shut down: it lives as long as its process.
+
+        Raises:
+            EngineDeadError: It was shut down, or has not loaded a model.
+        """
+        if self._model is None:
+            raise EngineDeadError("the worker is not running: it has no model")
 
     def shutdown(self) -> None:
         """Drop the model, the KV cache and the captured graphs, and free their memory."""
