@@ -10,7 +10,7 @@ from kv_contents import KVContents
 from kv_memory import KVMemory
 
 from quire.engine.kv_cache.block_pool import BlockPool
-from quire.interfaces.executor import Executor, StepRunner, Worker, WorkerLaunch
+from quire.interfaces.executor import StepRunner, Worker
 from quire.messages import (
     ErrorReport,
     RowBitmask,
@@ -55,7 +55,7 @@ class Flight:
     written: set[int] = field(default_factory=set)
 
 
-class CheckingExecutor(Executor, StepRunner):
+class CheckingExecutor(Worker, StepRunner):
     """One worker whose model draws what `KVContents` says, and that trusts no plan.
 
     Args:
@@ -76,7 +76,6 @@ class CheckingExecutor(Executor, StepRunner):
     def __init__(
         self, memory: KVMemory, pool: BlockPool, store: FickleStoreWorker | None = None
     ) -> None:
-        super().__init__(WorkerLaunch(make=lambda rank: None))  # type: ignore[arg-type, return-value]
         self.memory = memory
         self.contents: KVContents = memory.contents
         self.pool = pool
@@ -93,7 +92,10 @@ class CheckingExecutor(Executor, StepRunner):
         self.bound: set[int] = set()
         self._unmasked: set[int] = set()
 
-    def start(self) -> Worker:
+    def load(self) -> Any:
+        raise NotImplementedError
+
+    def allocate(self, plans: Sequence[Any]) -> StepRunner:
         raise NotImplementedError
 
     def execute(self, plan: StepPlan) -> None:

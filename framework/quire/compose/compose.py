@@ -302,7 +302,8 @@ def _choose_specs(registries: Registries, description: ModelDescription) -> tupl
 
 def _choose_executor(registries: Registries, wanted: str, tp_size: int) -> Choice:
     def serves(entry: Entry) -> bool:
-        return bool(entry.capabilities.max_tensor_parallel_size >= tp_size)
+        limit = entry.capabilities.max_tensor_parallel_size
+        return limit is None or bool(limit >= tp_size)
 
     registry = registries.executors
     choice = choose_named(registry, wanted, DEFAULT_EXECUTOR)

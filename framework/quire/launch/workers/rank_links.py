@@ -39,11 +39,15 @@ class RankLinks:
     Args:
         hub: Hub to which the ranks connect.
         links: The ranks, in order.
+
+    Attributes:
+        activity: What the ranks were last asked to do, for error messages.
     """
 
     def __init__(self, hub: Hub, links: Sequence[RankLink]) -> None:
         self._hub = hub
         self.links = list(links)
+        self.activity = "the start"
         self._by_peer: dict[Peer, RankLink] = {}
         self._by_fd: dict[int, RankLink] = {}
         self._keys: dict[str, bytes] = {}
@@ -69,12 +73,11 @@ class RankLinks:
                 self._raise_deaths(dead)
             self.end(str(error))
 
-    def gather(self, kind: type[T], what: str, timeout_s: float) -> list[T]:
+    def gather(self, kind: type[T], timeout_s: float) -> list[T]:
         """Wait for a message of one kind from each rank, and return them by rank.
 
         Args:
             kind: Type of the messages; any other is an error.
-            what: What the ranks do meanwhile, for error messages.
             timeout_s: Time for the slowest rank.
 
         Raises:
@@ -85,7 +88,7 @@ class RankLinks:
         while len(found) < len(self.links):
             received = self.receive(deadline)
             if received is None:
-                self.end_late([k for k in self.links if k.rank not in found], what, timeout_s)
+                self.end_late([k for k in self.links if k.rank not in found], timeout_s)
             link, message = received
             if not isinstance(message, kind) or link.rank in found:
                 self.end(f"{link} sent {message!r} unexpectedly")
@@ -123,14 +126,14 @@ class RankLinks:
         if dead := self._hub.wait(0.0):
             self._raise_deaths(dead)
 
-    def end_late(self, late: Sequence[RankLink], what: str, timeout_s: float) -> NoReturn:
+    def end_late(self, late: Sequence[RankLink], timeout_s: float) -> NoReturn:
         """End all ranks because some were too late; the error says what those are doing.
 
         Raises:
             EngineDeadError: Always.
         """
         states = "; ".join(f"{link} has not answered, {link.state()}" for link in late)
-        self.end(f"{what} did not complete within {timeout_s:g} s: {states}")
+        self.end(f"{self.activity} did not complete within {timeout_s:g} s: {states}")
 
     def end(self, reason: str, patience_s: float = 0.0) -> NoReturn:
         """End all ranks, and raise the reason.
@@ -233,7 +236,7 @@ class RankLinks:
         while self._next(FLUSH_S) is not None:
             pass  # results that came before the end; a `Failed` or `Refused` is raised
         ends = [f"{self._by_fd[fd]} {self._by_fd[fd].process.end(EXIT_GRACE_S)}" for fd in fds]
-        self.end("; ".join(ends))
+        self.end(f"{'; '.join(ends)}, during or after {self.activity}")
 
     def _check_alive(self) -> None:
         if os.getpid() != self._owner_pid:

@@ -32,6 +32,7 @@ class SetRunner(StepRunner):
         Raises:
             EngineDeadError: A rank is dead.
         """
+        self._links.activity = f"step {plan.plan_id}"
         self._links.send(Execute(plan))
 
     def sample(self, plan_id: int, masks: Sequence[RowBitmask]) -> None:
@@ -51,7 +52,7 @@ class SetRunner(StepRunner):
         """
         deadline = time.monotonic() + self._step_timeout_s
         while late := self._results.missing(plan_id):
-            self._take_completed(self._receive(deadline, f"step {plan_id}", late))
+            self._take_completed(self._receive(deadline, late))
         if digests := self._results.differing(plan_id):
             self._end_differing(plan_id, digests)
         return self._results.pop(plan_id)
@@ -63,12 +64,13 @@ class SetRunner(StepRunner):
             EngineDeadError: A rank died, failed or was too late, or only some ranks could run it.
             QuireError: No rank could run it.
         """
+        self._links.activity = f"the command {type(command).__name__}"
         self._links.send(Run(command))
         deadline = time.monotonic() + self._step_timeout_s
         returned: dict[int, Returned] = {}
         ranks = range(len(self._links.links))
         while late := [rank for rank in ranks if rank not in returned]:
-            link, message = self._receive(deadline, f"a {type(command).__name__}", late)
+            link, message = self._receive(deadline, late)
             if isinstance(message, Returned):
                 returned[link.rank] = message
             else:
@@ -87,11 +89,11 @@ class SetRunner(StepRunner):
             )
         raise error.error()
 
-    def _receive(self, deadline: float, what: str, late: Sequence[int]) -> tuple[RankLink, Any]:
+    def _receive(self, deadline: float, late: Sequence[int]) -> tuple[RankLink, Any]:
         received = self._links.receive(deadline)
         if received is None:
             links = [self._links.links[rank] for rank in late]
-            self._links.end_late(links, what, self._step_timeout_s)
+            self._links.end_late(links, self._step_timeout_s)
         return received
 
     def _take_completed(self, received: tuple[RankLink, Any]) -> None:

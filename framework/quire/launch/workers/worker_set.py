@@ -53,7 +53,7 @@ class WorkerSet(Worker):
             PluginError: Ranks chose other parts than this process; the message has all differences.
             EngineDeadError: A rank died or did not join in time.
         """
-        found = self._links.gather(Joined, "joining", self._start_timeout_s)
+        found = self._links.gather(Joined, self._start_timeout_s)
         differing = {
             joined.rank: text
             for joined in found
@@ -105,8 +105,9 @@ class WorkerSet(Worker):
         self._links.close(EngineDeadError("the workers were shut down"), STOP_TIMEOUT_S)
 
     def _run(self, message: Load | Allocate, kind: type[T], what: str) -> list[T]:
+        self._links.activity = what
         self._links.send(message)
-        return self._links.gather(kind, what, self._start_timeout_s)
+        return self._links.gather(kind, self._start_timeout_s)
 
     def _stage(self, infos: Sequence[Loaded], stage: int) -> Sequence[Loaded]:
         start = stage * self._grid.tp_size

@@ -31,7 +31,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: int
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Joined(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process of a rank has composed, and waits to load.
 
     Attributes:
