@@ -152,13 +152,18 @@ class HubChannel:
         """Queue a message for the hub; raises as `encode` does."""
         self._socket.send(encode(message))
 
-    def receive(self) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for the next message.
+
+        Returns:
+            The message; None if none arrives within the timeout.
 
         Raises:
             EngineDeadError: The hub sent an invalid message.
         """
         while True:
+            if timeout_s is not None and not self._socket.poll(int(timeout_s * 1000)):
+                return None
             head, frame = self._socket.recv_multipart()
             number = int.from_bytes(head, "little")
             if number > self._last_number:
