@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCapabilities:
-    """Capabilities of an executor, declared at registration."""
+    """Capabilities of an executor, declared at registration.
 
-    max_tensor_parallel_size: int = 1
+    Attributes:
+        max_tensor_parallel_size: Largest number of devices that each layer is sharded over; None:
+            any.
+        max_pipeline_parallel_size: Largest number of pipeline stages; None: any.
+        spans_machines: True if it places ranks on other machines too, so that a grid may have more
+            ranks than this machine has devices.
+    """
+
+    max_tensor_parallel_size: int | None = 1
+    max_pipeline_parallel_size: int | None = 1
+    spans_machines: bool = False
 
 
 class StepRunner(ABC):
@@ -69,10 +79,19 @@ class Worker(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WorkerGrid:
-    """Number of workers and how the model is sharded over them."""
+    """Number of workers and how the model is sharded over them: `rank = stage * tp_size + tp`."""
 
     tp_size: int = 1  # devices that each layer is sharded over
     pp_size: int = 1  # pipeline stages that the layers are divided into
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.tp_size * self.pp_size
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the pipeline stage of a rank, and its rank in that stage's group."""
+        return divmod(rank, self.tp_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def _allocate(
 ) -> tuple[KVPlan, StepRunner]:
     """Plan and allocate the KV cache in the memory that the weights leave free."""
     settings, composition = composed.settings, composed.composition
-    plan = plan_memory(settings, composition, composed.plugins.registries, available_bytes)
+    (plan,) = plan_memory(settings, composition, composed.plugins.registries, [available_bytes])
     runner = worker.allocate(plan)
     log_memory(plan)
     return plan, runner

@@ -6,7 +6,7 @@ plan is exact if the size of the cache is given, and as good as the estimate oth
 
 from dataclasses import dataclass, replace
 
-from quire.compose.compose import layer_specs
+from quire.compose.layer_specs import layer_specs
 from quire.compose.memory_profile import MemoryProfile, least_cache_bytes, misfit
 from quire.compose.weight_bytes import weight_bytes
 from quire.engine.kv_cache.kv_plan import requests_that_fit
@@ -105,7 +105,7 @@ def estimate_memory(composed: Composed) -> MemoryEstimate:
     if limit is None and settings.cache.num_kv_blocks is None and composition.description.kv_layers:
         return memory
     try:
-        plan = plan_memory(settings, composition, composed.plugins.registries, limit or 0)
+        (plan,) = plan_memory(settings, composition, composed.plugins.registries, [limit or 0])
     except CapacityError as error:
         return replace(memory, problem=str(error))
     check_store_options(composed, plan)
