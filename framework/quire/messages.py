@@ -293,12 +293,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a worker that are known only once the weights are in memory.
 
     Attributes:
-        stage_kv_bytes: Number of bytes of memory for the KV cache, on each device of a pipeline
-            stage; for several workers, the smallest of each stage, in order.
+        kv_bytes: Number of bytes of memory for the KV cache that each rank has, in order.
         is_asynchronous: Whether a launched step runs while the host continues.
     """
 
-    stage_kv_bytes: list[int]
+    kv_bytes: list[int]
     is_asynchronous: bool = False
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from quire.compose.checkpoint import Checkpoint
+from quire.interfaces.executor import WorkerGrid
 from quire.interfaces.kv_cache import KVLayer
 from quire.interfaces.model import ModelDescription
 from quire.interfaces.sampling import RequestField
@@ -105,6 +106,8 @@ class Composition:
         layer_backends: Index in `attention_backends` for each of `description.kv_layers`.
         cuda_graphs: Number of requests of the largest CUDA graph; 0: no graphs.
         cpu_graphs: Whether decode steps on a CPU are traced and replayed.
+        grid: Number of workers, and how the model is sharded over them.
+        stage_layers: Decoder layers of each pipeline stage, in order.
         unavailable: Parts that would have been chosen but cannot run on this machine, with the
             whole reasons.
         shipped_lora_source: Source of the adapters that come with the checkpoint; None if there
@@ -137,6 +140,8 @@ class Composition:
     scheduling_policy: Choice
     kv_store: Choice | None
     executor: Choice
+    grid: WorkerGrid
+    stage_layers: tuple[range, ...]
     unavailable: tuple[Rejection, ...] = ()
 
     @property

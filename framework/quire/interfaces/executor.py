@@ -30,10 +30,13 @@ class ExecutorCapabilities:
         max_tensor_parallel_size: Largest number of devices that each layer is sharded over; None:
             any.
         max_pipeline_parallel_size: Largest number of pipeline stages; None: any.
+        spans_machines: True if it places ranks on other machines too, so that a grid may have more
+            ranks than this machine has devices.
     """
 
     max_tensor_parallel_size: int | None = 1
     max_pipeline_parallel_size: int | None = 1
+    spans_machines: bool = False
 
 
 class StepRunner(ABC):

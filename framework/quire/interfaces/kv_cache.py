@@ -37,6 +37,8 @@ class KVLayer:
         head_dim: Elements per head.
         params: Further parameters of the spec (a window, a state's shape) as hashable pairs.
         has_sinks: True if its heads have learned sinks, which its backend must support.
+        layer_index: Index of the decoder layer that it is part of, which decides its pipeline
+            stage; None for all if each decoder layer has one, in order.
     """
 
     name: str
@@ -45,6 +47,7 @@ class KVLayer:
     head_dim: int
     params: tuple[tuple[str, Any], ...] = ()
     has_sinks: bool = False
+    layer_index: int | None = None
 
     def param(self, name: str, default: Any = None) -> Any:
         """Return a further parameter of the spec by name."""

@@ -29,11 +29,14 @@ class ModelCapabilities:
         describe: Import string of a torch-free `describe(config) -> ModelDescription`.
         supports_lora: True if all linear layers come from `quire.layers`.
         supports_tensor_parallel: True if all layers come from `quire.layers`.
+        supports_pipeline_parallel: True if it builds only the layers of `LayerContext.layers`, and
+            takes and returns `StageTensors`.
     """
 
     describe: str
     supports_lora: bool = True
     supports_tensor_parallel: bool = True
+    supports_pipeline_parallel: bool = True
 
     def __post_init__(self) -> None:
         check_reference(self.describe, "a model's describe")
@@ -50,6 +53,8 @@ class ModelDescription:
         quantization: Name of the checkpoint's quantization method, if any.
         has_tied_head: True if the embedding's matrix is also the LM head's.
         is_pooling: True if the model returns hidden states or scores, and never logits.
+        sharded_sizes: Sizes that tensor parallelism divides evenly, besides heads, by their names
+            in error messages: `{"intermediate_size": 11008}`.
     """
 
     architecture: str
@@ -67,6 +72,7 @@ class ModelDescription:
     quantization: str | None = None
     has_tied_head: bool = False
     is_pooling: bool = False
+    sharded_sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
 
 

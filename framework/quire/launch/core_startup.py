@@ -31,7 +31,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
     worker = start_workers(composed)
     try:
         info = worker.load()
-        plan, runner = _allocate(composed, worker, info.stage_kv_bytes)
+        plan, runner = _allocate(composed, worker, info.kv_bytes)
         wanted = settings.scheduler.async_scheduling
         async_scheduling = info.is_asynchronous if wanted is None else wanted
         scheduler, grammars = _make_scheduler(composed, plan), make_grammars(composed)
@@ -43,7 +43,7 @@ def start_core(composed: Composed) -> tuple[EngineCore, Started]:
 
 
 def _allocate(
-    composed: Composed, worker: Worker, stage_bytes: Sequence[int]
+    composed: Composed, worker: Worker, kv_bytes: Sequence[int]
 ) -> tuple[KVPlan, StepRunner]:
     """Plan and allocate the KV cache in the memory that the weights leave free.
 
@@ -51,7 +51,7 @@ def _allocate(
         The plan of the first stage, whose block tables are those of every stage, and the runner.
     """
     settings, composition = composed.settings, composed.composition
-    plans = plan_memory(settings, composition, composed.plugins.registries, stage_bytes)
+    plans = plan_memory(settings, composition, composed.plugins.registries, kv_bytes)
     runner = worker.allocate(plans)
     log_memory(plans[0])
     return plans[0], runner

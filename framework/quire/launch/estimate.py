@@ -6,7 +6,7 @@ plan is exact if the size of the cache is given, and as good as the estimate oth
 
 from dataclasses import dataclass, replace
 
-from quire.compose.compose import layer_specs
+from quire.compose.layer_specs import layer_specs
 from quire.compose.memory_profile import MemoryProfile, least_cache_bytes, misfit
 from quire.compose.weight_bytes import weight_bytes
 from quire.engine.kv_cache.kv_plan import requests_that_fit

@@ -79,7 +79,7 @@ class NotingWorker(Worker, StepRunner):
     def load(self) -> WorkerInfo:
         """Return the info of a worker with loaded weights."""
         self._note("load")
-        return WorkerInfo(stage_kv_bytes=[KV_BYTES])
+        return WorkerInfo(kv_bytes=[KV_BYTES])
 
     def allocate(self, plans: Sequence[KVPlan]) -> StepRunner:
         """Note the number of blocks."""
@@ -258,7 +258,7 @@ class ExecutorContract:
         with self._placed(tmp_path, WorkerGrid()) as worker:
             if not isinstance(worker, Worker):
                 pytest.skip("the worker has a process of its own")
-            assert worker.load().stage_kv_bytes == [KV_BYTES]
+            assert worker.load().kv_bytes == [KV_BYTES]
             runner = worker.allocate([_kv_plan()])
             runner.execute(_step_plan(7, slots=(0, 1, 2)))
             runner.sample(7, MASKS)

@@ -93,7 +93,7 @@ class ModelWorker(Worker):
             held / 1e9,
         )
         return WorkerInfo(
-            stage_kv_bytes=[self._cache_bytes(model)],
+            kv_bytes=[self._cache_bytes(model)],
             is_asynchronous=self.device.type == "cuda",
         )
 

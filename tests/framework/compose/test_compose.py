@@ -5,9 +5,10 @@ import pytest
 from installed import sites
 
 from quire.compose.checkpoint import Checkpoint
-from quire.compose.compose import build_spec, compose, layer_specs
+from quire.compose.compose import compose
 from quire.compose.composition import Decision
 from quire.compose.kernel_choice import num_captures
+from quire.compose.layer_specs import build_spec, layer_specs
 from quire.config import Settings
 from quire.errors import (
     ApiVersionError,

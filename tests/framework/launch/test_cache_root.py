@@ -25,7 +25,7 @@ def root(folder, **options):
     settings = Settings.from_options({"model": str(folder)} | options)
     composed = compose_engine(settings, load_plugins(settings.plugins))
     registries = composed.plugins.registries
-    plan = plan_memory(settings, composed.composition, registries, GIGABYTE)
+    (plan,) = plan_memory(settings, composed.composition, registries, [GIGABYTE])
     return cache_root(settings.model, composed.composition, plan)
 
 

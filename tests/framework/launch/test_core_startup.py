@@ -15,7 +15,7 @@ from quire.testing.checkpoints import write_checkpoint
 class Started(CountingExecutor):
     """Workers that are started, but load nothing."""
 
-    stage_kv_bytes = (10**7,)
+    kv_bytes = (10**7,)
     is_asynchronous = False
 
     def __init__(self):
@@ -25,7 +25,7 @@ class Started(CountingExecutor):
     def load(self):
         self.events.append("load")
         return WorkerInfo(
-            stage_kv_bytes=list(self.stage_kv_bytes),
+            kv_bytes=list(self.kv_bytes),
             is_asynchronous=self.is_asynchronous,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from installed import sites
 
-from quire.compose.compose import layer_specs
+from quire.compose.layer_specs import layer_specs
 from quire.config import Settings
 from quire.errors import CapacityError, RefusedError
 from quire.launch.composing import Composed, compose_engine
@@ -55,7 +55,8 @@ def composed(folder, architecture="LlamaForCausalLM", **options) -> Composed:
 
 
 def planned(its: Composed, available=10**9):
-    return plan_memory(its.settings, its.composition, its.plugins.registries, available)
+    (plan,) = plan_memory(its.settings, its.composition, its.plugins.registries, [available])
+    return plan
 
 
 def test_the_memory_that_is_left_makes_the_blocks(tmp_path):

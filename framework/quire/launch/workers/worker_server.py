@@ -124,7 +124,7 @@ class WorkerServer:
             case Load():
                 self._load()
             case Allocate():
-                self._allocate(message.stage_bytes)
+                self._allocate(message.kv_bytes)
             case Execute():
                 self._running.execute(message.plan)
             case Sample():
@@ -140,12 +140,13 @@ class WorkerServer:
         self._worker = make_worker(self._composed, self._rank, exchange)
         self._channel.send(Loaded(self._worker.load()))
 
-    def _allocate(self, stage_bytes: list[int]) -> None:
+    def _allocate(self, kv_bytes: list[int]) -> None:
         if self._worker is None:
             raise EngineDeadError("the engine asked to allocate before the weights were loaded")
         composed = self._composed
-        registries = composed.plugins.registries
-        plans = plan_memory(composed.settings, composed.composition, registries, stage_bytes)
+        plans = plan_memory(
+            composed.settings, composed.composition, composed.plugins.registries, kv_bytes
+        )
         self._runner = self._worker.allocate(plans)
         gc.collect()
         gc.freeze()  # these objects stay alive, so that collections during steps can skip them

@@ -44,7 +44,7 @@ class WorkerSet(Worker):
         self._choices = choices
         self._start_timeout_s = start_timeout_s
         self._step_timeout_s = step_timeout_s
-        self._stage_bytes: list[int] = []
+        self._kv_bytes: list[int] = []
 
     def join(self) -> None:
         """Wait until every rank has joined, and compare what they chose.
@@ -70,17 +70,14 @@ class WorkerSet(Worker):
         logger.info("workers: %s", "; ".join(str(link) for link in self._links.links))
 
     def load(self) -> WorkerInfo:
-        """Load the weights on all ranks, and return the smallest memory of each stage."""
-        infos = self._run(Load(), Loaded, "loading the weights")
-        self._stage_bytes = [
-            min(info.info.stage_kv_bytes[0] for info in self._stage(infos, stage))
-            for stage in range(self._grid.pp_size)
-        ]
-        return WorkerInfo(stage_kv_bytes=self._stage_bytes, is_asynchronous=True)
+        """Load the weights on all ranks."""
+        loaded = self._run(Load(), Loaded, "loading the weights")
+        self._kv_bytes = [num_bytes for each in loaded for num_bytes in each.info.kv_bytes]
+        return WorkerInfo(kv_bytes=self._kv_bytes, is_asynchronous=True)
 
     def allocate(self, plans: Sequence[KVPlan]) -> StepRunner:
         """Allocate the KV cache on all ranks; each plans by itself, and must get the same plan."""
-        message = Allocate(self._stage_bytes)
+        message = Allocate(self._kv_bytes)
         expected = Allocated(plans[0].num_blocks, plans[0].max_model_len)
         for rank, found in enumerate(self._run(message, Allocated, "allocating the KV cache")):
             if found != expected:
@@ -108,10 +105,6 @@ class WorkerSet(Worker):
         self._links.activity = what
         self._links.send(message)
         return self._links.gather(kind, self._start_timeout_s)
-
-    def _stage(self, infos: Sequence[Loaded], stage: int) -> Sequence[Loaded]:
-        start = stage * self._grid.tp_size
-        return infos[start : start + self._grid.tp_size]
 
 
 def _names(joined: Joined) -> tuple[str, str]:

@@ -28,7 +28,7 @@ def start_workers(composed: Composed) -> Worker:
         QuireError: A worker cannot be started; all that were started are ended.
     """
     executor_class = composed.plugins.registries.executors.load(composed.composition.executor.entry)
-    grid = worker_grid(composed)
+    grid = composed.composition.grid
     with SocketFolder() as folder:
         launch = WorkerLaunch(
             grid=grid,
@@ -45,11 +45,6 @@ def start_workers(composed: Composed) -> Worker:
             hub.close()
             return placed
         return _joined(composed, hub, grid, placed)
-
-
-def worker_grid(composed: Composed) -> WorkerGrid:
-    """Return the grid that the settings ask for."""
-    return WorkerGrid(tp_size=composed.settings.parallel.tensor_parallel_size)
 
 
 def _joined(

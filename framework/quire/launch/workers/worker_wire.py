@@ -67,9 +67,9 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Plan the KV cache from the memory of each stage, and allocate this stage's."""
+    """Plan the KV cache from the memory that each rank has left, and allocate this stage's."""
 
-    stage_bytes: list[int]
+    kv_bytes: list[int]
 
 
 class Allocated(msgspec.Struct, frozen=True, tag=True, array_like=True):

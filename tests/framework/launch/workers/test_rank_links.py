@@ -25,7 +25,7 @@ from quire.messages import StepResult, WorkerInfo
 from quire.process.error_message import ErrorMessage
 from quire.process.hub import HubChannel
 
-LOADED = Loaded(WorkerInfo(stage_kv_bytes=[1]))
+LOADED = Loaded(WorkerInfo(kv_bytes=[1]))
 
 
 @pytest.fixture
