@@ -17,6 +17,7 @@
     - AdapterSourceError        a LoRA source failed, independently of the adapter
   + CapacityError               the machine has too little memory for these settings
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
+  + CollectiveError             a collective between ranks cannot complete
   + EngineDeadError             the engine stopped; no more requests can be served
   + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
@@ -145,6 +146,22 @@ class NativeUnavailableError(QuireError):
     """Compiled CPU kernels are not available on this machine; the message says why."""
 
     code = "native_unavailable"
+
+
+class CollectiveError(QuireError):
+    """A collective between the ranks of a group cannot complete.
+
+    Attributes:
+        ranks: Ranks that are behind or called another collective; empty if they are unknown.
+        count: Number of the collective, counted from 1 since the group was made or reset.
+    """
+
+    code = "collective_failed"
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = (), count: int = 0) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.count = count
 
 
 class EngineDeadError(QuireError):
