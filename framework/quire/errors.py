@@ -19,6 +19,8 @@
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
   + CollectiveError             a collective between ranks cannot complete
   + EngineDeadError             the engine stopped; no more requests can be served
+  + CollectiveError             workers that compute together could not exchange their tensors
+  + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
     - PromptTooLongError        prompt and completion exceed the model's maximum length
@@ -36,6 +38,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from quire.messages import ErrorReport
     from quire.outputs import RequestOutput
 
 
@@ -168,6 +171,33 @@ class EngineDeadError(QuireError):
     """The engine stopped; no more requests can be served."""
 
     code = "engine_dead"
+
+
+class CollectiveError(QuireError):
+    """Workers that compute together could not exchange their tensors."""
+
+    code = "collective_failed"
+
+
+class StepFailedError(QuireError):
+    """A step failed in one of several workers, which must all compute the same.
+
+    Nothing of the step was tried again. Its changes are in the worker's tables, its tokens do not
+    count as computed, and no token was sampled for a request that failed.
+
+    Attributes:
+        report: Error that a client may read, with its cause.
+        slots: Errors of the slots that are known to have failed; empty if only the whole batch is.
+    """
+
+    code = "step_failed"
+
+    def __init__(
+        self, message: str, *, report: "ErrorReport", slots: "Mapping[int, ErrorReport]"
+    ) -> None:
+        super().__init__(message)
+        self.report = report
+        self.slots = dict(slots)
 
 
 class RequestError(QuireError):

@@ -1,7 +1,8 @@
 """Warm-up steps before the first request: a part that always fails stops start-up.
 
 They run every part that a request will use: the embedding, each attention backend with its KV
-cache, the LM head, each logits processor and the sampler. They also compile the kernels.
+cache, the LM head, each logits processor and the sampler. They also compile the kernels. Pipeline
+stages run them together, and pass tensors on as in any step.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def run_warm_up_steps(
 def _compute(runner: ModelRunner, lengths: Sequence[int]) -> None:
     with _name_failures(runner.computed_by, OTHER_BACKEND):
         rows = _last_rows(runner, lengths)
+    if not runner.stage.is_last:
+        return
     with _name_failures(runner.computed_by):
         logits = runner.logits_of(rows)
         _check_finite(logits, runner.computed_by)

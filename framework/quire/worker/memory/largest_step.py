@@ -29,6 +29,7 @@ from quire.layers.attention.caching_layer import CachingLayer
 from quire.worker.batch.slots import SlotTables
 from quire.worker.loading.weight_loading import as_module
 from quire.worker.lora.adapter_manager import AdapterManager
+from quire.worker.stage_forward import Forward
 
 FILTERING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05}  # activates all samplers
 
@@ -122,6 +123,7 @@ class LargestStep:
         tables: Slot tables; their sampler fields are overwritten.
         adapters: Manager of the LoRA adapters; None if LoRA is off.
         max_model_len: Maximum number of positions.
+        forward: Forward pass of the model; with several pipeline stages, that of its stage.
         resident: Objects that the engine will also keep; held here so that their memory counts.
     """
 
@@ -134,6 +136,7 @@ class LargestStep:
         adapters: AdapterManager | None,
         max_model_len: int,
         *,
+        forward: Forward,
         resident: object = None,
     ) -> None:
         self._model = model
@@ -142,6 +145,7 @@ class LargestStep:
         self._tables = tables
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._forward_pass = forward
         self._resident = resident
 
     @torch.inference_mode()
@@ -153,7 +157,7 @@ class LargestStep:
         """
         positions = torch.arange(num_tokens, device=self._tables.device) % self._max_model_len
         with self._attention():
-            hidden_states: Tensor = as_module(self._model)(
+            hidden_states = self._forward_pass(
                 torch.zeros_like(positions), positions, self._batch(num_tokens, num_requests)
             )  # [T, hidden_size]
         return hidden_states[:num_requests].clone()

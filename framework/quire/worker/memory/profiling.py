@@ -28,6 +28,8 @@ from quire.worker.lora.adapter_manager import AdapterManager
 from quire.worker.memory.device_memory import MemoryMeter, enough_memory
 from quire.worker.memory.largest_step import BackendKind, LargestStep
 from quire.worker.parts import WorkerParts
+from quire.worker.stage import WHOLE_MODEL, Stage
+from quire.worker.stage_forward import stage_forward
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class LoadedModel:
     adapters: AdapterManager | None
     device: torch.device
     dtype: torch.dtype
+    stage: Stage = WHOLE_MODEL
 
     @property
     def composition(self) -> Composition:
@@ -50,8 +53,15 @@ class LoadedModel:
 
     @property
     def specs(self) -> tuple[KVCacheSpec, ...]:
-        """KV-cache spec of each layer that has a KV cache."""
+        """KV-cache spec of each layer that has a KV cache, on all pipeline stages."""
         return self.parts.kv_specs
+
+    @property
+    def own_specs(self) -> list[KVCacheSpec]:
+        """KV-cache specs of the layers of this pipeline stage."""
+        modules = as_module(self.model).modules()
+        own = {module.name for module in modules if isinstance(module, CachingLayer)}
+        return [spec for spec in self.specs if spec.layer.name in own]
 
 
 def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
@@ -65,7 +75,7 @@ def gpu_cache_bytes(loaded: LoadedModel, meter: MemoryMeter) -> int:
     logger.info("memory of %s: %s", loaded.device, profile.summary(cache.gpu_memory_utilization))
     needed = cache.kv_cache_memory_bytes
     if needed is None:
-        needed = least_cache_bytes(loaded.specs, loaded.settings)
+        needed = least_cache_bytes(loaded.own_specs, loaded.settings)
     problem = misfit(profile, loaded.settings, needed)
     if problem is not None and cache.num_kv_blocks is None:
         raise CapacityError(problem)
@@ -89,9 +99,11 @@ def measure(loaded: LoadedModel, meter: MemoryMeter) -> MemoryProfile:
         table_bytes = meter.held_bytes() - weight_bytes  # with a step's input buffers
         forward_bytes = meter.peak_bytes(lambda: step.forward(num_tokens, num_requests))
         rows = step.forward(num_requests, num_requests)  # [R, hidden_size]
-        sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
+        sampling_bytes = 0
+        if loaded.stage.is_last:
+            sampling_bytes = meter.peak_bytes(lambda: step.sample(rows))
         graph_bytes = 0
-        if largest:
+        if largest and loaded.stage.count == 1:
             vocab_size = composition.description.vocab_size
             graph_bytes = captured_bytes(num_captures(composition), largest, vocab_size)
             graph_bytes += meter.peak_bytes(lambda: step.decode(largest))
@@ -182,5 +194,8 @@ def _largest_step(loaded: LoadedModel, kinds: Mapping[str, BackendKind]) -> Larg
         tables,
         loaded.adapters,
         composition.max_model_len,
+        forward=stage_forward(
+            loaded.model, loaded.stage, composition.description, str(composition.model)
+        ),
         resident=_device_inputs(loaded, tables),
     )
