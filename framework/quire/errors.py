@@ -19,7 +19,6 @@
   + NativeUnavailableError      compiled CPU kernels are not available on this machine
   + CollectiveError             a collective between ranks cannot complete
   + EngineDeadError             the engine stopped; no more requests can be served
-  + CollectiveError             workers that compute together could not exchange their tensors
   + StepFailedError             a step failed in one of several workers
   + RequestError                one request is invalid or failed; others are not affected
     - InvalidRequestError       a value of the request is out of range or contradicts another
@@ -171,12 +170,6 @@ class EngineDeadError(QuireError):
     """The engine stopped; no more requests can be served."""
 
     code = "engine_dead"
-
-
-class CollectiveError(QuireError):
-    """Workers that compute together could not exchange their tensors."""
-
-    code = "collective_failed"
 
 
 class StepFailedError(QuireError):

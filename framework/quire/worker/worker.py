@@ -92,7 +92,7 @@ class ModelWorker(Worker):
         if self.device.type == "cpu" or self.settings.model.threads is not None:
             THREADS.use(self.settings.model.threads, self.group.size * self.stage.count)
         started = time.perf_counter()
-        expected = weight_bytes(self.composition, self.group.size)
+        expected = weight_bytes(self.composition, self.group.size, self.stage.index)
         what = f"the model ({expected:,} bytes of weights)"
         with enough_memory(what, self.device, "free memory of the device"):
             model = self._model = self._build_model()
@@ -114,7 +114,7 @@ class ModelWorker(Worker):
         """Allocate the KV cache, bind it to the layers, and build the runner of the steps."""
         if self._model is None:
             raise RuntimeError("allocate before load")
-        (plan,) = plans
+        plan = plans[self.stage.index]
         memory = self._allocate_tensors(plan)
         what = "memory for attention workspaces and slot tables, beside the KV cache,"
         with enough_memory(what, self.device, "lower gpu_memory_utilization"):

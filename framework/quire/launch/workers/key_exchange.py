@@ -19,14 +19,17 @@ class KeyExchange:
         """Publish a value for the other ranks."""
         self._channel.send(SetKey(key, value))
 
-    def get(self, key: str) -> bytes:
-        """Wait until a rank has published a value, and return it; the engine limits the time.
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait until a rank has published a value, and return it.
 
         Raises:
+            TimeoutError: No rank has published it in time.
             EngineDeadError: The engine sent another message.
         """
         self._channel.send(GetKey(key))
-        message = self._channel.receive()
+        message = self._channel.receive(timeout_s)
+        if message is None:
+            raise TimeoutError(f"no rank has published {key!r} within {timeout_s:g} s")
         if not isinstance(message, KeyValue) or message.key != key:
             raise EngineDeadError(f"the engine sent {message!r}, and not the value of {key!r}")
         return message.value
