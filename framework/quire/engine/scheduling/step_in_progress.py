@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.engine.kv_store.kv_transfers import StepTransfers
 from quire.engine.request import Request
-from quire.messages import NewBlocks, ScheduledRequest, StepPlan
+from quire.messages import NewBlocks, ScheduledRequest, StepPlan, TokenPatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class StepInProgress:
         drafts: Draft tokens to verify, by request.
         new_requests: Requests among `chunks` that need a slot assignment.
         new_blocks: Blocks appended to the tables of running requests.
+        patches: Tokens that the first stage of a pipeline lacks.
         is_short: Whether the pool ran out of blocks, so that no request may start.
     """
 
@@ -38,6 +39,7 @@ class StepInProgress:
         self.drafts: dict[Request, list[int]] = {}
         self.new_requests: list[Request] = []
         self.new_blocks: list[NewBlocks] = []
+        self.patches: list[TokenPatch] = []
         self.is_short = False
 
     @property
@@ -87,6 +89,7 @@ class StepInProgress:
             requests=requests,
             assignments=assignments,
             new_blocks=self.new_blocks,
+            token_patches=self.patches,
             kv_transfers=transfers.message,
             kv_loads=list(transfers.loads),
             kv_saves=list(transfers.saves),
