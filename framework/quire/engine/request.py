@@ -79,6 +79,7 @@ class Request:
         "is_thinking",
         "key",
         "last_attempt",
+        "last_plan_id",
         "leader",
         "max_total_tokens",
         "message",
@@ -136,6 +137,7 @@ class Request:
         self.status = Status.WAITING
         self.key: tuple[Any, int] = (0, 0)
         self.last_attempt: AdmissionAttempt | None = None  # the last that failed
+        self.last_plan_id = 0  # of the last step with a chunk, or in a pipeline with any tokens
         self.num_preemptions = 0
         self.num_prompt_logprobs_sent = 0  # to the caller
         self.num_prompt_logprobs_seen = 0  # since it last started

@@ -31,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from quire.config import SchedulerSettings
 from quire.engine.deadlines import Deadlines, timeout_report
@@ -56,8 +57,9 @@ from quire.messages import (
     ScheduledRequest,
     StepPlan,
     StepResult,
-    TokenPatch,
 )
+
+LAST_PLAN_ID = attrgetter("last_plan_id")
 
 
 class Scheduler:
@@ -241,12 +243,10 @@ class Scheduler:
         if self._store is not None:
             for request in self._store.pop_ready(time.monotonic(), len(self._in_flight)):
                 self._waiting.push(request)
-        is_pipeline = self._num_stages > 1
-        step.prompts = self._spread_decodes(step) if is_pipeline else self._schedule_decodes(step)
+        is_single = self._num_stages == 1
+        step.prompts = self._schedule_decodes(step) if is_single else self._spread_decodes(step)
         if step.prompts or self._waiting:
             self._schedule_prompts(step)
-        if is_pipeline:
-            self._patch_tokens(step)
         transfers = NO_TRANSFERS if self.transfers is None else self.transfers.plan_step()
         plan, chunks = step.finish(self._last_plan_id + 1, transfers)
         if self.has_work(plan):
@@ -281,36 +281,26 @@ class Scheduler:
 
         A request whose next token is undecided counts as a decode, but waits for that token.
         """
-        prompts, ready, num_undecided = [], [], 0
+        prompts, ready = [], []
         for request in self._running.requests:
             num_lacking = len(request.token_ids) - request.num_computed_tokens
             if num_lacking > 1:
                 prompts.append(request)
             elif num_lacking == 1:
                 ready.append(request)
-            elif request.num_computed_tokens < request.last_computed:
-                num_undecided += 1
-        num_decodes = len(ready) + num_undecided
+        num_decodes = len(self._running) - len(prompts)
         quota = decode_quota(num_decodes, self._num_stages, self._last_plan_id)
+        if len(ready) > quota:
+            ready.sort(key=LAST_PLAN_ID)  # those that waited longest first
         for request in ready:
             if len(step.decodes) == quota:
                 break
             if request.num_computed_tokens < request.next_check or self._can_decode(request, step):
                 request.num_computed_tokens += 1
+                request.last_plan_id = self._last_plan_id + 1
                 step.decodes.append(self._decode_entries[request.slot])  # type: ignore[index]
+                step.patch(request)
         return [request for request in prompts if request.status is Status.RUNNING]
-
-    def _patch_tokens(self, step: StepInProgress) -> None:
-        """Add the tokens that the first stage lacks: those sampled since the slot was assigned."""
-        for request in step.new_requests:
-            request.num_sent_tokens = len(request.token_ids)
-        for entry in step.decodes:
-            request = self._running.by_slot[entry.slot]
-            if request is None or request.num_sent_tokens == len(request.token_ids):
-                continue
-            fresh = request.token_ids[request.num_sent_tokens :]
-            step.patches.append(TokenPatch(entry.slot, request.num_sent_tokens, fresh))
-            request.num_sent_tokens = len(request.token_ids)
 
     def _can_decode(self, request: Request, step: StepInProgress) -> bool:
         """Whether one more token can be computed; allocates its blocks if so."""
