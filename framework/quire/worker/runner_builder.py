@@ -14,6 +14,8 @@ from quire.errors import PluginLoadError, RefusedError
 from quire.interfaces.attention import KVBackend
 from quire.interfaces.model import Model
 from quire.interfaces.sampling import LogitsProcessor, Sampler, Stage
+from quire.layers.parallel import TensorParallelGroup
+from quire.layers.vocabulary import VocabularyShard
 from quire.worker.batch.slots import SlotTables
 from quire.worker.graphs.cpu_graphs import CPUGraphs
 from quire.worker.graphs.graph_capture import step_capture
@@ -27,8 +29,10 @@ from quire.worker.sampling.sampling_pipeline import SamplingPipeline
 logger = logging.getLogger(__name__)
 
 
-def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
-    """Build the samplers.
+def build_pipeline(
+    parts: WorkerParts, tables: SlotTables, group: TensorParallelGroup
+) -> SamplingPipeline:
+    """Build the samplers, for this device's shard of the vocabulary.
 
     Raises:
         PluginLoadError: The class of a sampler does not match its declared stage.
@@ -57,6 +61,12 @@ def build_pipeline(parts: WorkerParts, tables: SlotTables) -> SamplingPipeline:
         [str(choice) for choice in composition.samplers],
         fused=fused_steps(composition.samplers),
         kernels=composition.kernels.value,
+        vocabulary=VocabularyShard(vocab_size, group),
+        vocab_parallel=[
+            index
+            for index, choice in enumerate(composition.samplers)
+            if choice.entry.capabilities.is_vocab_parallel
+        ],
     )
 
 
@@ -122,7 +132,6 @@ def capture_graphs(
             runner.device_inputs,
             runner.pipeline,
             graph_sizes(composition.cuda_graphs.value),
-            composition.description.vocab_size,
         )
     has_adapters = runner.adapters is not None
     head = runner.model.compute_logits

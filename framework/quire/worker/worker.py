@@ -135,7 +135,7 @@ class ModelWorker(Worker):
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.parts, tables)
+        pipeline = build_pipeline(self.parts, tables, self.group)
         return build_runner(
             model,
             backends,
@@ -167,6 +167,7 @@ class ModelWorker(Worker):
             adapters=self._adapters,
             device=self.device,
             dtype=self.dtype,
+            group=self.group,
         )
 
     def _cache_bytes(self, model: Model) -> int:

@@ -23,7 +23,9 @@ from quire_samplers.plugin import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from quire_samplers.temperature import Temperature
 from quire_samplers.top_k_top_p import TopKTopP
 
-CAPABILITIES = SamplerCapabilities(stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P))
+CAPABILITIES = SamplerCapabilities(
+    stage="sample", fields=(TEMPERATURE, TOP_K, TOP_P, MIN_P), is_vocab_parallel=True
+)
 sampled_rows = partial(sampled.sampled_rows, device=DEVICE.type)
 ALL_KINDS = (
     {"temperature": 0.0},
