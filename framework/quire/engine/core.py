@@ -324,6 +324,6 @@ class EngineCore:
 def _num_steps_kept(num_stages: int, *, async_scheduling: bool) -> int:
     """Return the number of steps that are still in flight when `EngineCore.step` returns.
 
-    TODO
+    Todo:
     """
     return num_stages - 1 if num_stages > 1 else int(async_scheduling)

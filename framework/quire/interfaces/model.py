@@ -136,6 +136,8 @@ class Model(ABC):
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return logits `[N, V]` of the selected rows `[N, hidden_size]`.
 
+        With tensor parallelism they are those of this device's shard of the vocabulary, which
+        `quire.layers.LMHead` returns; a model that changes them does so for each logit alone.
         Logits may have any floating-point dtype. The worker converts them to float32 for sampling,
         and may write to them in place.
         """

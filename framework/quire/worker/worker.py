@@ -158,7 +158,7 @@ class ModelWorker(Worker):
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        pipeline = build_pipeline(self.parts, tables)
+        pipeline = build_pipeline(self.parts, tables, self.group)
         return build_runner(
             model,
             backends,
@@ -193,6 +193,7 @@ class ModelWorker(Worker):
             device=self.device,
             dtype=self.dtype,
             stage=self.stage,
+            group=self.group,
         )
 
     def _cache_bytes(self, model: Model) -> int:
